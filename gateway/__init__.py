@@ -1,0 +1,1 @@
+"""The daemon: configuration, intake, lanes, commands, delivery, command line. Knows every part."""

@@ -1,0 +1,1 @@
+"""The ground floor: the values every package shares, and the durable store."""

@@ -1,0 +1,168 @@
+"""The error tree, grouped by what the catcher does next.
+
+HermesError
+├── ConfigError        stop at start-up and name the key
+├── OwnedElsewhere     another process holds the token or the database: stop with exit code 75
+├── PlatformError      delivery or reception failed
+│   ├── PlatformUnavailable   the request never took effect: try again
+│   ├── SendAmbiguous         it may have taken effect: repeat only where a repeat cannot show twice
+│   ├── RateLimited           wait `retry_after` seconds, send nothing meanwhile
+│   ├── MessageRejected       the platform refuses this content: fall back to plain text
+│   ├── ChatUnreachable       nobody there any more (blocked, kicked, deleted): give up on this message
+│   ├── ChatMigrated          the chat has a new id: move it and go on
+│   └── TokenRejected         fatal for this adapter, not for the daemon
+├── ModelError         the turn fails or is tried again; `agent/model/failures.py` has the remedies
+│   ├── ModelUnavailable · ModelTimeout · ModelRateLimited · AuthRejected · QuotaExceeded · ContentFiltered
+│   └── ContextOverflow · OutputCapTooLarge · ReplyMalformed
+├── ToolError          goes back to the model as a tool result; the turn goes on
+├── StateError
+│   ├── StoreUnavailable      nothing was written; the caller's keys make the retry safe
+│   ├── SessionNotFound · TranscriptBroken · LineageMoved
+│   └── SchemaTooNew · ForeignFile
+└── CommandError       its text is safe to show in the chat
+"""
+
+
+class HermesError(Exception):
+    """Root of everything we raise on purpose. The message is for a reader and is never parsed."""
+
+
+class ConfigError(HermesError):
+    """The configuration cannot be used; the message names the file or key and what to do."""
+
+
+class OwnedElsewhere(HermesError):
+    """Another living process holds what we need; `holder` describes it."""
+
+    def __init__(self, message: str, *, holder: str) -> None:
+        super().__init__(message)
+        self.holder = holder
+
+
+class PlatformError(HermesError):
+    """A chat service did not do what we asked."""
+
+
+class PlatformUnavailable(PlatformError):
+    """The request certainly had no effect: connecting failed, or the service said so."""
+
+
+class SendAmbiguous(PlatformError):
+    """The connection broke after the request left; the message may or may not be visible."""
+
+
+class RateLimited(PlatformError):
+    """Flood control; nothing may be sent to that chat for `retry_after` seconds."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(f"rate limited for {retry_after:g} s")
+        self.retry_after = retry_after
+
+
+class MessageRejected(PlatformError):
+    """The platform refuses this content for good."""
+
+
+class ChatUnreachable(PlatformError):
+    """The bot was blocked or removed, or the chat is gone."""
+
+
+class ChatMigrated(PlatformError):
+    """The chat lives on under another id."""
+
+    def __init__(self, new_chat_ref: str) -> None:
+        super().__init__(f"chat moved to {new_chat_ref}")
+        self.new_chat_ref = new_chat_ref
+
+
+class TokenRejected(PlatformError):
+    """The platform does not accept the token; only a new token helps."""
+
+
+class ModelError(HermesError):
+    """A model call failed."""
+
+
+class ModelUnavailable(ModelError):
+    """Network trouble or an error on the provider's side."""
+
+
+class ModelTimeout(ModelError):
+    """The provider did not answer, or stopped answering, in time."""
+
+
+class ModelRateLimited(ModelError):
+    """Too many requests; `retry_after` is in seconds, None when the provider did not say."""
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class AuthRejected(ModelError):
+    """The provider does not accept the key."""
+
+
+class QuotaExceeded(ModelError):
+    """The account has no credit left."""
+
+
+class ContentFiltered(ModelError):
+    """The provider refused the content."""
+
+
+class ContextOverflow(ModelError):
+    """The prompt does not fit; `window` is the model's size in tokens where known."""
+
+    def __init__(self, message: str, *, prompt_tokens: int | None = None, window: int | None = None) -> None:
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
+        self.window = window
+
+
+class OutputCapTooLarge(ModelError):
+    """The requested output limit is above what the model allows; `cap` is the allowed value where stated."""
+
+    def __init__(self, message: str, *, cap: int | None = None) -> None:
+        super().__init__(message)
+        self.cap = cap
+
+
+class ReplyMalformed(ModelError):
+    """The provider answered, but not with a whole, readable reply."""
+
+
+class ToolError(HermesError):
+    """A tool could not do its work; the text is for the model."""
+
+
+class StateError(HermesError):
+    """The durable state could not serve the request."""
+
+
+class StoreUnavailable(StateError):
+    """The database cannot be written (or read) now; nothing of the request was stored."""
+
+
+class SessionNotFound(StateError):
+    """No session has this id."""
+
+
+class TranscriptBroken(StateError):
+    """A stored transcript violates its own rules."""
+
+
+class LineageMoved(StateError):
+    """The session is no longer the tip of its lineage: someone else was faster."""
+
+
+class SchemaTooNew(StateError):
+    """The database was written by a newer version."""
+
+
+class ForeignFile(StateError):
+    """The file is not a hermes-gateway database."""
+
+
+class CommandError(HermesError):
+    """A command cannot be carried out; the text is shown to the person."""

@@ -1,0 +1,345 @@
+"""Values that more than one package speaks about: ids, chats, messages in and out.
+
+Everything here is immutable. Ids are `NewType`s so that a turn id cannot be passed where a chat id is
+meant; times are `Millis`, UTC milliseconds since the epoch, as the database stores them.
+"""
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType, Protocol, TypeAlias
+
+import msgspec
+
+ChatId = NewType("ChatId", int)
+SessionId = NewType("SessionId", int)
+LineageId = NewType("LineageId", int)
+MessageId = NewType("MessageId", int)
+TurnId = NewType("TurnId", int)
+InboxId = NewType("InboxId", int)
+OutboxId = NewType("OutboxId", int)
+AttachmentId = NewType("AttachmentId", int)
+
+Millis = NewType("Millis", int)
+"""UTC milliseconds since the epoch."""
+
+Tokens = NewType("Tokens", int)
+
+UserRef = NewType("UserRef", str)
+"""A person as configuration names them: platform and the platform's stable id, such as `telegram:42`."""
+
+
+class Clock(Protocol):
+    """Where the time of day comes from; tests bring their own."""
+
+    def now(self) -> Millis: ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> Millis:
+        return Millis(time.time_ns() // 1_000_000)
+
+
+class ChatKind(StrEnum):
+    DIRECT = "direct"
+    GROUP = "group"
+    CHANNEL = "channel"
+    THREAD = "thread"
+    LOCAL = "local"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether more than one person can write there."""
+        return self not in (ChatKind.DIRECT, ChatKind.LOCAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatKey:
+    """Where people talk. `account` is the configured adapter's name, which today is the platform's name.
+
+    `thread_ref` is a forum topic where the platform numbers topics inside a chat; `user_ref` (the bare
+    platform id of a person) is set only under `sessions.groups: per_user`.
+    """
+
+    platform: str
+    account: str
+    chat_ref: str
+    thread_ref: str = ""
+    user_ref: str = ""
+
+    @property
+    def name(self) -> str:
+        """The chat as people see it: `telegram:42`, `telegram:-100123/7`, `telegram:-100123/7#42`."""
+        thread = f"/{self.thread_ref}" if self.thread_ref else ""
+        user = f"#{self.user_ref}" if self.user_ref else ""
+        return f"{self.platform}:{self.chat_ref}{thread}{user}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
+    """Who wrote. `id` is the platform's stable id; `name` is for reading only and never decides access."""
+
+    platform: str
+    id: str
+    name: str
+    is_bot: bool = False
+
+    @property
+    def ref(self) -> UserRef:
+        return UserRef(f"{self.platform}:{self.id}")
+
+
+class AttachmentKind(StrEnum):
+    IMAGE = "image"
+    DOCUMENT = "document"
+    VOICE = "voice"
+    AUDIO = "audio"
+    VIDEO = "video"
+    OTHER = "other"
+
+
+class IncomingAttachment(msgspec.Struct, frozen=True, kw_only=True):
+    """A file a person sent, not fetched yet. `file_ref` is opaque to everyone but the adapter."""
+
+    kind: AttachmentKind
+    file_ref: str
+    name: str
+    mime: str | None = None
+    size_bytes: int | None = None
+
+
+class Quote(msgspec.Struct, frozen=True, kw_only=True):
+    """The message that a reply answers, as the platform showed it. Untrusted text, at most 500 characters."""
+
+    message_ref: str
+    author: str
+    text: str
+    is_from_bot: bool = False
+
+
+class Via(StrEnum):
+    """How an inbound message was made: typed, picked as a slash command, or pressed as a button."""
+
+    TYPED = "typed"
+    SLASH = "slash"
+    BUTTON = "button"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboundMessage:
+    """One message, slash command or button press from a platform.
+
+    `event_ref` identifies the platform event and starts with the bot's id: the same event delivered
+    twice has the same `event_ref`. A slash command or a button arrives as the command line it stands
+    for (`/stop`, `/title Plans`) in `text`. Telegram's `/stop@our_bot` arrives as `/stop`; a leading mention of the
+    bot is taken off.
+    """
+
+    event_ref: str
+    chat: ChatKey
+    chat_kind: ChatKind
+    sender: Sender
+    text: str
+    message_ref: str
+    """The platform's id of the message itself, for replies, edits and deletions."""
+    sent_at: Millis
+    """The platform's time, which orders and merges messages."""
+    is_addressed: bool
+    """Direct chat, mention, reply to the bot, command to this bot, or button."""
+    via: Via = Via.TYPED
+    expects_more: bool = False
+    """Another piece is likely to follow: within 200 UTF-16 units of the platform's limit, or part of an album."""
+    chat_title: str | None = None
+    attachments: tuple[IncomingAttachment, ...] = ()
+    quote: Quote | None = None
+    ticket: str | None = None
+    """What the adapter needs to answer a slash command in its own place; valid for minutes, in this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboundEdit:
+    """A person changed a message that they sent earlier."""
+
+    event_ref: str
+    chat: ChatKey
+    sender: Sender
+    text: str
+    message_ref: str
+    sent_at: Millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboundDeletion:
+    """A message was deleted on the platform."""
+
+    event_ref: str
+    chat: ChatKey
+    message_ref: str
+    sent_at: Millis
+
+
+InboundEvent: TypeAlias = InboundMessage | InboundEdit | InboundDeletion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """Everything in `channel_ref` up to and including the platform's message `seen_ref` was dealt with."""
+
+    platform: str
+    account: str
+    channel_ref: str
+    seen_ref: str
+
+
+class Button(msgspec.Struct, frozen=True, kw_only=True):
+    """A button under a message. Pressing it sends `command` as the person who pressed."""
+
+    label: str
+    command: str
+
+
+class OutboundPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One rendered platform message: stored before the first send, so that a retry sends the same bytes.
+
+    `markup` is opaque to everyone but the adapter that rendered it (entities for Telegram). `plain` is
+    what is sent when the platform rejects the marked-up form.
+    """
+
+    text: str
+    plain: str
+    markup: str = ""
+    buttons: tuple[Button, ...] = ()
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the model asked for. `arguments` is its JSON text, exactly as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of a file that a person sent, read into the turn."""
+
+    name: str
+    text: str
+    was_truncated: bool = False
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that a person sent: a reference to an `attachments` row, never the bytes."""
+
+    attachment_id: int
+    mime: str
+    path: str
+    """Relative to the state directory's `attachments/`."""
+
+
+class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a message row holds besides its text; stored as JSON in `messages.body`, NULL when empty."""
+
+    calls: tuple[ToolCall, ...] = ()
+    documents: tuple[Document, ...] = ()
+    images: tuple[Image, ...] = ()
+    quote: Quote | None = None
+    notes: tuple[str, ...] = ()
+    """Facts for the model about this message, such as an attachment that could not be read."""
+    was_interrupted: bool = False
+
+
+class Role(StrEnum):
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Origin(StrEnum):
+    """Where a message row came from; set when it is written, never inferred from its text."""
+
+    HUMAN = "human"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    SUMMARY = "summary"
+    NOTICE = "notice"
+    TODO = "todo"
+    SYSTEM = "system"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One stored row of a transcript."""
+
+    id: MessageId
+    session_id: SessionId
+    seq: int
+    role: Role
+    origin: Origin
+    text: str | None
+    body: MessageBody
+    sender_ref: str | None
+    sender_name: str | None
+    turn_id: TurnId | None
+    tool_call_id: str | None
+    tool_name: str | None
+    created_at: Millis
+
+
+Transcript: TypeAlias = tuple[Message, ...]
+
+
+class TurnState(StrEnum):
+    RUNNING = "running"
+    WAITING = "waiting"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class Effect(StrEnum):
+    """What a tool may do to the world; decides whether a restart may run it again."""
+
+    READ_ONLY = "read_only"
+    WRITES = "writes"
+    EXECUTES = "executes"
+
+
+class EndReason(StrEnum):
+    """Why a session ended."""
+
+    COMPRESSION = "compression"
+    UNDO = "undo"
+    RESET = "reset"
+    EXPIRED = "expired"
+    SWITCHED = "switched"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanonicalUsage:
+    """Tokens of one model call as the provider reported them; the three prompt parts do not overlap."""
+
+    input: int = 0
+    output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
+
+    @property
+    def prompt(self) -> Tokens:
+        """Everything the model read: fresh input and both kinds of cached input."""
+        return Tokens(self.input + self.cache_read + self.cache_write)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCallRecord:
+    """One row of the ledger: a model call, failed ones too."""
+
+    purpose: str
+    route: str
+    model: str
+    outcome: str
+    usage: CanonicalUsage | None
+    took_ms: int
+    is_estimated: bool = False

@@ -1,0 +1,1 @@
+"""One package per chat service: SDK objects in, values out, and the other way round."""

@@ -1,0 +1,165 @@
+"""What the gateway needs of a chat service, and what an adapter needs of the gateway.
+
+An adapter turns SDK objects into values and values into SDK calls. It decides nothing: who may write,
+what is a command and what is answered are the gateway's business.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from hermes_state.values import (
+    ChatKey,
+    Cursor,
+    InboundEvent,
+    IncomingAttachment,
+    Millis,
+    OutboundPart,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a platform can do; the gateway asks this value, never the platform's name."""
+
+    max_part_units: int
+    """Longest message the platform takes, in UTF-16 code units."""
+    preview_interval_seconds: float
+    """Shortest time between two previews in one direct chat."""
+    shared_preview_interval_seconds: float
+    """The same in groups, where platforms count edits more strictly."""
+    has_buttons: bool
+    typing_seconds: float | None
+    """How long one typing signal is visible; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandMenuItem:
+    """A command as the platform's own menu shows it."""
+
+    name: str
+    """Without the slash."""
+    description: str
+    argument: str | None
+    """What may follow the name, for people (`[title]`), or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendRequest:
+    """One part to deliver, with all an adapter needs to repeat it without showing it twice."""
+
+    chat: ChatKey
+    part: OutboundPart
+    key: str
+    """Same for every attempt of this part; at most 25 ASCII characters."""
+    replaces: str | None = None
+    """A message of ours that this part is edited into: the preview's placeholder."""
+    reply_to: str | None = None
+    ticket: str | None = None
+    is_repeat: bool = False
+    """An earlier attempt ended ambiguously: the message may be there already."""
+    first_tried_at: Millis | None = None
+    is_plain: bool = False
+    """The marked-up form was rejected: send `part.plain`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """The unfinished answer of a running turn, shown while it grows."""
+
+    chat: ChatKey
+    is_shared: bool
+    number: int
+    """The turn's id: same for all previews of a turn, never 0."""
+    text: str
+    ref: str | None
+    """The placeholder that an earlier preview made, None the first time."""
+
+
+class AdapterState(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    STALLED = "stalled"
+    BACKING_OFF = "backing_off"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterHealth:
+    """Whether an adapter makes progress; being connected is not enough."""
+
+    state: AdapterState
+    last_progress_at: Millis | None
+    """When the platform last answered a poll or a heartbeat."""
+    detail: str = ""
+    """One sentence for the operator."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is AdapterState.RUNNING
+
+
+class Intake(Protocol):
+    """Where adapters hand over what they received."""
+
+    async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
+        """Store the event (unless it is a duplicate, ignored or denied) and move the cursor with it.
+
+        Returns after the commit: only then may the event be acknowledged to the platform.
+        Raises `StoreUnavailable` when nothing could be stored; the event must then come again.
+        """
+
+    async def mark_seen(self, cursor: Cursor) -> None:
+        """Move a channel's cursor over something that is no event for us. Raises `StoreUnavailable`."""
+
+    async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
+        """`seen_ref` by `channel_ref`."""
+
+    async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
+        """The platform gave a chat a new id (a group became a supergroup)."""
+
+
+class PlatformAdapter(Protocol):
+    """One account on one chat service."""
+
+    @property
+    def name(self) -> str:
+        """The configured account's name, which is `ChatKey.account`."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def health(self) -> AdapterHealth: ...
+
+    async def run(self, intake: Intake) -> None:
+        """Receive until cancelled; ends its own connections. May be called again after it ended.
+
+        Raises `TokenRejected` when only the operator can help, any other `PlatformError` when a new attempt may
+        succeed. The supervisor backs off and calls again.
+        """
+
+    def render(self, text: str) -> Sequence[OutboundPart]:
+        """Markdown to at least one part, each within the platform's limit. Pure; raises nothing."""
+
+    async def send(self, request: SendRequest) -> str:
+        """Deliver one part; returns the platform's id of the visible message.
+
+        Raises `PlatformUnavailable`, `SendAmbiguous`, `RateLimited`, `MessageRejected`, `ChatUnreachable`, `ChatMigrated`.
+        """
+
+    async def show(self, preview: Preview) -> str | None:
+        """Show or update a preview; returns the placeholder's id where the platform has one.
+
+        Raises what `send` raises; a lost preview is no harm.
+        """
+
+    async def show_typing(self, chat: ChatKey) -> None:
+        """Show that an answer is being written. Raises what `send` raises."""
+
+    async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
+        """Write the file to `target`; returns its size in bytes.
+
+        Raises `MessageRejected` when it is larger than `max_bytes` or gone, `PlatformUnavailable` when a retry may help.
+        """
