@@ -1,0 +1,117 @@
+"""Chats: the places where people talk, and which session each one is in."""
+
+from dataclasses import dataclass
+from sqlite3 import Connection
+
+from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """One `chats` row."""
+
+    id: ChatId
+    key: ChatKey
+    kind: ChatKind
+    title: str | None
+    active_session_id: SessionId | None
+
+
+_COLUMNS = "id, platform, account, chat_ref, thread_ref, user_ref, kind, title, active_session_id"
+
+# Purpose: the row of a chat key, made on first sight; a known chat only learns a new title or kind.
+_ENSURE = """
+INSERT INTO chats (platform, account, chat_ref, thread_ref, user_ref, kind, title, created_at, updated_at)
+VALUES (:platform, :account, :chat_ref, :thread_ref, :user_ref, :kind, :title, :now, :now)
+ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE
+SET kind = excluded.kind, title = coalesce(excluded.title, title), updated_at = excluded.updated_at
+WHERE kind <> excluded.kind OR title IS NOT coalesce(excluded.title, title)
+"""
+_FIND = f"""SELECT {_COLUMNS} FROM chats
+WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND user_ref = ?"""
+
+
+def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis) -> ChatId:
+    """The id of the chat `key`, which is created when it was not known."""
+    known = find_chat(db, key)
+    if known is not None and known.kind == kind and (title is None or title == known.title):
+        return known.id
+    values = {
+        "platform": key.platform,
+        "account": key.account,
+        "chat_ref": key.chat_ref,
+        "thread_ref": key.thread_ref,
+        "user_ref": key.user_ref,
+        "kind": kind,
+        "title": title,
+        "now": now,
+    }
+    db.execute(_ENSURE, values)
+    found = find_chat(db, key)
+    assert found is not None, "a chat exists right after it was inserted"
+    return found.id
+
+
+def find_chat(db: Connection, key: ChatKey) -> Chat | None:
+    row = db.execute(_FIND, (key.platform, key.account, key.chat_ref, key.thread_ref, key.user_ref)).fetchone()
+    return _chat(row) if row else None
+
+
+def load_chat(db: Connection, chat_id: ChatId) -> Chat:
+    """The chat with this id, which must exist."""
+    row = db.execute(f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,)).fetchone()
+    return _chat(row)
+
+
+def list_chats(db: Connection, platform: str) -> list[Chat]:
+    """Every chat of a platform, most recently changed first."""
+    rows = db.execute(f"SELECT {_COLUMNS} FROM chats WHERE platform = ? ORDER BY updated_at DESC, id DESC", (platform,))
+    return [_chat(row) for row in rows.fetchall()]
+
+
+def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref: str, now: Millis) -> None:
+    """Follow a chat to the id that the platform gave it, with all its threads and per-person chats.
+
+    When the new id was seen already, the old chat's conversation wins and the new chat's waiting and
+    unsent rows move into it; a new chat that already has a conversation of its own keeps it, and what
+    waited in the old one moves there.
+    """
+    query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
+    rows = db.execute(query, (platform, account, old_ref)).fetchall()
+    for row in rows:
+        old = _chat(row)
+        key = ChatKey(
+            platform=platform,
+            account=account,
+            chat_ref=new_ref,
+            thread_ref=old.key.thread_ref,
+            user_ref=old.key.user_ref,
+        )
+        new = find_chat(db, key)
+        if new is not None and new.active_session_id is not None:
+            _move_open_rows(db, old.id, new.id)
+            continue
+        if new is not None:
+            _move_open_rows(db, new.id, old.id)
+            db.execute("UPDATE inbox SET chat_id = ? WHERE chat_id = ?", (old.id, new.id))
+            db.execute("UPDATE outbox SET chat_id = ? WHERE chat_id = ?", (old.id, new.id))
+            db.execute("DELETE FROM chats WHERE id = ?", (new.id,))
+        db.execute("UPDATE chats SET chat_ref = ?, updated_at = ? WHERE id = ?", (new_ref, now, old.id))
+
+
+def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
+    db.execute("UPDATE inbox SET chat_id = ? WHERE chat_id = ? AND state = 'new'", (target, source))
+    owed = "state IN ('pending','sending','ambiguous')"
+    db.execute(f"UPDATE outbox SET chat_id = ? WHERE chat_id = ? AND {owed}", (target, source))
+
+
+def _chat(row: tuple[int, str, str, str, str, str, str, str | None, int | None]) -> Chat:
+    chat_id, platform, account, chat_ref, thread_ref, user_ref, kind, title, active = row
+    key = ChatKey(platform=platform, account=account, chat_ref=chat_ref, thread_ref=thread_ref, user_ref=user_ref)
+    return Chat(
+        id=ChatId(chat_id),
+        key=key,
+        kind=ChatKind(kind),
+        title=title,
+        active_session_id=None if active is None else SessionId(active),
+    )

@@ -1,0 +1,283 @@
+"""The inbox: what was accepted from platforms, stored before the platform event is acknowledged.
+
+A row is `new` until a turn claims it (`claimed`, then `done`), a command settles it (`done`), or it is `dropped` by
+`/stop all` or a full queue, or `withdrawn` because its author deleted it. Settling empties the payload; the
+key stays for 30 days so that a redelivered event starts nothing.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from sqlite3 import Connection
+from typing import Any
+
+import msgspec
+
+from hermes_state.values import (
+    ChatId,
+    Cursor,
+    InboxId,
+    IncomingAttachment,
+    LineageId,
+    Millis,
+    Quote,
+    UserRef,
+    Via,
+)
+
+
+class InboxKind(StrEnum):
+    MESSAGE = "message"
+    COMMAND = "command"
+    NOTICE = "notice"
+    """A later edit of a message that a turn already has: told to the model with the next turn."""
+
+
+class InboxMode(StrEnum):
+    QUEUE = "queue"
+    STEER = "steer"
+    """Joins the running turn before its next model call; opens the next turn when there is none."""
+    ALONE = "alone"
+    """Queued, and never merged with its neighbours."""
+
+
+class InboxState(StrEnum):
+    NEW = "new"
+    CLAIMED = "claimed"
+    DONE = "done"
+    DROPPED = "dropped"
+    WITHDRAWN = "withdrawn"
+    DEAD = "dead"
+
+
+class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is needed of an event until it is settled; stored as JSON."""
+
+    text: str
+    attachments: tuple[IncomingAttachment, ...] = ()
+    quote: Quote | None = None
+    via: Via = Via.TYPED
+    ticket: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewInboxRow:
+    """An accepted event, about to be stored."""
+
+    platform: str
+    account: str
+    event_ref: str
+    chat_id: ChatId
+    kind: InboxKind
+    mode: InboxMode
+    sender_ref: UserRef
+    sender_name: str
+    message_ref: str
+    payload: InboxPayload
+    expects_more: bool
+    sent_at: Millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxRow:
+    """One unsettled row."""
+
+    id: InboxId
+    chat_id: ChatId
+    kind: InboxKind
+    mode: InboxMode
+    state: InboxState
+    sender_ref: UserRef
+    sender_name: str
+    message_ref: str
+    payload: InboxPayload
+    expects_more: bool
+    sent_at: Millis
+    received_at: Millis
+
+
+_decode = msgspec.json.Decoder(InboxPayload).decode
+_encode = msgspec.json.Encoder().encode
+
+_COLUMNS = """id, chat_id, kind, mode, state, sender_ref, sender_name, message_ref, payload, expects_more, sent_at,
+received_at"""
+_INSERT = """
+INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name, message_ref, payload,
+  expects_more, sent_at, received_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (platform, account, event_ref) DO NOTHING
+"""
+
+
+def is_known(db: Connection, platform: str, account: str, event_ref: str) -> bool:
+    """Whether this platform event was stored before."""
+    query = "SELECT 1 FROM inbox WHERE platform = ? AND account = ? AND event_ref = ?"
+    return db.execute(query, (platform, account, event_ref)).fetchone() is not None
+
+
+def insert(db: Connection, row: NewInboxRow, now: Millis) -> InboxId | None:
+    """Store an event; None when it was stored before."""
+    cursor = db.execute(
+        _INSERT,
+        (
+            *(row.platform, row.account, row.event_ref, row.chat_id, row.kind, row.mode),
+            *(row.sender_ref, row.sender_name, row.message_ref, _encode(row.payload).decode()),
+            *(int(row.expects_more), row.sent_at, now),
+        ),
+    )
+    return InboxId(cursor.lastrowid) if cursor.rowcount == 1 and cursor.lastrowid is not None else None
+
+
+def load(db: Connection, inbox_id: InboxId) -> InboxRow | None:
+    """One row, None when it is settled or unknown."""
+    query = f"SELECT {_COLUMNS} FROM inbox WHERE id = ? AND state IN ('new','claimed')"
+    row = db.execute(query, (inbox_id,)).fetchone()
+    return _row(row) if row else None
+
+
+def load_waiting(db: Connection, chat_id: ChatId) -> list[InboxRow]:
+    """What no turn has claimed yet, in the order in which the platform delivered it."""
+    query = f"SELECT {_COLUMNS} FROM inbox WHERE chat_id = ? AND state = 'new' ORDER BY id"
+    return [_row(row) for row in db.execute(query, (chat_id,)).fetchall()]
+
+
+def load_chats_with_waiting(db: Connection) -> list[ChatId]:
+    """Chats in which something waits or a turn is open: where work starts after a restart."""
+    rows = db.execute(
+        """SELECT chat_id FROM inbox WHERE state IN ('new','claimed')
+        UNION SELECT chat_id FROM turns WHERE state = 'running'"""
+    )
+    return [ChatId(row[0]) for row in rows.fetchall()]
+
+
+def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
+    """How many messages of one person wait in a chat."""
+    query = "SELECT count(*) FROM inbox WHERE chat_id = ? AND state = 'new' AND kind = 'message' AND sender_ref = ?"
+    return int(db.execute(query, (chat_id, sender_ref)).fetchone()[0])
+
+
+def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) -> bool:
+    """Settle a row that is still open; False when it was settled before, so that a replay is a no-op."""
+    cursor = db.execute(
+        "UPDATE inbox SET state = ?, settled_at = ?, payload = '' WHERE id = ? AND state IN ('new','claimed')",
+        (state, now, inbox_id),
+    )
+    return cursor.rowcount == 1
+
+
+def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, now: Millis) -> int:
+    """Settle the waiting messages of a chat (of one person, if given) as `dropped`; returns how many."""
+    cursor = db.execute(
+        """UPDATE inbox SET state = 'dropped', settled_at = :now, payload = ''
+        WHERE chat_id = :chat AND state = 'new' AND kind <> 'command' AND (:sender IS NULL OR sender_ref = :sender)""",
+        {"now": now, "chat": chat_id, "sender": sender_ref},
+    )
+    return cursor.rowcount
+
+
+# ---- edits and deletions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edited:
+    """The message that an edit is about, as we know it."""
+
+    inbox_id: InboxId
+    state: InboxState
+    kind: InboxKind
+    sender_ref: UserRef
+    text: str
+    lineage_id: LineageId | None
+    """The conversation it was told in, None while it waits."""
+
+
+# Purpose: the inbox row of a platform message, and the human row it became.
+_FIND_EDITED = """
+SELECT i.id, i.state, i.kind, i.sender_ref, i.payload, m.text, m.lineage_id FROM inbox i
+LEFT JOIN messages m ON m.inbox_id = i.id
+WHERE i.chat_id = ? AND i.message_ref = ? AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1
+"""
+
+
+def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> Edited | None:
+    """The stored message that has this platform id, None when it never was for us."""
+    row = db.execute(_FIND_EDITED, (chat_id, message_ref)).fetchone()
+    if row is None:
+        return None
+    inbox_id, state, kind, sender_ref, payload, text, lineage_id = row
+    known = text if text is not None else (_decode(payload).text if payload else "")
+    return Edited(
+        inbox_id=InboxId(inbox_id),
+        state=InboxState(state),
+        kind=InboxKind(kind),
+        sender_ref=UserRef(sender_ref),
+        text=known,
+        lineage_id=None if lineage_id is None else LineageId(lineage_id),
+    )
+
+
+def replace_text(db: Connection, inbox_id: InboxId, text: str) -> bool:
+    """Give a message that still waits another text; False when it is claimed by now."""
+    row = db.execute("SELECT payload FROM inbox WHERE id = ? AND state = 'new'", (inbox_id,)).fetchone()
+    if row is None:
+        return False
+    payload = msgspec.structs.replace(_decode(row[0]), text=text)
+    db.execute("UPDATE inbox SET payload = ? WHERE id = ?", (_encode(payload).decode(), inbox_id))
+    return True
+
+
+def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> int:
+    """Settle the waiting row of a deleted message; returns 0 when no row waits for it."""
+    cursor = db.execute(
+        """UPDATE inbox SET state = 'withdrawn', settled_at = ?, payload = ''
+        WHERE chat_id = ? AND message_ref = ? AND state = 'new'""",
+        (now, chat_id, message_ref),
+    )
+    return cursor.rowcount
+
+
+# ---- cursors ------------------------------------------------------------------------------------------------
+
+
+def advance_cursor(db: Connection, cursor: Cursor) -> None:
+    """Move a channel's cursor forward; never back. Platform ids are decimal numbers of growing length."""
+    db.execute(
+        """INSERT INTO cursors VALUES (?, ?, ?, ?)
+        ON CONFLICT (platform, account, channel_ref) DO UPDATE SET seen_ref = excluded.seen_ref
+        WHERE (length(excluded.seen_ref), excluded.seen_ref) > (length(seen_ref), seen_ref)""",
+        (cursor.platform, cursor.account, cursor.channel_ref, cursor.seen_ref),
+    )
+
+
+def load_cursors(db: Connection, platform: str, account: str) -> Mapping[str, str]:
+    """`seen_ref` by `channel_ref`."""
+    query = "SELECT channel_ref, seen_ref FROM cursors WHERE platform = ? AND account = ?"
+    return dict(db.execute(query, (platform, account)).fetchall())
+
+
+def load_rows(db: Connection, ids: Iterable[InboxId]) -> list[InboxRow]:
+    """Those of the rows that still wait, in order."""
+    found = (load(db, inbox_id) for inbox_id in sorted(ids))
+    return [row for row in found if row is not None and row.state is InboxState.NEW]
+
+
+def ticket_of(payload: str) -> str | None:
+    """The slash-command ticket inside a stored payload, which is empty once settled."""
+    return _decode(payload).ticket if payload else None
+
+
+def _row(row: tuple[Any, ...]) -> InboxRow:
+    return InboxRow(
+        id=row[0],
+        chat_id=row[1],
+        kind=InboxKind(row[2]),
+        mode=InboxMode(row[3]),
+        state=InboxState(row[4]),
+        sender_ref=row[5],
+        sender_name=row[6],
+        message_ref=row[7],
+        payload=_decode(row[8]),
+        expects_more=bool(row[9]),
+        sent_at=row[10],
+        received_at=row[11],
+    )

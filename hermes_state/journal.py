@@ -1,0 +1,478 @@
+"""The journal of turns: every step of a turn is a committed row before the next step begins.
+
+A turn is `running` until it is `finished`, `stopped` or `failed`. Starting binds inbox rows and stores the
+human rows; each model answer and each tool result is a row; finishing stores the answer, settles the inbox
+and writes the outbox in one transaction. After a crash the rows alone say where to go on:
+
+- an assistant row with calls, a call without a `tool_runs` row: it never began, and is run;
+- a `tool_runs` row that is still `started`: the outcome is unknown, and only a read-only tool is run again.
+
+A turn belongs to a lineage and may cross a split: rows go to whatever session is the tip.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from sqlite3 import Connection
+from typing import Any
+
+from hermes_state import inbox, outbox
+from hermes_state.chats import load_chat
+from hermes_state.errors import StateError
+from hermes_state.inbox import InboxKind, InboxRow
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.sessions import ensure_active, load_tip
+from hermes_state.transcripts import EMPTY_BODY, NewMessage, append, load_message
+from hermes_state.values import (
+    AttachmentId,
+    ChatId,
+    ChatKey,
+    ChatKind,
+    InboxId,
+    LineageId,
+    Message,
+    MessageBody,
+    MessageId,
+    Millis,
+    ModelCallRecord,
+    Origin,
+    Quote,
+    Role,
+    SessionId,
+    ToolCall,
+    TurnId,
+    TurnState,
+    UserRef,
+)
+
+
+class TurnClosed(StateError):
+    """The turn is not running any more: it was stopped, or another process finished it."""
+
+
+class InboxMoved(StateError):
+    """A row that the turn was to start with is not waiting any more: it was withdrawn or dropped."""
+
+
+class ToolRunState(StrEnum):
+    STARTED = "started"
+    DONE = "done"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTurn:
+    """A turn that has not ended."""
+
+    id: TurnId
+    chat_id: ChatId
+    lineage_id: LineageId
+    started_by: UserRef
+    chat: ChatKey
+    chat_kind: ChatKind
+    restarts: int
+    preview_ref: str | None
+    started_at: Millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What became of a message's attachments before its turn started."""
+
+    body: MessageBody = EMPTY_BODY
+    attachment_ids: tuple[AttachmentId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStep:
+    """A model answer that calls tools."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+    call: ModelCallRecord
+    reported_prompt_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What the model is told about one of its calls."""
+
+    call_message_id: MessageId
+    call: ToolCall
+    text: str
+    state: ToolRunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalAnswer:
+    """The answer that ends a turn."""
+
+    text: str
+    call: ModelCallRecord
+    reported_prompt_tokens: int | None
+    markdown: str = field(default="")
+    """What the chat is shown where it differs from `text` (a notice below it); empty: the same."""
+
+
+# ---- starting -------------------------------------------------------------------------------------------------
+
+
+def start_turn(
+    db: Connection, chat_id: ChatId, inbox_ids: Sequence[InboxId], prepared: Mapping[InboxId, Prepared], now: Millis
+) -> RunningTurn:
+    """Open a turn for waiting rows: bind them and store one human row each.
+
+    Raises `InboxMoved` when one of them is not waiting any more; nothing is written then.
+    """
+    rows = inbox.load_rows(db, inbox_ids)
+    if len(rows) != len(set(inbox_ids)):
+        raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows wait no longer")
+    session = ensure_active(db, chat_id, now)
+    starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
+    turn_id = _insert_turn(db, chat_id, session.lineage_id, starter.sender_ref, now)
+    _bind(db, turn_id, session.id, rows, prepared, now)
+    return load_turn(db, turn_id)
+
+
+def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
+    """Open a turn that answers the newest human rows again; the row of the `/retry` command is bound to it."""
+    session = ensure_active(db, chat_id, now)
+    turn_id = _insert_turn(db, chat_id, session.lineage_id, starter, now)
+    claimed = db.execute(
+        "UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ? AND state = 'new'", (turn_id, command)
+    )
+    if claimed.rowcount != 1:
+        raise InboxMoved(f"command {command} was settled before")
+    return load_turn(db, turn_id)
+
+
+def join_steers(db: Connection, turn_id: TurnId, now: Millis) -> int:
+    """Let waiting `steer` rows of the turn's chat join it, after what the transcript holds; returns how many."""
+    turn = _require_running(db, turn_id)
+    rows = [row for row in inbox.load_waiting(db, turn.chat_id) if row.mode is inbox.InboxMode.STEER]
+    if rows:
+        _bind(db, turn_id, load_tip(db, turn.lineage_id).id, rows, {}, now)
+    return len(rows)
+
+
+def _insert_turn(db: Connection, chat_id: ChatId, lineage_id: LineageId, starter: UserRef, now: Millis) -> TurnId:
+    cursor = db.execute(
+        "INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at) VALUES (?, ?, 'running', ?, ?)",
+        (chat_id, lineage_id, starter, now),
+    )
+    assert cursor.lastrowid is not None
+    return TurnId(cursor.lastrowid)
+
+
+def _bind(
+    db: Connection,
+    turn_id: TurnId,
+    session_id: SessionId,
+    rows: Sequence[InboxRow],
+    prepared: Mapping[InboxId, Prepared],
+    now: Millis,
+) -> None:
+    for row in rows:
+        db.execute("UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ?", (turn_id, row.id))
+        ready = prepared.get(row.id, Prepared())
+        message_id = append(db, session_id, _human_row(db, row, turn_id, ready.body), row.sent_at)
+        if row.kind is InboxKind.MESSAGE:
+            place = (row.chat_id, row.message_ref, message_id)
+            db.execute("INSERT OR IGNORE INTO platform_messages VALUES (?, ?, ?, 0)", place)
+        for attachment_id in ready.attachment_ids:
+            db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
+    db.execute("UPDATE sessions SET last_human_at = ? WHERE id = ?", (now, session_id))
+
+
+def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody) -> NewMessage:
+    quote = row.payload.quote
+    if quote is not None and not _is_newest_answer(db, row.chat_id, quote):
+        body = MessageBody(documents=body.documents, images=body.images, notes=body.notes, quote=quote)
+    return NewMessage(
+        role=Role.USER,
+        origin=Origin.NOTICE if row.kind is InboxKind.NOTICE else Origin.HUMAN,
+        text=row.payload.text,
+        body=body,
+        sender_ref=row.sender_ref,
+        sender_name=row.sender_name,
+        turn_id=turn_id,
+        inbox_id=row.id,
+    )
+
+
+# Purpose: whether a quoted platform message is the answer that the model gave last, which needs no quote.
+_NEWEST_ANSWER = """
+SELECT p.message_id = (SELECT max(m.id) FROM messages m WHERE m.lineage_id = q.lineage_id AND m.role = 'assistant')
+FROM platform_messages p JOIN messages q ON q.id = p.message_id WHERE p.chat_id = ? AND p.ref = ?
+"""
+
+
+def _is_newest_answer(db: Connection, chat_id: ChatId, quote: Quote) -> bool:
+    row = db.execute(_NEWEST_ANSWER, (chat_id, quote.message_ref)).fetchone()
+    return row is not None and bool(row[0])
+
+
+# ---- steps ------------------------------------------------------------------------------------------------------
+
+
+def append_calls(db: Connection, turn_id: TurnId, step: ModelStep, now: Millis) -> Message:
+    """Store a model answer that calls tools, with its place in the ledger. Raises `TurnClosed`."""
+    turn = _require_running(db, turn_id)
+    session_id = load_tip(db, turn.lineage_id).id
+    row = NewMessage(
+        role=Role.ASSISTANT,
+        origin=Origin.ASSISTANT,
+        text=step.text or None,
+        body=MessageBody(calls=step.calls),
+        turn_id=turn_id,
+    )
+    message_id = append(db, session_id, row, now)
+    message = load_message(db, message_id)
+    _note_report(db, session_id, step.reported_prompt_tokens, message.seq - 1)
+    record_model_call(db, turn_id, turn.lineage_id, step.call, now)
+    return message
+
+
+def start_tools(
+    db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis
+) -> None:
+    """Commit that these calls begin; a call that was begun before keeps its row. Raises `TurnClosed`."""
+    _require_running(db, turn_id)
+    rows = [(turn_id, call_message_id, call.id, call.name, now) for call in calls]
+    db.executemany(
+        """INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
+        VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT (call_message_id, tool_call_id) DO NOTHING""",
+        rows,
+    )
+
+
+def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Message:
+    """Store what came of one call: the run's state and the tool row. Raises `TurnClosed`."""
+    turn = _require_running(db, turn_id)
+    return load_message(db, _store_result(db, turn, result, now))
+
+
+def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Millis) -> MessageId:
+    # A call that was answered without being run (unknown tool, stopped before it began) gets its run row here.
+    db.execute(
+        """INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at, ended_at)
+        VALUES (?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT (call_message_id, tool_call_id)
+        DO UPDATE SET state = excluded.state, ended_at = excluded.ended_at""",
+        (turn.id, result.call_message_id, result.call.id, result.call.name, result.state, now, now),
+    )
+    row = NewMessage(
+        role=Role.TOOL,
+        origin=Origin.TOOL,
+        text=result.text,
+        turn_id=turn.id,
+        tool_call_id=result.call.id,
+        tool_name=result.call.name,
+    )
+    return append(db, load_tip(db, turn.lineage_id).id, row, now)
+
+
+def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:
+    """The state of each call of an assistant row that was begun, by tool call id."""
+    query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
+    return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
+
+
+_RECORD_CALL = """
+INSERT INTO model_calls (lineage_id, session_id, turn_id, purpose, route, model, outcome, estimated,
+  input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, took_ms, created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_ADD_USAGE = """
+UPDATE sessions SET input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
+  cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,
+  reasoning_tokens = reasoning_tokens + ? WHERE id = ?
+"""
+
+
+def record_model_call(
+    db: Connection, turn_id: TurnId | None, lineage_id: LineageId | None, call: ModelCallRecord, now: Millis
+) -> None:
+    """Add a call to the ledger, and its tokens to the session's totals."""
+    session_id = None if lineage_id is None else load_tip(db, lineage_id).id
+    usage = call.usage
+    tokens = (usage.input, usage.output, usage.cache_read, usage.cache_write, usage.reasoning) if usage else (None,) * 5
+    db.execute(
+        _RECORD_CALL,
+        (
+            *(lineage_id, session_id, turn_id, call.purpose, call.route, call.model, call.outcome),
+            *(int(call.is_estimated), *tokens, call.took_ms, now),
+        ),
+    )
+    if usage and session_id is not None:
+        db.execute(_ADD_USAGE, (*tokens, session_id))
+
+
+def _note_report(db: Connection, session_id: SessionId, reported_prompt_tokens: int | None, covered_seq: int) -> None:
+    if reported_prompt_tokens is not None:
+        db.execute(
+            "UPDATE sessions SET reported_prompt_tokens = ?, reported_at_seq = ? WHERE id = ?",
+            (reported_prompt_tokens, covered_seq, session_id),
+        )
+
+
+def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
+    """Remember the placeholder that shows the turn's unfinished answer, so that a resumed turn reuses it."""
+    db.execute("UPDATE turns SET preview_ref = ? WHERE id = ?", (ref, turn_id))
+
+
+# ---- ending -----------------------------------------------------------------------------------------------------
+
+
+def finish_turn(db: Connection, turn_id: TurnId, answer: FinalAnswer, now: Millis) -> MessageId:
+    """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnClosed`."""
+    turn = _require_running(db, turn_id)
+    session_id = load_tip(db, turn.lineage_id).id
+    row = NewMessage(role=Role.ASSISTANT, origin=Origin.ASSISTANT, text=answer.text, turn_id=turn_id)
+    message_id = append(db, session_id, row, now)
+    seq = db.execute("SELECT seq FROM messages WHERE id = ?", (message_id,)).fetchone()[0]
+    _note_report(db, session_id, answer.reported_prompt_tokens, seq - 1)
+    record_model_call(db, turn_id, turn.lineage_id, answer.call, now)
+    _owe_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message_id, now)
+    _close(db, turn_id, TurnState.FINISHED, None, now)
+    return message_id
+
+
+def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, now: Millis) -> bool:
+    """End a turn that a person stopped, keeping what was done; False when it had ended by itself.
+
+    The partial answer becomes an assistant row flagged interrupted (and is what the chat keeps), open calls are
+    answered with `reason`, so that the transcript stays legal.
+    """
+    turn = find_turn(db, turn_id)
+    if turn is None:
+        return False
+    _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
+    text = partial_text.strip()
+    if text:
+        row = NewMessage(
+            role=Role.ASSISTANT,
+            origin=Origin.ASSISTANT,
+            text=text,
+            body=MessageBody(was_interrupted=True),
+            turn_id=turn_id,
+        )
+        message_id = append(db, load_tip(db, turn.lineage_id).id, row, now)
+        _owe_reply(db, turn, OutboxKind.FINAL, f"{text} …", message_id, now)
+    elif turn.preview_ref is not None:
+        _owe_reply(db, turn, OutboxKind.STATUS, "(stopped)", None, now)
+    _close(db, turn_id, TurnState.STOPPED, reason, now)
+    return True
+
+
+def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: Millis) -> bool:
+    """End a turn that cannot go on and owe its people a sentence; False when it had ended already.
+
+    `error` names the kind for operators; `sentence` is for people.
+    """
+    turn = find_turn(db, turn_id)
+    if turn is None:
+        return False
+    _answer_open_calls(db, turn, "not known: the turn failed before this call was answered", ToolRunState.UNKNOWN, now)
+    _owe_reply(db, turn, OutboxKind.ERROR, sentence, None, now)
+    _close(db, turn_id, TurnState.FAILED, error, now)
+    return True
+
+
+# Purpose: the answers of a turn that may hold calls.
+_ANSWERS_WITH_BODY = """
+SELECT m.id FROM messages m
+WHERE m.turn_id = ? AND m.role = 'assistant' AND m.body IS NOT NULL AND m.seq > 0 ORDER BY m.id
+"""
+
+
+def _answer_open_calls(db: Connection, turn: RunningTurn, text: str, state: ToolRunState, now: Millis) -> None:
+    for (message_id,) in db.execute(_ANSWERS_WITH_BODY, (turn.id,)).fetchall():
+        runs = load_tool_runs(db, message_id)
+        for call in load_message(db, message_id).body.calls:
+            if runs.get(call.id, ToolRunState.STARTED) is ToolRunState.STARTED:
+                result = ToolResult(call_message_id=message_id, call=call, text=text, state=state)
+                _store_result(db, turn, result, now)
+
+
+def _owe_reply(
+    db: Connection, turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: MessageId | None, now: Millis
+) -> None:
+    query = "SELECT message_ref, payload FROM inbox WHERE turn_id = ? AND kind <> 'notice' ORDER BY id DESC LIMIT 1"
+    asked = db.execute(query, (turn.id,)).fetchone()
+    message_ref, ticket = (asked[0], inbox.ticket_of(asked[1])) if asked else (None, None)
+    outbox.enqueue(
+        db,
+        Reply(
+            chat_id=turn.chat_id,
+            kind=kind,
+            markdown=markdown,
+            dedupe_key=f"turn:{turn.id}",
+            turn_id=turn.id,
+            message_id=message_id,
+            reply_to=message_ref if turn.chat_kind.is_shared else None,
+            ticket=ticket,
+            replaces=turn.preview_ref,
+        ),
+        now,
+    )
+
+
+def _close(db: Connection, turn_id: TurnId, state: TurnState, error: str | None, now: Millis) -> None:
+    db.execute("UPDATE turns SET state = ?, error = ?, ended_at = ? WHERE id = ?", (state, error, now, turn_id))
+    db.execute(
+        "UPDATE inbox SET state = 'done', settled_at = ?, payload = '' WHERE turn_id = ? AND state = 'claimed'",
+        (now, turn_id),
+    )
+
+
+# ---- reading ----------------------------------------------------------------------------------------------------
+
+_TURN = "SELECT id, chat_id, lineage_id, started_by, restarts, preview_ref, started_at FROM turns"
+
+
+def find_turn(db: Connection, turn_id: TurnId) -> RunningTurn | None:
+    """A turn that is still running, else None."""
+    row = db.execute(f"{_TURN} WHERE id = ? AND state = 'running'", (turn_id,)).fetchone()
+    return _turn(db, row) if row else None
+
+
+def load_turn(db: Connection, turn_id: TurnId) -> RunningTurn:
+    """A turn that must be running. Raises `TurnClosed`."""
+    return _require_running(db, turn_id)
+
+
+def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
+    """The turn that a chat is in the middle of."""
+    row = db.execute(f"{_TURN} WHERE chat_id = ? AND state = 'running'", (chat_id,)).fetchone()
+    return _turn(db, row) if row else None
+
+
+def note_restart(db: Connection, turn_id: TurnId) -> RunningTurn:
+    """Count that a turn is taken up again after the process ended in it. Raises `TurnClosed`."""
+    db.execute("UPDATE turns SET restarts = restarts + 1 WHERE id = ?", (turn_id,))
+    return _require_running(db, turn_id)
+
+
+def _require_running(db: Connection, turn_id: TurnId) -> RunningTurn:
+    turn = find_turn(db, turn_id)
+    if turn is None:
+        raise TurnClosed(f"turn {turn_id} is not running")
+    return turn
+
+
+def _turn(db: Connection, row: tuple[Any, ...]) -> RunningTurn:
+    chat = load_chat(db, row[1])
+    return RunningTurn(
+        id=row[0],
+        chat_id=row[1],
+        lineage_id=row[2],
+        started_by=row[3],
+        chat=chat.key,
+        chat_kind=chat.kind,
+        restarts=row[4],
+        preview_ref=row[5],
+        started_at=row[6],
+    )

@@ -1,0 +1,191 @@
+"""The outbox: what people must be told, stored in the transaction that decided it.
+
+A row starts with the Markdown as written (`rendered = 0`). Before the first send it is rendered once and its parts are
+committed, each a row of its own with the same `dedupe_key`; every retry sends those bytes. `sending` is
+committed before the request leaves: found after a restart it means the outcome is unknown (`ambiguous`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from sqlite3 import Connection
+from typing import Any
+
+import msgspec
+
+from hermes_state.values import Button, ChatId, MessageId, Millis, OutboundPart, OutboxId, TurnId
+
+
+class OutboxKind(StrEnum):
+    FINAL = "final"
+    ERROR = "error"
+    STATUS = "status"
+
+
+class OutboxState(StrEnum):
+    PENDING = "pending"
+    SENDING = "sending"
+    SENT = "sent"
+    AMBIGUOUS = "ambiguous"
+    DEAD = "dead"
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A reply before it is rendered."""
+
+    markdown: str
+    buttons: tuple[Button, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Something to tell a chat."""
+
+    chat_id: ChatId
+    kind: OutboxKind
+    markdown: str
+    dedupe_key: str
+    """Says why it is sent (`turn:7`, `inbox:12`): the same reason never sends twice."""
+    turn_id: TurnId | None = None
+    message_id: MessageId | None = None
+    """The transcript row that it shows."""
+    reply_to: str | None = None
+    ticket: str | None = None
+    replaces: str | None = None
+    buttons: tuple[Button, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxRow:
+    """One unsettled row."""
+
+    id: OutboxId
+    chat_id: ChatId
+    message_id: MessageId | None
+    dedupe_key: str
+    part: int
+    kind: OutboxKind
+    written: Written | None
+    """Before rendering."""
+    rendered: OutboundPart | None
+    """After it."""
+    reply_to: str | None
+    ticket: str | None
+    replaces: str | None
+    state: OutboxState
+    attempts: int
+    next_at: Millis
+    first_tried_at: Millis | None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_written = msgspec.json.Decoder(Written).decode
+_decode_part = msgspec.json.Decoder(OutboundPart).decode
+
+_INSERT = """
+INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, kind, payload, reply_to, ticket, replaces, next_at,
+  created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (dedupe_key, part) DO NOTHING
+"""
+# Purpose: the later parts of a reply, placed behind its first one.
+_INSERT_PART = """
+INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, part, kind, payload, rendered, next_at, created_at)
+SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, next_at, created_at FROM outbox WHERE id = ?
+"""
+_COLUMNS = """id, chat_id, message_id, dedupe_key, part, kind, payload, rendered, reply_to, ticket, replaces, state,
+attempts, next_at, first_tried_at"""
+# Purpose: what a chat is still owed. Parts stand together even when another reply was stored meanwhile.
+_OPEN = f"""
+SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND state IN ('pending','sending','ambiguous')
+ORDER BY (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?
+"""
+
+
+def enqueue(db: Connection, reply: Reply, now: Millis) -> bool:
+    """Store a reply; False when the same `dedupe_key` was stored before."""
+    payload = _encode(Written(markdown=reply.markdown, buttons=reply.buttons)).decode()
+    cursor = db.execute(
+        _INSERT,
+        (
+            *(reply.chat_id, reply.turn_id, reply.message_id, reply.dedupe_key, reply.kind, payload),
+            *(reply.reply_to, reply.ticket, reply.replaces, now, now),
+        ),
+    )
+    return cursor.rowcount == 1
+
+
+def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
+    """What is owed to a chat, in the order in which it must be sent."""
+    return [_row(row) for row in db.execute(_OPEN, (chat_id, limit)).fetchall()]
+
+
+def load_chats_owed(db: Connection) -> list[ChatId]:
+    """Chats that something is owed to."""
+    rows = db.execute("SELECT DISTINCT chat_id FROM outbox WHERE state IN ('pending','sending','ambiguous')").fetchall()
+    return [ChatId(row[0]) for row in rows]
+
+
+def mark_interrupted(db: Connection) -> int:
+    """After a restart: whatever was being sent has an unknown outcome now. Returns how many."""
+    return db.execute("UPDATE outbox SET state = 'ambiguous' WHERE state = 'sending'").rowcount
+
+
+def begin_send(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, now: Millis) -> None:
+    """Commit that a send begins. `parts`, for a row that was not rendered yet, are stored with it."""
+    if parts is not None:
+        db.execute("UPDATE outbox SET payload = ?, rendered = 1 WHERE id = ?", (_encode(parts[0]).decode(), row_id))
+        for number, part in enumerate(parts[1:], start=1):
+            db.execute(_INSERT_PART, (number, _encode(part).decode(), row_id))
+    db.execute(
+        """UPDATE outbox SET state = 'sending', attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, ?)
+        WHERE id = ?""",
+        (now, row_id),
+    )
+
+
+def mark_sent(db: Connection, row_id: OutboxId, platform_ref: str, now: Millis) -> None:
+    """The platform has it: settle the row and remember which transcript row the message shows."""
+    db.execute(
+        "UPDATE outbox SET state = 'sent', platform_ref = ?, payload = '', settled_at = ?, error = NULL WHERE id = ?",
+        (platform_ref, now, row_id),
+    )
+    db.execute(
+        """INSERT OR IGNORE INTO platform_messages
+        SELECT chat_id, platform_ref, message_id, part FROM outbox WHERE id = ? AND message_id IS NOT NULL""",
+        (row_id,),
+    )
+
+
+def mark_retry(db: Connection, row_id: OutboxId, is_ambiguous: bool, error: str, next_at: Millis) -> None:
+    """The attempt failed; `next_at` is when the next one is due.
+
+    `is_ambiguous`: this or an earlier attempt may have been seen by people.
+    """
+    state = OutboxState.AMBIGUOUS if is_ambiguous else OutboxState.PENDING
+    db.execute("UPDATE outbox SET state = ?, error = ?, next_at = ? WHERE id = ?", (state, error, next_at, row_id))
+
+
+def mark_dead(db: Connection, row_id: OutboxId, error: str, now: Millis) -> None:
+    """It can never be delivered. The payload stays for the operator."""
+    db.execute("UPDATE outbox SET state = 'dead', error = ?, settled_at = ? WHERE id = ?", (error, now, row_id))
+
+
+def _row(row: tuple[Any, ...]) -> OutboxRow:
+    is_rendered = bool(row[7])
+    return OutboxRow(
+        id=row[0],
+        chat_id=row[1],
+        message_id=row[2],
+        dedupe_key=row[3],
+        part=row[4],
+        kind=OutboxKind(row[5]),
+        written=None if is_rendered else _decode_written(row[6]),
+        rendered=_decode_part(row[6]) if is_rendered else None,
+        reply_to=row[8],
+        ticket=row[9],
+        replaces=row[10],
+        state=OutboxState(row[11]),
+        attempts=row[12],
+        next_at=row[13],
+        first_tried_at=row[14],
+    )

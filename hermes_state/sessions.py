@@ -1,0 +1,256 @@
+"""Sessions and lineage.
+
+A conversation is one **lineage**: the first session and its continuations, each made by a compression.
+`lineage_id` is the id of the first session and `depth` counts continuations, so the tip is one indexed
+look-up however long the chain is. `/new` ends a session and starts another lineage.
+"""
+
+import secrets
+from dataclasses import dataclass
+from sqlite3 import Connection
+from typing import Any
+
+from hermes_state.errors import CommandError, LineageMoved, SessionNotFound
+from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One `sessions` row, without its totals."""
+
+    id: SessionId
+    key: str
+    """Public id; people see its first eight characters."""
+    chat_id: ChatId
+    parent_session_id: SessionId | None
+    lineage_id: LineageId
+    depth: int
+    model: str | None
+    title: str | None
+    system_prompt: str | None
+    started_at: Millis
+    ended_at: Millis | None
+    end_reason: EndReason | None
+    version: int
+    """Moves with every change of the view; a split planned on an older version is refused."""
+    next_seq: int
+    message_count: int
+    reported_prompt_tokens: int | None
+    reported_at_seq: int | None
+    """The last row that `reported_prompt_tokens` covers."""
+
+    @property
+    def short_key(self) -> str:
+        return self.key[:SHORT_KEY_LENGTH]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """One lineage as people see it."""
+
+    tip: Session
+    title: str | None
+    message_count: int
+    last_human_at: Millis | None
+    is_active: bool
+
+
+SHORT_KEY_LENGTH = 8
+
+_COLUMNS = """id, key, chat_id, parent_session_id, lineage_id, depth, model, title, system_prompt, started_at, ended_at,
+end_reason, version, next_seq, message_count, reported_prompt_tokens, reported_at_seq"""
+# Purpose: the newest session of a lineage, by the unique index on (lineage_id, depth).
+_TIP = f"SELECT {_COLUMNS} FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1"
+_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def new_session_key(now: Millis) -> str:
+    """A public id that sorts by time: nine characters of time and nine of chance.
+
+    The eight characters that people see tell apart what started at least 32 ms apart.
+    """
+    moment, digits = int(now), []
+    for _ in range(9):
+        digits.append(_BASE32[moment & 31])
+        moment >>= 5
+    return "".join(reversed(digits)) + "".join(secrets.choice(_BASE32) for _ in range(9))
+
+
+def load_session(db: Connection, session_id: SessionId) -> Session:
+    """Raises `SessionNotFound`."""
+    row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    if row is None:
+        raise SessionNotFound(f"no session {session_id}")
+    return session_of(row)
+
+
+def load_tip(db: Connection, lineage_id: LineageId) -> Session:
+    """The newest session of a lineage. Raises `SessionNotFound`."""
+    row = db.execute(_TIP, (lineage_id,)).fetchone()
+    if row is None:
+        raise SessionNotFound(f"no conversation {lineage_id}")
+    return session_of(row)
+
+
+def get_compression_tip(db: Connection, session_id: SessionId) -> SessionId:
+    """The live end of the chain that `session_id`, at any place in it, belongs to. Raises `SessionNotFound`."""
+    return load_tip(db, load_session(db, session_id).lineage_id).id
+
+
+def load_active(db: Connection, chat_id: ChatId) -> Session | None:
+    """The session a chat is in, None before its first message."""
+    row = db.execute(
+        f"SELECT {_COLUMNS} FROM sessions WHERE id = (SELECT active_session_id FROM chats WHERE id = ?)", (chat_id,)
+    ).fetchone()
+    return session_of(row) if row else None
+
+
+def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
+    """The session a chat is in; started when there is none or the last one has ended."""
+    active = load_active(db, chat_id)
+    return active if active is not None and active.ended_at is None else start_session(db, chat_id, now)
+
+
+def start_session(db: Connection, chat_id: ChatId, now: Millis) -> Session:
+    """Start a lineage of its own and make it the chat's active one."""
+    insert = "INSERT INTO sessions (key, chat_id, lineage_id, started_at) VALUES (?, ?, 0, ?)"
+    cursor = db.execute(insert, (new_session_key(now), chat_id, now))
+    assert cursor.lastrowid is not None
+    session_id = SessionId(cursor.lastrowid)
+    db.execute("UPDATE sessions SET lineage_id = id WHERE id = ?", (session_id,))
+    db.execute("UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ?", (session_id, now, chat_id))
+    return load_session(db, session_id)
+
+
+def end_session(db: Connection, session_id: SessionId, reason: EndReason, now: Millis) -> None:
+    """End a session that is open. Raises `LineageMoved` when it was not."""
+    ended = db.execute(
+        """UPDATE sessions SET ended_at = max(?, started_at), end_reason = ?, version = version + 1
+        WHERE id = ? AND ended_at IS NULL""",
+        (now, reason, session_id),
+    )
+    if ended.rowcount != 1:
+        raise LineageMoved(f"session {session_id} has ended already")
+
+
+def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
+    """End the chat's session (`reset`) and start a new conversation."""
+    active = load_active(db, chat_id)
+    if active is not None and active.ended_at is None:
+        end_session(db, active.id, EndReason.RESET, now)
+    return start_session(db, chat_id, now)
+
+
+def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
+    """Make an earlier conversation of this chat the active one again; any session id in it will do.
+
+    Raises `CommandError` when the id is unknown here, ambiguous, or already active.
+    """
+    tip = find_conversation(db, chat_id, key_prefix)
+    active = load_active(db, chat_id)
+    if active is not None and active.id == tip.id and tip.ended_at is None:
+        raise CommandError("That conversation is the active one already.")
+    if active is not None and active.ended_at is None:
+        end_session(db, active.id, EndReason.SWITCHED, now)
+    db.execute("UPDATE sessions SET ended_at = NULL, end_reason = NULL, version = version + 1 WHERE id = ?", (tip.id,))
+    db.execute("UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ?", (tip.id, now, chat_id))
+    return load_session(db, tip.id)
+
+
+def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Session:
+    """The tip of the conversation in which a session's key starts so. Raises `CommandError`."""
+    prefix = key_prefix.strip().lower()
+    if len(prefix) < 4 or any(letter not in _BASE32 for letter in prefix):
+        raise CommandError("Give the id that /sessions shows, at least four characters of it.")
+    query = "SELECT DISTINCT lineage_id FROM sessions WHERE chat_id = ? AND key >= ? AND key < ?"
+    rows = db.execute(query, (chat_id, prefix, prefix + "~")).fetchall()
+    if not rows:
+        raise CommandError(f"No conversation of this chat has an id that starts with “{prefix}”. /sessions lists them.")
+    if len(rows) > 1:
+        raise CommandError(f"More than one conversation starts with “{prefix}”: give more characters.")
+    return load_tip(db, LineageId(rows[0][0]))
+
+
+def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
+    """Store a session's system prompt unless it has one; returns the stored one."""
+    db.execute("UPDATE sessions SET system_prompt = ? WHERE id = ? AND system_prompt IS NULL", (text, session_id))
+    stored = load_session(db, session_id).system_prompt
+    assert stored is not None
+    return stored
+
+
+def set_title(db: Connection, session_id: SessionId, title: str) -> None:
+    db.execute("UPDATE sessions SET title = ? WHERE id = ?", (title, session_id))
+
+
+def load_title(db: Connection, lineage_id: LineageId) -> str | None:
+    """A conversation's title: the newest that was set along its chain."""
+    query = "SELECT title FROM sessions WHERE lineage_id = ? AND title IS NOT NULL ORDER BY depth DESC LIMIT 1"
+    row = db.execute(query, (lineage_id,)).fetchone()
+    return row[0] if row else None
+
+
+# Purpose: the conversations of a chat that hold anything, the most recently used first.
+_CONVERSATIONS = """
+SELECT lineage_id, sum(message_count), max(coalesce(last_human_at, started_at)) AS used_at, max(last_human_at)
+FROM sessions WHERE chat_id = ? GROUP BY lineage_id HAVING sum(message_count) > 0 ORDER BY used_at DESC LIMIT ?
+"""
+
+
+def list_conversations(db: Connection, chat_id: ChatId, limit: int) -> list[Conversation]:
+    """One entry a lineage, the most recently used first."""
+    active = load_active(db, chat_id)
+    found = []
+    for lineage_id, count, _, last_human_at in db.execute(_CONVERSATIONS, (chat_id, limit)).fetchall():
+        tip = load_tip(db, lineage_id)
+        found.append(
+            Conversation(
+                tip=tip,
+                title=load_title(db, lineage_id),
+                message_count=count,
+                last_human_at=last_human_at,
+                is_active=active is not None and active.lineage_id == lineage_id,
+            )
+        )
+    return found
+
+
+# Purpose: open sessions that people left alone, except where a turn runs or a message waits.
+_IDLE = """
+SELECT s.id FROM sessions s JOIN chats c ON c.active_session_id = s.id
+WHERE s.ended_at IS NULL AND s.last_human_at < ?
+  AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = s.chat_id AND t.state IN ('running','waiting'))
+  AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = s.chat_id AND i.state IN ('new','claimed'))
+ORDER BY s.last_human_at LIMIT ?
+"""
+
+
+def expire_idle(db: Connection, before: Millis, limit: int, now: Millis) -> list[SessionId]:
+    """End sessions whose last human message is older than `before`; the next message starts anew."""
+    idle = [SessionId(row[0]) for row in db.execute(_IDLE, (before, limit)).fetchall()]
+    for session_id in idle:
+        end_session(db, session_id, EndReason.EXPIRED, now)
+    return idle
+
+
+def session_of(row: tuple[Any, ...]) -> Session:
+    """A `_COLUMNS` row as a value."""
+    return Session(
+        id=row[0],
+        key=row[1],
+        chat_id=row[2],
+        parent_session_id=row[3],
+        lineage_id=row[4],
+        depth=row[5],
+        model=row[6],
+        title=row[7],
+        system_prompt=row[8],
+        started_at=row[9],
+        ended_at=row[10],
+        end_reason=None if row[11] is None else EndReason(row[11]),
+        version=row[12],
+        next_seq=row[13],
+        message_count=row[14],
+        reported_prompt_tokens=row[15],
+        reported_at_seq=row[16],
+    )

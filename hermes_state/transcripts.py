@@ -1,0 +1,218 @@
+"""Message rows and views.
+
+Rows are append-only: what was said stays. What the model sees is a **view** of a lineage's tip: the rows
+its context references by position, then its own rows by `seq`, with `view_edits` applied (a row hidden,
+or replaced by another). Undo, retry and pruning only ever write view edits.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from sqlite3 import Connection
+from typing import Any, TypeAlias
+
+import msgspec
+
+from hermes_state.errors import SessionNotFound
+from hermes_state.sessions import Session, load_tip
+from hermes_state.values import (
+    InboxId,
+    LineageId,
+    Message,
+    MessageBody,
+    MessageId,
+    Millis,
+    Origin,
+    Role,
+    SessionId,
+    Transcript,
+    TurnId,
+)
+
+_Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; `_message` is the one place that gives it types
+
+EMPTY_BODY = MessageBody()
+_decode_body = msgspec.json.Decoder(MessageBody).decode
+_encode_body = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewMessage:
+    """A row about to be stored."""
+
+    role: Role
+    origin: Origin
+    text: str | None
+    body: MessageBody = EMPTY_BODY
+    sender_ref: str | None = None
+    sender_name: str | None = None
+    turn_id: TurnId | None = None
+    inbox_id: InboxId | None = None
+    tool_call_id: str | None = None
+    tool_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the model sees of a lineage: its tip and the rows in order."""
+
+    session: Session
+    transcript: Transcript
+
+
+# Purpose: take the next place at the end of a session.
+_TAKE_SEQ = """
+UPDATE sessions SET next_seq = next_seq + 1, message_count = message_count + 1
+WHERE id = ? RETURNING next_seq - 1, chat_id, lineage_id
+"""
+# Purpose: take the next place for a row that is made for a view only.
+_TAKE_VIEW_SEQ = """
+UPDATE sessions SET next_view_seq = next_view_seq - 1 WHERE id = ? RETURNING next_view_seq + 1, chat_id, lineage_id
+"""
+_INSERT = """
+INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, body, sender_ref, sender_name,
+  turn_id, inbox_id, tool_call_id, tool_name, replaces_id, indexed, created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_COLUMNS = """m.id, m.session_id, m.seq, m.role, m.origin, m.text, m.body, m.sender_ref, m.sender_name, m.turn_id,
+m.tool_call_id, m.tool_name, m.created_at"""
+# Purpose: the rows a continuation starts from.
+_CONTEXT_ROWS = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON m.id = c.message_id
+WHERE c.session_id = ? ORDER BY c.pos"""
+# Purpose: what was said in the session itself.
+_OWN_ROWS = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq > 0 ORDER BY m.seq"
+_EDITS = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?"
+
+
+def append(db: Connection, session_id: SessionId, new: NewMessage, now: Millis) -> MessageId:
+    """Store a row at the end of a session. Raises `SessionNotFound`."""
+    return _insert(db, session_id, new, _TAKE_SEQ, None, True, now)
+
+
+def append_view_row(
+    db: Connection, session_id: SessionId, new: NewMessage, replaces: MessageId | None, now: Millis
+) -> MessageId:
+    """Store a row that exists only in a view (a handoff, a stub): negative `seq`, not searchable."""
+    return _insert(db, session_id, new, _TAKE_VIEW_SEQ, replaces, False, now)
+
+
+def _insert(
+    db: Connection,
+    session_id: SessionId,
+    new: NewMessage,
+    take: str,
+    replaces: MessageId | None,
+    is_indexed: bool,
+    now: Millis,
+) -> MessageId:
+    place = db.execute(take, (session_id,)).fetchone()
+    if place is None:
+        raise SessionNotFound(f"no session {session_id}")
+    seq, chat_id, lineage_id = place
+    body = None if new.body == EMPTY_BODY else _encode_body(new.body).decode()
+    cursor = db.execute(
+        _INSERT,
+        (
+            *(session_id, chat_id, lineage_id, seq, new.role, new.origin, new.text, body),
+            *(new.sender_ref, new.sender_name, new.turn_id, new.inbox_id, new.tool_call_id, new.tool_name),
+            *(replaces, int(is_indexed), now),
+        ),
+    )
+    assert cursor.lastrowid is not None
+    return MessageId(cursor.lastrowid)
+
+
+def load_view(db: Connection, lineage_id: LineageId) -> View:
+    """The tip of a lineage with the rows the model sees. Raises `SessionNotFound`."""
+    session = load_tip(db, lineage_id)
+    return View(session=session, transcript=load_session_view(db, session.id))
+
+
+def load_session_view(db: Connection, session_id: SessionId) -> Transcript:
+    """The rows the model sees of one session."""
+    rows = db.execute(_CONTEXT_ROWS, (session_id,)).fetchall()
+    rows += db.execute(_OWN_ROWS, (session_id,)).fetchall()
+    edits = dict(db.execute(_EDITS, (session_id,)).fetchall())
+    if not edits:
+        return tuple(map(_message, rows))
+    replacements = _load_rows(db, [target for target in edits.values() if target is not None])
+    seen: list[Message] = []
+    for row in rows:
+        if row[0] not in edits:
+            seen.append(_message(row))
+        elif (target := edits[row[0]]) is not None:
+            seen.append(replacements[target])
+    return tuple(seen)
+
+
+def load_message(db: Connection, message_id: MessageId) -> Message:
+    """One row by id, which must exist."""
+    return _load_rows(db, [message_id])[message_id]
+
+
+def _load_rows(db: Connection, ids: list[int]) -> dict[int, Message]:
+    found: dict[int, Message] = {}
+    for message_id in ids:
+        row = db.execute(f"SELECT {_COLUMNS} FROM messages m WHERE m.id = ?", (message_id,)).fetchone()
+        if row is not None:
+            found[message_id] = _message(row)
+    return found
+
+
+def edit_view(
+    db: Connection,
+    session_id: SessionId,
+    message_ids: Iterable[MessageId],
+    reason: str,
+    now: Millis,
+    replacement_id: MessageId | None = None,
+) -> int:
+    """Hide rows from the model (or show `replacement_id` instead); returns how many.
+
+    The session's `version` moves, so that a compression planned on the older view is refused.
+    """
+    rows = [(session_id, message_id, replacement_id, reason, now) for message_id in message_ids]
+    if rows:
+        db.executemany("INSERT OR REPLACE INTO view_edits VALUES (?, ?, ?, ?, ?)", rows)
+        db.execute("UPDATE sessions SET version = version + 1 WHERE id = ?", (session_id,))
+    return len(rows)
+
+
+# Purpose: what was said in a conversation, newest first, whatever the model sees of it.
+_SAID = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id < ?
+ORDER BY m.id DESC LIMIT ?"""
+
+
+def load_said(db: Connection, lineage_id: LineageId, limit: int, before: MessageId | None = None) -> Transcript:
+    """The newest `limit` original rows of a conversation, oldest of them first; undone ones included."""
+    bound = before if before is not None else 2**62
+    rows = db.execute(_SAID, (lineage_id, bound, limit)).fetchall()
+    return tuple(map(_message, reversed(rows)))
+
+
+def hidden_ids(db: Connection, session_id: SessionId) -> set[MessageId]:
+    """The rows that view edits of this session hide or replace."""
+    return {MessageId(row[0]) for row in db.execute(_EDITS, (session_id,)).fetchall()}
+
+
+def _message(row: _Row) -> Message:
+    body = row[6]
+    return Message(
+        id=row[0],
+        session_id=row[1],
+        seq=row[2],
+        role=_ROLES[row[3]],
+        origin=_ORIGINS[row[4]],
+        text=row[5],
+        body=EMPTY_BODY if body is None else _decode_body(body),
+        sender_ref=row[7],
+        sender_name=row[8],
+        turn_id=row[9],
+        tool_call_id=row[10],
+        tool_name=row[11],
+        created_at=row[12],
+    )
+
+
+# A dictionary look-up is several times cheaper than calling the enum, and a view has thousands of rows.
+_ROLES = {role.value: role for role in Role}
+_ORIGINS = {origin.value: origin for origin in Origin}
