@@ -1,0 +1,523 @@
+"""The contract that every platform adapter keeps, as one suite.
+
+Subclass `AdapterContract`, give it a `harness` fixture, and pytest runs every test of the suite against
+your adapter. A harness is the platform's fake as a person at the other end uses it: it writes, edits,
+presses and looks at what is visible. What a platform does not have stays at its default and skips the test.
+
+    class TestDiscordContract(AdapterContract):
+        @pytest.fixture
+        async def harness(self, tmp_path):
+            async with DiscordHarness(tmp_path) as harness:
+                yield harness
+"""
+
+import asyncio
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Literal, NoReturn, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hermes_state.errors import (
+    ChatUnreachable,
+    MessageRejected,
+    PlatformUnavailable,
+    RateLimited,
+    SendAmbiguous,
+    StoreUnavailable,
+)
+from hermes_state.values import (
+    Button,
+    ChatKey,
+    ChatKind,
+    Cursor,
+    InboundDeletion,
+    InboundEdit,
+    InboundEvent,
+    InboundMessage,
+    OutboundPart,
+    Via,
+)
+from platforms.base import AdapterState, PlatformAdapter, Preview, SendRequest
+
+Event = TypeVar("Event", InboundMessage, InboundEdit, InboundDeletion)
+
+Trouble = Literal["refused", "answer_lost", "flood", "blocked", "rejected"]
+"""What goes wrong with the next send: the connection is refused (or the service says that nothing happened);
+the message appears but the answer is lost; flood control; the chat is gone; the content is refused."""
+
+WAIT_SECONDS = 10.0
+"""Longest wait for something that takes milliseconds on an idle machine: several suites share two cores."""
+
+
+async def eventually(claim: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
+    """Wait until `claim` holds; for things that offer no event to wait on."""
+    deadline = time.monotonic() + seconds
+    while not claim():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds:g} s for: {what}")
+        await asyncio.sleep(0.005)
+
+
+class RecordingIntake:
+    """An intake that keeps what it accepted, in order and without duplicates, and can be out of order itself."""
+
+    def __init__(self) -> None:
+        self.events: list[InboundEvent] = []
+        self.offered: list[str] = []
+        """`event_ref` of every call, duplicates and refused ones too."""
+        self.cursors: dict[str, str] = {}
+        self.moves: list[tuple[str, str]] = []
+        self.refusals = 0
+        """How many of the next calls fail as a database that cannot be written does."""
+        self.gate = asyncio.Event()
+        """Cleared, `accept` waits: a commit that takes long."""
+        self.gate.set()
+        self._refs: set[str] = set()
+
+    async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
+        self.offered.append(event.event_ref)
+        await self.gate.wait()
+        self._refuse_if_told()
+        if event.event_ref not in self._refs:
+            self._refs.add(event.event_ref)
+            self.events.append(event)
+        if cursor is not None:
+            self.cursors[cursor.channel_ref] = cursor.seen_ref
+
+    async def mark_seen(self, cursor: Cursor) -> None:
+        self._refuse_if_told()
+        self.cursors[cursor.channel_ref] = cursor.seen_ref
+
+    async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
+        return dict(self.cursors)
+
+    async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
+        self._refuse_if_told()
+        self.moves.append((old_ref, new_ref))
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def messages(self) -> list[InboundMessage]:
+        return self.of(InboundMessage)
+
+    async def next_of(self, kind: type[Event], after: int = 0) -> Event:
+        """The event of this kind at position `after`, once it is there."""
+        await eventually(lambda: len(self.of(kind)) > after, f"{kind.__name__} number {after + 1}")
+        return self.of(kind)[after]
+
+    async def wait_for(self, count: int) -> list[InboundMessage]:
+        await eventually(lambda: len(self.messages) >= count, f"{count} messages")
+        return self.messages
+
+    def _refuse_if_told(self) -> None:
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise StoreUnavailable("the test says so")
+
+
+@contextlib.asynccontextmanager
+async def running(adapter: PlatformAdapter, intake: RecordingIntake) -> AsyncIterator[None]:
+    """Run the adapter until the block ends; it is ready when the block begins."""
+    task = asyncio.create_task(adapter.run(intake), name="adapter under test")
+    try:
+        await eventually(lambda: adapter.health().is_ready or task.done(), "the adapter is ready")
+        if task.done():
+            await task
+            pytest.fail("run() ended by itself")
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait_for(task, WAIT_SECONDS)
+
+
+def skip(what: str) -> NoReturn:
+    pytest.skip(f"this platform has no {what}")
+
+
+class AdapterHarness(ABC):
+    """A person at the other end of the platform's fake, and a look at what that person sees."""
+
+    adapter: PlatformAdapter
+    """Built, not running, its menu and settings ready."""
+    direct_chat: ChatKey
+    """Where the person and the bot talk alone; exists from the start."""
+    person_id: str
+    """The person's bare platform id."""
+
+    @abstractmethod
+    async def write(self, text: str) -> str:
+        """The person writes in the direct chat; returns the platform's message id."""
+
+    @abstractmethod
+    async def visible(self, chat: ChatKey) -> list[str]:
+        """Plain texts of the bot's messages that are visible in the chat now, oldest first."""
+
+    @property
+    def has_outage_memory(self) -> bool:
+        """Whether the platform keeps messages for a bot that is away."""
+        return True
+
+    def group_chat(self) -> ChatKey:
+        """A group with the bot in it."""
+        skip("groups")
+
+    async def write_in_group(self, text: str, *, is_mention: bool) -> str:
+        """The person writes in the group; a mention starts with the bot's name. Returns the message id."""
+        skip("groups")
+
+    async def edit(self, message_ref: str, text: str) -> None:
+        """The person edits a message of the direct chat."""
+        skip("edits")
+
+    async def delete(self, message_ref: str) -> None:
+        """The person deletes a message of the direct chat."""
+        skip("deletions that bots learn of")
+
+    async def reply(self, message_ref: str, text: str) -> str:
+        """The person replies to a message of the direct chat."""
+        skip("replies")
+
+    async def press(self, label: str) -> None:
+        """The person presses a button under the bot's newest message in the direct chat."""
+        skip("buttons")
+
+    async def write_with_file(self, name: str, content: bytes) -> str:
+        """The person sends a text document in the direct chat."""
+        skip("files")
+
+    async def break_next_send(self, trouble: Trouble) -> None:
+        """Something goes wrong with the bot's next message in the direct chat, once."""
+        skip(f"trouble of the kind {trouble}")
+
+
+def part(text: str, *, buttons: tuple[Button, ...] = ()) -> OutboundPart:
+    return OutboundPart(text=text, plain=text, buttons=buttons)
+
+
+def request(
+    chat: ChatKey,
+    text: str,
+    *,
+    key: str = "k1",
+    replaces: str | None = None,
+    buttons: tuple[Button, ...] = (),
+    is_repeat: bool = False,
+) -> SendRequest:
+    content = part(text, buttons=buttons)
+    return SendRequest(chat=chat, part=content, key=key, replaces=replaces, is_repeat=is_repeat)
+
+
+def utf16_units(text: str) -> int:
+    return len(text.encode("utf-16-le")) // 2
+
+
+class AdapterContract:
+    """Every test here holds for every adapter; see the module's docstring for how to plug one in."""
+
+    @pytest.fixture
+    def intake(self) -> RecordingIntake:
+        return RecordingIntake()
+
+    # Life
+
+    async def test_is_not_ready_before_it_runs(self, harness: AdapterHarness) -> None:
+        assert not harness.adapter.health().is_ready
+
+    async def test_running_means_progress_was_made(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            health = harness.adapter.health()
+            assert health.state is AdapterState.RUNNING
+            assert health.last_progress_at is not None
+
+    async def test_a_cancelled_run_ends_at_once_and_leaves_no_task(
+        self, harness: AdapterHarness, intake: RecordingIntake
+    ) -> None:
+        before = asyncio.all_tasks()
+        async with running(harness.adapter, intake):
+            await harness.adapter.send(request(harness.direct_chat, "hello"))
+            started = time.monotonic()
+        assert time.monotonic() - started < 5
+        assert not harness.adapter.health().is_ready
+        await eventually(lambda: asyncio.all_tasks() <= before, "every task of the adapter has ended")
+
+    async def test_runs_again_after_it_ended(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            await harness.write("one")
+            await intake.wait_for(1)
+        async with running(harness.adapter, intake):
+            await harness.write("two")
+            await intake.wait_for(2)
+            await harness.adapter.send(request(harness.direct_chat, "still here"))
+        assert [message.text for message in intake.messages] == ["one", "two"]
+        assert "still here" in await harness.visible(harness.direct_chat)
+
+    async def test_sending_while_it_does_not_run_is_retryable(self, harness: AdapterHarness) -> None:
+        with pytest.raises(PlatformUnavailable):
+            await harness.adapter.send(request(harness.direct_chat, "hello"))
+
+    # In
+
+    async def test_a_direct_message_arrives_whole(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            ref = await harness.write("Grüße, 世界 👋 *as typed*")
+            [message] = await intake.wait_for(1)
+        assert message.text == "Grüße, 世界 👋 *as typed*"
+        assert message.chat == harness.direct_chat
+        assert message.chat.account == harness.adapter.name
+        assert not message.chat_kind.is_shared
+        assert message.sender.id == harness.person_id
+        assert message.sender.ref == f"{harness.direct_chat.platform}:{harness.person_id}"
+        assert not message.sender.is_bot
+        assert message.message_ref == ref
+        assert message.is_addressed
+        assert message.via is not Via.BUTTON
+        assert not message.expects_more
+        assert abs(message.sent_at / 1000 - time.time()) < 60
+
+    async def test_messages_arrive_in_order_and_once(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            for number in range(12):
+                await harness.write(f"message {number}")
+            await intake.wait_for(12)
+        assert [message.text for message in intake.messages] == [f"message {number}" for number in range(12)]
+        assert len({message.event_ref for message in intake.messages}) == 12
+
+    async def test_what_was_written_while_it_was_away_arrives_in_order(
+        self, harness: AdapterHarness, intake: RecordingIntake
+    ) -> None:
+        if not harness.has_outage_memory:
+            skip("memory of an outage")
+        async with running(harness.adapter, intake):
+            await harness.write("before")
+            await intake.wait_for(1)
+        for number in range(6):
+            await harness.write(f"message {number}")
+        async with running(harness.adapter, intake):
+            await intake.wait_for(7)
+        assert [message.text for message in intake.messages][1:] == [f"message {number}" for number in range(6)]
+
+    async def test_an_event_that_could_not_be_stored_comes_again(
+        self, harness: AdapterHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(harness.adapter, intake):
+            intake.refusals = 1
+            with contextlib.suppress(Exception):  # the local chat tells its person at once; the others wait
+                await harness.write("keep me")
+            await intake.wait_for(1)
+        assert [message.text for message in intake.messages] == ["keep me"]
+        assert len(set(intake.offered)) == 1, "a redelivery carries the same event_ref"
+
+    async def test_a_long_message_says_that_more_may_follow(
+        self, harness: AdapterHarness, intake: RecordingIntake
+    ) -> None:
+        limit = harness.adapter.capabilities.max_part_units
+        async with running(harness.adapter, intake):
+            await harness.write("x" * (limit - 50))
+            [message] = await intake.wait_for(1)
+        assert message.expects_more
+
+    async def test_a_command_keeps_its_arguments(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            await harness.write("/title Plans for May")
+            [message] = await intake.wait_for(1)
+        assert message.text == "/title Plans for May"
+
+    async def test_a_group_is_overheard_but_only_a_mention_addresses_the_bot(
+        self, harness: AdapterHarness, intake: RecordingIntake
+    ) -> None:
+        group = harness.group_chat()
+        async with running(harness.adapter, intake):
+            await harness.write_in_group("to somebody else", is_mention=False)
+            await harness.write_in_group("what do you think?", is_mention=True)
+            first, second = await intake.wait_for(2)
+        assert not first.is_addressed
+        assert second.is_addressed
+        assert second.text == "what do you think?", "a leading mention is taken off"
+        assert {first.chat, second.chat} == {group}
+        assert second.chat_kind in (ChatKind.GROUP, ChatKind.CHANNEL, ChatKind.THREAD)
+
+    async def test_an_edit_names_the_message_it_changes(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            ref = await harness.write("firts")
+            await intake.wait_for(1)
+            await harness.edit(ref, "first")
+            edit = await intake.next_of(InboundEdit)
+        assert (edit.message_ref, edit.text, edit.chat) == (ref, "first", harness.direct_chat)
+        assert edit.event_ref != intake.messages[0].event_ref
+
+    async def test_a_deletion_names_the_message(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            ref = await harness.write("never mind")
+            await intake.wait_for(1)
+            await harness.delete(ref)
+            deletion = await intake.next_of(InboundDeletion)
+        assert (deletion.message_ref, deletion.chat) == (ref, harness.direct_chat)
+
+    async def test_a_reply_quotes_what_it_answers(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            sent = await harness.adapter.send(request(harness.direct_chat, "word " * 300))
+            await harness.reply(sent, "why?")
+            [message] = await intake.wait_for(1)
+        assert message.text == "why?"
+        assert message.quote is not None
+        assert message.quote.message_ref == sent
+        assert message.quote.is_from_bot
+        assert message.quote.text.startswith("word word")
+        assert len(message.quote.text) <= 500
+
+    async def test_a_pressed_button_sends_its_command(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        if not harness.adapter.capabilities.has_buttons:
+            skip("buttons")
+        buttons = (
+            Button(label="Yes", command="/approve 7"),
+            Button(label="Long", command="/title " + "a long title " * 12),
+        )
+        async with running(harness.adapter, intake):
+            await harness.adapter.send(request(harness.direct_chat, "May I?", buttons=buttons))
+            await harness.press("Yes")
+            await harness.press("Long")
+            first, second = await intake.wait_for(2)
+        assert (first.text, first.via, first.sender.id) == ("/approve 7", Via.BUTTON, harness.person_id)
+        assert first.is_addressed
+        assert second.text == "/title " + "a long title " * 12
+
+    async def test_a_file_is_announced_and_can_be_fetched(
+        self, harness: AdapterHarness, intake: RecordingIntake, tmp_path: Path
+    ) -> None:
+        content = b"some lines\n" * 100
+        async with running(harness.adapter, intake):
+            await harness.write_with_file("notes.txt", content)
+            [message] = await intake.wait_for(1)
+            [attachment] = message.attachments
+            target = tmp_path / "fetched"
+            size = await harness.adapter.download(attachment, target, max_bytes=10_000)
+            assert (size, target.read_bytes()) == (len(content), content)
+            with pytest.raises(MessageRejected):
+                await harness.adapter.download(attachment, tmp_path / "capped", max_bytes=100)
+        assert attachment.name == "notes.txt"
+
+    # Out
+
+    async def test_a_sent_part_is_visible_and_has_an_id(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            first = await harness.adapter.send(request(harness.direct_chat, "one", key="k1"))
+            second = await harness.adapter.send(request(harness.direct_chat, "two", key="k2"))
+        assert first
+        assert second
+        assert first != second
+        assert await harness.visible(harness.direct_chat) == ["one", "two"]
+
+    async def test_what_render_makes_can_be_sent(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        parts = harness.adapter.render("# Head\n\n**bold** and `code`\n\n```python\nprint(1)\n```\n\n" + "word " * 2000)
+        assert len(parts) > 1
+        async with running(harness.adapter, intake):
+            for number, content in enumerate(parts):
+                await harness.adapter.send(SendRequest(chat=harness.direct_chat, part=content, key=f"k{number}"))
+        assert len(await harness.visible(harness.direct_chat)) == len(parts)
+
+    async def test_a_part_that_replaces_a_message_adds_none(
+        self, harness: AdapterHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(harness.adapter, intake):
+            ref = await harness.adapter.send(request(harness.direct_chat, "draft"))
+            assert await harness.adapter.send(request(harness.direct_chat, "final", key="k2", replaces=ref)) == ref
+            repeat = request(harness.direct_chat, "final", key="k2", replaces=ref, is_repeat=True)
+            assert await harness.adapter.send(repeat) == ref
+        assert await harness.visible(harness.direct_chat) == ["final"]
+
+    async def test_a_preview_becomes_the_final_answer(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            ref = None
+            for text in ("thin", "thinking", "thinking about it"):
+                preview = Preview(chat=harness.direct_chat, is_shared=False, number=9, text=text, ref=ref)
+                ref = await harness.adapter.show(preview) or ref
+            await harness.adapter.send(request(harness.direct_chat, "thought", replaces=ref))
+        assert await harness.visible(harness.direct_chat) == ["thought"]
+
+    async def test_previews_in_a_group_share_one_placeholder(
+        self, harness: AdapterHarness, intake: RecordingIntake
+    ) -> None:
+        group = harness.group_chat()
+        async with running(harness.adapter, intake):
+            ref = await harness.adapter.show(Preview(chat=group, is_shared=True, number=9, text="thin", ref=None))
+            again = await harness.adapter.show(Preview(chat=group, is_shared=True, number=9, text="thinking", ref=ref))
+            assert again in (ref, None)
+            await harness.adapter.send(request(group, "thought", replaces=ref))
+        assert await harness.visible(group) == ["thought"]
+
+    async def test_a_preview_longer_than_a_message_is_cut(
+        self, harness: AdapterHarness, intake: RecordingIntake
+    ) -> None:
+        text = "```python\n" + "print('👋')\n" * 2000
+        async with running(harness.adapter, intake):
+            ref = await harness.adapter.show(
+                Preview(chat=harness.direct_chat, is_shared=False, number=9, text=text, ref=None)
+            )
+            await harness.adapter.send(request(harness.direct_chat, "done", replaces=ref))
+        assert await harness.visible(harness.direct_chat) == ["done"]
+
+    async def test_typing_can_be_shown(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            await harness.adapter.show_typing(harness.direct_chat)
+        assert await harness.visible(harness.direct_chat) == []
+
+    async def test_a_refused_connection_means_not_sent(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            await harness.break_next_send("refused")
+            with pytest.raises(PlatformUnavailable):
+                await harness.adapter.send(request(harness.direct_chat, "hello"))
+            assert await harness.visible(harness.direct_chat) == []
+
+    async def test_a_lost_answer_is_ambiguous(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            await harness.break_next_send("answer_lost")
+            with pytest.raises(SendAmbiguous):
+                await harness.adapter.send(request(harness.direct_chat, "hello"))
+        assert await harness.visible(harness.direct_chat) == ["hello"]
+
+    async def test_flood_control_says_how_long_to_wait(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            await harness.break_next_send("flood")
+            with pytest.raises(RateLimited) as caught:
+                await harness.adapter.send(request(harness.direct_chat, "hello"))
+        assert caught.value.retry_after > 0
+
+    async def test_a_chat_that_is_gone_is_unreachable(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            await harness.break_next_send("blocked")
+            with pytest.raises(ChatUnreachable):
+                await harness.adapter.send(request(harness.direct_chat, "hello"))
+
+    async def test_refused_content_is_rejected(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+        async with running(harness.adapter, intake):
+            await harness.break_next_send("rejected")
+            with pytest.raises(MessageRejected):
+                await harness.adapter.send(request(harness.direct_chat, "hello"))
+
+    # Rendering
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(text=st.text(max_size=400) | st.text(st.sampled_from("a b\n`*_|<>[]()#$~-👋世"), max_size=6000))
+    def test_any_text_renders_to_parts_within_the_limit(self, harness: AdapterHarness, text: str) -> None:
+        parts = harness.adapter.render(text)
+        assert parts
+        limit = harness.adapter.capabilities.max_part_units
+        for content in parts:
+            assert content.text.strip()
+            assert content.plain.strip()
+            assert utf16_units(content.text) <= limit
+            assert utf16_units(content.plain) <= limit
+
+    def test_words_survive_rendering_in_order(self, harness: AdapterHarness) -> None:
+        words = [f"word{number}" for number in range(3000)]
+        shown = "\n".join(content.plain for content in harness.adapter.render("\n".join(words))).split()
+        assert [word for word in shown if word.startswith("word")] == words
