@@ -1,0 +1,505 @@
+"""The table of settings: every key with its default, unit, range and meaning.
+
+`docs/configuration.md` is compared with these classes by a test. How values are found and checked is
+`gateway/config.py`; nothing else reads a file or the environment.
+
+A field made with `setting()` carries what people read about it: a sentence, the unit, and whether a
+running daemon takes over a changed value (`SIGHUP`) or needs a restart for it.
+"""
+
+import ipaddress
+import json
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic.config import JsonDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+MIN_INPUT_WINDOW = 2_048
+"""Tokens. Below this a system prompt and one exchange do not fit."""
+
+DEFAULT_OUTPUT_TOKENS = 8_192
+"""Tokens reserved for the answer, unless a quarter of a small context is less."""
+
+PLATFORMS = ("telegram", "discord", "local")
+
+
+def setting(
+    default: Any = ...,
+    *,
+    text: str,
+    unit: str = "",
+    restart: bool = False,
+    default_text: str = "",
+    default_factory: Callable[[dict[str, Any]], Any] | None = None,
+    ge: float | None = None,
+    le: float | None = None,
+) -> Any:
+    """A documented field. `restart`: a changed value waits for the next start.
+
+    Returns Any, as pydantic's `Field` does: the annotation beside it is the type.
+    """
+    notes: JsonDict = {"unit": unit, "restart": restart, "default_text": default_text}
+    if default_factory is not None:
+        return Field(default_factory=default_factory, description=text, json_schema_extra=notes, ge=ge, le=le)
+    return Field(default, description=text, json_schema_extra=notes, ge=ge, le=le)
+
+
+def _listed(value: object) -> object:
+    """`a, b` or a JSON list from a variable; a lone value in YAML."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError("is not a JSON list") from None
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _switched_off(value: object) -> object:
+    """YAML reads `off` as false; a variable brings the word itself. Both mean: no value."""
+    if isinstance(value, str):
+        return None if value.strip().lower() in ("off", "false", "none", "null", "0", "") else value
+    return None if value == 0 else value
+
+
+def _lowered(value: object) -> object:
+    """`FULL` and ` full` mean `full`."""
+    return value.strip().lower() if isinstance(value, str) else value
+
+
+_ID_SHAPES = {
+    "telegram": (re.compile(r"[1-9][0-9]{0,15}"), "the number from /whoami, such as telegram:42"),
+    "discord": (re.compile(r"[1-9][0-9]{0,19}"), "the number from /whoami, such as discord:80351110224678912"),
+    "local": (re.compile(r"[a-z0-9_-]{1,32}"), "the name of a local person, such as local:owner"),
+}
+
+
+def _user_ref(value: object) -> object:
+    """`platform:id`. Names are refused: they can change hands, ids cannot."""
+    if not isinstance(value, str):
+        raise ValueError("must be a list of ids such as telegram:42 (no space after the colon)")
+    platform, colon, ident = value.strip().partition(":")
+    platform = platform.lower()
+    if not colon or platform not in _ID_SHAPES:
+        known = ", ".join(PLATFORMS)
+        raise ValueError(f"{value!r} is not an id: write platform:id with one of {known}, such as telegram:42")
+    shape, example = _ID_SHAPES[platform]
+    if re.fullmatch(r"-[0-9]+", ident):
+        raise ValueError(f"{value!r} names a group; access is given to people: {example}")
+    if shape.fullmatch(ident) is None:
+        raise ValueError(f"{value!r} is a name, and names can change hands; write the stable id: {example}")
+    return f"{platform}:{ident}"
+
+
+def _root_url(value: str) -> str:
+    if re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", value) is None:
+        raise ValueError("must be an address such as https://example.org, without a query")
+    return value.rstrip("/")
+
+
+def _socket_url(value: str) -> str:
+    if re.fullmatch(r"wss?://[^\s?#]+", value) is None:
+        raise ValueError("must be an address such as wss://gateway.example.org, without a query")
+    return value.rstrip("/")
+
+
+def _secret_word(value: SecretStr) -> SecretStr:
+    """Telegram's rule for webhook secrets."""
+    if re.fullmatch(r"[A-Za-z0-9_-]{16,256}", value.get_secret_value()) is None:
+        raise ValueError("must be 16 to 256 of the characters A-Z a-z 0-9 _ -")
+    return value
+
+
+def _trimmed(value: object) -> object:
+    """A pasted key often brings a line break with it."""
+    return value.strip() if isinstance(value, str) else value
+
+
+def _route(value: str) -> str:
+    if re.fullmatch(r"/[A-Za-z0-9/_.-]*", value) is None:
+        raise ValueError("must start with / and hold only letters, digits and / _ . -")
+    return value
+
+
+Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(_trimmed)]
+Url: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_root_url)]
+SocketUrl: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_socket_url)]
+Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
+People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(_listed)]
+
+
+class Section(BaseModel):
+    """One block of the file; a misspelt key is an error, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class WebhookSettings(Section):
+    """Receive from Telegram by webhook instead of polling."""
+
+    url: Url | None = setting(
+        None,
+        restart=True,
+        text="Public https address that Telegram calls. Set: webhook mode; not set: long polling.",
+    )
+    secret: Annotated[Secret, AfterValidator(_secret_word)] | None = setting(
+        None,
+        restart=True,
+        default_text="made at each start",
+        text="Secret token that Telegram sends along with every call.",
+    )
+    host: str = setting(
+        "127.0.0.1",
+        restart=True,
+        text="Address the webhook listener binds to, usually behind a reverse proxy.",
+    )
+    port: int = setting(8766, ge=0, le=65_535, restart=True, text="Port of the webhook listener; 0 picks a free one.")
+    path: Annotated[str, AfterValidator(_route)] = setting(
+        "/telegram",
+        restart=True,
+        text="Path of the webhook listener.",
+    )
+
+
+class TelegramSettings(Section):
+    """Telegram; on as soon as there is a token."""
+
+    token: Secret | None = setting(None, restart=True, text="Bot token from @BotFather.")
+    base_url: Url = setting(
+        "https://api.telegram.org",
+        restart=True,
+        text="Root of the Bot API server, without `/bot`; set it for a local Bot API server.",
+    )
+    webhook: WebhookSettings = Field(default_factory=WebhookSettings)
+
+
+class DiscordSettings(Section):
+    """Discord; on as soon as there is a token."""
+
+    token: Secret | None = setting(None, restart=True, text="Bot token from the developer portal.")
+    api_url: Url = setting("https://discord.com", restart=True, text="Root of the REST API; `/api/v10` is appended.")
+    gateway_url: SocketUrl = setting(
+        "wss://gateway.discord.gg",
+        restart=True,
+        text="Address of the gateway (WebSocket).",
+    )
+    catch_up_hours: float = setting(
+        24,
+        ge=0,
+        le=168,
+        unit="hours",
+        restart=True,
+        text="How far back missed messages are fetched and answered after a gap. 0: not at all.",
+    )
+    catch_up_messages: int = setting(
+        200,
+        ge=0,
+        le=5_000,
+        unit="messages",
+        restart=True,
+        text="The most that is fetched per channel after a gap; what lies beyond is announced.",
+    )
+
+
+class LocalSettings(Section):
+    """The web chat on this machine."""
+
+    enabled: bool = setting(True, restart=True, text="Serve the web chat.")
+    host: str = setting(
+        "127.0.0.1",
+        restart=True,
+        text="Address to bind to. Beyond loopback only when `access` names somebody.",
+    )
+    port: int = setting(8765, ge=0, le=65_535, restart=True, text="Port; 0 picks a free one.")
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host.lower() == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+
+def _protocol(data: dict[str, Any]) -> str:
+    is_set = any(data.get(name) is not None for name in ("name", "base_url", "api_key"))
+    return "chat_completions" if is_set else "offline"
+
+
+def _output_tokens(data: dict[str, Any]) -> int:
+    context: int = data.get("context_length", 32_768)
+    return max(1, min(DEFAULT_OUTPUT_TOKENS, context // 4))
+
+
+class ModelSettings(Section):
+    """The model that answers."""
+
+    name: str | None = setting(None, text="Name of the model as its provider spells it.")
+    base_url: Url | None = setting(
+        None, default_text="OpenAI's", text="Root of an OpenAI-compatible API, such as `http://127.0.0.1:11434/v1`."
+    )
+    api_key: Secret | None = setting(None, text="Key for that API. Servers on your own machine usually need none.")
+    protocol: Annotated[Literal["chat_completions", "offline"], BeforeValidator(_lowered)] = setting(
+        default_factory=_protocol,
+        default_text="`offline` while none of key, base URL and name is set, else `chat_completions`",
+        text="How the model is spoken to. `offline` is built in and says so in every answer.",
+    )
+    context_length: int = setting(
+        32_768,
+        ge=1_024,
+        le=20_000_000,
+        unit="tokens",
+        text="Size of the model's context window.",
+    )
+    max_output_tokens: int = setting(
+        default_factory=_output_tokens,
+        default_text="the smaller of 8192 and 25 % of `model.context_length`",
+        ge=1,
+        le=10_000_000,
+        unit="tokens",
+        text="Room reserved for the answer. The rest of the context is the input window, at least 2048 tokens.",
+    )
+    turn_seconds: float = setting(
+        900,
+        ge=1,
+        le=86_400,
+        unit="seconds",
+        text="Longest time a whole turn may take, tools included.",
+    )
+    connect_seconds: float = setting(
+        5,
+        ge=0.1,
+        le=120,
+        unit="seconds",
+        text="Longest wait for a connection to the provider.",
+    )
+    read_seconds: float = setting(
+        120, ge=0.1, le=3_600, unit="seconds", text="Longest silence of the provider before a call counts as timed out."
+    )
+    images: bool | Literal["auto"] = setting(
+        "auto",
+        text="Whether the model sees images. `auto` decides by the name; images for one that does not get a "
+        "friendly refusal.",
+    )
+
+    @property
+    def input_window(self) -> int:
+        """Tokens that a prompt may have: the context less the reserved output."""
+        return self.context_length - self.max_output_tokens
+
+    @property
+    def sees_images(self) -> bool:
+        if isinstance(self.images, bool):
+            return self.images
+        return self.name is not None and _SEEING_MODELS.search(self.name.lower()) is not None
+
+    @model_validator(mode="after")
+    def _is_usable(self) -> "ModelSettings":
+        if self.protocol == "chat_completions" and not (self.name or "").strip():
+            raise ValueError(
+                "model.name is missing: name the model to use (HERMES_MODEL__NAME), or set model.protocol to offline"
+            )
+        if self.input_window < MIN_INPUT_WINDOW:
+            raise ValueError(
+                f"model.context_length ({self.context_length}) less model.max_output_tokens ({self.max_output_tokens}) "
+                f"leaves {self.input_window} tokens for the prompt; at least {MIN_INPUT_WINDOW} are needed"
+            )
+        return self
+
+
+_SEEING_MODELS = re.compile(
+    r"gpt-4o|gpt-4\.1|gpt-[5-9]|\bo[34]\b|claude|gemini|vision|llava|pixtral|minicpm-v|internvl|moondream|gemma-?3|llama-?4|[-_]vl\b|vl-"
+)
+
+
+class AccessSettings(Section):
+    """Who may write to the gateway. Nobody, unless named here or paired."""
+
+    allow_all: bool = setting(False, text="Let everybody in. For bots that nobody else can find.")
+    allow: People = setting((), text="People with the role user, as stable ids.")
+    admins: People = setting((), text="People with the role admin, as stable ids; they need no other entry.")
+
+    @property
+    def names_somebody(self) -> bool:
+        return self.allow_all or bool(self.allow) or bool(self.admins)
+
+
+class PairingSettings(Section):
+    """Codes by which strangers ask for access in a direct chat."""
+
+    enabled: bool = setting(
+        True,
+        text="Answer a stranger's direct message with a pairing code that an admin can approve.",
+    )
+    code_minutes: float = setting(60, ge=1, le=1_440, unit="minutes", text="How long a code can be approved.")
+    max_pending: int = setting(
+        100,
+        ge=1,
+        le=10_000,
+        unit="codes",
+        text="Most codes waiting for approval at one time; further strangers get no answer.",
+    )
+
+
+class SessionSettings(Section):
+    """How chats become conversations and turns."""
+
+    groups: Annotated[Literal["shared", "per_user"], BeforeValidator(_lowered)] = setting(
+        "shared", text="One conversation per group, or one per person in it."
+    )
+    busy_mode: Annotated[Literal["queue", "steer", "interrupt"], BeforeValidator(_lowered)] = setting(
+        "queue", text="What a message does that arrives during a turn: wait for the next one, join it, or end it."
+    )
+    merge_seconds: float = setting(
+        2, ge=0, le=60, unit="seconds", text="Waiting messages of one sender within this span become one turn. 0: off."
+    )
+    paste_seconds: float = setting(
+        1.5,
+        ge=0,
+        le=10,
+        unit="seconds",
+        text="How long a piece at the platform's length limit waits for the next piece. 0: off.",
+    )
+    max_turns: int = setting(
+        256,
+        ge=1,
+        le=10_000,
+        unit="turns",
+        restart=True,
+        text="Turns running at one time, over all chats.",
+    )
+    max_waiting: int = setting(
+        100,
+        ge=1,
+        le=10_000,
+        unit="messages",
+        text="Messages of one sender that may wait; one sentence refuses the next.",
+    )
+    idle_reset_hours: Annotated[float | None, BeforeValidator(_switched_off)] = setting(
+        None,
+        ge=0.1,
+        le=8_760,
+        unit="hours",
+        default_text="off",
+        text="Silence after which a chat starts a new conversation.",
+    )
+
+
+class AttachmentSettings(Section):
+    """Files that people send."""
+
+    max_bytes: int = setting(20_971_520, ge=1_024, le=2_147_483_648, unit="bytes", text="Largest file that is fetched.")
+    max_text_chars: int = setting(
+        100_000, ge=100, le=10_000_000, unit="characters", text="How much of a text document is read into the turn."
+    )
+    total_bytes: int = setting(
+        2_147_483_648,
+        ge=1_048_576,
+        le=10_995_116_277_760,
+        unit="bytes",
+        text="Room for stored files; beyond it the oldest go.",
+    )
+
+
+class StoreSettings(Section):
+    """The database."""
+
+    synchronous: Annotated[Literal["full", "normal"], BeforeValidator(_lowered)] = setting(
+        "full",
+        restart=True,
+        text="`full`: what was acknowledged survives a power cut. `normal`: faster, may lose the last moments in one.",
+    )
+    readers: int = setting(2, ge=1, le=16, unit="connections", restart=True, text="Connections for reading.")
+    busy_seconds: float = setting(
+        30,
+        ge=1,
+        le=600,
+        unit="seconds",
+        restart=True,
+        text="How long a write waits while another process locks the file.",
+    )
+    settled_days: int = setting(
+        30,
+        ge=1,
+        le=3_650,
+        unit="days",
+        text="How long the keys of settled messages are kept, by which a repeated one is recognised.",
+    )
+
+
+class LoggingSettings(Section):
+    """What the daemon writes about itself; never message text or secrets."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lowered)] = setting(
+        "info", text="Least level that is written."
+    )
+    format: Annotated[Literal["auto", "json", "console"], BeforeValidator(_lowered)] = setting(
+        "auto", restart=True, text="On standard error. `auto`: `console` at a terminal, else `json`."
+    )
+    file: bool = setting(
+        True,
+        restart=True,
+        text="Also write JSON lines to `logs/gateway.log`, rotated at 10 MB, five old files kept.",
+    )
+
+
+class LifecycleSettings(Section):
+    """Starting and stopping."""
+
+    drain_seconds: float = setting(
+        30,
+        ge=0,
+        le=600,
+        unit="seconds",
+        text="How long running turns may finish after SIGTERM; what is left resumes at the next start.",
+    )
+
+
+class Config(BaseSettings):
+    """Everything that can be configured, checked and complete.
+
+    Made by `gateway.config.load_config`; called directly it takes its arguments and the defaults, and reads
+    nothing else.
+    """
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix="HERMES_", env_nested_delimiter="__", hide_input_in_errors=True
+    )
+
+    telegram: TelegramSettings = Field(default_factory=TelegramSettings)
+    discord: DiscordSettings = Field(default_factory=DiscordSettings)
+    local: LocalSettings = Field(default_factory=LocalSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    access: AccessSettings = Field(default_factory=AccessSettings)
+    pairing: PairingSettings = Field(default_factory=PairingSettings)
+    sessions: SessionSettings = Field(default_factory=SessionSettings)
+    attachments: AttachmentSettings = Field(default_factory=AttachmentSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
+    logging: LoggingSettings = Field(default_factory=LoggingSettings)
+    lifecycle: LifecycleSettings = Field(default_factory=LifecycleSettings)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what the loader passes in: the process environment must not leak into a reload or a test."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> "Config":
+        if self.local.enabled and not self.local.is_loopback and not self.access.names_somebody:
+            raise ValueError(
+                f"local.host {self.local.host} is reachable from other machines, but access names nobody: "
+                "set access.admins (or access.allow), or keep local.host at 127.0.0.1"
+            )
+        return self
