@@ -1,0 +1,81 @@
+# Everything a person, a hook or a machine runs has one name here. `make run` and `make test` need only git, make and
+# Python 3.11 or newer; everything else goes into .venv, from requirements files with hashes.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CODE := gateway platforms agent hermes_state tests bench
+ARGS ?=
+
+.PHONY: help setup run test test-browser check fmt lint type unit bench crash lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and none was found; set PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV) || { echo "The venv module of $(PYTHON) does not work here; on Debian: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made requirements.txt pyproject.toml
+	@echo "installing what the gateway needs"
+	@$(PIP_INSTALL) --require-hashes -r requirements.txt
+	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+	@echo "installing what development needs"
+	@$(PIP_INSTALL) --require-hashes -r requirements-dev.txt
+	@touch $@
+
+setup: $(VENV)/.installed-dev ## make .venv with everything for development
+
+run: $(VENV)/.installed ## start the gateway; ARGS="--help" shows its options
+	@exec $(BIN)/hermes-gateway run $(ARGS)
+
+test: setup ## every test that needs no browser; ARGS="-k name" picks some
+	@echo "Not in this run: browser tests (make test-browser), every kill point (make crash; a sample is in this run)."
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not browser and not crash" $(ARGS)
+
+test-browser: setup ## the web chat in a headless Chromium
+	@command -v chromedriver >/dev/null || { echo "chromedriver is needed; on Debian: apt install chromium chromium-driver" >&2; exit 1; }
+	@$(BIN)/python -m pytest -m browser $(ARGS)
+
+crash: setup ## every kill point, one by one; takes long
+	@$(BIN)/python -m pytest -m crash $(ARGS)
+
+check: setup ## formatting, lint, layers, types, unit file, documentation
+	@$(BIN)/ruff format --check $(CODE)
+	@$(MAKE) --no-print-directory lint type unit
+
+fmt: setup ## format the code
+	@$(BIN)/ruff check --select I --fix --quiet $(CODE)
+	@$(BIN)/ruff format $(CODE)
+
+lint: setup ## ruff and the import layers
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/lint-imports
+
+type: setup ## mypy, strict
+	@$(BIN)/python -m mypy
+
+unit: setup ## the systemd unit and the documentation against the code
+	@$(BIN)/python -m pytest -q -rs tests/gateway/test_unit.py tests/gateway/test_docs.py
+
+bench: setup ## the figures, beside the floor in the same run
+	@$(BIN)/python -m bench $(ARGS)
+
+lock: ## write the requirements files anew (needs uv)
+	@command -v uv >/dev/null || { echo "uv is needed to resolve the requirements: pipx install uv" >&2; exit 1; }
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements.txt pyproject.toml requirements-build.in
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-dev.txt requirements-dev.in
+LOCK_OPTIONS := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --strip-extras --no-annotate
+
+clean: ## remove .venv and the caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
