@@ -1,0 +1,15 @@
+"""Small durable notes by key: what an adapter must remember, such as the hash of its published command menu."""
+
+import sqlite3
+
+
+def load_note(db: sqlite3.Connection, key: str) -> str | None:
+    """The note kept under `key`, None if there is none."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def save_note(db: sqlite3.Connection, key: str, value: str) -> None:
+    """Keep `value` under `key`, instead of what was there."""
+    upsert = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+    db.execute(upsert, (key, value))

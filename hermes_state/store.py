@@ -1,0 +1,276 @@
+"""The durable store: one SQLite file, one connection that writes, a few that read.
+
+Every transaction is one plain function `fn(db, ...)`. Writers queue; the store runs up to 256 of their functions in one
+transaction with one commit, which makes waiting for the disk cheap. When `write` returns, the change is on disk.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Self, TypeVar, cast
+
+import aiosqlite
+
+from hermes_state.batch import Write, run_batch
+from hermes_state.connections import (
+    Synchronous,
+    check_engine,
+    check_ours,
+    connect,
+    ensure_private,
+    is_busy,
+    is_trouble,
+    limit_busy_wait,
+    on_thread,
+    prepare_reader,
+    prepare_writer,
+    unavailable,
+)
+from hermes_state.errors import StoreUnavailable
+from hermes_state.lock import FileLock
+from hermes_state.migrate import migrate
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BATCH_SIZE = 256
+"""Functions in one transaction at most; enough to hide the disk's sync, short enough for the latency of the last."""
+
+QUEUE_SIZE = 10_000
+"""Writes that may wait; whoever comes later waits to be let in, so that memory stays bounded while the disk is slow."""
+
+READ_SECONDS = 5.0
+"""A read that takes longer is stopped: an old snapshot keeps the write-ahead log from being cleared."""
+
+_BUSY_PAUSE_SECONDS = 0.02
+_DEADLINE_CHECK_STEPS = 20_000
+"""SQLite virtual machine steps between two looks at the clock, well under a millisecond of work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterPulse:
+    """How the writer is doing, for liveness checks."""
+
+    last_commit_seconds: float
+    """How long the last batch took, from leaving the queue to being on disk."""
+    oldest_wait_seconds: float
+    """How long the write that waits longest (or runs now) has been waiting; 0 when there is none."""
+    waiting: int
+
+
+class _Reader:
+    """A connection for reading and the deadline of what it runs now."""
+
+    def __init__(self, connection: aiosqlite.Connection) -> None:
+        self.connection = connection
+        self.pending = 0
+        self._deadline = 0.0
+        self._is_closing = False
+
+    def prepare(self, db: sqlite3.Connection, busy_seconds: float) -> None:
+        prepare_reader(db, busy_seconds)
+        db.set_progress_handler(self._is_over, _DEADLINE_CHECK_STEPS)
+
+    def run(self, db: sqlite3.Connection, seconds: float, call: Callable[[sqlite3.Connection], T]) -> T:
+        self._deadline = time.monotonic() + seconds
+        db.execute("BEGIN")
+        try:
+            return call(db)
+        finally:
+            self._deadline = float("inf")  # ending the snapshot is never to be interrupted
+            db.execute("ROLLBACK")
+
+    def stop(self) -> None:
+        """End what is running and whatever still comes."""
+        self._is_closing = True
+
+    def _is_over(self) -> bool:
+        return (self._is_closing and self._deadline != float("inf")) or time.monotonic() > self._deadline
+
+
+class Store:
+    """The database of one gateway. `open` it, and `close` it whatever happens."""
+
+    def __init__(
+        self, path: Path, lock: FileLock, writer: aiosqlite.Connection, readers: list[_Reader], busy_seconds: float
+    ) -> None:
+        self.path = path
+        self._lock = lock
+        self._writer = writer
+        self._readers = readers
+        self._busy_seconds = busy_seconds
+        self._queue: deque[Write] = deque()
+        self._room = asyncio.Semaphore(QUEUE_SIZE)
+        self._arrived = asyncio.Event()
+        self._running: list[Write] = []
+        self._last_commit_seconds = 0.0
+        self._closed_at: float | None = None
+        self._shutdown: asyncio.Task[None] | None = None
+        self._drainer = asyncio.create_task(self._drain(), name="store.writer")
+
+    @classmethod
+    async def open(
+        cls, path: Path, *, synchronous: Synchronous = "FULL", readers: int = 2, busy_seconds: float = 30.0
+    ) -> Self:
+        """Open the database at `path`, making or migrating it; takes its lock (`<path>.lock`) until `close`.
+
+        `busy_seconds` bounds how long a write waits while another process locks the file.
+
+        Raises `OwnedElsewhere` if a living process has the database open, `ForeignFile` (nothing is touched then),
+        `SchemaTooNew`, or `StoreUnavailable`.
+        """
+        check_engine()
+        check_ours(path)
+        ensure_private(path)
+        lock = FileLock.acquire(path.with_name(path.name + ".lock"), what=f"the database {path}")
+        opened: list[aiosqlite.Connection] = []
+        try:
+            opened.append(writer := await connect(path))
+            await on_thread(writer, prepare_writer, path, synchronous, busy_seconds)
+            await on_thread(writer, migrate, path)
+            await on_thread(writer, limit_busy_wait)
+            reading = []
+            for _ in range(readers):
+                opened.append(connection := await connect(path))
+                reading.append(reader := _Reader(connection))
+                await on_thread(connection, reader.prepare, busy_seconds)
+        except BaseException as error:
+            for connection in reversed(opened):
+                await connection.close()
+            lock.release()
+            if is_trouble(error):
+                raise unavailable(path, error) from error
+            raise
+        return cls(path, lock, writer, reading, busy_seconds)
+
+    async def write(
+        self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `fn(db, *args)` inside a transaction and return its result once that is on disk.
+
+        `fn` is SQL and nothing else: no network, no files, no `with db:` (it would commit), at most some 500 rows. It
+        may run again when the database was locked, so it must not change anything but the database. What it raises
+        takes back its changes and reaches the caller as it is; `StoreUnavailable` says that nothing was stored. A
+        caller who is cancelled does not know whether it was: keys in the rows make a second try safe.
+        """
+        if self._closed_at is not None:
+            raise StoreUnavailable(f"{self.path.name}: the store is closed")
+        await self._room.acquire()
+        if self._closed_at is not None or self._drainer.done():
+            self._room.release()
+            raise StoreUnavailable(f"{self.path.name}: the store is closed")
+        write = Write(lambda db: fn(db, *args, **kwargs), asyncio.get_running_loop().create_future())
+        self._queue.append(write)
+        self._arrived.set()
+        return cast("T", await write.future)
+
+    async def read(
+        self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `fn(db, *args)` on one consistent snapshot and return its result; `READ_SECONDS` bound it.
+
+        `fn` fetches all it needs and keeps no cursor. Raises `StoreUnavailable` when it takes too long or the file
+        fails.
+        """
+        return await self.read_within(READ_SECONDS, fn, *args, **kwargs)
+
+    async def read_within(
+        self, seconds: float, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`read` with a time limit of its own, counted from when it starts to run."""
+        if self._closed_at is not None:
+            raise StoreUnavailable(f"{self.path.name}: the store is closed")
+        reader = min(self._readers, key=lambda one: one.pending)
+        reader.pending += 1
+        try:
+            return await on_thread(reader.connection, reader.run, seconds, lambda db: fn(db, *args, **kwargs))
+        except sqlite3.Error as error:
+            if is_trouble(error):
+                raise unavailable(self.path, error) from error
+            raise
+        finally:
+            reader.pending -= 1
+
+    @property
+    def pulse(self) -> WriterPulse:
+        """How the writer is doing right now."""
+        oldest = self._running[0] if self._running else self._queue[0] if self._queue else None
+        return WriterPulse(
+            last_commit_seconds=self._last_commit_seconds,
+            oldest_wait_seconds=time.monotonic() - oldest.queued_at if oldest else 0.0,
+            waiting=len(self._queue),
+        )
+
+    async def close(self) -> None:
+        """Store what waits, close every connection and give the lock back. May be called again, by anyone.
+
+        Takes at most `busy_seconds` when another process locks the file, and ends reads that still run.
+        """
+        if self._shutdown is None:
+            self._closed_at = time.monotonic()
+            self._shutdown = asyncio.create_task(self._shut_down(), name="store.close")
+        await asyncio.shield(self._shutdown)  # a caller who is cancelled must not leave threads behind
+
+    async def _shut_down(self) -> None:
+        try:
+            self._arrived.set()
+            await asyncio.wait([self._drainer])
+            for reader in self._readers:
+                reader.stop()
+                await reader.connection.close()
+        finally:
+            try:
+                await self._writer.close()
+            finally:
+                self._lock.release()
+        if not self._drainer.cancelled():
+            self._drainer.result()  # an error there is a fault of this module: let it be seen
+
+    async def _drain(self) -> None:
+        try:
+            while self._queue or self._closed_at is None:
+                if not self._queue:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                    continue
+                self._running = [self._queue.popleft() for _ in range(min(BATCH_SIZE, len(self._queue)))]
+                for _ in self._running:
+                    self._room.release()
+                await self._store_batch(self._running)
+                self._running = []
+        finally:
+            for write in self._running:
+                write.future.cancel()  # it may or may not be on disk
+            while self._queue:
+                self._queue.popleft().fail(StoreUnavailable(f"{self.path.name}: the writer has stopped"))
+
+    async def _store_batch(self, batch: list[Write]) -> None:
+        started = time.monotonic()
+        while True:
+            try:
+                await on_thread(self._writer, run_batch, batch)
+            except sqlite3.Error as error:
+                if is_busy(error) and time.monotonic() < self._patience_until(started):
+                    await asyncio.sleep(_BUSY_PAUSE_SECONDS)  # another process's lock: no event tells its end
+                    continue
+                failure: Exception = error
+            except StoreUnavailable as error:
+                failure = error
+            else:
+                break
+            for write in batch:
+                write.error = failure
+            break
+        self._last_commit_seconds = time.monotonic() - started
+        for write in batch:
+            if write.error is not None and is_trouble(write.error):
+                write.error = unavailable(self.path, write.error)
+            write.settle()
+
+    def _patience_until(self, started: float) -> float:
+        begun = started if self._closed_at is None else min(started, self._closed_at)
+        return begun + self._busy_seconds

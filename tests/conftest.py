@@ -1,0 +1,18 @@
+"""Fixtures that more than one package's tests use."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from hermes_state.store import Store
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    """An empty database of its own, open for the length of the test."""
+    opened = await Store.open(tmp_path / "home" / "state.db")
+    try:
+        yield opened
+    finally:
+        await opened.close()
