@@ -1,0 +1,32 @@
+"""Images of a transcript as data URLs, for models that see."""
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+
+from hermes_state.values import Image, Transcript
+
+MAX_IMAGE_BYTES = 20 * 1024 * 1024
+"""All images of one request together; providers refuse bodies of about 50 MB, and base64 adds a third."""
+
+
+async def load_image_urls(transcript: Transcript, folder: Path) -> Mapping[int, str]:
+    """Data URLs by attachment id, the newest images first until `MAX_IMAGE_BYTES`; missing files are left out."""
+    images = [image for row in reversed(transcript) for image in row.body.images]
+    return await asyncio.to_thread(_read, images, folder) if images else {}
+
+
+def _read(images: list[Image], folder: Path) -> dict[int, str]:
+    urls: dict[int, str] = {}
+    room = MAX_IMAGE_BYTES
+    for image in images:
+        try:
+            data = (folder / image.path).read_bytes()
+        except OSError:  # removed by retention, or by hand: the model is told that it cannot see it
+            continue
+        room -= len(data)
+        if room < 0:
+            break
+        urls[image.attachment_id] = f"data:{image.mime};base64,{base64.b64encode(data).decode()}"
+    return urls

@@ -1,0 +1,71 @@
+"""What the agent asks of a model, whatever protocol it speaks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from agent.model.wire import WireStyle
+from hermes_state.values import CanonicalUsage, ToolCall, Transcript
+
+
+class Finish(StrEnum):
+    """Why a model stopped. A call that the provider filtered or broke off is an error, not a reply."""
+
+    STOP = "stop"
+    TOOL_CALLS = "tool_calls"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSchema:
+    """A tool as a model sees it; `parameters` is a JSON schema of type object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """One model call. It carries stored rows: each protocol renders them through `wire`."""
+
+    system: str
+    transcript: Transcript
+    tools: tuple[ToolSchema, ...] = ()
+    may_call_tools: bool = True
+    """False: the tools stay listed, so that the prompt keeps its bytes, but the model has to answer."""
+    max_output_tokens: int
+    style: WireStyle = field(default_factory=WireStyle)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReply:
+    """A whole reply: text, calls, or both. Call ids are not empty and differ within one reply."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    finish: Finish
+    usage: CanonicalUsage | None
+    """None where the provider reported none."""
+
+
+class ChatModel(Protocol):
+    """A model at the end of a route."""
+
+    @property
+    def route(self) -> str:
+        """Protocol and host, for the ledger and for what is learned per route; never a credential."""
+
+    @property
+    def name(self) -> str:
+        """The model's name at its provider."""
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        """Make the call once. `on_text` receives the whole text so far, each time it has grown.
+
+        Raises the kinds of `ModelError`. Cancelling it closes the connection.
+        """
+
+    async def close(self) -> None:
+        """Let go of connections."""

@@ -1,0 +1,124 @@
+"""What can go wrong with a model call, and what then: one row a kind."""
+
+from dataclasses import dataclass
+
+from hermes_state.errors import (
+    AuthRejected,
+    ContentFiltered,
+    ContextOverflow,
+    ModelError,
+    ModelRateLimited,
+    ModelTimeout,
+    ModelUnavailable,
+    OutputCapTooLarge,
+    QuotaExceeded,
+    ReplyMalformed,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What follows from one kind of failure."""
+
+    kind: type[ModelError]
+    outcome: str
+    """How the ledger calls it."""
+    attempts: int
+    """How often a call is made in all before this kind of failure is given up on; 1 means never again."""
+    sentence: str
+    """What the person reads. It holds nothing of the provider's own text, which may quote a key or a prompt."""
+
+
+OUTCOME_OK = "ok"
+
+REMEDIES: tuple[Remedy, ...] = (
+    Remedy(
+        kind=AuthRejected,
+        outcome="auth",
+        attempts=1,
+        sentence="The model provider does not accept the API key; whoever runs this gateway has to check "
+        "`model.api_key`.",
+    ),
+    Remedy(
+        kind=QuotaExceeded,
+        outcome="quota",
+        attempts=1,
+        sentence="The account at the model provider has no credit left; whoever runs this gateway has to top it up.",
+    ),
+    Remedy(
+        kind=ModelRateLimited,
+        outcome="rate_limited",
+        attempts=4,
+        sentence="The model provider limits how often it may be asked; please send /retry in {wait}.",
+    ),
+    Remedy(
+        kind=ModelTimeout,
+        outcome="timeout",
+        attempts=2,  # each attempt may take the whole read timeout
+        sentence="The model did not answer in time; /retry asks again.",
+    ),
+    Remedy(
+        kind=ModelUnavailable,
+        outcome="unavailable",
+        attempts=4,
+        sentence="The model provider cannot be reached right now; please send /retry in a minute.",
+    ),
+    Remedy(
+        kind=ContentFiltered,
+        outcome="content_filtered",
+        attempts=1,
+        sentence="The model provider's content filter stopped this answer; please put the request differently.",
+    ),
+    Remedy(
+        kind=ContextOverflow,
+        outcome="overflow",
+        attempts=1,
+        sentence="This conversation no longer fits into the model's memory{window}; /new starts a fresh one, and "
+        "/history keeps this one.",
+    ),
+    Remedy(
+        kind=OutputCapTooLarge,
+        outcome="output_cap",
+        attempts=1,
+        sentence="The configured output limit is above what the model allows{cap}; whoever runs this gateway has to "
+        "lower `model.max_output_tokens`.",
+    ),
+    Remedy(
+        kind=ReplyMalformed,
+        outcome="malformed",
+        attempts=2,  # a second broken reply is no accident any more, and every try costs
+        sentence="The model's answer arrived broken or empty; /retry asks again.",
+    ),
+    Remedy(
+        kind=ModelError,
+        outcome="rejected",
+        attempts=1,
+        sentence="The model provider refused the request; whoever runs this gateway should check `model.name` and "
+        "`model.base_url`.",
+    ),
+)
+_BY_KIND = {remedy.kind: remedy for remedy in REMEDIES}
+
+
+def remedy_for(error: ModelError) -> Remedy:
+    """The row of the most specific kind that `error` is."""
+    return next(_BY_KIND[kind] for kind in type(error).__mro__ if kind in _BY_KIND)
+
+
+def sentence_for(error: ModelError) -> str:
+    """One sentence for the person: what happened and what helps."""
+    wait = window = cap = ""
+    if isinstance(error, ModelRateLimited):
+        wait = "a minute" if error.retry_after is None else _in_words(error.retry_after)
+    if isinstance(error, ContextOverflow) and error.window:
+        window = f" of {error.window:,} tokens"
+    if isinstance(error, OutputCapTooLarge) and error.cap:
+        cap = f" ({error.cap:,} tokens)"
+    return remedy_for(error).sentence.format(wait=wait, window=window, cap=cap)
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} seconds"
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes < 90 else f"{round(minutes / 60)} hours"

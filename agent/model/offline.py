@@ -1,0 +1,115 @@
+"""The model that is built in: it needs no key and no network, thinks nothing, and says so.
+
+It lets a newcomer see a whole turn, streaming, tools and all, before anything is configured. The same rows always
+give the same answer.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+
+import orjson
+
+from agent.context.estimate import estimated_reply_usage
+from agent.model.base import Finish, ModelReply, ModelRequest
+from hermes_state.values import Message, Origin, Role, ToolCall
+
+WHAT_IT_IS = (
+    "I am the offline model that comes with hermes-gateway: I repeat and look things up, but I do not think. "
+    "For real answers, set `OPENAI_API_KEY` and `HERMES_MODEL__NAME` (for another provider also "
+    "`HERMES_MODEL__BASE_URL`), or the keys `model.api_key`, `model.name` and `model.base_url` in `config.yaml`, and "
+    "start again."
+)
+_SEARCH = re.compile(r"\bsearch(?:\s+for)?\s+(?P<query>[^\n]+)", re.IGNORECASE)
+_OPEN = re.compile(r"\bopen\s+(?P<id>m\d+)\b", re.IGNORECASE)
+_ECHO_CHARACTERS = 1_500
+_PIECE_WORDS = 3
+
+
+class OfflineModel:
+    """See the module. `pause_seconds` lies between two pieces, so that an answer can be seen to grow."""
+
+    route = "offline"
+    name = "offline"
+
+    def __init__(self, *, pause_seconds: float = 0.02) -> None:
+        self._pause_seconds = pause_seconds
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        """See `ChatModel.complete`."""
+        calls = _calls(request) if request.may_call_tools else ()
+        text = "" if calls else _answer(request)
+        await self._stream(text, on_text)
+        reply = ModelReply(text=text, calls=calls, finish=Finish.TOOL_CALLS if calls else Finish.STOP, usage=None)
+        usage = estimated_reply_usage(request, reply)  # for this model the estimate is the definition
+        return ModelReply(text=text, calls=calls, finish=reply.finish, usage=usage)
+
+    async def _stream(self, text: str, on_text: Callable[[str], None]) -> None:
+        ends = [match.end() for match in re.finditer(r"\S+\s*", text)]
+        for end in ends[_PIECE_WORDS - 1 :: _PIECE_WORDS]:
+            on_text(text[:end])
+            await asyncio.sleep(self._pause_seconds)
+        if text:
+            on_text(text)
+
+
+def _calls(request: ModelRequest) -> tuple[ToolCall, ...]:
+    """The calls that the newest message asks for, unless they were just answered."""
+    rows = request.transcript
+    if not rows or rows[-1].role is not Role.USER:
+        return ()
+    asked = _newest_words(rows)
+    wanted: list[tuple[str, dict[str, str]]] = []
+    if (found := _OPEN.search(asked)) is not None:
+        wanted.append(("history_open", {"id": found["id"].lower()}))
+    if (found := _SEARCH.search(asked)) is not None:
+        wanted.append(("history_search", {"query": found["query"].strip(" .?!\"'“”")}))
+    offered = {tool.name for tool in request.tools}
+    return tuple(
+        ToolCall(id=f"offline_{rows[-1].id}_{place}", name=name, arguments=orjson.dumps(arguments).decode())
+        for place, (name, arguments) in enumerate(wanted)
+        if name in offered
+    )
+
+
+def _answer(request: ModelRequest) -> str:
+    rows = request.transcript
+    results = _newest_results(rows)
+    if results:
+        said = "\n\n".join(f"`{row.tool_name}` returned:\n\n{_quoted(row.text or '')}" for row in results)
+    else:
+        said = f"You wrote: {_shortened(_newest_words(rows)) or 'nothing that I can read'}"
+    return f"{said}\n\n{WHAT_IT_IS}\n\nTry “search for” and a word that was used here, or “open m1”."
+
+
+def _newest_results(rows: Iterable[Message]) -> list[Message]:
+    """The tool results at the very end, in order."""
+    found: list[Message] = []
+    for row in reversed(list(rows)):
+        if row.role is not Role.TOOL:
+            break
+        found.insert(0, row)
+    return found
+
+
+def _newest_words(rows: Iterable[Message]) -> str:
+    """What people wrote since the last answer."""
+    words: list[str] = []
+    for row in reversed(list(rows)):
+        if row.role is Role.ASSISTANT:
+            break
+        if row.origin is Origin.HUMAN and row.text:
+            words.insert(0, row.text)
+    return "\n".join(words)
+
+
+def _quoted(text: str) -> str:
+    """As a Markdown quotation, which no line of `text` can end."""
+    return "\n".join(f"> {line}" for line in _shortened(text).splitlines())
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _ECHO_CHARACTERS else f"{text[:_ECHO_CHARACTERS]} …"

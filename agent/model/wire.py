@@ -1,0 +1,238 @@
+"""From stored rows to the message list of the chat completions API, and nowhere else.
+
+A pure function of stored columns: the same rows give the same bytes on every call, so that a provider's prompt
+cache holds, and a new row changes nothing before it except the last message, which it may join. The list is legal
+whatever the rows are: roles alternate, a call's results follow it at once and in call order, a call that lost its
+result gets a stub, and a result that lost its call is dropped.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import orjson
+
+from hermes_state.values import Message, Origin, Role, ToolCall, Transcript
+
+WireMessage: TypeAlias = dict[str, Any]  # the provider's JSON: it leaves this module only to be serialised
+_Part: TypeAlias = dict[str, Any]  # one content part of such a message
+
+LOST_RESULT = "[no result: nothing is recorded of how this call ended]"
+INTERRUPTED = "[this answer was interrupted here]"
+NOTICE = "[gateway notice]"
+"""Begins every line that the gateway itself tells the model; a person's line cannot begin so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireStyle:
+    """What the wire form depends on besides the rows. Constant for a session, or its bytes change."""
+
+    is_shared: bool = False
+    """More than one person writes: their rows carry their names."""
+    zone: tzinfo = UTC
+    max_result_characters: int = 100_000
+    """A longer tool result is shown up to here, with the call that reads on; the row stays whole."""
+    image_urls: Mapping[int, str] = field(default_factory=dict)
+    """Data URLs by attachment id. An image that is missing here is only mentioned."""
+
+
+def chat_messages(system: str, transcript: Transcript, style: WireStyle) -> list[WireMessage]:
+    """The `messages` of a chat completions request: the system prompt, then the rows."""
+    wire: list[WireMessage] = [{"role": "system", "content": system}] if system else []
+    results = _results_by_call(transcript, style.max_result_characters)
+    used_ids: set[str] = set()
+    people: list[Message] = []
+    for row in transcript:
+        if row.role is Role.USER:
+            people.append(row)
+            continue
+        if row.role is Role.ASSISTANT and (row.text or row.body.calls or row.body.was_interrupted):
+            _add_people(wire, people, style)
+            people = []
+            _add_assistant(wire, row, results, used_ids)
+    _add_people(wire, people, style)
+    return wire
+
+
+def _results_by_call(transcript: Transcript, limit: int) -> dict[tuple[int, str], str]:
+    """The text that answers each call, by the call's row and id.
+
+    A result belongs to the nearest earlier row that asked with its id. Results that answer nothing, or answer a
+    second time, are left out.
+    """
+    open_calls: dict[str, int] = {}
+    results: dict[tuple[int, str], str] = {}
+    for row in transcript:
+        if row.role is Role.ASSISTANT:
+            for call in row.body.calls:
+                open_calls[call.id] = row.id
+        elif row.role is Role.TOOL and row.tool_call_id is not None:
+            asked_by = open_calls.pop(row.tool_call_id, None)
+            if asked_by is not None:
+                results[asked_by, row.tool_call_id] = _bounded(row, limit)
+    return results
+
+
+def _bounded(row: Message, limit: int) -> str:
+    text = row.text or ""
+    if len(text) <= limit:
+        return text
+    call = f'history_open(id="m{row.id}", offset={limit})'
+    return f"{text[:limit]}\n{NOTICE} Cut here: the result has {len(text):,} characters. {call} reads on."
+
+
+# --- the assistant's rows
+
+
+def _add_assistant(
+    wire: list[WireMessage], row: Message, results: Mapping[tuple[int, str], str], used_ids: set[str]
+) -> None:
+    text = row.text or ""
+    if row.body.was_interrupted:
+        text = f"{text}\n\n{INTERRUPTED}".lstrip()
+    calls = row.body.calls
+    last = wire[-1] if wire else None
+    if last is not None and last["role"] == "assistant" and "tool_calls" not in last:
+        message = last
+        message["content"] = f"{last['content']}\n\n{text}" if text else last["content"]
+    else:
+        message = {"role": "assistant", "content": text or None}
+        wire.append(message)
+    if not calls:
+        return
+    answers: list[WireMessage] = []
+    sent: list[dict[str, Any]] = []
+    for place, call in enumerate(calls):
+        call_id = _unused_id(call.id, row, place, used_ids)
+        sent.append(_wire_call(call, call_id))
+        is_first = all(earlier.id != call.id for earlier in calls[:place])
+        result = results.get((row.id, call.id), LOST_RESULT) if is_first else LOST_RESULT
+        answers.append({"role": "tool", "tool_call_id": call_id, "content": result})
+    message["tool_calls"] = sent
+    wire.extend(answers)
+
+
+def _unused_id(call_id: str, row: Message, place: int, used: set[str]) -> str:
+    """The call's own id, or one of ours where the model gave none or one that the list has already."""
+    wire_id = call_id
+    while not wire_id or wire_id in used:
+        wire_id = f"call_m{row.id}_{place}" if wire_id == call_id else f"{wire_id}_"
+    used.add(wire_id)
+    return wire_id
+
+
+def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": _legal(call.arguments)}}
+
+
+def _legal(arguments: str) -> str:
+    """Arguments as a provider accepts them: broken JSON is shown to the model inside a legal object."""
+    try:
+        is_object = isinstance(orjson.loads(arguments), dict)
+    except orjson.JSONDecodeError:
+        is_object = False
+    if is_object:
+        return arguments
+    return orjson.dumps({"not_a_json_object": arguments}).decode() if arguments.strip() else "{}"
+
+
+# --- the rows of people, and what stands in their place
+
+
+def _add_people(wire: list[WireMessage], rows: Iterable[Message], style: WireStyle) -> None:
+    """One user message of adjacent rows. Pieces of one turn by one sender are stamped once."""
+    blocks: list[str | _Part] = []
+    before: Message | None = None
+    for row in rows:
+        if row.origin is Origin.HUMAN:
+            is_piece = before is not None and _is_same_breath(before, row)
+            stamp = "" if is_piece else _stamp(row, style)
+            blocks.append(("\n" if is_piece else "\n\n" if blocks else "") + stamp + _human_text(row))
+            blocks.extend(_image_parts(row, style))
+            before = row
+        elif row.text:
+            label = f"{NOTICE} " if row.origin is Origin.NOTICE else ""
+            blocks.append(("\n\n" if blocks else "") + label + row.text)
+            before = None
+    if blocks:
+        wire.append({"role": "user", "content": _content(blocks)})
+
+
+def _is_same_breath(before: Message, row: Message) -> bool:
+    return before.sender_ref == row.sender_ref and before.turn_id == row.turn_id and row.turn_id is not None
+
+
+def _stamp(row: Message, style: WireStyle) -> str:
+    stamp = f"[{_minute(row.created_at // 60_000, style.zone)}] "
+    if style.is_shared and row.sender_name is not None:
+        stamp += f"[{_escaped_name(row.sender_name)}] "
+    return stamp
+
+
+@lru_cache(maxsize=8_192)  # a long transcript is stamped anew on every call
+def _minute(minutes: int, zone: tzinfo) -> str:
+    return datetime.fromtimestamp(minutes * 60, zone).isoformat(" ", "minutes")[:16]
+
+
+def _escaped_name(name: str) -> str:
+    """A display name that cannot end its brackets or start a line of its own."""
+    flat = " ".join(name.replace("[", "(").replace("]", ")").split())
+    return flat[:64] or "?"
+
+
+_LOOKS_LIKE_OURS = re.compile(r"^(?=[^\S\n]*\[(?:\d{4}-\d\d-\d\d \d\d:\d\d|gateway notice)\])", re.MULTILINE)
+_CLOSES_BLOCK = re.compile(r"<(?=/(?:quoted_message|document)\b)", re.IGNORECASE)
+
+
+def _human_text(row: Message) -> str:
+    """What a person wrote, then what they attached, each in a block that its text cannot leave."""
+    text = row.text or ""
+    if "[" in text:
+        text = _LOOKS_LIKE_OURS.sub(r"\\", text)
+    body = row.body
+    pieces = [text] if text else []
+    if body.quote is not None:
+        author = "this assistant" if body.quote.is_from_bot else _attribute(body.quote.author)
+        pieces.append(f'<quoted_message author="{author}">\n{_enclosed(body.quote.text)}\n</quoted_message>')
+    for document in body.documents:
+        cut = ' truncated="yes"' if document.was_truncated else ""
+        pieces.append(f'<document name="{_attribute(document.name)}"{cut}>\n{_enclosed(document.text)}\n</document>')
+    pieces += [f"{NOTICE} {note}" for note in body.notes]
+    return "\n".join(pieces) or "(no text)"
+
+
+def _attribute(value: str) -> str:
+    return " ".join(value.replace('"', "'").replace("<", "(").replace(">", ")").split())[:128]
+
+
+def _enclosed(text: str) -> str:
+    return _CLOSES_BLOCK.sub(r"<\\", text) if "</" in text else text
+
+
+def _image_parts(row: Message, style: WireStyle) -> list[str | _Part]:
+    parts: list[str | _Part] = []
+    for image in row.body.images:
+        url = style.image_urls.get(image.attachment_id)
+        if url is None:
+            parts.append(f"\n{NOTICE} An image was sent here that you cannot see.")
+        else:
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+    return parts
+
+
+def _content(blocks: list[str | _Part]) -> str | list[_Part]:
+    """Plain text where that is all there is, content parts where images stand between."""
+    if all(isinstance(block, str) for block in blocks):
+        return "".join(block for block in blocks if isinstance(block, str))
+    parts: list[_Part] = []
+    for block in blocks:
+        if not isinstance(block, str):
+            parts.append(block)
+        elif parts and parts[-1]["type"] == "text":
+            parts[-1]["text"] += block
+        else:
+            parts.append({"type": "text", "text": block})
+    return parts

@@ -1,0 +1,118 @@
+"""Which tools there are, what each may do to the world, and running one of them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import structlog
+
+from agent.model.base import ToolSchema
+from agent.tools.arguments import checked_arguments
+from hermes_state.errors import ToolError
+from hermes_state.journal import ToolRunState
+from hermes_state.store import Store
+from hermes_state.values import ChatId, Effect, LineageId, ToolCall, TurnId
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """For whom a tool runs."""
+
+    chat_id: ChatId
+    lineage_id: LineageId
+    turn_id: TurnId
+    store: Store
+
+
+ToolFunction: TypeAlias = Callable[[dict[str, Any], ToolContext], Awaitable[str]]
+"""Takes checked arguments and returns the result as the model reads it. Raise `ToolError` with what went wrong."""
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One tool. `name` is at most 64 letters, digits, `_` and `-`."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of type object."""
+    effect: Effect
+    run: ToolFunction
+    is_available: Callable[[], bool] = _always
+    """Asked whenever the tools are listed: an unavailable tool is not offered."""
+    timeout_seconds: float = 120.0
+    max_result_characters: int = 1_000_000
+    """What is longer is cut, with a note. A backstop for the database; a good tool limits itself far below."""
+
+    @property
+    def schema(self) -> ToolSchema:
+        return ToolSchema(name=self.name, description=self.description, parameters=self.parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOutcome:
+    """How a call ended: `DONE` or `FAILED`, and what the model is told."""
+
+    text: str
+    state: ToolRunState
+
+
+class ToolRegistry:
+    """The tools of an agent, by name, in the order in which they were added."""
+
+    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+        self._tools: dict[str, Tool] = {}
+        for tool in tools:
+            self.add(tool)
+
+    def add(self, tool: Tool) -> None:
+        if tool.name in self._tools:
+            raise ValueError(f"two tools are named {tool.name}")
+        self._tools[tool.name] = tool
+
+    def get(self, name: str) -> Tool | None:
+        return self._tools.get(name)
+
+    def available(self) -> tuple[Tool, ...]:
+        return tuple(tool for tool in self._tools.values() if tool.is_available())
+
+    def check(self, call: ToolCall) -> dict[str, Any]:
+        """The call's arguments, fit for its tool. Raises `ToolError` when there is nothing that could be run."""
+        tool = self._tools.get(call.name)
+        if tool is None or not tool.is_available():
+            names = ", ".join(tool.name for tool in self.available())
+            raise ToolError(f"there is no tool named {call.name[:64]!r}; there are: {names or 'none'}")
+        return checked_arguments(call.arguments, tool.parameters)
+
+    async def run(self, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> ToolOutcome:
+        """Run a call that `check` has passed. Whatever goes wrong in the tool becomes an outcome."""
+        tool = self._tools[call.name]
+        try:
+            async with asyncio.timeout(tool.timeout_seconds):
+                text = await tool.run(arguments, context)
+        except ToolError as error:
+            return failed(str(error))
+        except TimeoutError:
+            return failed(f"no answer within {tool.timeout_seconds:g} seconds; what it had begun may still take effect")
+        except Exception as error:  # a broken tool is the model's news, not the end of the turn
+            log.exception("tool.crashed", tool=tool.name)
+            return failed(f"the tool broke ({type(error).__name__})")
+        return ToolOutcome(text=_bounded(text, tool.max_result_characters), state=ToolRunState.DONE)
+
+
+def failed(reason: str) -> ToolOutcome:
+    """A call that could not be done, in the words that the model reads."""
+    return ToolOutcome(text=f"Error: {reason}", state=ToolRunState.FAILED)
+
+
+def _bounded(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}\n[cut here: the result had {len(text):,} characters]"

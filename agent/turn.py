@@ -1,0 +1,289 @@
+"""One turn: a model call, tools, again, until there is an answer.
+
+Every step is a committed row before the next one begins, and the rows alone say where a turn stands: whether it
+starts, follows a steer, or was cut off by a crash, `Agent.run` looks at the view and goes on from there. The answer
+itself is not stored here: whoever runs the turn stores it together with the reply that is owed.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, tzinfo
+from pathlib import Path
+from typing import Any, Protocol
+
+from agent.context.estimate import estimated_prompt_tokens
+from agent.images import load_image_urls
+from agent.model.base import ChatModel, Finish, ModelReply, ModelRequest
+from agent.model.retry import Completion, RetryPolicy, complete
+from agent.model.wire import WireStyle
+from agent.prompt import DEFAULT_PERSONA, system_prompt
+from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
+from hermes_state import journal, sessions
+from hermes_state.errors import ContextOverflow, ReplyMalformed, ToolError
+from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunState
+from hermes_state.store import Store
+from hermes_state.transcripts import View, load_view
+from hermes_state.values import (
+    Clock,
+    Effect,
+    Message,
+    ModelCallRecord,
+    Role,
+    Tokens,
+    ToolCall,
+    Transcript,
+    TurnId,
+)
+
+MAX_TOOL_ROUNDS = 50
+"""A turn that still calls tools after so many rounds goes in circles; it then has to answer with what it has."""
+
+OUTCOME_UNKNOWN = (
+    "Outcome unknown: the gateway restarted while this call ran. It was not run again; check whether it took effect."
+)
+CUT_OFF = "*(This answer reached the output limit and ends here.)*"
+
+
+class PreviewSink(Protocol):
+    """Where an unfinished answer is shown."""
+
+    def show(self, text: str) -> None:
+        """Take the whole text so far. Must not block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """What a turn needs to know of the configuration."""
+
+    context_length: Tokens
+    max_output_tokens: Tokens
+    """Reserved out of `context_length`; the rest is the input window."""
+    sees_images: bool = False
+    attachments: Path | None = None
+    """Where the paths of stored images start."""
+    zone: tzinfo = UTC
+    """In which messages are stamped for the model."""
+    persona: str = DEFAULT_PERSONA
+    max_tool_rounds: int = MAX_TOOL_ROUNDS
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+    @property
+    def input_window(self) -> Tokens:
+        return Tokens(self.context_length - self.max_output_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a turn came to, not stored yet."""
+
+    text: str
+    call: ModelCallRecord
+    reported_prompt_tokens: int | None
+    """None where the provider reported no usage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenStep:
+    """An assistant row whose calls are not all answered."""
+
+    message: Message
+    calls: tuple[ToolCall, ...]
+
+
+class Agent:
+    """Runs turns, any number at a time; it keeps nothing between them."""
+
+    def __init__(
+        self, *, store: Store, model: ChatModel, tools: ToolRegistry, settings: AgentSettings, clock: Clock
+    ) -> None:
+        self._store = store
+        self._model = model
+        self._tools = tools
+        self._settings = settings
+        self._clock = clock
+
+    async def run(self, turn: RunningTurn, sink: PreviewSink) -> Answer:
+        """Bring a turn to its answer, from wherever its rows say that it stands.
+
+        Raises the kinds of `ModelError`, `TurnClosed` when the turn was stopped meanwhile, and `StoreUnavailable`.
+        May be cancelled at any await: the rows are those of the last finished step, and running it again goes on.
+        """
+        view = await self._view(turn)
+        step = _open_step(view.transcript, turn.id)
+        if step is not None:
+            await self._resume(turn, step)
+        if step is not None or _ends_with_results(view.transcript, turn.id):
+            view = await self._after_tools(turn)
+        while True:
+            done = await self._ask(turn, view, sink)
+            if not done.reply.calls:
+                return _answer(done)
+            message = await self._store.write(journal.append_calls, turn.id, _model_step(done), self._clock.now())
+            await self._run_calls(turn, message, message.body.calls)
+            view = await self._after_tools(turn)
+
+    async def _view(self, turn: RunningTurn) -> View:
+        """What the model sees now; a session's system prompt is assembled the first time it is looked at."""
+        view = await self._store.read(load_view, turn.lineage_id)
+        if view.session.system_prompt is not None:
+            return view
+        text = system_prompt(
+            persona=self._settings.persona,
+            chat=turn.chat,
+            kind=turn.chat_kind,
+            tool_names=[tool.name for tool in self._tools.available()],
+        )
+        stored = await self._store.write(sessions.set_system_prompt, view.session.id, text)
+        return replace(view, session=replace(view.session, system_prompt=stored))
+
+    async def _after_tools(self, turn: RunningTurn) -> View:
+        """The view for the next model call: with the results, and with what people said meanwhile."""
+        await self._store.write(journal.join_steers, turn.id, self._clock.now())
+        return await self._view(turn)
+
+    # ---- the model
+
+    async def _ask(self, turn: RunningTurn, view: View, sink: PreviewSink) -> Completion:
+        request = await self._request(turn, view)
+        self._require_room(view, request)
+
+        async def record_failure(call: ModelCallRecord) -> None:
+            await self._store.write(journal.record_model_call, turn.id, turn.lineage_id, call, self._clock.now())
+
+        done = await complete(
+            self._model,
+            request,
+            sink.show,
+            purpose="turn",
+            policy=self._settings.retry,
+            record_failure=record_failure,
+        )
+        if done.reply.calls and not request.may_call_tools:
+            await record_failure(replace(done.call, outcome="malformed"))
+            raise ReplyMalformed(f"the model still calls tools after {self._settings.max_tool_rounds} rounds")
+        return done
+
+    async def _request(self, turn: RunningTurn, view: View) -> ModelRequest:
+        settings = self._settings
+        images: Mapping[int, str] = {}
+        if settings.sees_images and settings.attachments is not None:
+            images = await load_image_urls(view.transcript, settings.attachments)
+        return ModelRequest(
+            system=view.session.system_prompt or "",
+            transcript=view.transcript,
+            tools=tuple(tool.schema for tool in self._tools.available()),
+            may_call_tools=_tool_rounds(view.transcript, turn.id) < settings.max_tool_rounds,
+            max_output_tokens=settings.max_output_tokens,
+            style=WireStyle(
+                is_shared=turn.chat_kind.is_shared,
+                zone=settings.zone,
+                max_result_characters=_max_result_characters(settings.input_window),
+                image_urls=images,
+            ),
+        )
+
+    def _require_room(self, view: View, request: ModelRequest) -> None:
+        """Raises `ContextOverflow` for a prompt that cannot fit. Nothing is ever left out to make it fit."""
+        estimated = estimated_prompt_tokens(view, request)
+        if estimated > self._settings.input_window:
+            raise ContextOverflow(
+                f"about {estimated} of {self._settings.input_window} tokens",
+                prompt_tokens=estimated,
+                window=self._settings.context_length,
+            )
+
+    # ---- the tools
+
+    async def _resume(self, turn: RunningTurn, step: _OpenStep) -> None:
+        """Answer the calls that a crash left open.
+
+        A call that never began is run. One that began without an end may have taken effect: its outcome is unknown,
+        and only a tool that reads is run again.
+        """
+        runs = await self._store.read(journal.load_tool_runs, step.message.id)
+        begun = [call for call in step.calls if call.id in runs and not self._is_read_only(call)]
+        for call in begun:
+            await self._finish(turn, step.message, call, ToolOutcome(text=OUTCOME_UNKNOWN, state=ToolRunState.UNKNOWN))
+        await self._run_calls(turn, step.message, [call for call in step.calls if call not in begun])
+
+    def _is_read_only(self, call: ToolCall) -> bool:
+        tool = self._tools.get(call.name)
+        return tool is not None and tool.effect is Effect.READ_ONLY
+
+    async def _run_calls(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall]) -> None:
+        """Run the calls of one answer side by side; that they begin is committed before any does."""
+        ready: list[tuple[ToolCall, dict[str, Any]]] = []
+        refused: list[tuple[ToolCall, ToolOutcome]] = []
+        for call in calls:
+            try:
+                ready.append((call, self._tools.check(call)))
+            except ToolError as error:
+                refused.append((call, failed(str(error))))
+        if ready:
+            begun = [call for call, _ in ready]
+            await self._store.write(journal.start_tools, turn.id, message.id, begun, self._clock.now())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for call, outcome in refused:
+                    group.create_task(self._finish(turn, message, call, outcome))
+                for call, arguments in ready:
+                    group.create_task(self._run_call(turn, message, call, arguments), name=f"tool {call.name}")
+        except BaseExceptionGroup as group_error:  # tools do not raise: the store did, or the turn is closed
+            raise group_error.exceptions[0] from group_error
+
+    async def _run_call(self, turn: RunningTurn, message: Message, call: ToolCall, arguments: dict[str, Any]) -> None:
+        context = ToolContext(chat_id=turn.chat_id, lineage_id=turn.lineage_id, turn_id=turn.id, store=self._store)
+        await self._finish(turn, message, call, await self._tools.run(call, arguments, context))
+
+    async def _finish(self, turn: RunningTurn, message: Message, call: ToolCall, outcome: ToolOutcome) -> None:
+        result = ToolResult(call_message_id=message.id, call=call, text=outcome.text, state=outcome.state)
+        await self._store.write(journal.finish_tool, turn.id, result, self._clock.now())
+
+
+def _open_step(transcript: Transcript, turn_id: TurnId) -> _OpenStep | None:
+    """The turn's newest answer with calls, if some of them have no result yet."""
+    answered: set[str] = set()
+    for row in reversed(transcript):
+        if row.turn_id != turn_id:
+            continue
+        if row.role is Role.TOOL and row.tool_call_id is not None:
+            answered.add(row.tool_call_id)
+        elif row.role is Role.ASSISTANT:
+            calls = tuple(call for call in row.body.calls if call.id not in answered)
+            return _OpenStep(message=row, calls=calls) if calls else None
+    return None
+
+
+def _ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
+    """The process ended between the last result and the next model call: steers may not have joined yet."""
+    return bool(transcript) and transcript[-1].role is Role.TOOL and transcript[-1].turn_id == turn_id
+
+
+def _tool_rounds(transcript: Transcript, turn_id: TurnId) -> int:
+    return sum(1 for row in transcript if row.turn_id == turn_id and row.body.calls)
+
+
+def _max_result_characters(input_window: Tokens) -> int:
+    """A fifth of the input window at four characters a token, at most 100,000."""
+    return min(100_000, input_window * 4 // 5)
+
+
+def _model_step(done: Completion) -> ModelStep:
+    return ModelStep(
+        text=done.reply.text,
+        calls=done.reply.calls,
+        call=done.call,
+        reported_prompt_tokens=_reported_prompt_tokens(done.reply),
+    )
+
+
+def _answer(done: Completion) -> Answer:
+    text = done.reply.text.strip()
+    if done.reply.finish is Finish.LENGTH:
+        text = f"{text}\n\n{CUT_OFF}"
+    return Answer(text=text, call=done.call, reported_prompt_tokens=_reported_prompt_tokens(done.reply))
+
+
+def _reported_prompt_tokens(reply: ModelReply) -> int | None:
+    return None if reply.usage is None else reply.usage.prompt
