@@ -1,0 +1,168 @@
+"""How the command line asks the running daemon: a unix socket in the state directory, one JSON object a line.
+
+    → {"ask": "pair.approve", "args": {"code": "K7QM-4XPA"}}
+    ← {"ok": true, "result": …}   or   {"ok": false, "kind": "CommandError", "error": "one sentence"}
+
+The socket has mode 0600 inside a directory with mode 0700: who may write to it may do what the daemon may.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import orjson
+
+from hermes_state.errors import CommandError, HermesError
+
+Handler: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[Any]]
+"""Takes the arguments by name, returns something that JSON can carry; a `HermesError` becomes the error sentence."""
+
+MAX_LINE_BYTES = 4_194_304
+"""An answer with some thousand rows fits; more is a mistake."""
+
+_MAX_PATH_BYTES = 100
+"""What a socket address holds, with room to spare (108 on Linux, 104 elsewhere)."""
+
+_IDLE_SECONDS = 60.0
+"""A client that says nothing this long is let go."""
+
+
+class NobodyAnswers(HermesError):
+    """No daemon listens on the socket."""
+
+
+@asynccontextmanager
+async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
+    """Answer requests at `path` while the block runs; whoever holds the state directory's lock may call this.
+
+    A socket left behind by a process that died is replaced. Open connections end with the block.
+    """
+    connections: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # asyncio runs this callback as a task of its own
+        connections.add(task)
+        try:
+            await _converse(reader, writer, handlers)
+        finally:
+            connections.discard(task)
+            writer.close()
+
+    server = await asyncio.start_unix_server(connected, sock=_bound(path), limit=MAX_LINE_BYTES)
+    try:
+        yield
+    finally:
+        server.close()
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        _remove(path)
+
+
+def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, timeout_seconds: float = 10.0) -> Any:
+    """The daemon's answer (any JSON value).
+
+    Raises `NobodyAnswers` when no daemon listens, `CommandError` with the daemon's sentence when it refuses, or when it
+    listens but does not answer in time.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_seconds)
+        try:
+            with _short(path) as address:
+                connection.connect(address)
+        except OSError as error:
+            raise NobodyAnswers(f"no daemon answers at {path}: {error.strerror or error}") from error
+        try:
+            connection.sendall(orjson.dumps({"ask": request, "args": dict(args or {})}) + b"\n")
+            with connection.makefile("rb") as answers:
+                line = answers.readline(MAX_LINE_BYTES)
+        except TimeoutError as error:
+            raise CommandError(f"the daemon did not answer within {timeout_seconds:g} s") from error
+        except OSError as error:
+            raise CommandError(f"the connection to the daemon broke: {error.strerror or error}") from error
+    if not line.endswith(b"\n"):
+        raise CommandError("the daemon closed the connection without an answer; its log says why")
+    answer = orjson.loads(line)
+    if not answer["ok"]:
+        raise CommandError(answer["error"])
+    return answer["result"]
+
+
+async def _converse(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handlers: Mapping[str, Handler]
+) -> None:
+    with suppress(ConnectionError, TimeoutError):  # the client went away; nobody is left to tell
+        while True:
+            try:
+                line = await asyncio.wait_for(reader.readline(), _IDLE_SECONDS)
+            except ValueError:  # longer than the limit
+                writer.write(_encoded(_refused("CommandError", f"a request may have {MAX_LINE_BYTES} bytes")))
+                await writer.drain()
+                return
+            if not line.endswith(b"\n"):
+                return
+            writer.write(_encoded(await _answer(line, handlers)))
+            await writer.drain()
+
+
+async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> Mapping[str, Any]:
+    try:
+        request = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return _refused("CommandError", "a request is one line of JSON")
+    if not isinstance(request, dict) or not isinstance(request.get("args", {}), dict):
+        return _refused("CommandError", 'a request looks like {"ask": "status", "args": {}}')
+    handler = handlers.get(str(request.get("ask")))
+    if handler is None:
+        return _refused("CommandError", f"the daemon knows {', '.join(sorted(handlers))}")
+    try:
+        return {"ok": True, "result": await handler(request.get("args", {}))}
+    except HermesError as error:
+        return _refused(type(error).__name__, str(error))
+
+
+def _refused(kind: str, sentence: str) -> Mapping[str, Any]:
+    return {"ok": False, "kind": kind, "error": sentence}
+
+
+def _encoded(answer: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS) + b"\n"
+
+
+def _bound(path: Path) -> socket.socket:
+    """A socket that only this user can connect to, from its first moment on."""
+    _remove(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        with _short(path) as address:
+            listener.bind(address)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        path.unlink()
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """`path` as an address that fits: a long directory is reached through a descriptor of it (Linux)."""
+    if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)

@@ -1,0 +1,125 @@
+"""What the daemon writes about itself: structlog events and the loggers of the libraries, one line each.
+
+Events are `noun.past_verb` with everything variable as a key. Text that people wrote and secrets never get here; a
+redactor over every value is the net beneath that rule.
+"""
+
+import logging
+import sys
+from collections.abc import Iterable, Mapping, MutableMapping
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, TextIO
+
+import orjson
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from gateway.settings import LoggingSettings
+from hermes_state.redaction import MARK, Redactor, is_secret_name
+
+FILE_BYTES = 10_000_000
+"""Size at which `logs/gateway.log` is put aside."""
+FILES_KEPT = 5
+
+QUIET_LOGGERS = (
+    *("telegram", "httpx", "httpcore", "discord", "openai", "httpx2", "httpcore2"),
+    *("aiohttp", "apscheduler", "aiosqlite", "asyncio", "markdown_it", "urllib3"),
+)
+"""Libraries that speak only from WARNING up: below it they print addresses with tokens in them, and whole bodies."""
+
+_REDACTED_DEPTH = 6
+
+
+def configure_logging(
+    settings: LoggingSettings, *, secrets: Iterable[str], directory: Path | None, stream: TextIO | None = None
+) -> None:
+    """Send everything to `stream` (standard error), and to `gateway.log` in `directory` if `settings.file` says so.
+
+    Replaces what an earlier call set up. `secrets` are the configured ones, for exact redaction.
+    """
+    stream = stream or sys.stderr
+    redaction = _Redaction(Redactor(secrets))
+    as_json = settings.format == "json" or (settings.format == "auto" and not stream.isatty())
+    handlers: list[logging.Handler] = [_made(logging.StreamHandler(stream), redaction, as_json=as_json, stream=stream)]
+    if settings.file and directory is not None:
+        file = RotatingFileHandler(
+            directory / "gateway.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8"
+        )
+        handlers.append(_made(file, redaction, as_json=True))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        if isinstance(old.formatter, structlog.stdlib.ProcessorFormatter):
+            root.removeHandler(old)
+            old.close()
+    for handler in handlers:
+        root.addHandler(handler)
+    for name in QUIET_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    set_level(settings.level)
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,  # a reload or a test may configure again
+    )
+
+
+def set_level(level: str) -> None:
+    """Least level that is written: debug, info, warning or error. Takes effect at once."""
+    logging.getLogger().setLevel(level.upper())
+
+
+_SHARED: list[Processor] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+]
+
+
+def _made(
+    handler: logging.Handler, redaction: "_Redaction", *, as_json: bool, stream: TextIO | None = None
+) -> logging.Handler:
+    renderer: Processor = structlog.processors.JSONRenderer(serializer=_to_json)
+    if not as_json:
+        is_terminal = stream is not None and stream.isatty()
+        renderer = structlog.dev.ConsoleRenderer(colors=is_terminal, timestamp_key="at")
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*_SHARED, structlog.stdlib.ExtraAdder()],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                redaction,
+                renderer,
+            ],
+        )
+    )
+    return handler
+
+
+def _to_json(event: EventDict, **_: Any) -> str:
+    """orjson takes str, numbers, None, lists and mappings; the redaction has made text of everything else."""
+    return orjson.dumps(event, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class _Redaction:
+    """A processor that lets no secret past, whatever key it stands under."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        return {name: self._clean(name, value) for name, value in event.items()}
+
+    def _clean(self, name: object, value: object, depth: int = 0) -> object:
+        if value is None or isinstance(value, (bool, int, float)):
+            return value if not isinstance(value, int) or -(2**63) <= value < 2**63 else str(value)
+        if isinstance(name, str) and is_secret_name(name):
+            return MARK
+        if isinstance(value, (Mapping, MutableMapping)) and depth < _REDACTED_DEPTH:
+            return {str(inner): self._clean(inner, held, depth + 1) for inner, held in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset)) and depth < _REDACTED_DEPTH:
+            return [self._clean(None, held, depth + 1) for held in value]
+        return self._redactor(value if isinstance(value, str) else str(value))
