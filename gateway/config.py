@@ -81,7 +81,8 @@ class LoadedConfig:
 
     @property
     def lock_file(self) -> Path:
-        return self.home / "gateway.lock"
+        """Held by whoever has the database open for writing."""
+        return self.home / "state.db.lock"
 
     def secrets(self) -> tuple[str, ...]:
         """Every secret value in use, for exact redaction."""
@@ -105,16 +106,13 @@ class _Source:
     label: str
 
 
-def load_config(environ: Mapping[str, str], *, is_reload: bool = False) -> LoadedConfig:
+def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     """Read and check everything. Reads only `environ`, never the process environment.
-
-    `is_reload`: called inside the daemon that owns the database. Then the database file is not looked at:
-    opening and closing it a second time in one process would drop SQLite's own locks on it.
 
     Raises `ConfigError` with one line per problem, each naming the file or variable and the key.
     """
     home = locate_home(environ)
-    check_home(home, look_at_database=not is_reload)
+    check_home(home)
     file = home / "config.yaml"
     parsed = read_yaml(file)
     check_config_is_ours(file, parsed.values)

@@ -10,6 +10,7 @@ running daemon takes over a changed value (`SIGHUP`) or needs a restart for it.
 import ipaddress
 import json
 import re
+import zoneinfo
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -119,9 +120,11 @@ def _trimmed(value: object) -> object:
     return value.strip() if isinstance(value, str) else value
 
 
-def _route(value: str) -> str:
-    if re.fullmatch(r"/[A-Za-z0-9/_.-]*", value) is None:
-        raise ValueError("must start with / and hold only letters, digits and / _ . -")
+def _time_zone(value: str) -> str:
+    try:
+        zoneinfo.ZoneInfo(value)
+    except (ValueError, OSError):
+        raise ValueError(f"{value!r} is not a time zone; write one such as Europe/Berlin or UTC") from None
     return value
 
 
@@ -144,7 +147,7 @@ class WebhookSettings(Section):
     url: Url | None = setting(
         None,
         restart=True,
-        text="Public https address that Telegram calls. Set: webhook mode; not set: long polling.",
+        text="Public address that Telegram calls; its path is served. Set: webhook mode; not set: long polling.",
     )
     secret: Annotated[Secret, AfterValidator(_secret_word)] | None = setting(
         None,
@@ -157,12 +160,7 @@ class WebhookSettings(Section):
         restart=True,
         text="Address the webhook listener binds to, usually behind a reverse proxy.",
     )
-    port: int = setting(8766, ge=0, le=65_535, restart=True, text="Port of the webhook listener; 0 picks a free one.")
-    path: Annotated[str, AfterValidator(_route)] = setting(
-        "/telegram",
-        restart=True,
-        text="Path of the webhook listener.",
-    )
+    port: int = setting(8443, ge=0, le=65_535, restart=True, text="Port of the webhook listener; 0 picks a free one.")
 
 
 class TelegramSettings(Section):
@@ -313,8 +311,29 @@ class ModelSettings(Section):
 
 
 _SEEING_MODELS = re.compile(
-    r"gpt-4o|gpt-4\.1|gpt-[5-9]|\bo[34]\b|claude|gemini|vision|llava|pixtral|minicpm-v|internvl|moondream|gemma-?3|llama-?4|[-_]vl\b|vl-"
+    r"gpt-4o|gpt-4\.1|gpt-[5-9]|\bo[34]\b|claude|gemini|vision|llava|pixtral|minicpm-v|internvl|moondream"
+    r"|gemma-?3|llama-?4|[-_]vl\b|vl-"
 )
+
+
+class AgentSettings(Section):
+    """What the agent is and how far it goes in one turn."""
+
+    persona: str | None = setting(
+        None, default_text="built in", text="Who the agent is, in the words that open its system prompt."
+    )
+    time_zone: Annotated[str, AfterValidator(_time_zone)] | None = setting(
+        None,
+        default_text="the server's",
+        text="Time zone in which messages are stamped for the model, such as `Europe/Berlin`.",
+    )
+    max_tool_rounds: int = setting(
+        50,
+        ge=1,
+        le=1_000,
+        unit="rounds",
+        text="After so many rounds of tool calls the turn has to answer with what it has.",
+    )
 
 
 class AccessSettings(Section):
@@ -475,6 +494,7 @@ class Config(BaseSettings):
     discord: DiscordSettings = Field(default_factory=DiscordSettings)
     local: LocalSettings = Field(default_factory=LocalSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
+    agent: AgentSettings = Field(default_factory=AgentSettings)
     access: AccessSettings = Field(default_factory=AccessSettings)
     pairing: PairingSettings = Field(default_factory=PairingSettings)
     sessions: SessionSettings = Field(default_factory=SessionSettings)
