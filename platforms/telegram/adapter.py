@@ -1,0 +1,224 @@
+"""One Telegram bot as a platform adapter."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+import telegram
+from telegram import CallbackQuery
+from telegram.error import InvalidToken, TelegramError
+
+from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
+from hermes_state.store import Store
+from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
+from platforms.base import AdapterHealth, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
+from platforms.telegram import rendering
+from platforms.telegram.buttons import ButtonCommands
+from platforms.telegram.errors import translated
+from platforms.telegram.files import fetch
+from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, Bot
+from platforms.telegram.liveness import Liveness
+from platforms.telegram.menu import publish_menu
+from platforms.telegram.outbound import Outbound
+from platforms.telegram.polling import Poller
+from platforms.telegram.queue import UpdateQueue
+from platforms.telegram.settings import TelegramSettings
+from platforms.telegram.transport import BotApiRequest
+from platforms.telegram.webhook import WebhookServer, keep_webhook
+
+log = structlog.get_logger(__name__)
+
+CAPABILITIES = Capabilities(
+    max_part_units=MESSAGE_UNITS,
+    preview_interval_seconds=1.0,  # Telegram's own advice: about one message a second in a chat
+    shared_preview_interval_seconds=3.5,  # groups allow 20 messages a minute, edits counted
+    has_buttons=True,
+    typing_seconds=5.0,
+)
+
+# These write request addresses at INFO, and every address of the Bot API holds the token.
+for _name in ("httpx", "httpcore"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
+
+
+class TelegramAdapter:
+    """Receives by long polling, or by webhook where one is set; sends while it runs."""
+
+    def __init__(
+        self,
+        settings: TelegramSettings,
+        *,
+        store: Store,
+        menu: Sequence[CommandMenuItem] = (),
+        clock: Clock,
+        account: str = PLATFORM,
+    ) -> None:
+        self._settings = settings
+        self._menu = menu
+        self._clock = clock
+        self._account = account
+        self._buttons = ButtonCommands(store, account)
+        self._liveness = Liveness(clock, settings.stall_seconds)
+        self._connection: _Connection | None = None
+
+    @property
+    def name(self) -> str:
+        return self._account
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    def health(self) -> AdapterHealth:
+        return self._liveness.health()
+
+    async def run(self, intake: Intake) -> None:
+        """Receive until cancelled, over connections of this run only. See `PlatformAdapter.run`."""
+        if self._connection is not None:
+            raise RuntimeError("this adapter is running: two pollers would cut each other off")
+        self._liveness.starting()
+        try:
+            async with _Connection(self._settings) as connection:
+                self._connection = connection
+                bot = await connection.sign_in(self._account)
+                connection.outbound = Outbound(connection.sdk, self._buttons)
+                connection.spawn(publish_menu(connection.sdk, self._menu), "telegram.menu")
+                await self._receive(connection, self._queue(intake, bot, connection))
+        except TokenRejected as error:
+            self._liveness.failed(str(error))
+            raise
+        except PlatformError as error:
+            self._liveness.backing_off(str(error))
+            raise
+        finally:
+            self._connection = None
+            self._liveness.stopped()
+
+    def render(self, text: str) -> Sequence[OutboundPart]:
+        return rendering.render(text)
+
+    async def send(self, request: SendRequest) -> str:
+        return await self._outbound().send(request)
+
+    async def show(self, preview: Preview) -> str | None:
+        return await self._outbound().show(preview)
+
+    async def show_typing(self, chat: ChatKey) -> None:
+        await self._outbound().show_typing(chat)
+
+    async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
+        connection = self._connection
+        if connection is None:
+            raise PlatformUnavailable("the Telegram adapter is not running")
+        return await fetch(connection.sdk, connection.request, attachment, target, max_bytes)
+
+    async def _receive(self, connection: "_Connection", queue: UpdateQueue) -> None:
+        webhook = self._settings.webhook
+        if webhook is not None:
+            async with WebhookServer(webhook, queue, self._liveness):
+                await keep_webhook(connection.sdk, self._settings, webhook, self._liveness)
+            return
+        await connection.forget_webhook()
+        poller = Poller(
+            base_url=connection.sdk.base_url,
+            request=connection.polling,
+            queue=queue,
+            liveness=self._liveness,
+            settings=self._settings,
+        )
+        await poller.run()
+
+    def _queue(self, intake: Intake, bot: Bot, connection: "_Connection") -> UpdateQueue:
+        def answer(query: CallbackQuery, text: str | None) -> None:
+            connection.spawn(_answered(query, text), "telegram.answer_press")
+
+        return UpdateQueue(
+            intake=intake,
+            bot=bot,
+            sdk=connection.sdk,
+            buttons=self._buttons,
+            clock=self._clock,
+            answer_press=answer,
+        )
+
+    def _outbound(self) -> Outbound:
+        if self._connection is None or self._connection.outbound is None:
+            raise PlatformUnavailable("the Telegram adapter is not running")
+        return self._connection.outbound
+
+
+class _Connection:
+    """What one run owns: the SDK's bot, its two pools of connections, and the tasks on the side."""
+
+    def __init__(self, settings: TelegramSettings) -> None:
+        root = settings.base_url.rstrip("/")
+        self.request = BotApiRequest(
+            connections=settings.connections,
+            connect_seconds=settings.connect_seconds,
+            request_seconds=settings.request_seconds,
+        )
+        # A pool of its own: a burst of sends must not keep the poll from getting a connection.
+        self.polling = BotApiRequest(
+            connections=1, connect_seconds=settings.connect_seconds, request_seconds=settings.request_seconds
+        )
+        self.sdk = telegram.Bot(
+            settings.token,
+            base_url=f"{root}/bot",
+            base_file_url=f"{root}/file/bot",
+            request=self.request,
+            get_updates_request=self.polling,
+        )
+        self.outbound: Outbound | None = None
+        self._side_tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "_Connection":
+        await self.request.initialize()
+        await self.polling.initialize()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.outbound = None
+        for task in self._side_tasks:
+            task.cancel()
+        await asyncio.gather(*self._side_tasks, return_exceptions=True)
+        await self.polling.shutdown()
+        await self.request.shutdown()
+
+    def spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        """Run `work` beside the poll; it handles its own errors and ends with the connection at the latest."""
+        task = asyncio.create_task(work, name=name)
+        self._side_tasks.add(task)
+        task.add_done_callback(self._side_tasks.discard)
+
+    async def sign_in(self, account: str) -> Bot:
+        """Ask Telegram who we are. Raises `TokenRejected` or `PlatformUnavailable`."""
+        async with _at_start():
+            await self.sdk.initialize()
+        return Bot(id=self.sdk.id, username=self.sdk.username, account=account)
+
+    async def forget_webhook(self) -> None:
+        """Take off a webhook that an earlier configuration set: with one, getUpdates is refused for ever."""
+        async with _at_start():
+            await self.sdk.delete_webhook(drop_pending_updates=False)
+
+
+@asynccontextmanager
+async def _at_start() -> AsyncIterator[None]:
+    """Errors of the first requests: nothing was sent to anybody yet, so whatever broke may be tried again."""
+    try:
+        yield
+    except InvalidToken:
+        # Without its cause, whose text holds the token.
+        raise TokenRejected("Telegram does not accept the bot token (401): check telegram.token") from None
+    except TelegramError as error:
+        raise PlatformUnavailable(f"Telegram cannot be reached: {translated(error)}") from error
+
+
+async def _answered(query: CallbackQuery, text: str | None) -> None:
+    # Nobody waits for it but a spinner on one phone, which gives up by itself.
+    with contextlib.suppress(TelegramError):
+        await query.answer(text)

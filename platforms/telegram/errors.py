@@ -1,0 +1,78 @@
+"""The SDK's exceptions in our words, and the few refusals that mean something of their own."""
+
+from telegram.error import (
+    BadRequest,
+    ChatMigrated,
+    Conflict,
+    Forbidden,
+    InvalidToken,
+    TelegramError,
+)
+
+from hermes_state import errors
+from platforms.telegram.transport import FloodControl, NotSent
+
+# The Bot API tells refusals apart only by their text. These are compared in lower case.
+_NOBODY_THERE = (
+    "chat not found",
+    "user not found",
+    "peer_id_invalid",
+    "not enough rights",
+    "need administrator rights",
+    "have no rights to send",
+    "chat_write_forbidden",
+    "chat_restricted",
+    "topic_closed",
+    "group chat was deactivated",
+    "user is deactivated",
+)
+_TOPIC_GONE = ("message thread not found", "topic_deleted", "topic_id_invalid")
+_NOT_MODIFIED = ("message is not modified",)
+_NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
+
+
+def translated(error: TelegramError) -> errors.PlatformError:
+    """What the catcher does next, as one of our errors.
+
+    A 4xx says that nothing happened; a break after sending, a 5xx or an unreadable answer leaves it open.
+    """
+    match error:
+        case NotSent():
+            return errors.PlatformUnavailable(error.message)
+        case FloodControl(retry_after=retry_after):
+            return errors.RateLimited(retry_after)
+        case ChatMigrated(new_chat_id=new_chat_id):
+            return errors.ChatMigrated(str(new_chat_id))
+        case Forbidden():
+            return errors.ChatUnreachable(error.message)
+        case InvalidToken():
+            # Sending is not where a token is judged: the poller meets the same answer and ends the adapter.
+            return errors.PlatformUnavailable("Telegram does not accept the token")
+        case Conflict():
+            return errors.PlatformUnavailable(error.message)
+        case BadRequest():
+            if _says(error, _NOBODY_THERE):
+                return errors.ChatUnreachable(error.message)
+            return errors.MessageRejected(error.message)
+        case _:
+            return errors.SendAmbiguous(error.message)
+
+
+def is_topic_gone(error: TelegramError) -> bool:
+    """Whether the forum topic that we wrote to was deleted."""
+    return isinstance(error, BadRequest) and _says(error, _TOPIC_GONE)
+
+
+def is_not_modified(error: TelegramError) -> bool:
+    """Whether an edit changed nothing because the message already reads so."""
+    return isinstance(error, BadRequest) and _says(error, _NOT_MODIFIED)
+
+
+def is_not_editable(error: TelegramError) -> bool:
+    """Whether the message to edit is gone, or not one of ours."""
+    return isinstance(error, BadRequest) and _says(error, _NOT_EDITABLE)
+
+
+def _says(error: TelegramError, texts: tuple[str, ...]) -> bool:
+    message = error.message.lower()
+    return any(text in message for text in texts)

@@ -1,0 +1,60 @@
+"""Fetching the files that people send."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import telegram
+from telegram.error import BadRequest, TelegramError
+
+from hermes_state.errors import MessageRejected, PlatformUnavailable
+from hermes_state.values import IncomingAttachment
+from platforms.telegram.transport import BotApiRequest
+
+CHUNK_BYTES = 256 * 1024
+TOO_LARGE = "the file is too large"
+
+
+async def fetch(
+    sdk: telegram.Bot, request: BotApiRequest, attachment: IncomingAttachment, target: Path, max_bytes: int
+) -> int:
+    """Write the file to `target` piece by piece; returns its size in bytes and leaves nothing behind on failure.
+
+    Raises `MessageRejected` when it is larger than `max_bytes` or than Telegram hands out (20 MB), or gone, and
+    `PlatformUnavailable` when a retry may help.
+    """
+    if (attachment.size_bytes or 0) > max_bytes:
+        raise MessageRejected(TOO_LARGE)
+    if not attachment.file_ref:
+        raise MessageRejected("there is no file to fetch")
+    try:
+        address = (await sdk.get_file(attachment.file_ref)).file_path
+        if not address:
+            raise MessageRejected("Telegram gives no address for the file")
+        async with request.stream(address) as response:
+            if response.status >= 500:
+                raise PlatformUnavailable(f"the file server answered {response.status}")
+            if response.status != 200:
+                raise MessageRejected(f"the file server answered {response.status}")
+            return await _written(response.content, target, max_bytes)
+    except BadRequest as error:
+        raise MessageRejected(error.message) from error
+    except TelegramError as error:  # fetching again harms nobody, so whatever broke may be tried again
+        raise PlatformUnavailable(f"the file could not be fetched ({type(error).__name__})") from error
+
+
+async def _written(content: aiohttp.StreamReader, target: Path, max_bytes: int) -> int:
+    size = 0
+    is_whole = False
+    try:
+        with await asyncio.to_thread(target.open, "wb") as file:
+            async for chunk in content.iter_chunked(CHUNK_BYTES):
+                size += len(chunk)
+                if size > max_bytes:
+                    raise MessageRejected(TOO_LARGE)
+                await asyncio.to_thread(file.write, chunk)
+        is_whole = True
+        return size
+    finally:
+        if not is_whole:
+            await asyncio.to_thread(target.unlink, missing_ok=True)

@@ -1,0 +1,297 @@
+"""Telegram updates as values. Pure: what an update means, never what is done about it."""
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from telegram import Chat, MaybeInaccessibleMessage, Message, MessageEntity, Update, User
+
+from hermes_state.values import (
+    AttachmentKind,
+    ChatKey,
+    ChatKind,
+    InboundEdit,
+    InboundMessage,
+    IncomingAttachment,
+    Millis,
+    Quote,
+    Sender,
+    Via,
+)
+
+PLATFORM: Final = "telegram"
+
+MESSAGE_UNITS = 4096
+"""Longest text that Telegram takes in one message, in UTF-16 code units; apps cut longer pastes there."""
+MORE_FOLLOWS_UNITS = MESSAGE_UNITS - 200
+"""From this length on a message is probably the first piece of a cut paste: apps cut at the last line break."""
+QUOTE_CHARACTERS = 500
+
+GENERAL_TOPIC = 1
+"""The topic that a forum starts with; messages in it behave as those of a group without topics."""
+
+ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query")
+"""Named explicitly: an earlier setting of the same bot, whoever made it, would otherwise stay in force."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bot:
+    """Who we are on Telegram."""
+
+    id: int
+    username: str
+    """Without the @."""
+    account: str
+
+    def event_ref(self, update: Update) -> str:
+        """The key of an update: Telegram repeats it with every redelivery, also to another process."""
+        return f"{self.id}:{update.update_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMoved:
+    """A group became a supergroup and has a new id."""
+
+    old_ref: str
+    new_ref: str
+
+
+Received: TypeAlias = InboundMessage | InboundEdit | ChatMoved
+
+
+def read_update(update: Update, bot: Bot) -> Received | None:
+    """What an update means; None if nothing. Presses of buttons need `read_press`, which knows the command."""
+    if update.message is not None:
+        return read_message(update, update.message, bot)
+    if update.edited_message is not None:
+        return read_edit(update, update.edited_message, bot)
+    return None
+
+
+def read_message(update: Update, message: Message, bot: Bot) -> InboundMessage | ChatMoved | None:
+    """What a message update means; None for service messages and for commands to other bots."""
+    if message.migrate_to_chat_id is not None:
+        return ChatMoved(old_ref=str(message.chat.id), new_ref=str(message.migrate_to_chat_id))
+    if message.migrate_from_chat_id is not None:
+        return ChatMoved(old_ref=str(message.migrate_from_chat_id), new_ref=str(message.chat.id))
+    sender = _sender(message)
+    attachments = _attachments(message)
+    raw = message.text or message.caption or ""
+    if sender is None or not (raw or attachments):
+        return None
+    text, is_named = _without_our_name(message, raw, bot)
+    if text is None:
+        return None
+    is_direct = message.chat.type == Chat.PRIVATE
+    quoted = _quoted(message)
+    return InboundMessage(
+        event_ref=bot.event_ref(update),
+        chat=chat_key(message, bot.account),
+        chat_kind=_chat_kind(message),
+        chat_title=message.chat.title,
+        sender=sender,
+        text=text,
+        message_ref=str(message.message_id),
+        sent_at=_millis(message),
+        is_addressed=is_direct or is_named or _is_from(quoted, bot),
+        expects_more=message.media_group_id is not None or _is_near_limit(raw),
+        attachments=attachments,
+        quote=_quote(message, quoted, bot),
+    )
+
+
+def read_edit(update: Update, message: Message, bot: Bot) -> InboundEdit | None:
+    """What an edit means; None when no text is left or it is not ours to read."""
+    sender = _sender(message)
+    raw = message.text or message.caption or ""
+    if sender is None or not raw:
+        return None
+    text, _ = _without_our_name(message, raw, bot)
+    if text is None:
+        return None
+    return InboundEdit(
+        event_ref=bot.event_ref(update),
+        chat=chat_key(message, bot.account),
+        sender=sender,
+        text=text,
+        message_ref=str(message.message_id),
+        sent_at=_millis(message),
+    )
+
+
+def read_press(
+    update: Update, message: MaybeInaccessibleMessage, presser: User, command: str, bot: Bot, now: Millis
+) -> InboundMessage:
+    """A pressed button as the command it stands for. Telegram gives a press no time: it happened `now`."""
+    return InboundMessage(
+        event_ref=bot.event_ref(update),
+        chat=chat_key(message, bot.account),
+        chat_kind=_chat_kind(message),
+        chat_title=message.chat.title,
+        sender=Sender(platform=PLATFORM, id=str(presser.id), name=presser.full_name, is_bot=presser.is_bot),
+        text=command,
+        message_ref=str(message.message_id),
+        sent_at=now,
+        is_addressed=True,
+        via=Via.BUTTON,
+    )
+
+
+def chat_key(message: MaybeInaccessibleMessage, account: str) -> ChatKey:
+    """Where a message was said.
+
+    A reply in a plain group carries a thread id too, that of the replied-to message; only topics are places.
+    """
+    thread = message.message_thread_id if isinstance(message, Message) and message.is_topic_message else None
+    return ChatKey(
+        platform=PLATFORM,
+        account=account,
+        chat_ref=str(message.chat.id),
+        thread_ref="" if thread in (None, GENERAL_TOPIC) else str(thread),
+    )
+
+
+def _chat_kind(message: MaybeInaccessibleMessage) -> ChatKind:
+    if message.chat.type == Chat.PRIVATE:
+        return ChatKind.DIRECT
+    if message.chat.type == Chat.CHANNEL:
+        return ChatKind.CHANNEL
+    return ChatKind.THREAD if chat_key(message, "").thread_ref else ChatKind.GROUP
+
+
+def _sender(message: Message) -> Sender | None:
+    """Who wrote: a person, or the chat in whose name an anonymous admin or a linked channel speaks."""
+    if message.sender_chat is not None:
+        name = message.sender_chat.effective_name or "anonymous"
+        return Sender(platform=PLATFORM, id=str(message.sender_chat.id), name=name)
+    user = message.from_user
+    if user is None:
+        return None
+    return Sender(platform=PLATFORM, id=str(user.id), name=user.full_name, is_bot=user.is_bot)
+
+
+def _millis(message: Message) -> Millis:
+    return Millis(int((message.edit_date or message.date).timestamp() * 1000))
+
+
+def _is_near_limit(text: str) -> bool:
+    # Half as many characters cannot reach the limit even if each took two units: most messages end here.
+    return len(text) * 2 >= MORE_FOLLOWS_UNITS and len(text.encode("utf-16-le")) // 2 >= MORE_FOLLOWS_UNITS
+
+
+# Being addressed
+
+
+def _without_our_name(message: Message, text: str, bot: Bot) -> tuple[str | None, bool]:
+    """The text as it was meant, and whether it names us; None for a command to another bot.
+
+    `/stop@our_bot now` becomes `/stop now`, a leading `@our_bot` goes away, other mentions stay.
+    """
+    is_named = False
+    for entity in message.entities or message.caption_entities:
+        if entity.type == MessageEntity.BOT_COMMAND and entity.offset == 0:
+            command, _, addressee = text[: entity.length].partition("@")  # commands are ASCII: units are characters
+            if addressee and addressee.lower() != bot.username.lower():
+                return None, False
+            return command + text[entity.length :], True
+        if not _names_us(entity, text, bot):
+            continue
+        is_named = True
+        if entity.offset == 0:
+            rest = text.encode("utf-16-le")[entity.length * 2 :].decode("utf-16-le")
+            text = rest.lstrip(" \n\t,:") or rest.strip()
+            break  # the offsets of what follows no longer fit; nothing more is to be learnt
+    return text, is_named
+
+
+def _names_us(entity: MessageEntity, text: str, bot: Bot) -> bool:
+    if entity.type == MessageEntity.TEXT_MENTION:
+        return entity.user is not None and entity.user.id == bot.id
+    if entity.type != MessageEntity.MENTION:
+        return False
+    units = text.encode("utf-16-le")[entity.offset * 2 : (entity.offset + entity.length) * 2]
+    return units.decode("utf-16-le").lower() == f"@{bot.username}".lower()
+
+
+# Replies
+
+
+def _quoted(message: Message) -> Message | None:
+    """The message that a person chose to answer.
+
+    Every message of a topic formally answers the service message that created the topic: nobody chose that.
+    """
+    quoted = message.reply_to_message
+    return None if quoted is None or quoted.forum_topic_created is not None else quoted
+
+
+def _is_from(quoted: Message | None, bot: Bot) -> bool:
+    return quoted is not None and quoted.from_user is not None and quoted.from_user.id == bot.id
+
+
+def _quote(message: Message, quoted: Message | None, bot: Bot) -> Quote | None:
+    if quoted is None:
+        return None
+    # A person may select the part they mean; that says more than the first 500 characters.
+    text = message.quote.text if message.quote is not None else quoted.text or quoted.caption or ""
+    sender = _sender(quoted)
+    return Quote(
+        message_ref=str(quoted.message_id),
+        author=sender.name if sender is not None else "",
+        text=text[:QUOTE_CHARACTERS],
+        is_from_bot=_is_from(quoted, bot),
+    )
+
+
+# Files
+
+
+def _attachments(message: Message) -> tuple[IncomingAttachment, ...]:
+    """The file of a message. One at most: an album is several messages."""
+    if message.photo:
+        largest = message.photo[-1]
+        name = f"photo-{message.message_id}.jpg"
+        return (
+            IncomingAttachment(
+                kind=AttachmentKind.IMAGE,
+                file_ref=largest.file_id,
+                name=name,
+                mime="image/jpeg",
+                size_bytes=largest.file_size,
+            ),
+        )
+    if message.animation is not None:  # carries a document of the same file beside it
+        return (_attachment(AttachmentKind.VIDEO, message.animation, "animation.mp4"),)
+    if message.document is not None:
+        is_image = (message.document.mime_type or "").startswith("image/")
+        kind = AttachmentKind.IMAGE if is_image else AttachmentKind.DOCUMENT
+        return (_attachment(kind, message.document, "document"),)
+    if message.voice is not None:
+        return (_attachment(AttachmentKind.VOICE, message.voice, "voice.ogg"),)
+    if message.audio is not None:
+        return (_attachment(AttachmentKind.AUDIO, message.audio, "audio"),)
+    if message.video is not None:
+        return (_attachment(AttachmentKind.VIDEO, message.video, "video.mp4"),)
+    if message.video_note is not None:
+        return (_attachment(AttachmentKind.VIDEO, message.video_note, "video-note.mp4"),)
+    if message.sticker is not None:
+        return (_attachment(AttachmentKind.OTHER, message.sticker, f"sticker {message.sticker.emoji or ''}".strip()),)
+    return _without_file(message)
+
+
+def _attachment(kind: AttachmentKind, file: object, name: str) -> IncomingAttachment:
+    """One of the SDK's file objects, which share field names but no type."""
+    return IncomingAttachment(
+        kind=kind,
+        file_ref=str(getattr(file, "file_id", "")),
+        name=getattr(file, "file_name", None) or name,
+        mime=getattr(file, "mime_type", None),
+        size_bytes=getattr(file, "file_size", None),
+    )
+
+
+def _without_file(message: Message) -> tuple[IncomingAttachment, ...]:
+    """Things without text or file, such as a location: the person is told that we cannot read them."""
+    for name in ("contact", "location", "venue", "poll", "dice", "game", "story"):
+        if getattr(message, name) is not None:
+            return (IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=name),)
+    return ()

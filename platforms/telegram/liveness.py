@@ -1,0 +1,52 @@
+"""Whether the adapter makes progress, as one value that its tasks write and the gateway reads."""
+
+import time
+
+from hermes_state.values import Clock, Millis
+from platforms.base import AdapterHealth, AdapterState
+
+
+class Liveness:
+    """The last sign of life of the platform. Silence for `stall_seconds` counts as stalled, whoever is to blame."""
+
+    def __init__(self, clock: Clock, stall_seconds: float) -> None:
+        self._clock = clock
+        self._stall_seconds = stall_seconds
+        self._state = AdapterState.STARTING
+        self._detail = "not running"
+        self._progress_at: Millis | None = None
+        self._heard = time.monotonic()
+
+    def starting(self) -> None:
+        self._set(AdapterState.STARTING, "")
+
+    def progressed(self, detail: str = "") -> None:
+        """The platform answered; `detail` is what the operator should know all the same."""
+        self._set(AdapterState.RUNNING, detail)
+        self._progress_at = self._clock.now()
+        self._heard = time.monotonic()
+
+    def stalled(self, detail: str) -> None:
+        self._set(AdapterState.STALLED, detail)
+
+    def backing_off(self, detail: str) -> None:
+        self._set(AdapterState.BACKING_OFF, detail)
+
+    def failed(self, detail: str) -> None:
+        self._set(AdapterState.FAILED, detail)
+
+    def stopped(self) -> None:
+        """The run ended; what a failure said stays readable."""
+        if self._state in (AdapterState.RUNNING, AdapterState.STARTING, AdapterState.STALLED):
+            self._set(AdapterState.STARTING, "not running")
+
+    def health(self) -> AdapterHealth:
+        silence = time.monotonic() - self._heard
+        if self._state is AdapterState.RUNNING and silence > self._stall_seconds:
+            detail = f"Telegram has not answered for {silence:.0f} s"
+            return AdapterHealth(state=AdapterState.STALLED, last_progress_at=self._progress_at, detail=detail)
+        return AdapterHealth(state=self._state, last_progress_at=self._progress_at, detail=self._detail)
+
+    def _set(self, state: AdapterState, detail: str) -> None:
+        self._state = state
+        self._detail = detail

@@ -1,0 +1,183 @@
+"""Sending: parts, previews and signals as calls of the Bot API."""
+
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import structlog
+import telegram
+from telegram import InlineKeyboardButton, InlineKeyboardMarkup, LinkPreviewOptions, Message, ReplyParameters
+from telegram.constants import ChatAction
+from telegram.error import BadRequest, InvalidToken, TelegramError
+
+from hermes_state.values import Button, ChatKey, OutboundPart
+from platforms.base import Preview, SendRequest
+from platforms.telegram.buttons import ButtonCommands
+from platforms.telegram.errors import is_not_editable, is_not_modified, is_topic_gone, translated
+from platforms.telegram.rendering import marked_as_repeat, render
+
+log = structlog.get_logger(__name__)
+
+LABEL_CHARACTERS = 64
+"""Longer labels are cut by the apps anyway."""
+
+_NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten sources is not about the first of them
+
+T = TypeVar("T")
+
+
+class Outbound:
+    """What one running bot says. Every method raises what `PlatformAdapter.send` lists."""
+
+    def __init__(self, sdk: telegram.Bot, buttons: ButtonCommands) -> None:
+        self._sdk = sdk
+        self._buttons = buttons
+        self._has_drafts = True
+
+    async def send(self, request: SendRequest) -> str:
+        """Deliver one part: into the placeholder where there is one, else as a message of its own."""
+        keyboard = await self._keyboard(request.part.buttons)
+        part = request.part
+        if request.replaces is not None:
+            try:
+                return await self._edit(request.chat, request.replaces, part, keyboard, is_plain=request.is_plain)
+            except _PlaceholderGone:
+                log.info("telegram.placeholder_gone")
+        if request.is_repeat and request.replaces is None:
+            part = marked_as_repeat(part)  # with a placeholder we know: had the edit worked, it would still be there
+        message = await self._send(request.chat, part, keyboard, reply_to=request.reply_to, is_plain=request.is_plain)
+        return str(message.message_id)
+
+    async def show(self, preview: Preview) -> str | None:
+        """Show the newest message's worth of an unfinished answer; returns the placeholder's id, None for drafts."""
+        part = render(preview.text)[-1]
+        if not preview.is_shared and self._has_drafts and preview.ref is None:
+            try:
+                await _called(self._draft(preview, part))
+            except _DraftsUnavailable:
+                self._has_drafts = False  # an older Bot API server: placeholders do for the rest of this run
+            else:
+                return None
+        if preview.ref is None:
+            return str((await self._send(preview.chat, part, None)).message_id)
+        try:
+            return await self._edit(preview.chat, preview.ref, part, None)
+        except _PlaceholderGone:
+            return str((await self._send(preview.chat, part, None)).message_id)
+
+    async def show_typing(self, chat: ChatKey) -> None:
+        await _called(
+            self._sdk.send_chat_action(
+                chat_id=int(chat.chat_ref), action=ChatAction.TYPING, message_thread_id=_thread(chat)
+            )
+        )
+
+    async def _draft(self, preview: Preview, part: OutboundPart) -> None:
+        try:
+            await self._sdk.send_message_draft(
+                chat_id=int(preview.chat.chat_ref),
+                draft_id=preview.number,
+                text=part.text,
+                message_thread_id=_thread(preview.chat),
+                api_kwargs=_entities(part),
+            )
+        except InvalidToken as error:  # also what the SDK makes of "no such method"
+            raise _DraftsUnavailable from error
+        except BadRequest as error:
+            if "method" in error.message.lower():
+                raise _DraftsUnavailable from error
+            raise
+
+    async def _send(
+        self,
+        chat: ChatKey,
+        part: OutboundPart,
+        keyboard: InlineKeyboardMarkup | None,
+        *,
+        reply_to: str | None = None,
+        is_plain: bool = False,
+    ) -> Message:
+        reply = None
+        if reply_to is not None:
+            reply = ReplyParameters(message_id=int(reply_to), allow_sending_without_reply=True)
+
+        def attempt(thread: int | None) -> Awaitable[Message]:
+            return self._sdk.send_message(
+                chat_id=int(chat.chat_ref),
+                text=part.plain if is_plain else part.text,
+                message_thread_id=thread,
+                reply_parameters=reply,
+                reply_markup=keyboard,
+                link_preview_options=_NO_LINK_PREVIEW,
+                api_kwargs=None if is_plain else _entities(part),
+            )
+
+        try:
+            return await attempt(_thread(chat))
+        except TelegramError as error:
+            if not is_topic_gone(error):
+                raise translated(error) from error
+        # The same people read the group's general topic; an answer that nobody gets helps nobody.
+        log.info("telegram.topic_gone")
+        return await _called(attempt(None))
+
+    async def _edit(
+        self,
+        chat: ChatKey,
+        message_ref: str,
+        part: OutboundPart,
+        keyboard: InlineKeyboardMarkup | None,
+        *,
+        is_plain: bool = False,
+    ) -> str:
+        """Raises `_PlaceholderGone` when there is no message of ours to edit any more."""
+        try:
+            await self._sdk.edit_message_text(
+                chat_id=int(chat.chat_ref),
+                message_id=int(message_ref),
+                text=part.plain if is_plain else part.text,
+                reply_markup=keyboard,
+                link_preview_options=_NO_LINK_PREVIEW,
+                api_kwargs=None if is_plain else _entities(part),
+            )
+        except TelegramError as error:
+            if is_not_editable(error):
+                raise _PlaceholderGone from error
+            if not is_not_modified(error):
+                raise translated(error) from error
+        return message_ref
+
+    async def _keyboard(self, buttons: tuple[Button, ...]) -> InlineKeyboardMarkup | None:
+        if not buttons:
+            return None
+        row = [
+            InlineKeyboardButton(
+                button.label[:LABEL_CHARACTERS], callback_data=await self._buttons.data_for(button.command)
+            )
+            for button in buttons
+        ]
+        # Two to a row: on a phone a third would cut the labels.
+        return InlineKeyboardMarkup([row[first : first + 2] for first in range(0, len(row), 2)])
+
+
+class _PlaceholderGone(Exception):
+    """The message to edit was deleted, or never was ours."""
+
+
+class _DraftsUnavailable(Exception):
+    """This Bot API server has no drafts for this chat."""
+
+
+async def _called(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except TelegramError as error:
+        raise translated(error) from error
+
+
+def _thread(chat: ChatKey) -> int | None:
+    return int(chat.thread_ref) if chat.thread_ref else None
+
+
+def _entities(part: OutboundPart) -> dict[str, str] | None:
+    """The stored entities as they are: JSON already, so nothing is parsed to be written again."""
+    return {"entities": part.markup} if part.markup else None

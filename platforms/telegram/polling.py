@@ -1,0 +1,133 @@
+"""Long polling: one getUpdates at a time, for ever.
+
+The SDK has a poller of its own. We fetch ourselves because of what it does in trouble: it cannot be stopped
+while it waits after an error (up to 30 s), it ends in silence when the token is revoked, it keeps a dead
+connection, and one update that it cannot read blocks all others.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+import structlog
+from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
+
+from hermes_state.errors import TokenRejected
+from platforms.telegram.inbound import ALLOWED_UPDATES
+from platforms.telegram.liveness import Liveness
+from platforms.telegram.queue import UpdateQueue
+from platforms.telegram.settings import TelegramSettings, backoff_seconds
+from platforms.telegram.transport import BotApiRequest, FloodControl, Interrupted
+
+log = structlog.get_logger(__name__)
+
+_ALLOWED_UPDATES = orjson.dumps(ALLOWED_UPDATES).decode()
+
+BATCH = 100
+"""Updates per answer; the Bot API's maximum."""
+
+
+CONFLICT_MEMORY_SECONDS = 120
+"""How long health speaks of another poller after the last 409: two of them take turns, and each works in between."""
+
+_CONFLICT = "another process polls with the same bot token (409); stop it, or give one of them a token of its own"
+
+
+class Poller:
+    """Fetches updates and acknowledges each one after the queue has stored it.
+
+    Telegram forgets what lies before the `offset` of the next request, so the offset is the acknowledgement.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_url: str,
+        request: BotApiRequest,
+        queue: UpdateQueue,
+        liveness: Liveness,
+        settings: TelegramSettings,
+    ) -> None:
+        self._url = f"{base_url}/getUpdates"
+        self._request = request
+        self._queue = queue
+        self._liveness = liveness
+        self._settings = settings
+        self._offset: int | None = None
+        self._failures = 0
+        self._is_probe = True
+        self._conflict_until = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled. Raises `TokenRejected`."""
+        while True:
+            try:
+                await self._poll()
+            except InvalidToken:
+                raise TokenRejected("Telegram does not accept the bot token (401)") from None
+            except (TelegramError, TimeoutError) as error:
+                await self._recover(error)
+
+    async def _poll(self) -> None:
+        """One request, until everything that it brought is stored."""
+        # After trouble, and at the start, ask without waiting: then progress shows at once, not after a quiet poll.
+        was_probe = self._is_probe
+        wait = 0 if was_probe else self._settings.poll_seconds
+        async with asyncio.timeout(wait + self._settings.poll_grace_seconds):
+            updates = await self._fetch(wait)
+        self._liveness.progressed(_CONFLICT if time.monotonic() < self._conflict_until else "")
+        for raw in updates:
+            await self._queue.put_raw(raw)
+            self._offset = raw["update_id"] + 1
+        self._is_probe = False
+        if updates or not was_probe:
+            self._failures = 0
+
+    async def _fetch(self, wait: float) -> Sequence[dict[str, Any]]:  # Any: JSON as the Bot API sent it
+        query = {"timeout": f"{wait:g}", "limit": str(BATCH), "allowed_updates": _ALLOWED_UPDATES}
+        if self._offset is not None:
+            query["offset"] = str(self._offset)
+        updates = await self._request.post(
+            # Not the limit, only above it: the step's own timeout also bounds connecting and answers that trickle.
+            f"{self._url}?{urlencode(query)}",
+            read_timeout=wait + 2 * self._settings.poll_grace_seconds,
+        )
+        if not isinstance(updates, list):
+            raise NetworkError("getUpdates did not answer with a list")
+        return updates
+
+    async def _recover(self, error: TelegramError | TimeoutError) -> None:
+        """Say what is wrong, make what can be made new, and wait as long as the trouble deserves."""
+        self._failures += 1
+        self._is_probe = True
+        delay = backoff_seconds(self._settings, self._failures)
+        if isinstance(error, TimeoutError):
+            log.warning("telegram.poll_stalled", failures=self._failures)
+            self._liveness.stalled("getUpdates got no answer; the connection was replaced")
+        else:
+            log.warning("telegram.poll_failed", error=type(error).__name__, failures=self._failures)
+            self._liveness.backing_off(_explained(error))
+        if isinstance(error, Conflict):
+            self._conflict_until = time.monotonic() + CONFLICT_MEMORY_SECONDS
+            delay = max(delay, self._settings.conflict_seconds)
+        elif isinstance(error, FloodControl):
+            delay = error.retry_after
+        elif isinstance(error, TimeoutError | Interrupted):
+            await self._request.renew()
+            if self._failures == 1:
+                return  # silence was waited out already, and a cut connection is the ordinary end of a quiet one
+        await asyncio.sleep(delay)
+
+
+def _explained(error: TelegramError) -> str:
+    """One sentence for the operator. Texts of Telegram are quoted only where they cannot hold a secret."""
+    if isinstance(error, Conflict):
+        if "webhook" in error.message.lower():
+            return "a webhook was set for this bot (409); only one way of receiving works at a time"
+        return _CONFLICT
+    if isinstance(error, FloodControl):
+        return f"Telegram asks to wait {error.retry_after:g} s (429)"
+    return f"getUpdates failed: {error.message}"

@@ -1,0 +1,86 @@
+"""The update queue: what was put into it is stored, and only then may Telegram forget it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import telegram
+from telegram import CallbackQuery, Update
+from telegram.error import NetworkError
+
+from hermes_state.errors import StoreUnavailable
+from hermes_state.values import Clock
+from platforms.base import Intake
+from platforms.telegram.buttons import ButtonCommands
+from platforms.telegram.inbound import PLATFORM, Bot, ChatMoved, Received, read_press, read_update
+
+log = structlog.get_logger(__name__)
+
+AnswerPress = Callable[[CallbackQuery, str | None], None]
+"""Stops the button's spinner, with a text for the person or without; must not block."""
+
+_UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What reading raises when Telegram sends a shape that neither the SDK nor we expect."""
+
+
+class UpdateQueue:
+    """Hands updates to the intake, one after the other in Telegram's order."""
+
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        bot: Bot,
+        sdk: telegram.Bot,
+        buttons: ButtonCommands,
+        clock: Clock,
+        answer_press: AnswerPress,
+    ) -> None:
+        self._intake = intake
+        self._bot = bot
+        self._sdk = sdk
+        self._buttons = buttons
+        self._clock = clock
+        self._answer_press = answer_press
+
+    async def put_raw(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
+        """`put` for an update that is still JSON.
+
+        An update that cannot be read is logged and counts as dealt with: fetched again, it would block all after it.
+        """
+        try:
+            update = Update.de_json(raw, self._sdk)
+            received = read_update(update, self._bot)
+        except _UNREADABLE as error:
+            log.warning("update.unreadable", update_id=raw.get("update_id"), error=type(error).__name__)
+            return
+        await self._put(update, received)
+
+    async def put(self, update: Update) -> None:
+        """Returns after the commit: then the update may be acknowledged.
+
+        Raises the SDK's `NetworkError` when nothing could be stored: to everyone who fetches updates that
+        means "not acknowledged, ask again", which is what must happen.
+        """
+        await self._put(update, read_update(update, self._bot))
+
+    async def _put(self, update: Update, received: Received | None) -> None:
+        try:
+            if update.callback_query is not None:
+                await self._put_press(update, update.callback_query)
+            elif isinstance(received, ChatMoved):
+                await self._intake.move_chat(PLATFORM, self._bot.account, received.old_ref, received.new_ref)
+            elif received is not None:
+                await self._intake.accept(received)
+        except StoreUnavailable as error:
+            raise NetworkError("the update could not be stored") from error
+
+    async def _put_press(self, update: Update, query: CallbackQuery) -> None:
+        command = await self._buttons.command_of(query.data) if query.data else None
+        if command is None or query.message is None:
+            self._answer_press(query, "This button no longer works.")
+            return
+        await self._intake.accept(
+            read_press(update, query.message, query.from_user, command, self._bot, self._clock.now())
+        )
+        self._answer_press(query, None)

@@ -1,0 +1,195 @@
+"""Markdown as Telegram shows it: text and entities, in parts that Telegram takes.
+
+Entities cannot fail to parse, unlike Telegram's own Markdown. A part keeps them as the JSON that is sent.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import orjson
+from telegramify_markdown import MessageEntity, RenderConfig, convert
+
+from hermes_state.values import OutboundPart
+from platforms.telegram.inbound import MESSAGE_UNITS
+
+REPEAT_MARK = "(possibly a repeat) "
+"""Begins a part that may be visible already."""
+PART_UNITS = MESSAGE_UNITS - len(REPEAT_MARK)
+"""Longest part we make, in UTF-16 units: a repeat has to fit with its mark."""
+PART_ENTITIES = 100
+"""Telegram ignores what is formatted beyond this many entities in a message."""
+STUB_UNITS = 200
+"""No part is made shorter than this for the sake of formatting."""
+
+_EMPTY = "…"
+"""Stands for an answer in which there is nothing to see: Telegram takes no empty message."""
+
+_URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
+_PRIVATE_USE = [chr(code) for code in range(0xE000, 0xE100)]
+_BREAKS = ("\n\n", "\n", " ")
+"""Where a part may end, best first."""
+
+
+def _config() -> RenderConfig:
+    config = RenderConfig.isolated()
+    symbol = config.markdown_symbol
+    for level in range(1, 7):
+        setattr(symbol, f"heading_level_{level}", "")
+    symbol.unordered_list_item = "•"
+    symbol.image = ""
+    return config
+
+
+_CONFIG = _config()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """Text and the entities over it, offsets in UTF-16 units."""
+
+    text: str
+    entities: Sequence[MessageEntity]
+
+    def part(self) -> OutboundPart:
+        markup = orjson.dumps([entity.to_dict() for entity in self.entities]).decode() if self.entities else ""
+        return OutboundPart(text=self.text, plain=self.text, markup=markup)
+
+
+def render(markdown: str) -> Sequence[OutboundPart]:
+    """At least one part, each within `PART_UNITS`; a code block that is cut stays a code block on both sides."""
+    source = _encodable(markdown)
+    rendered = _converted(source)
+    parts = [piece.part() for piece in _split(rendered)]
+    if not parts and (plain := source.strip()):
+        parts = [piece.part() for piece in _split(_Rendered(plain, ()))]  # only markup: better shown than lost
+    return parts or [OutboundPart(text=_EMPTY, plain=_EMPTY)]
+
+
+def marked_as_repeat(part: OutboundPart) -> OutboundPart:
+    """The part with a mark in front, its entities moved along."""
+    entities = orjson.loads(part.markup) if part.markup else []
+    for entity in entities:
+        entity["offset"] += len(REPEAT_MARK)  # ASCII: characters are units
+    return OutboundPart(
+        text=REPEAT_MARK + part.text,
+        plain=REPEAT_MARK + part.plain,
+        markup=orjson.dumps(entities).decode() if entities else "",
+        buttons=part.buttons,
+    )
+
+
+def utf16_units(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
+
+
+def _encodable(text: str) -> str:
+    """The text without lone surrogates, which no network format can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+# Conversion
+
+
+def _converted(source: str) -> _Rendered:
+    """Markdown to text and entities, with what the converter would take away put aside."""
+    masked, mask = _masked(source)
+    text, entities = convert(masked, config=_CONFIG)
+    if mask:
+        table = {ord(stand_in): original for stand_in, original in mask.items()}
+        text = text.translate(table)
+        entities = [
+            replace(
+                entity,
+                url=entity.url and entity.url.translate(table),
+                language=entity.language and entity.language.translate(table),
+            )
+            for entity in entities
+        ]
+    return _Rendered(text, [entity for entity in entities if _is_showable(entity)])
+
+
+def _masked(source: str) -> tuple[str, dict[str, str]]:
+    """Put a character of the private use area for each one that is text in a chat and markup to the converter.
+
+    `<` opens HTML, which is dropped; `||` opens a spoiler, which hides half of a condition. One unit stands for
+    one unit, so offsets stay right when the originals are put back.
+    """
+    mask: dict[str, str] = {}
+    free = iter([stand_in for stand_in in _PRIVATE_USE if stand_in not in source])
+    if "<" in source and (stand_in := next(free, None)):
+        mask[stand_in] = "<"
+        source = source.replace("<", stand_in)
+    if "||" in source and (stand_in := next(free, None)):
+        mask[stand_in] = "|"
+        lines = source.split("\n")
+        source = "\n".join(
+            line if line.lstrip().startswith("|") else line.replace("||", stand_in * 2) for line in lines
+        )
+    return source, mask
+
+
+def _is_showable(entity: MessageEntity) -> bool:
+    """Telegram refuses a link without a host; relative links of an answer lead nowhere in a chat anyway."""
+    return entity.type != "text_link" or bool(entity.url and _URL.match(entity.url))
+
+
+# Splitting
+
+
+def _split(rendered: _Rendered) -> Iterator[_Rendered]:
+    """Pieces within the limits, without blank ones; white space at a cut goes away."""
+    entities = sorted(rendered.entities, key=lambda entity: entity.offset)
+    if utf16_units(rendered.text) <= PART_UNITS and len(entities) <= PART_ENTITIES:
+        if _is_visible(rendered.text):
+            yield _Rendered(rendered.text, entities)
+        return
+    start = unit = 0
+    while start < len(rendered.text):
+        end = _piece_end(rendered.text, start, unit, entities)
+        text = rendered.text[start:end]
+        units = utf16_units(text)
+        shown = text.rstrip()
+        if _is_visible(shown):
+            yield _Rendered(shown, _clipped(entities, unit, unit + utf16_units(shown)))
+        start, unit = end, unit + units
+        entities = [entity for entity in entities if entity.offset + entity.length > unit]
+
+
+def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntity]) -> int:
+    """Index after the piece that begins at `start`, which is UTF-16 unit `unit`."""
+    budget = PART_UNITS
+    if len(entities) > PART_ENTITIES:
+        formatted = entities[PART_ENTITIES].offset - unit
+        if formatted >= STUB_UNITS:
+            budget = min(budget, formatted)
+    window = text[start : start + budget]
+    if not window.isascii():
+        window = window.encode("utf-16-le")[: budget * 2].decode("utf-16-le", "ignore")  # no half of a pair
+    end = start + max(1, len(window))
+    if end >= len(text):
+        return len(text)
+    for mark in _BREAKS:
+        # A break in the first half would make a stub of a part; then a coarser cut is better.
+        position = text.rfind(mark, start + len(window) // 2, end)
+        if position > start:
+            return position + len(mark)
+    return end
+
+
+def _clipped(entities: Sequence[MessageEntity], first: int, last: int) -> list[MessageEntity]:
+    """What of the entities lies between two units, counted from the first."""
+    clipped = []
+    for entity in entities:
+        start, end = max(entity.offset, first), min(entity.offset + entity.length, last)
+        if start < end:
+            clipped.append(replace(entity, offset=start - first, length=end - start))
+    return clipped[:PART_ENTITIES]
+
+
+def _is_visible(text: str) -> bool:
+    return any(character.isprintable() and not character.isspace() for character in text)

@@ -1,0 +1,65 @@
+"""What the Telegram adapter is told: the token, where the Bot API lives, and how patient to be."""
+
+from dataclasses import dataclass, field
+
+BASE_URL = "https://api.telegram.org"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSettings:
+    """Receiving by webhook: Telegram posts to `url`, which a TLS proxy hands on to `host:port`.
+
+    The path of `url` is the path we serve. `secret` comes back in a header of every post: 1-256 characters
+    of `A-Z a-z 0-9 _ -`.
+    """
+
+    url: str
+    secret: str = field(repr=False)
+    host: str = "127.0.0.1"
+    port: int = 8443
+    max_connections: int = 1
+    """Posts at the same time. With more than one, Telegram may deliver two messages of a chat out of order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelegramSettings:
+    """One bot. All times are seconds; the defaults are what the promises about liveness rest on."""
+
+    token: str = field(repr=False)
+    base_url: str = BASE_URL
+    """Root of the Bot API server, without `/bot`; a local server's address goes here."""
+    webhook: WebhookSettings | None = None
+    """None: long polling."""
+
+    poll_seconds: float = 25
+    """How long one getUpdates waits for news: below the 30 s after which many NATs forget a silent connection."""
+    poll_grace_seconds: float = 10
+    """How much longer than that an answer may take. Then the connection is dead and a new one is made, so that a
+    black-holed socket is noticed after 35 s and replaced in the same second."""
+    stall_seconds: float = 45
+    """Without progress for this long the adapter is not ready, whatever its task believes; above poll + grace."""
+    webhook_check_seconds: float = 30
+    """How often webhook mode asks Telegram about the webhook: its only proof of progress in a quiet hour."""
+
+    backoff_first_seconds: float = 1
+    backoff_longest_seconds: float = 30
+    """After network loss people wait at most this long for the bot to come back."""
+    conflict_seconds: float = 5
+    """First wait after a 409. The other poller was cut off by us as we were by it: a quick retry makes it a fight."""
+
+    connect_seconds: float = 10
+    request_seconds: float = 20
+    """How long a request may stay silent. Telegram answers sends within a second; photos take longer to fetch."""
+    connections: int = 512
+    """Two per concurrent turn (256): its preview or final, and its typing signal."""
+
+    @property
+    def bot_id(self) -> str:
+        """The bot's user id, which the token starts with."""
+        return self.token.partition(":")[0]
+
+
+def backoff_seconds(settings: TelegramSettings, failures: int) -> float:
+    """How long to wait after the n-th failure in a row: doubling, with an end."""
+    doublings = min(failures - 1, 16)  # enough for any longest wait; the power must not grow without end
+    return min(settings.backoff_longest_seconds, settings.backoff_first_seconds * 2.0**doublings)

@@ -1,0 +1,145 @@
+"""HTTP to the Bot API: the SDK's request interface on aiohttp.
+
+Own transport, because a sender must know whether a failed request can have had an effect, a poller must be
+able to throw a dead connection away, and files must be streamed. It also keeps the token, which is part of
+every address, out of the logs that HTTP libraries write.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+import orjson
+from telegram._utils.types import ODVInput  # the SDK names the type of its timeouts nowhere else
+from telegram.error import NetworkError, TelegramError
+from telegram.request import BaseRequest, RequestData
+
+RETRY_AFTER_SECONDS = 5.0
+"""For a 429 that does not say how long: what Telegram asks for when it asks for little."""
+
+CLOSE_SECONDS = 5
+"""Closing says goodbye to the peer; a black-holed peer never answers."""
+
+
+class NotSent(NetworkError):
+    """No connection: the request cannot have had an effect."""
+
+
+class Interrupted(NetworkError):
+    """The connection broke, or stayed silent, after the request left."""
+
+
+class FloodControl(TelegramError):
+    """429: nothing happened, and nothing may be asked for `retry_after` seconds.
+
+    Instead of the SDK's `RetryAfter`, which cannot be made or read without a deprecation warning.
+    """
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(f"flood control for {retry_after:g} s")
+        self.retry_after = retry_after
+
+
+class BotApiRequest(BaseRequest):
+    """A pool of connections to one Bot API server."""
+
+    def __init__(self, *, connections: int, connect_seconds: float, request_seconds: float) -> None:
+        self._connections = connections
+        self._connect_seconds = connect_seconds
+        self._request_seconds = request_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def read_timeout(self) -> float:
+        """Seconds that a request may stay silent by default."""
+        return self._request_seconds
+
+    async def initialize(self) -> None:
+        """Open the pool, if it is not open."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._connections),
+                trust_env=True,  # people behind a proxy set HTTPS_PROXY
+                auto_decompress=True,
+                headers={"User-Agent": self.USER_AGENT},
+            )
+
+    async def shutdown(self) -> None:
+        """Close every connection; what is in flight breaks."""
+        session, self._session = self._session, None
+        if session is not None:
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await session.close()
+            except TimeoutError:
+                return  # the sockets are gone all the same: aiohttp aborts them when it lets go
+
+    async def renew(self) -> None:
+        """Forget every connection and start with fresh ones."""
+        await self.shutdown()
+        await self.initialize()
+
+    async def do_request(
+        self,
+        url: str,
+        method: str,
+        request_data: RequestData | None = None,
+        read_timeout: ODVInput[float] = BaseRequest.DEFAULT_NONE,
+        write_timeout: ODVInput[float] = BaseRequest.DEFAULT_NONE,
+        connect_timeout: ODVInput[float] = BaseRequest.DEFAULT_NONE,
+        pool_timeout: ODVInput[float] = BaseRequest.DEFAULT_NONE,
+    ) -> tuple[int, bytes]:
+        """Status and body of the answer. Raises `NotSent`, `Interrupted` or `FloodControl`."""
+        data = request_data.json_parameters if request_data is not None else None
+        silent_seconds = read_timeout if isinstance(read_timeout, int | float) else self._request_seconds
+        async with self._open(method, url, silent_seconds, data=data) as response:
+            body = await response.read()
+            if response.status == HTTPStatus.TOO_MANY_REQUESTS:
+                raise FloodControl(_retry_after(body, response.headers.get("Retry-After")))
+            return response.status, body
+
+    @asynccontextmanager
+    async def stream(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        """GET `url` without reading the body. Raises what `do_request` raises, also while the body is read."""
+        async with self._open("GET", url, self._request_seconds) as response:
+            yield response
+
+    @staticmethod
+    def parse_json_payload(payload: bytes) -> dict[str, Any]:  # Any: the SDK's own type of an answer
+        """The answer as the SDK wants it; the body is not logged, it may be somebody's message."""
+        try:
+            answer = orjson.loads(payload)
+        except orjson.JSONDecodeError:
+            raise TelegramError("the server's answer is not JSON") from None
+        if not isinstance(answer, dict):
+            raise TelegramError("the server's answer is not an object")
+        return answer
+
+    @asynccontextmanager
+    async def _open(
+        self, method: str, url: str, silent_seconds: float, data: dict[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None:
+            raise NotSent("the adapter is shutting down")
+        timeout = aiohttp.ClientTimeout(
+            total=None, connect=self._connect_seconds, sock_connect=self._connect_seconds, sock_read=silent_seconds
+        )
+        # Only the kind of a failure is told: the texts of aiohttp's errors may hold the address, and so the token.
+        try:
+            async with self._session.request(method, url, data=data, timeout=timeout) as response:
+                yield response
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            raise NotSent(f"no connection to the Bot API ({type(error).__name__})") from None
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            raise Interrupted(f"the connection to the Bot API broke ({type(error).__name__})") from None
+
+
+def _retry_after(body: bytes, header: str | None) -> float:
+    """Seconds to wait, from the body, else from the header, else a guess."""
+    try:
+        return float(orjson.loads(body)["parameters"]["retry_after"])
+    except (ValueError, KeyError, TypeError):
+        return float(header) if header is not None and header.isdigit() else RETRY_AFTER_SECONDS

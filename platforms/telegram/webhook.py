@@ -1,0 +1,114 @@
+"""Receiving by webhook: Telegram posts each update to us and repeats it until it gets a 200."""
+
+import asyncio
+import hmac
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import orjson
+import structlog
+import telegram
+from aiohttp import web
+from telegram.error import BadRequest, InvalidToken, NetworkError, TelegramError
+
+from hermes_state.errors import PlatformUnavailable, TokenRejected
+from platforms.telegram.inbound import ALLOWED_UPDATES
+from platforms.telegram.liveness import Liveness
+from platforms.telegram.queue import UpdateQueue
+from platforms.telegram.settings import TelegramSettings, WebhookSettings, backoff_seconds
+
+log = structlog.get_logger(__name__)
+
+SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"
+UPDATE_BYTES = 1_000_000
+"""Largest update taken. Text and entities stay far below it."""
+STOP_SECONDS = 2
+"""How long posts in flight may take to be stored when we stop; Telegram repeats what got no answer."""
+
+
+class WebhookServer:
+    """The HTTP server behind the webhook's address, for the length of an `async with` block.
+
+    Raises `PlatformUnavailable` on entering when the port cannot be had.
+    """
+
+    def __init__(self, webhook: WebhookSettings, queue: UpdateQueue, liveness: Liveness) -> None:
+        self._webhook = webhook
+        self._secret = webhook.secret.encode()
+        self._queue = queue
+        self._liveness = liveness
+        app = web.Application(client_max_size=UPDATE_BYTES)
+        app.router.add_post(urlsplit(webhook.url).path or "/", self._receive)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._webhook.host, self._webhook.port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            where = f"{self._webhook.host}:{self._webhook.port}"
+            raise PlatformUnavailable(f"the webhook cannot listen on {where}: {error.strerror}") from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        """200 only after the commit; everything else makes Telegram try again."""
+        given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self._secret):
+            log.warning("webhook.refused")
+            return web.Response(status=403)
+        try:
+            raw = orjson.loads(await request.read())
+        except orjson.JSONDecodeError:
+            return web.Response(status=400)
+        if not isinstance(raw, dict):
+            return web.Response(status=400)
+        try:
+            await self._queue.put_raw(raw)
+        except NetworkError:
+            return web.Response(status=503)
+        self._liveness.progressed()
+        return web.Response()
+
+
+async def keep_webhook(
+    sdk: telegram.Bot, settings: TelegramSettings, webhook: WebhookSettings, liveness: Liveness
+) -> None:
+    """Set the webhook, then look after it until cancelled. Raises `TokenRejected`."""
+    failures = 0
+    is_set = False
+    while True:
+        try:
+            async with asyncio.timeout(settings.request_seconds):
+                # Once at every start, though the address may be the same: the secret cannot be compared.
+                if not is_set or (await sdk.get_webhook_info()).url != webhook.url:
+                    await _set_webhook(sdk, webhook)
+            is_set = True
+            failures = 0
+            liveness.progressed()
+            pause = settings.webhook_check_seconds
+        except InvalidToken:
+            raise TokenRejected("Telegram does not accept the bot token (401)") from None
+        except (TelegramError, TimeoutError) as error:
+            failures += 1
+            log.warning("telegram.webhook_check_failed", error=type(error).__name__, failures=failures)
+            told = f": {error.message}" if isinstance(error, BadRequest) else ""
+            liveness.backing_off(f"the webhook could not be set or checked ({type(error).__name__}{told})")
+            pause = backoff_seconds(settings, failures)
+        await asyncio.sleep(pause)
+
+
+async def _set_webhook(sdk: telegram.Bot, webhook: WebhookSettings) -> None:
+    await sdk.set_webhook(
+        url=webhook.url,
+        secret_token=webhook.secret,
+        max_connections=webhook.max_connections,
+        allowed_updates=list(ALLOWED_UPDATES),
+        drop_pending_updates=False,
+    )

@@ -1,0 +1,34 @@
+"""Telegram keeps the contract of every adapter, by polling and by webhook."""
+
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from platforms.telegram import WebhookSettings
+from tests.platforms.contract import AdapterContract
+from tests.platforms.telegram_harness import TelegramHarness
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class TestTelegramByPolling(AdapterContract):
+    @pytest.fixture
+    async def harness(self, tmp_path: Path) -> AsyncIterator[TelegramHarness]:
+        async with TelegramHarness(tmp_path) as harness:
+            yield harness
+
+
+class TestTelegramByWebhook(AdapterContract):
+    @pytest.fixture
+    async def harness(self, tmp_path: Path) -> AsyncIterator[TelegramHarness]:
+        port = free_port()
+        webhook = WebhookSettings(url=f"http://127.0.0.1:{port}/telegram", secret="s3cret", port=port)
+        async with TelegramHarness(tmp_path, webhook=webhook) as harness:
+            yield harness
