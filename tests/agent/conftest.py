@@ -1,0 +1,163 @@
+"""A real store, a fake model server in this process, and a chat that turns can be started in."""
+
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.retry import RetryPolicy
+from agent.tools.recall import recall_tools
+from agent.tools.registry import ToolRegistry
+from agent.turn import Agent, AgentSettings, Answer
+from hermes_state import chats, inbox, journal
+from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
+from hermes_state.journal import FinalAnswer, RunningTurn
+from hermes_state.store import Store
+from hermes_state.transcripts import load_said, load_view
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    ChatKind,
+    InboxId,
+    Message,
+    Millis,
+    Tokens,
+    Transcript,
+    UserRef,
+)
+from tests.fakes import fake_llm, labkit
+
+SENT_AT = Millis(1_767_225_600_000)  # 2026-01-01 00:00 UTC
+
+
+class FixedClock:
+    """Stands at `SENT_AT` and moves a second with every look."""
+
+    def __init__(self) -> None:
+        self._looks = itertools.count(1)
+
+    def now(self) -> Millis:
+        return Millis(SENT_AT + 1_000 * next(self._looks))
+
+
+class Sink:
+    """Remembers every preview."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+
+
+@dataclass
+class Chat:
+    """One chat with its database."""
+
+    store: Store
+    key: ChatKey = field(default_factory=lambda: ChatKey(platform="telegram", account="telegram", chat_ref="42"))
+    kind: ChatKind = ChatKind.DIRECT
+    clock: FixedClock = field(default_factory=FixedClock)
+    _events: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    async def id(self) -> ChatId:
+        return await self.store.write(chats.ensure_chat, self.key, self.kind, None, SENT_AT)
+
+    async def receive(
+        self, text: str, *, mode: InboxMode = InboxMode.QUEUE, sender: str = "42", name: str = "Ann"
+    ) -> InboxId:
+        """Store an inbound message."""
+        number = next(self._events)
+        row = NewInboxRow(
+            platform=self.key.platform,
+            account=self.key.account,
+            event_ref=f"1:{self.key.chat_ref}:{number}",
+            chat_id=await self.id(),
+            kind=InboxKind.MESSAGE,
+            mode=mode,
+            sender_ref=UserRef(f"telegram:{sender}"),
+            sender_name=name,
+            message_ref=str(number),
+            payload=InboxPayload(text=text),
+            expects_more=False,
+            sent_at=SENT_AT,
+        )
+        stored = await self.store.write(inbox.insert, row, SENT_AT)
+        assert stored is not None
+        return stored
+
+    async def start(self, *texts: str) -> RunningTurn:
+        """Start a turn of messages that arrive now."""
+        ids = [await self.receive(text) for text in texts]
+        return await self.store.write(journal.start_turn, await self.id(), ids, {}, self.clock.now())
+
+    async def finish(self, turn: RunningTurn, answer: Answer) -> None:
+        final = FinalAnswer(text=answer.text, call=answer.call, reported_prompt_tokens=answer.reported_prompt_tokens)
+        await self.store.write(journal.finish_turn, turn.id, final, self.clock.now())
+
+    async def said(self, turn: RunningTurn) -> Transcript:
+        """Every original row of the conversation."""
+        return await self.store.read(load_said, turn.lineage_id, 1_000)
+
+    async def view(self, turn: RunningTurn) -> Sequence[Message]:
+        return (await self.store.read(load_view, turn.lineage_id)).transcript
+
+    async def ledger(self) -> list[tuple[str, str]]:
+        """Purpose and outcome of every recorded model call."""
+        query = "SELECT purpose, outcome FROM model_calls ORDER BY id"
+        return await self.store.read(lambda db: db.execute(query).fetchall())
+
+
+FAST_RETRY = RetryPolicy(first_pause=0.001, longest_pause=0.002)
+
+
+def settings(**changes: object) -> AgentSettings:
+    values = {"context_length": Tokens(131_072), "max_output_tokens": Tokens(8_192), "retry": FAST_RETRY} | changes
+    return AgentSettings(**values)  # type: ignore[arg-type]  # tests name the fields they change
+
+
+@pytest.fixture
+async def chat(store: Store) -> Chat:
+    return Chat(store)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[labkit.Server]:
+    running = await labkit.Server(fake_llm.make_app()).start()
+    yield running
+    await running.stop()
+
+
+@pytest.fixture
+def llm(server: labkit.Server) -> fake_llm.LLM:
+    """The state of the fake model server."""
+    return server.app[fake_llm.LLM_KEY]
+
+
+@pytest.fixture
+async def model(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    made = ChatCompletionsModel(
+        ChatCompletionsSettings(
+            model="lab-128k", api_key="lab-key", base_url=f"{server.url}/v1", connect_seconds=2.0, read_seconds=2.0
+        )
+    )
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def agent(chat: Chat, model: ChatCompletionsModel) -> Agent:
+    """An agent on the fake model server with the recall tools."""
+    return Agent(
+        store=chat.store, model=model, tools=ToolRegistry(recall_tools()), settings=settings(), clock=chat.clock
+    )
+
+
+@pytest.fixture
+def no_violations(llm: fake_llm.LLM) -> Iterator[None]:
+    """Whatever the test sends to the model must have been legal."""
+    yield
+    found = [problem for request in llm.requests.rows for problem in request.get("violations") or ()]
+    assert [problem for problem in found if problem["rule"] != "user_after_tool"] == []

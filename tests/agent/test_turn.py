@@ -1,0 +1,378 @@
+"""A turn from its rows to its answer: real store, real SDK, a fake model server."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent.model.chat_completions import ChatCompletionsModel
+from agent.tools.recall import recall_tools
+from agent.tools.registry import Tool, ToolContext, ToolRegistry
+from agent.turn import CUT_OFF, OUTCOME_UNKNOWN, Agent, AgentSettings
+from hermes_state import journal
+from hermes_state.errors import ContextOverflow, ReplyMalformed, StoreUnavailable, ToolError
+from hermes_state.inbox import InboxMode
+from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunState, TurnClosed
+from hermes_state.transcripts import load_view
+from hermes_state.values import Effect, Message, ModelCallRecord, Role, Tokens, ToolCall
+from tests.agent.conftest import Chat, Sink, settings
+from tests.fakes.fake_llm import LLM
+
+pytestmark = pytest.mark.usefixtures("no_violations")
+
+ANY_OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+class Workshop:
+    """Tools that count how often they ran, and a way to make an agent that has them."""
+
+    def __init__(self, chat: Chat, model: ChatCompletionsModel) -> None:
+        self.chat, self.model = chat, model
+        self.ran: list[tuple[str, int]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.entered = asyncio.Event()
+
+    def tool(self, name: str, effect: Effect, result: str = "done") -> Tool:
+        async def run(arguments: dict[str, Any], context: ToolContext) -> str:
+            self.ran.append((name, arguments["n"]))
+            self.entered.set()
+            await self.gate.wait()
+            return f"{result} {arguments['n']}"
+
+        return Tool(name=name, description=name, parameters=ANY_OBJECT, effect=effect, run=run)
+
+    def agent(self, *extra: Tool, options: AgentSettings | None = None) -> Agent:
+        tools = (self.tool("read", Effect.READ_ONLY), self.tool("write", Effect.WRITES), *recall_tools(), *extra)
+        return Agent(
+            store=self.chat.store,
+            model=self.model,
+            tools=ToolRegistry(tools),
+            settings=options or settings(),
+            clock=self.chat.clock,
+        )
+
+
+@pytest.fixture
+def shop(chat: Chat, model: ChatCompletionsModel) -> Workshop:
+    return Workshop(chat, model)
+
+
+def tool_texts(rows: Any) -> list[str | None]:
+    return [row.text for row in rows if row.role is Role.TOOL]
+
+
+async def test_a_message_is_answered_and_the_answer_is_left_to_the_caller(chat: Chat, agent: Agent) -> None:
+    turn, sink = await chat.start("hello"), Sink()
+    answer = await agent.run(turn, sink)
+    assert answer.text == "echo: [2026-01-01 00:00] hello"
+    assert answer.reported_prompt_tokens is not None
+    assert answer.call.outcome == "ok"
+    assert sink.shown[-1] == answer.text
+    assert all(later.startswith(earlier) for earlier, later in zip(sink.shown, sink.shown[1:], strict=False))
+    assert [row.role for row in await chat.said(turn)] == [Role.USER]
+    assert await chat.ledger() == []
+
+
+async def test_the_system_prompt_is_made_once_and_leads_every_request(chat: Chat, agent: Agent, llm: LLM) -> None:
+    first = await chat.start("one")
+    await chat.finish(first, await agent.run(first, Sink()))
+    second = await chat.start("two")
+    await agent.run(second, Sink())
+    one, two = (request["body"]["messages"] for request in llm.requests.rows)
+    assert one[0]["role"] == "system"
+    assert "history_search" in one[0]["content"]
+    assert two[: len(one)] == one
+    stored = (await chat.store.read(load_view, second.lineage_id)).session.system_prompt
+    assert stored == one[0]["content"]
+
+
+async def test_tools_run_and_their_results_are_rows(chat: Chat, shop: Workshop) -> None:
+    turn = await chat.start('[[tool:read {"n": 1}]] [[tool:write {"n": 2}]]')
+    answer = await shop.agent().run(turn, Sink())
+    assert answer.text == "tool said: done 1 | done 2"
+    assert sorted(shop.ran) == [("read", 1), ("write", 2)]
+    said = await chat.said(turn)
+    assert [row.role for row in said] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.TOOL]
+    assert await chat.ledger() == [("turn", "ok")]
+    assert set((await chat.store.read(journal.load_tool_runs, said[1].id)).values()) == {ToolRunState.DONE}
+
+
+async def test_the_calls_of_one_answer_run_side_by_side(chat: Chat, shop: Workshop) -> None:
+    both = asyncio.Barrier(2)
+
+    async def meet(arguments: dict[str, Any], context: ToolContext) -> str:
+        async with asyncio.timeout(2):
+            await both.wait()
+        return "met"
+
+    tool = Tool(name="meet", description="", parameters=ANY_OBJECT, effect=Effect.READ_ONLY, run=meet)
+    turn = await chat.start('[[tool:meet {"n": 1}]] [[tool:meet {"n": 2}]]')
+    assert (await shop.agent(tool).run(turn, Sink())).text == "tool said: met | met"
+
+
+async def test_that_a_tool_begins_is_committed_before_it_begins(chat: Chat, shop: Workshop) -> None:
+    seen: list[Any] = []
+
+    async def peek(arguments: dict[str, Any], context: ToolContext) -> str:
+        seen.extend(
+            await context.store.read(lambda db: db.execute("SELECT tool_name, state FROM tool_runs").fetchall())
+        )
+        return "peeked"
+
+    tool = Tool(name="peek", description="", parameters={"type": "object"}, effect=Effect.EXECUTES, run=peek)
+    await shop.agent(tool).run(await chat.start("[[tool:peek]]"), Sink())
+    assert seen == [("peek", "started")]
+
+
+async def _crash(arguments: dict[str, Any], context: ToolContext) -> str:
+    raise RuntimeError("a secret path")
+
+
+async def _refuse(arguments: dict[str, Any], context: ToolContext) -> str:
+    raise ToolError("the disk is full")
+
+
+async def _stall(arguments: dict[str, Any], context: ToolContext) -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+def _bad(name: str, run: Any, **more: Any) -> Tool:
+    return Tool(name=name, description="", parameters={"type": "object"}, effect=Effect.WRITES, run=run, **more)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("nosuch {}", "there is no tool named 'nosuch'"),
+        ("read {broken", "the arguments are not JSON"),
+        ("read [1]", "the arguments must be a JSON object"),
+        ("read {}", "missing: n"),
+        ('read {"n": "two"}', "n must be of type integer"),
+        ("crash {}", "the tool broke (RuntimeError)"),
+        ("refuse {}", "the disk is full"),
+        ("stall {}", "no answer within 0.05 seconds"),
+        ("gone {}", "there is no tool named 'gone'"),
+    ],
+)
+async def test_what_goes_wrong_with_a_tool_is_told_to_the_model_and_the_turn_goes_on(
+    chat: Chat, shop: Workshop, llm: LLM, call: str, told: str
+) -> None:
+    extra = (
+        _bad("crash", _crash),
+        _bad("refuse", _refuse),
+        _bad("stall", _stall, timeout_seconds=0.05),
+        _bad("gone", _refuse, is_available=lambda: False),
+    )
+    name, _, arguments = call.partition(" ")
+    llm.scripts.append(
+        {"times": 1, "last_role": "user", "reply": {"tool_calls": [{"name": name, "arguments": arguments}]}}
+    )
+    turn = await chat.start("go")
+    answer = await shop.agent(*extra).run(turn, Sink())
+    assert told in answer.text
+    assert "a secret path" not in answer.text
+    [run] = (await chat.store.read(journal.load_tool_runs, (await chat.said(turn))[1].id)).values()
+    assert run is ToolRunState.FAILED
+
+
+async def test_a_steer_joins_before_the_next_model_call(chat: Chat, shop: Workshop, llm: LLM) -> None:
+    turn = await chat.start('[[tool:read {"n": 1}]]')
+    shop.gate.clear()
+    running = asyncio.create_task(shop.agent().run(turn, Sink()))
+    await shop.entered.wait()
+    await chat.receive("rather in French", mode=InboxMode.STEER)
+    await chat.receive("and later this", mode=InboxMode.QUEUE)
+    shop.gate.set()
+    answer = await running
+    assert answer.text == "echo: [2026-01-01 00:00] rather in French"
+    assert [message["role"] for message in llm.requests.rows[1]["body"]["messages"]] == [
+        "system", "user", "assistant", "tool", "user",
+    ]  # fmt: skip
+
+
+async def test_text_beside_calls_is_shown_and_stored_but_is_no_answer(chat: Chat, shop: Workshop, llm: LLM) -> None:
+    call = {"name": "read", "arguments": {"n": 1}}
+    llm.scripts.append({"times": 1, "last_role": "user", "reply": {"text": "Let me look.", "tool_calls": [call]}})
+    turn, sink = await chat.start("go"), Sink()
+    answer = await shop.agent().run(turn, sink)
+    assert "Let me look." in sink.shown
+    assert answer.text == "tool said: done 1"
+    assert (await chat.said(turn))[1].text == "Let me look."
+
+
+async def test_an_answer_that_reached_the_output_limit_is_kept_and_says_so(chat: Chat, agent: Agent, llm: LLM) -> None:
+    llm.scripts.append({"times": 1, "reply": {"text": "half an ans", "finish": "length"}})
+    answer = await agent.run(await chat.start("go"), Sink())
+    assert answer.text == f"half an ans\n\n{CUT_OFF}"
+
+
+async def test_a_turn_that_goes_in_circles_has_to_answer(chat: Chat, shop: Workshop, llm: LLM) -> None:
+    llm.scripts.append({"times": 2, "reply": {"tool_calls": [{"name": "read", "arguments": {"n": 1}}]}})
+    answer = await shop.agent(options=settings(max_tool_rounds=2)).run(await chat.start("go"), Sink())
+    assert answer.text == "tool said: done 1"
+    bodies = [request["body"] for request in llm.requests.rows]
+    assert [body.get("tool_choice") for body in bodies] == [None, None, "none"]
+    assert bodies[2]["tools"] == bodies[0]["tools"]
+
+
+async def test_a_turn_that_never_stops_calling_tools_fails(chat: Chat, shop: Workshop, llm: LLM) -> None:
+    llm.scripts.append({"times": -1, "reply": {"tool_calls": [{"name": "read", "arguments": {"n": 1}}]}})
+    with pytest.raises(ReplyMalformed):
+        await shop.agent(options=settings(max_tool_rounds=2)).run(await chat.start("go"), Sink())
+    assert len(shop.ran) == 2
+    assert await chat.ledger() == [("turn", "ok"), ("turn", "ok"), ("turn", "malformed")]
+
+
+# ---- room
+
+
+async def test_a_prompt_that_does_not_fit_is_never_sent(chat: Chat, shop: Workshop, llm: LLM) -> None:
+    small = settings(context_length=Tokens(4_096), max_output_tokens=Tokens(1_024))
+    turn = await chat.start("word " * 4_000)
+    with pytest.raises(ContextOverflow) as raised:
+        await shop.agent(options=small).run(turn, Sink())
+    assert raised.value.window == 4_096
+    assert (raised.value.prompt_tokens or 0) > 4_096
+    assert llm.requests.rows == []
+    assert len(await chat.said(turn)) == 1
+
+
+async def test_room_is_judged_by_what_the_provider_counted_and_what_came_since(
+    chat: Chat, shop: Workshop, llm: LLM
+) -> None:
+    llm.scripts.append({"times": 1, "reply": {"text": "ok", "usage": {"prompt_tokens": 7_000}}})
+    agent = shop.agent(options=settings(context_length=Tokens(9_000), max_output_tokens=Tokens(1_000)))
+    first = await chat.start("short")
+    await chat.finish(first, await agent.run(first, Sink()))
+    second = await chat.start("word " * 1_000)
+    with pytest.raises(ContextOverflow) as raised:
+        await agent.run(second, Sink())
+    assert 8_000 < (raised.value.prompt_tokens or 0) < 8_500
+
+
+async def test_a_long_result_is_stored_whole_and_shown_in_part(chat: Chat, shop: Workshop, llm: LLM) -> None:
+    async def much(arguments: dict[str, Any], context: ToolContext) -> str:
+        return "x" * 200_000
+
+    tool = Tool(name="much", description="", parameters={"type": "object"}, effect=Effect.READ_ONLY, run=much)
+    turn = await chat.start("[[tool:much]]")
+    await shop.agent(tool).run(turn, Sink())
+    assert tool_texts(await chat.said(turn)) == ["x" * 200_000]
+    shown = llm.requests.rows[1]["body"]["messages"][-1]["content"]
+    assert len(shown) < 101_000
+    assert "history_open" in shown
+
+
+# ---- going on after a crash
+
+CALLS = (
+    ToolCall(id="c1", name="read", arguments='{"n": 1}'),
+    ToolCall(id="c2", name="write", arguments='{"n": 2}'),
+    ToolCall(id="c3", name="gone", arguments='{"n": 3}'),
+)
+RECORD = ModelCallRecord(purpose="turn", route="r", model="m", outcome="ok", usage=None, took_ms=1)
+
+
+async def _asked(chat: Chat) -> tuple[RunningTurn, Message]:
+    """A turn in which the model has asked for `CALLS`."""
+    turn = await chat.start("go")
+    step = ModelStep(text="", calls=CALLS, call=RECORD, reported_prompt_tokens=None)
+    return turn, await chat.store.write(journal.append_calls, turn.id, step, chat.clock.now())
+
+
+async def _begin(chat: Chat, turn: RunningTurn, message: Message, *calls: ToolCall) -> None:
+    await chat.store.write(journal.start_tools, turn.id, message.id, calls, chat.clock.now())
+
+
+async def _end(chat: Chat, turn: RunningTurn, message: Message, call: ToolCall) -> None:
+    result = ToolResult(call_message_id=message.id, call=call, text="before", state=ToolRunState.DONE)
+    await chat.store.write(journal.finish_tool, turn.id, result, chat.clock.now())
+
+
+async def test_a_call_that_never_began_is_run(chat: Chat, shop: Workshop) -> None:
+    turn, _ = await _asked(chat)
+    answer = await shop.agent().run(turn, Sink())
+    assert sorted(shop.ran) == [("read", 1), ("write", 2)]
+    assert "there is no tool named 'gone'" in answer.text
+
+
+async def test_a_call_that_began_without_an_end_is_not_run_again(chat: Chat, shop: Workshop) -> None:
+    turn, message = await _asked(chat)
+    await _begin(chat, turn, message, *CALLS)
+    await shop.agent().run(turn, Sink())
+    assert shop.ran == [("read", 1)]  # reading again harms nobody
+    said = {row.tool_call_id: row.text for row in await chat.said(turn) if row.role is Role.TOOL}
+    assert said == {"c1": "done 1", "c2": OUTCOME_UNKNOWN, "c3": OUTCOME_UNKNOWN}
+    runs = await chat.store.read(journal.load_tool_runs, message.id)
+    assert runs == {"c1": ToolRunState.DONE, "c2": ToolRunState.UNKNOWN, "c3": ToolRunState.UNKNOWN}
+
+
+async def test_results_that_are_there_stay_and_only_the_rest_is_run(chat: Chat, shop: Workshop) -> None:
+    turn, message = await _asked(chat)
+    await _begin(chat, turn, message, CALLS[1])
+    await _end(chat, turn, message, CALLS[1])
+    await shop.agent().run(turn, Sink())
+    assert shop.ran == [("read", 1)]
+    said = {row.tool_call_id: row.text for row in await chat.said(turn) if row.role is Role.TOOL}
+    assert said["c2"] == "before"
+
+
+async def test_a_turn_cut_off_after_its_last_result_lets_steers_join_and_asks_the_model(
+    chat: Chat, shop: Workshop, llm: LLM
+) -> None:
+    turn, message = await _asked(chat)
+    for call in CALLS:
+        await _end(chat, turn, message, call)
+    await chat.receive("in French", mode=InboxMode.STEER)
+    answer = await shop.agent().run(turn, Sink())
+    assert shop.ran == []
+    assert answer.text == "echo: [2026-01-01 00:00] in French"
+    assert len(llm.requests.rows) == 1
+
+
+@pytest.mark.parametrize("place", range(1, 40))
+async def test_cancelled_at_any_step_a_turn_goes_on_and_writes_nothing_twice(
+    chat: Chat, shop: Workshop, place: int
+) -> None:
+    turn = await chat.start('[[tool:write {"n": 1}]] [[tool:read {"n": 2}]]')
+    running = asyncio.create_task(shop.agent().run(turn, Sink()))
+    for _ in range(place * 3):  # a step of the event loop is where a cancellation can arrive
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    answer = await shop.agent().run(turn, Sink())
+    assert answer.text.startswith("tool said: ")
+    assert [name for name, _ in shop.ran].count("write") <= 1
+    said = await chat.said(turn)
+    assert len(tool_texts(said)) == 2
+    assert len(said) == 4
+
+
+async def test_a_turn_that_was_stopped_meanwhile_ends_without_an_answer(chat: Chat, shop: Workshop) -> None:
+    turn = await chat.start('[[tool:read {"n": 1}]]')
+    shop.gate.clear()
+    running = asyncio.create_task(shop.agent().run(turn, Sink()))
+    await shop.entered.wait()
+    await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now())
+    shop.gate.set()
+    with pytest.raises(TurnClosed):
+        await running
+
+
+async def test_a_store_that_cannot_write_ends_the_turn_with_its_own_error(
+    chat: Chat, shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = await chat.start('[[tool:read {"n": 1}]]')
+    write = chat.store.write
+
+    async def failing(fn: Callable[..., Any], *args: Any) -> Any:
+        if fn is journal.finish_tool:
+            raise StoreUnavailable("no space left")
+        return await write(fn, *args)
+
+    monkeypatch.setattr(chat.store, "write", failing)
+    with pytest.raises(StoreUnavailable):
+        await shop.agent().run(turn, Sink())
