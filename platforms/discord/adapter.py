@@ -1,0 +1,277 @@
+"""The Discord adapter: one bot account, a new client for each connection attempt."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import discord
+import structlog
+
+from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
+from hermes_state.meta import load_note, save_note
+from hermes_state.store import Store
+from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
+from platforms.base import (
+    AdapterHealth,
+    AdapterState,
+    Capabilities,
+    CommandMenuItem,
+    Intake,
+    Preview,
+    SendRequest,
+)
+from platforms.discord import files
+from platforms.discord.catch_up import CatchUp
+from platforms.discord.client import GatewayClient
+from platforms.discord.errors import connection_errors
+from platforms.discord.files import FileRef
+from platforms.discord.inbound import PLATFORM
+from platforms.discord.inlet import Inlet
+from platforms.discord.outbound import Sender
+from platforms.discord.rendering import LIMIT, render
+from platforms.discord.slash import ButtonCommands, Interactions, Tickets, publish_menu
+
+CLOSE_SECONDS = 5.0
+"""How long a closing handshake may take before the connection is simply dropped."""
+
+SALT_KEY = "discord.nonce_salt"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscordSettings:
+    """What an operator may set; times are in the unit that the name says."""
+
+    token: str = field(repr=False)
+    account: str = PLATFORM
+    api_url: str = "https://discord.com"
+    """Root of the REST API; `/api/v10` is appended."""
+    gateway_url: str | None = None
+    """WebSocket address; None means Discord's own."""
+    catch_up_hours: float = 24.0
+    catch_up_messages: int = 200
+    """Bounds of what is fetched per channel after a connection that did not resume."""
+    stale_seconds: float = 90.0
+    """Without an answered heartbeat, or without a session, for this long, the connection is built anew."""
+    request_seconds: float = 30.0
+    """Longest wait for the answer to one REST request."""
+
+
+class DiscordAdapter:
+    """A `PlatformAdapter` for Discord."""
+
+    def __init__(
+        self, settings: DiscordSettings, *, store: Store, menu: Sequence[CommandMenuItem], clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._menu = tuple(menu)
+        self._clock = clock
+        self._tickets = Tickets()
+        self._buttons = ButtonCommands(store)
+        self._client: GatewayClient | None = None
+        self._sender: Sender | None = None
+        self._state = AdapterState.STARTING
+        self._detail = ""
+        self._progress_at: Millis | None = None
+
+    @property
+    def name(self) -> str:
+        return self._settings.account
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            max_part_units=LIMIT,
+            preview_interval_seconds=1.2,  # Discord takes five edits in five seconds per channel
+            shared_preview_interval_seconds=1.5,
+            has_buttons=True,
+            typing_seconds=10.0,
+        )
+
+    def health(self) -> AdapterHealth:
+        client = self._client
+        if client is None:
+            return AdapterHealth(state=self._state, last_progress_at=self._progress_at, detail=self._detail)
+        self._note_progress(client)
+        if client.offline_since is not None:
+            state = AdapterState.BACKING_OFF if client.was_ready else AdapterState.STARTING
+            detail = "The session was lost; reconnecting." if client.was_ready else "Connecting."
+        elif self._silence(client) > self._settings.stale_seconds:
+            state, detail = AdapterState.STALLED, "Discord has stopped answering heartbeats."
+        else:
+            state, detail = AdapterState.RUNNING, ""
+        return AdapterHealth(state=state, last_progress_at=self._progress_at, detail=detail)
+
+    async def run(self, intake: Intake) -> None:
+        """Receive until cancelled; see `PlatformAdapter.run`."""
+        try:
+            async with self._connection(intake) as (client, inlet, history), asyncio.TaskGroup() as tasks:
+                tasks.create_task(inlet.run(history), name="discord inlet")
+                tasks.create_task(self._connect(client), name="discord gateway")
+                tasks.create_task(self._watch(client, inlet), name="discord watch")
+                tasks.create_task(self._publish_menu(client), name="discord menu")
+        except BaseExceptionGroup as group:
+            error = _most_telling(group)
+            if isinstance(error, PlatformError):
+                fatal = isinstance(error, TokenRejected)
+                self._state = AdapterState.FAILED if fatal else AdapterState.BACKING_OFF
+                self._detail = str(error)
+            raise error from group
+        except asyncio.CancelledError:
+            self._state, self._detail = AdapterState.BACKING_OFF, "Stopped."
+            raise
+
+    def render(self, text: str) -> Sequence[OutboundPart]:
+        return render(text)
+
+    async def send(self, request: SendRequest) -> str:
+        with _store_errors():
+            return await self._connected_sender().send(request)
+
+    async def show(self, preview: Preview) -> str | None:
+        return await self._connected_sender().show(preview)
+
+    async def show_typing(self, chat: ChatKey) -> None:
+        await self._connected_sender().show_typing(chat.chat_ref)
+
+    async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
+        ref = FileRef.decode(attachment.file_ref)
+        if self._client is None or self._client.is_closed():
+            raise PlatformUnavailable("not connected to Discord")
+        return await files.download(self._client.http, ref, target, max_bytes)
+
+    # One connection
+
+    @contextlib.asynccontextmanager
+    async def _connection(self, intake: Intake) -> AsyncIterator[tuple[GatewayClient, Inlet, CatchUp]]:
+        """Build everything that lives as long as one client, and take it down again."""
+        settings = self._settings
+        with _store_errors():
+            salt = await self._load_salt()
+        self._state, self._detail = AdapterState.STARTING, "Connecting."
+        inlet = Inlet(intake, account=settings.account, clock=self._clock)
+        client = GatewayClient(
+            inlet,
+            account=settings.account,
+            clock=self._clock,
+            api_url=settings.api_url,
+            gateway_url=settings.gateway_url,
+        )
+        client.on_slash_or_button = Interactions(client, inlet, client.reader, self._tickets, self._buttons).take
+        sender = Sender(
+            client,
+            self._tickets,
+            self._buttons,
+            clock=self._clock,
+            salt=salt,
+            request_seconds=settings.request_seconds,
+        )
+        history = CatchUp(
+            client,
+            client.reader,
+            sender.say,
+            clock=self._clock,
+            hours=settings.catch_up_hours,
+            messages=settings.catch_up_messages,
+        )
+        self._client, self._sender = client, sender
+        try:
+            async with _closing(client):
+                yield client, inlet, history
+        finally:
+            self._note_progress(client)
+            self._client = self._sender = None
+
+    async def _connect(self, client: GatewayClient) -> None:
+        with connection_errors(client):
+            await client.start(self._settings.token)
+        raise PlatformUnavailable("the connection to Discord ended")
+
+    async def _watch(self, client: GatewayClient, inlet: Inlet) -> None:
+        """Give the connection up when it makes no progress: being connected is not enough."""
+        limit = self._settings.stale_seconds
+        while True:
+            with contextlib.suppress(TimeoutError):  # the usual case: nothing overflowed
+                async with asyncio.timeout(min(limit / 6, 15.0)):
+                    await inlet.overflowed.wait()
+                raise PlatformUnavailable("more events arrived than could be stored")
+            offline_since = client.offline_since
+            if offline_since is not None and time.monotonic() - offline_since > limit:
+                raise PlatformUnavailable(f"no Discord session for {limit:g} s")
+            if offline_since is None and self._silence(client) > limit:
+                raise PlatformUnavailable(f"Discord has not answered a heartbeat for {limit:g} s")
+
+    async def _publish_menu(self, client: GatewayClient) -> None:
+        await client.wait_until_ready()
+        assert client.application_id is not None, "known since the login"
+        try:
+            await publish_menu(client.http, self._store, client.application_id, self._menu)
+        except (PlatformError, StoreUnavailable) as error:
+            log.warning("discord.menu_unpublished", error=type(error).__name__)
+
+    async def _load_salt(self) -> str:
+        salt = await self._store.read(load_note, SALT_KEY)
+        if salt is None:
+            salt = secrets.token_hex(8)
+            await self._store.write(save_note, SALT_KEY, salt)
+        return salt
+
+    def _connected_sender(self) -> Sender:
+        if self._sender is None:
+            raise PlatformUnavailable("not connected to Discord")
+        return self._sender
+
+    def _silence(self, client: GatewayClient) -> float:
+        """Seconds since the last answered heartbeat; 0 while there is no connection to be silent."""
+        ack_at = client.last_ack_at
+        return 0.0 if ack_at is None else time.perf_counter() - ack_at
+
+    def _note_progress(self, client: GatewayClient) -> None:
+        if client.last_ack_at is not None:
+            self._progress_at = Millis(self._clock.now() - round(self._silence(client) * 1000))
+
+
+@contextlib.asynccontextmanager
+async def _closing(client: discord.Client) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        # The SDK's own exit waits for the other side's goodbye, which a dead connection never sends.
+        await client.__aenter__()
+        stack.push_async_callback(_close, client)
+        yield
+
+
+async def _close(client: discord.Client) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await client.close()
+    except TimeoutError:
+        log.info("discord.goodbye_unanswered")
+    finally:
+        await client.http.close()
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise PlatformUnavailable("the database cannot be used now") from error
+
+
+def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error to raise: what only the operator can mend before what a new attempt may."""
+    leaves: list[BaseException] = []
+    waiting: list[BaseException] = [group]
+    while waiting:
+        error = waiting.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            waiting.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    return min(leaves, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))

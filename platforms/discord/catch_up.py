@@ -1,0 +1,89 @@
+"""What was written in a channel while nobody listened, within bounds; what lies beyond them is announced."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import discord
+import structlog
+
+from hermes_state.errors import PlatformError
+from hermes_state.values import Clock, Millis
+from platforms.discord.errors import rest_errors
+from platforms.discord.inbound import Reader, snowflake_at
+from platforms.discord.inlet import Arrived
+
+MILLIS_PER_HOUR = 3_600_000
+OVERLAP = 2_000 << 22
+"""Two seconds of message ids: messages of one moment may arrive in the other order, so that moment is read again."""
+
+LOOK_BACK = 100
+"""How many skipped messages are looked at, to know whether anybody waits for an answer to one of them."""
+
+log = structlog.get_logger(__name__)
+
+Announce = Callable[[str, str, str], Awaitable[object]]
+"""Sends a sentence to a channel: channel, sentence, key."""
+
+
+class CatchUp:
+    """Reads channel histories for one client; see `Inlet` for how it is used."""
+
+    def __init__(
+        self, client: discord.Client, reader: Reader, announce: Announce, *, clock: Clock, hours: float, messages: int
+    ) -> None:
+        self._client = client
+        self._reader = reader
+        self._announce = announce
+        self._clock = clock
+        self._hours = hours
+        self._messages = messages
+
+    async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
+        """What was written after `seen` (and before `until`), oldest first; skipped messages count as seen.
+
+        Raises `ChatUnreachable` when the channel is gone, another `PlatformError` when a retry may help.
+        """
+        with rest_errors(is_read=True):
+            channel = await self._channel(int(channel_ref))
+            if channel is None:
+                return ()
+            newest = getattr(channel, "last_message_id", None) if channel.guild is not None else None
+            if newest is not None and newest <= seen:
+                return ()
+            oldest = snowflake_at(Millis(self._clock.now() - round(self._hours * MILLIS_PER_HOUR)))
+            floor = max(seen - OVERLAP, oldest)
+            found = await self._read(channel, floor, until, self._messages + 1)
+            kept = found[: self._messages]
+            bound = kept[-1].id if len(found) > len(kept) else floor + 1
+            skipped = await self._read(channel, seen, bound, LOOK_BACK) if bound > seen + 1 else []
+        arrived = [Arrived(channel_ref, message.id, self._reader.message(message)) for message in reversed(kept)]
+        if skipped:
+            await self._report(channel_ref, skipped)
+            arrived.insert(0, Arrived(channel_ref, skipped[0].id, None))
+        return arrived
+
+    async def _channel(self, channel_id: int) -> "discord.abc.MessageableChannel | None":
+        channel = self._client.get_channel(channel_id) or await self._client.fetch_channel(channel_id)
+        return channel if isinstance(channel, discord.abc.Messageable) else None
+
+    async def _read(
+        self, channel: "discord.abc.MessageableChannel", after: int, before: int | None, limit: int
+    ) -> list[discord.Message]:
+        """Newest first, because the newest are the ones to keep."""
+        end = discord.Object(before) if before is not None else None
+        history = channel.history(limit=limit, after=discord.Object(after), before=end, oldest_first=False)
+        return [message async for message in history]
+
+    async def _report(self, channel_ref: str, skipped: Sequence[discord.Message]) -> None:
+        events = [event for message in skipped if (event := self._reader.message(message)) is not None]
+        waiting = sum(event.is_addressed and not event.sender.is_bot for event in events)
+        log.warning("discord.messages_skipped", channel_ref=channel_ref, at_least=len(skipped), addressed=waiting)
+        if not waiting:
+            return  # other people's talk: nobody there waits for us
+        sentence = (
+            f"I was away for a while and have read only the last {self._messages} messages "
+            f"of the last {self._hours:g} hours; please send again what is still unanswered."
+        )
+        try:
+            await self._announce(channel_ref, sentence, f"skipped:{skipped[0].id}")
+        except PlatformError as error:
+            log.warning("discord.skip_unannounced", channel_ref=channel_ref, error=type(error).__name__)

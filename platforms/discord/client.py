@@ -1,0 +1,119 @@
+"""The discord.py client: what it asks Discord for, where it connects to, and whether it still lives.
+
+discord.py keeps its addresses in class attributes. Here a client of its own HTTP class rewrites them call by
+call, so that two clients in one process may talk to two servers and nothing is left behind.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import discord
+import yarl
+from discord.gateway import DiscordWebSocket
+from discord.http import HTTPClient, Route
+
+from hermes_state.values import Clock
+from platforms.discord.inbound import Reader
+from platforms.discord.inlet import Arrived, Changed, Connected, Inlet, Listed
+
+RATE_LIMIT_SECONDS = 10.0
+"""Longest wait for a rate limit inside the SDK; a longer one is raised, so that the gateway can shed previews."""
+
+GUILD_READY_SECONDS = 1.0
+"""How long discord.py waits for one more server after READY before it calls itself ready."""
+
+
+class Rest(HTTPClient):
+    """discord.py's REST client with addresses of its own."""
+
+    def __init__(self, client: discord.Client, *, api_url: str, gateway_url: str | None) -> None:
+        super().__init__(client.loop)
+        # The constructor would raise anything shorter to 30 s; the limiters read the attribute.
+        self.max_ratelimit_timeout = RATE_LIMIT_SECONDS
+        self._base = f"{api_url.rstrip('/')}/api/v10"
+        self._gateway_url = yarl.URL(gateway_url) if gateway_url else None
+
+    async def request(self, route: Route, **options: Any) -> Any:  # Any: discord.py's own signature
+        route.url = self._base + route.url.removeprefix(Route.BASE)
+        return await super().request(route, **options)
+
+    async def ws_connect(self, url: str, *, compress: int = 0) -> Any:
+        asked = yarl.URL(url)
+        # Only the default address: a session is resumed where Discord's READY said.
+        if self._gateway_url is not None and asked.host == DiscordWebSocket.DEFAULT_GATEWAY.host:
+            url = str(self._gateway_url.with_query(asked.query))
+        return await super().ws_connect(url, compress=compress)
+
+
+class GatewayClient(discord.Client):
+    """One connection to Discord's gateway; hands everything it hears to an `Inlet`, in order, without waiting."""
+
+    def __init__(self, inlet: Inlet, *, account: str, clock: Clock, api_url: str, gateway_url: str | None) -> None:
+        intents = discord.Intents.none()
+        intents.guilds = intents.guild_messages = intents.dm_messages = intents.message_content = True
+        super().__init__(
+            intents=intents,
+            max_messages=None,
+            member_cache_flags=discord.MemberCacheFlags.none(),
+            chunk_guilds_at_startup=False,
+            guild_ready_timeout=GUILD_READY_SECONDS,
+            allowed_mentions=discord.AllowedMentions.none(),
+        )
+        self.http = self._connection.http = Rest(self, api_url=api_url, gateway_url=gateway_url)
+        self._inlet = inlet
+        self.reader = Reader(self, account=account, clock=clock)
+        self.on_slash_or_button: Callable[[discord.Interaction], Awaitable[None]] | None = None
+        self.offline_since: float | None = time.monotonic()
+        """Monotonic seconds at which the session was lost, None while it lives."""
+        self.was_ready = False
+
+    @property
+    def last_ack_at(self) -> float | None:
+        """`time.perf_counter()` of the last answered heartbeat; None before the first connection."""
+        # There is no public name for it: `latency` stays at its last value when answers stop.
+        keep_alive = getattr(self.ws, "_keep_alive", None)
+        return None if keep_alive is None else float(keep_alive._last_ack)
+
+    def dispatch(self, event: str, /, *args: Any, **kwargs: Any) -> None:
+        """As discord.py does it, but not after the end: its own late tasks would find no loop to run events in."""
+        if not self.is_closed():
+            super().dispatch(event, *args, **kwargs)
+
+    # Events: the first statement hands over without waiting, because discord.py runs each of them as a task of
+    # its own, and only the order in which they start is the order in which Discord sent them.
+
+    async def on_message(self, message: discord.Message) -> None:
+        self._inlet.put(Arrived(str(message.channel.id), message.id, self.reader.message(message)))
+
+    async def on_raw_message_edit(self, payload: discord.RawMessageUpdateEvent) -> None:
+        if (edit := self.reader.edit(payload)) is not None:
+            self._inlet.put(Changed(str(payload.channel_id), edit))
+
+    async def on_raw_message_delete(self, payload: discord.RawMessageDeleteEvent) -> None:
+        self._inlet.put(Changed(str(payload.channel_id), self.reader.deletion(payload.channel_id, payload.message_id)))
+
+    async def on_raw_bulk_message_delete(self, payload: discord.RawBulkMessageDeleteEvent) -> None:
+        for message_id in sorted(payload.message_ids):
+            self._inlet.put(Changed(str(payload.channel_id), self.reader.deletion(payload.channel_id, message_id)))
+
+    async def on_interaction(self, interaction: discord.Interaction) -> None:
+        if self.on_slash_or_button is not None:
+            await self.on_slash_or_button(interaction)
+
+    async def on_connect(self) -> None:  # READY, never RESUMED
+        self._inlet.put(Connected())
+        self.offline_since = None
+        self.was_ready = True
+
+    async def on_ready(self) -> None:  # the servers are listed
+        channels = [*self.get_all_channels(), *(thread for guild in self.guilds for thread in guild.threads)]
+        newest = ((str(channel.id), getattr(channel, "last_message_id", None)) for channel in channels)
+        self._inlet.put(Listed({channel: message for channel, message in newest if message}))
+
+    async def on_resumed(self) -> None:
+        self.offline_since = None
+
+    async def on_disconnect(self) -> None:
+        if self.offline_since is None:
+            self.offline_since = time.monotonic()

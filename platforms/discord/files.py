@@ -1,0 +1,106 @@
+"""Files that people sent, streamed from Discord's file server to disk."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import BinaryIO
+
+import aiohttp
+import msgspec
+from discord.http import HTTPClient, Route
+
+from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformUnavailable
+from platforms.discord.errors import MessageUnknown, rest_errors
+
+CHUNK_BYTES = 256 * 1024
+CONNECT_SECONDS = 10.0
+STALL_SECONDS = 30.0
+"""Longest silence inside a download."""
+
+
+class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Where a file is. Discord signs addresses for a day, so the message that can renew one comes with it."""
+
+    channel_id: int
+    message_id: int
+    file_id: int
+    url: str
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, ref: str) -> "FileRef":
+        """Raises `MessageRejected` for what is not one of ours."""
+        try:
+            return msgspec.json.decode(ref, type=cls)
+        except msgspec.MsgspecError as error:
+            raise MessageRejected("this file cannot be fetched") from error
+
+
+class _Expired(Exception):
+    """The address is no longer valid."""
+
+
+async def download(http: HTTPClient, ref: FileRef, target: Path, max_bytes: int) -> int:
+    """Write the file to `target`; returns its size in bytes. Nothing is left there on failure.
+
+    Raises `MessageRejected` when it is larger than `max_bytes` or gone, `PlatformUnavailable` when a retry may help.
+    """
+    try:
+        return await _fetch(ref.url, target, max_bytes)
+    except _Expired:
+        pass
+    try:
+        return await _fetch(await _renewed_url(http, ref), target, max_bytes)
+    except _Expired as error:
+        raise MessageRejected("the file is gone") from error
+
+
+async def _renewed_url(http: HTTPClient, ref: FileRef) -> str:
+    route = Route(
+        "GET", "/channels/{channel_id}/messages/{message_id}", channel_id=ref.channel_id, message_id=ref.message_id
+    )
+    try:
+        with rest_errors(is_read=True):
+            message = await http.request(route)
+    except (ChatUnreachable, MessageUnknown) as error:
+        raise MessageRejected("the file is gone") from error
+    for attachment in message.get("attachments", ()) if isinstance(message, dict) else ():
+        if str(attachment.get("id")) == str(ref.file_id):
+            return str(attachment["url"])
+    raise MessageRejected("the file is gone")
+
+
+async def _fetch(url: str, target: Path, max_bytes: int) -> int:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=STALL_SECONDS)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            if response.status in (403, 404, 410):
+                raise _Expired
+            if response.status != 200:
+                raise PlatformUnavailable(f"the file server answered {response.status}")
+            if (response.content_length or 0) > max_bytes:
+                raise MessageRejected(f"the file is larger than {max_bytes:,} bytes")
+            return await _write(response.content, target, max_bytes)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise PlatformUnavailable(f"the file server cannot be reached: {type(error).__name__}") from error
+
+
+async def _write(content: aiohttp.StreamReader, target: Path, max_bytes: int) -> int:
+    size = 0
+    file: BinaryIO = await asyncio.to_thread(target.open, "wb")
+    is_whole = False
+    try:
+        async for chunk in content.iter_chunked(CHUNK_BYTES):
+            size += len(chunk)
+            if size > max_bytes:
+                raise MessageRejected(f"the file is larger than {max_bytes:,} bytes")
+            await asyncio.to_thread(file.write, chunk)
+        is_whole = True
+    finally:
+        file.close()
+        if not is_whole:
+            with contextlib.suppress(OSError):  # a file that cannot be removed is not worth hiding the failure
+                await asyncio.to_thread(target.unlink, missing_ok=True)
+    return size

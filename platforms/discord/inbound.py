@@ -1,0 +1,234 @@
+"""discord.py's objects become values of ours.
+
+The bot is addressed in a direct chat, by its name (or its own role) written in the text, and by a reply of a
+person to one of its messages. Discord puts the author of the answered message among the mentions of every
+pinging reply; that alone is no mention, or two bots would talk to each other for ever.
+"""
+
+import re
+from datetime import datetime
+
+import discord
+
+from hermes_state.values import (
+    AttachmentKind,
+    ChatKey,
+    ChatKind,
+    Clock,
+    InboundDeletion,
+    InboundEdit,
+    InboundMessage,
+    IncomingAttachment,
+    Millis,
+    Quote,
+    Sender,
+    Via,
+)
+from platforms.discord.files import FileRef
+from platforms.discord.rendering import LIMIT, utf16_units
+
+PLATFORM = "discord"
+NEARLY_FULL = LIMIT - 200
+"""A message of this many units was probably cut by its writer; the next piece is on its way."""
+
+QUOTE_LENGTH = 500
+_SPOKEN = frozenset({discord.MessageType.default, discord.MessageType.reply})
+_MENTION = re.compile(r"<@!?(\d+)>")
+
+
+def millis_of(snowflake: int) -> Millis:
+    """When Discord made the object with this id, in UTC milliseconds."""
+    return Millis((snowflake >> 22) + discord.utils.DISCORD_EPOCH)
+
+
+def snowflake_at(moment: Millis) -> int:
+    """The lowest id of that moment; never below zero."""
+    return max(0, moment - discord.utils.DISCORD_EPOCH) << 22
+
+
+class Reader:
+    """Reads events for one client. What it makes of a message is the same live and from history."""
+
+    def __init__(self, client: discord.Client, *, account: str, clock: Clock) -> None:
+        self._client = client
+        self._account = account
+        self._clock = clock
+
+    def message(self, message: discord.Message) -> InboundMessage | None:
+        """None for what is no message of a person or another bot: our own, joins, pins, boosts."""
+        if message.author.id == self._bot_id or message.type not in _SPOKEN:
+            return None
+        content, files = _content(message)
+        is_direct = isinstance(message.channel, discord.DMChannel)
+        return InboundMessage(
+            event_ref=self._event_ref(message.id),
+            chat=self._chat(message.channel.id),
+            chat_kind=_chat_kind(message.channel),
+            sender=_sender(message.author, is_bot=message.author.bot or message.webhook_id is not None),
+            text=self._text(content, message),
+            message_ref=str(message.id),
+            sent_at=millis_of(message.id),
+            is_addressed=is_direct or self._is_named(message) or self._is_answered(message),
+            expects_more=utf16_units(message.content) >= NEARLY_FULL,
+            chat_title=_title(message.channel),
+            attachments=files,
+            quote=self._quote(message),
+        )
+
+    def edit(self, payload: discord.RawMessageUpdateEvent) -> InboundEdit | None:
+        """None for changes that no person made: our own, and link previews that Discord adds by itself."""
+        message = payload.message
+        edited_at = message.edited_at
+        if edited_at is None or message.author.id == self._bot_id or message.type not in _SPOKEN:
+            return None
+        edited = _millis(edited_at)
+        return InboundEdit(
+            event_ref=f"{self._event_ref(message.id)}:edit:{edited}",
+            chat=self._chat(payload.channel_id),
+            sender=_sender(message.author, is_bot=message.author.bot or message.webhook_id is not None),
+            text=self._text(message.content, message),
+            message_ref=str(message.id),
+            sent_at=edited,
+        )
+
+    def deletion(self, channel_id: int, message_id: int) -> InboundDeletion:
+        """Discord does not say when or by whom."""
+        return InboundDeletion(
+            event_ref=f"{self._event_ref(message_id)}:delete",
+            chat=self._chat(channel_id),
+            message_ref=str(message_id),
+            sent_at=self._clock.now(),
+        )
+
+    def interaction(self, interaction: discord.Interaction, text: str, via: Via) -> InboundMessage | None:
+        """A slash command or a pressed button as `text`, the command line it stands for."""
+        if interaction.channel_id is None:
+            return None
+        is_direct = interaction.guild_id is None
+        return InboundMessage(
+            event_ref=f"{self._bot_id}:interaction:{interaction.id}",
+            chat=self._chat(interaction.channel_id),
+            chat_kind=ChatKind.DIRECT if is_direct else _chat_kind(interaction.channel),
+            sender=_sender(interaction.user, is_bot=interaction.user.bot),
+            text=text,
+            message_ref=str(interaction.message.id if interaction.message else interaction.id),
+            sent_at=millis_of(interaction.id),
+            is_addressed=True,
+            via=via,
+            chat_title=_title(interaction.channel),
+            ticket=str(interaction.id) if via is Via.SLASH else None,
+        )
+
+    @property
+    def _bot_id(self) -> int:
+        assert self._client.user is not None, "events arrive after the login"
+        return self._client.user.id
+
+    def _event_ref(self, message_id: int) -> str:
+        return f"{self._bot_id}:{message_id}"
+
+    def _chat(self, channel_id: int) -> ChatKey:
+        return ChatKey(platform=PLATFORM, account=self._account, chat_ref=str(channel_id))
+
+    def _own_mentions(self, message: discord.Message) -> list[str]:
+        mentions = [f"<@{self._bot_id}>", f"<@!{self._bot_id}>"]
+        role = message.guild.self_role if message.guild is not None else None
+        return [*mentions, f"<@&{role.id}>"] if role is not None else mentions
+
+    def _is_named(self, message: discord.Message) -> bool:
+        return any(mention in message.content for mention in self._own_mentions(message))
+
+    def _is_answered(self, message: discord.Message) -> bool:
+        if message.author.bot or message.webhook_id is not None:
+            return False
+        answered = _answered(message)
+        return answered is not None and self._is_ours(answered)
+
+    def _is_ours(self, message: discord.Message) -> bool:
+        return message.author.id in (self._bot_id, self._client.application_id)
+
+    def _text(self, content: str, message: discord.Message) -> str:
+        """Without a leading mention of the bot, and with the names of people for their numbers."""
+        text = content.strip()
+        for mention in self._own_mentions(message):
+            if text.startswith(mention):
+                text = text.removeprefix(mention).lstrip(" \t\n,:")
+                break
+        names = {user.id: user.display_name for user in message.mentions}
+        return _MENTION.sub(lambda found: f"@{names[int(found[1])]}" if int(found[1]) in names else found[0], text)
+
+    def _quote(self, message: discord.Message) -> Quote | None:
+        answered = _answered(message)
+        if answered is None:
+            return None
+        return Quote(
+            message_ref=str(answered.id),
+            author=answered.author.display_name,
+            text=answered.content[:QUOTE_LENGTH],
+            is_from_bot=self._is_ours(answered),
+        )
+
+
+def _content(message: discord.Message) -> tuple[str, tuple[IncomingAttachment, ...]]:
+    """Text and files, also those of a message that was forwarded without a word of its own."""
+    content, attachments = message.content, list(message.attachments)
+    for snapshot in message.message_snapshots:
+        content = content or snapshot.content
+        attachments.extend(snapshot.attachments)
+    is_voice = message.flags.voice
+    files = [_file(message, attachment, is_voice=is_voice) for attachment in attachments]
+    files.extend(
+        IncomingAttachment(kind=AttachmentKind.OTHER, file_ref=sticker.url, name=f"sticker {sticker.name}")
+        for sticker in message.stickers
+    )
+    return content, tuple(files)
+
+
+def _file(message: discord.Message, attachment: discord.Attachment, *, is_voice: bool) -> IncomingAttachment:
+    mime = (attachment.content_type or "").partition(";")[0].strip() or None
+    ref = FileRef(channel_id=message.channel.id, message_id=message.id, file_id=attachment.id, url=attachment.url)
+    return IncomingAttachment(
+        kind=AttachmentKind.VOICE if is_voice else _file_kind(mime),
+        file_ref=ref.encode(),
+        name=attachment.filename,
+        mime=mime,
+        size_bytes=attachment.size,
+    )
+
+
+def _file_kind(mime: str | None) -> AttachmentKind:
+    match (mime or "application/octet-stream").partition("/")[0]:
+        case "image":
+            return AttachmentKind.IMAGE
+        case "audio":
+            return AttachmentKind.AUDIO
+        case "video":
+            return AttachmentKind.VIDEO
+        case _:
+            return AttachmentKind.DOCUMENT
+
+
+def _answered(message: discord.Message) -> discord.Message | None:
+    if message.type is not discord.MessageType.reply or message.reference is None:
+        return None
+    answered = message.reference.resolved
+    return answered if isinstance(answered, discord.Message) else None
+
+
+def _sender(author: discord.User | discord.Member, *, is_bot: bool) -> Sender:
+    return Sender(platform=PLATFORM, id=str(author.id), name=author.display_name, is_bot=is_bot)
+
+
+def _chat_kind(channel: object) -> ChatKind:
+    if isinstance(channel, discord.DMChannel):
+        return ChatKind.DIRECT
+    return ChatKind.THREAD if isinstance(channel, discord.Thread) else ChatKind.GROUP
+
+
+def _title(channel: object) -> str | None:
+    name = getattr(channel, "name", None)
+    return str(name) if name else None
+
+
+def _millis(moment: datetime) -> Millis:
+    return Millis(round(moment.timestamp() * 1000))

@@ -1,0 +1,232 @@
+"""Messages out: sending, editing, previews, typing, and not showing anything twice.
+
+Every message carries a nonce made from its key. Discord keeps nonces for a few minutes, so a repeat within
+two minutes shows nothing new; later the channel's history is searched for our own message first.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import discord
+import structlog
+from discord.http import HTTPClient, Route
+
+from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable, SendAmbiguous
+from hermes_state.values import Clock, Millis
+from platforms.base import Preview, SendRequest
+from platforms.discord.errors import MessageUnknown, TicketExpired, rest_errors
+from platforms.discord.inbound import snowflake_at
+from platforms.discord.rendering import LIMIT, render
+from platforms.discord.slash import ButtonCommands, Ticket, Tickets
+
+NONCE_MS = 120_000
+"""How long after the first attempt Discord surely still knows the nonce."""
+
+SKEW_MS = 10_000
+"""How far this machine's clock and Discord's may differ when looking for an earlier attempt."""
+
+PAGE = 100
+MAX_PAGES = 5
+REMEMBERED = 2_000
+NO_MENTIONS: Mapping[str, object] = {"parse": [], "replied_user": False}
+
+log = structlog.get_logger(__name__)
+
+
+class Sender:
+    """Sends for one client. `salt` makes nonces of two databases differ; `bot_id` is whose messages are ours."""
+
+    def __init__(
+        self,
+        client: discord.Client,
+        tickets: Tickets,
+        buttons: ButtonCommands,
+        *,
+        clock: Clock,
+        salt: str,
+        request_seconds: float,
+    ) -> None:
+        self._client = client
+        self._http: HTTPClient = client.http
+        self._tickets = tickets
+        self._buttons = buttons
+        self._clock = clock
+        self._salt = salt
+        self._request_seconds = request_seconds
+        self._delivered: OrderedDict[str, str] = OrderedDict()
+        """Which key made which message, so that a search does not take another answer with the same words."""
+
+    async def send(self, request: SendRequest) -> str:
+        """Deliver one part; see `PlatformAdapter.send`."""
+        payload = await self._payload(request)
+        ref = await self._deliver(request, payload)
+        self._delivered[ref] = request.key
+        while len(self._delivered) > REMEMBERED:
+            self._delivered.popitem(last=False)
+        return ref
+
+    async def say(self, channel_ref: str, text: str, key: str) -> str:
+        """Send a sentence of the adapter's own."""
+        return await self._post(channel_ref, {"content": text, "allowed_mentions": NO_MENTIONS}, key)
+
+    async def show(self, preview: Preview) -> str:
+        """Show the growing answer: its end once it is longer than a message."""
+        parts = render(preview.text, LIMIT - 2)
+        text = parts[0].text if len(parts) == 1 else f"…\n{parts[-1].text}"
+        payload = {"content": text, "allowed_mentions": NO_MENTIONS}
+        if preview.ref is not None:
+            try:
+                return await self._edit(preview.chat.chat_ref, preview.ref, payload)
+            except MessageUnknown:
+                log.debug("discord.placeholder_gone")
+        return await self._post(preview.chat.chat_ref, payload, f"preview:{preview.number}:{preview.ref or ''}")
+
+    async def show_typing(self, channel_ref: str) -> None:
+        await self._request(Route("POST", "/channels/{channel_id}/typing", channel_id=channel_ref))
+
+    async def _payload(self, request: SendRequest) -> dict[str, object]:
+        text = request.part.plain if request.is_plain else request.part.text
+        payload: dict[str, object] = {"content": text, "allowed_mentions": NO_MENTIONS}
+        if request.part.buttons or request.replaces is not None:
+            payload["components"] = await self._buttons.components(request.part.buttons)
+        return payload
+
+    async def _deliver(self, request: SendRequest, payload: dict[str, object]) -> str:
+        channel_ref = request.chat.chat_ref
+        ticket = self._tickets.find(request.ticket)
+        if ticket is not None and ticket.answered_by in (None, request.key):
+            try:
+                return await self._fill(ticket, request, payload)
+            except TicketExpired:
+                ticket.is_valid = False
+        if request.replaces is not None:
+            try:
+                return await self._edit(channel_ref, request.replaces, payload)
+            except MessageUnknown:
+                log.debug("discord.placeholder_gone")
+        if request.is_repeat and (found := await self._find_earlier(request, str(payload["content"]))):
+            return found
+        if request.reply_to is not None:
+            payload["message_reference"] = {"message_id": request.reply_to, "fail_if_not_exists": False}
+        try:
+            return await self._post(channel_ref, payload, request.key)
+        except ChatUnreachable:
+            # The bot may lack the right to write here and still answer the command that was given here.
+            if ticket is None or not ticket.is_valid:
+                raise
+            return await self._follow_up(ticket, payload)
+
+    # An interaction's own place
+
+    async def _fill(self, ticket: Ticket, request: SendRequest, payload: dict[str, object]) -> str:
+        """Put the answer where the command shows "thinking"; the preview's placeholder is then one too many."""
+        try:
+            async with asyncio.timeout(self._request_seconds):
+                await ticket.deferred.wait()
+        except TimeoutError as error:
+            raise PlatformUnavailable("the command's acknowledgement is still under way") from error
+        if not ticket.is_valid:
+            raise TicketExpired("Discord did not take the acknowledgement")
+        ticket.answered_by = request.key
+        route = Route(
+            "PATCH",
+            "/webhooks/{webhook_id}/{webhook_token}/messages/@original",
+            webhook_id=ticket.application_id,
+            webhook_token=ticket.token,
+        )
+        try:
+            ref = _id_of(await self._request(route, payload))
+        except MessageUnknown as error:
+            raise TicketExpired("the command's own message was deleted") from error
+        if request.replaces is not None:
+            try:
+                await self._request(_message_route("DELETE", request.chat.chat_ref, request.replaces))
+            except PlatformError as error:
+                log.info("discord.placeholder_kept", error=type(error).__name__)
+        return ref
+
+    async def _follow_up(self, ticket: Ticket, payload: dict[str, object]) -> str:
+        body = {name: value for name, value in payload.items() if name not in ("nonce", "enforce_nonce")}
+        body.pop("message_reference", None)
+        route = Route(
+            "POST",
+            "/webhooks/{webhook_id}/{webhook_token}",
+            webhook_id=ticket.application_id,
+            webhook_token=ticket.token,
+        )
+        try:
+            return _id_of(await self._request(route, body))
+        except TicketExpired as error:
+            raise ChatUnreachable("neither the channel nor the command takes the answer") from error
+
+    # Ordinary messages
+
+    async def _post(self, channel_ref: str, payload: Mapping[str, object], key: str) -> str:
+        body = {**payload, "nonce": self._nonce(channel_ref, key), "enforce_nonce": True}
+        route = Route("POST", "/channels/{channel_id}/messages", channel_id=channel_ref)
+        try:
+            return _id_of(await self._request(route, body))
+        except (MessageUnknown, TicketExpired) as error:
+            raise MessageRejected(str(error)) from error
+
+    async def _edit(self, channel_ref: str, message_ref: str, payload: Mapping[str, object]) -> str:
+        return _id_of(await self._request(_message_route("PATCH", channel_ref, message_ref), payload))
+
+    async def _find_earlier(self, request: SendRequest, text: str) -> str | None:
+        """The message of an earlier attempt, where Discord may have forgotten the nonce."""
+        first_tried_at = request.first_tried_at
+        if first_tried_at is None:
+            return None
+        if request.ticket is None and self._clock.now() - first_tried_at <= NONCE_MS:
+            return None  # the nonce answers the question
+        after = snowflake_at(Millis(first_tried_at - SKEW_MS))
+        nonce = self._nonce(request.chat.chat_ref, request.key)
+        for _ in range(MAX_PAGES):
+            with rest_errors(is_read=True):
+                async with asyncio.timeout(self._request_seconds):
+                    rows = await self._http.logs_from(int(request.chat.chat_ref), PAGE, after=after)
+            for row in sorted(rows, key=lambda row: int(row["id"])):
+                if self._is_earlier(dict(row), request.key, text, nonce):
+                    return str(row["id"])
+            if len(rows) < PAGE:
+                break
+            after = max(int(row["id"]) for row in rows)
+        return None
+
+    def _is_earlier(self, row: Mapping[str, object], key: str, text: str, nonce: str) -> bool:
+        author = row.get("author")
+        ours = (str(self._bot_id), str(self._client.application_id))
+        if not isinstance(author, dict) or str(author.get("id")) not in ours:
+            return False
+        if self._delivered.get(str(row["id"]), key) != key:
+            return False
+        return row.get("nonce") == nonce or str(row.get("content", "")).strip() == text.strip()
+
+    @property
+    def _bot_id(self) -> int | None:
+        return self._client.user.id if self._client.user is not None else None
+
+    def _nonce(self, channel_ref: str, key: str) -> str:
+        """24 characters that depend on the key, the channel and the database; Discord takes 25."""
+        return hashlib.blake2s(f"{self._salt}:{channel_ref}:{key}".encode(), digest_size=12).hexdigest()
+
+    async def _request(self, route: Route, payload: Mapping[str, object] | None = None) -> object:
+        if self._client.is_closed():
+            raise PlatformUnavailable("not connected to Discord")
+        with rest_errors():
+            async with asyncio.timeout(self._request_seconds):
+                if payload is None:
+                    return await self._http.request(route)
+                return await self._http.request(route, json=payload)
+
+
+def _message_route(method: str, channel_ref: str, message_ref: str) -> Route:
+    return Route(method, "/channels/{channel_id}/messages/{message_id}", channel_id=channel_ref, message_id=message_ref)
+
+
+def _id_of(answer: object) -> str:
+    if not isinstance(answer, dict) or "id" not in answer:
+        raise SendAmbiguous("Discord's answer could not be read")
+    return str(answer["id"])

@@ -1,0 +1,298 @@
+"""Markdown as models write it becomes messages that Discord shows as meant.
+
+Discord shows most of CommonMark, but no tables, no `~~~` fences, no indented code and no headings below the
+third level, and it takes 2,000 characters. So code of every kind becomes a block between three backticks,
+tables become aligned code blocks, and a text that is too long is cut into parts whose fences are closed and
+opened again at the cut. Lengths are UTF-16 code units, the stricter of the two ways to count.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from hermes_state.values import OutboundPart
+
+LIMIT = 2000
+"""Longest Discord message in UTF-16 code units."""
+
+FENCE = "```"
+NOTHING = "…"
+"""Stands for an answer without anything visible, which Discord would refuse."""
+
+_PARSER = MarkdownIt("commonmark").enable("table")
+_LANGUAGE = re.compile(r"[A-Za-z0-9_+\-.#]{1,20}")
+_DEEP_HEADING = re.compile(r"#{4,6}(?=[ \t])")
+_INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2060-\u2064\ufeff\u00ad\x00-\x1f\x7f]")
+_BACKTICK_RUN = re.compile(r"`{3,}")
+_SENTENCE_ENDS = (". ", "! ", "? ", "\u3002", "\uff01", "\uff1f")
+_JOINERS = frozenset("\u200d\ufe0e\ufe0f")
+
+
+@dataclass(frozen=True, slots=True)
+class _Prose:
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    language: str
+    lines: tuple[str, ...]
+
+
+_Block: TypeAlias = _Prose | _Code
+
+
+def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
+    """At least one part, each within `limit` UTF-16 units, visible, and with balanced code fences."""
+    clean = text.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "")
+    packer = _Packer(limit)
+    for block in _blocks(clean):
+        match block:
+            case _Prose(lines=lines):
+                packer.add_prose(lines)
+            case _Code(language=language, lines=lines):
+                packer.add_code(language, lines)
+    parts = [part for part in packer.finish() if not is_blank(part)] or [NOTHING]
+    return tuple(OutboundPart(text=part, plain=part) for part in parts)
+
+
+def utf16_units(text: str) -> int:
+    """Length as platforms count it: characters outside the basic plane count twice."""
+    return len(text) + sum(character > "\uffff" for character in text)
+
+
+def is_blank(text: str) -> bool:
+    """Whether Discord would refuse the text as an empty message."""
+    return not _INVISIBLE.sub("", text)
+
+
+# Blocks: what is prose, what is code
+
+
+def _blocks(text: str) -> Iterator[_Block]:
+    lines = text.split("\n")
+    position = 0
+    for token, code, marker in _code_tokens(_PARSER.parse(text)):
+        assert token.map is not None
+        start, end = token.map
+        if start < position:
+            continue
+        before = lines[position:start]
+        if lead := _text_before(marker, lines[start]):  # the `1.` of a list item that begins with code
+            before.append(lead)
+        if before:
+            yield _Prose(tuple(before))
+        yield code
+        position = end
+    if position < len(lines):
+        yield _Prose(tuple(lines[position:]))
+
+
+def _code_tokens(tokens: Sequence[Token]) -> Iterator[tuple[Token, _Code, str]]:
+    """Every block to be shown as code, with what marks its beginning in its first line."""
+    for index, token in enumerate(tokens):
+        if token.map is None:
+            continue
+        if token.type == "fence":
+            language = _LANGUAGE.match(token.info.strip())
+            yield token, _Code(language[0] if language else "", _content_lines(token)), token.markup
+        elif token.type == "code_block":
+            content = _content_lines(token)
+            yield token, _Code("", content), content[0].strip()
+        elif token.type == "table_open" and token.level == 0:
+            yield token, _Code("", tuple(_table_lines(tokens[index:]))), ""
+
+
+def _content_lines(token: Token) -> tuple[str, ...]:
+    return tuple(token.content.removesuffix("\n").split("\n"))
+
+
+def _text_before(marker: str, line: str) -> str:
+    lead = line[: max(0, line.find(marker))].rstrip() if marker else ""
+    return lead if lead.strip(" \t>") else ""
+
+
+def _table_lines(tokens: Sequence[Token]) -> Iterator[str]:
+    rows: list[list[str]] = []
+    for token in tokens:
+        if token.type == "table_close":
+            break
+        if token.type == "tr_open":
+            rows.append([])
+        elif token.type == "inline":
+            rows[-1].append(_plain_cell(token))
+    widths = [max(_columns(row[column]) for row in rows if column < len(row)) for column in range(len(rows[0]))]
+    for number, row in enumerate(rows):
+        padded = (cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths, strict=False))
+        yield " | ".join(padded).rstrip()
+        if number == 0:
+            yield "-+-".join("-" * width for width in widths)
+
+
+def _plain_cell(token: Token) -> str:
+    shown = (child.content for child in token.children or () if child.type in ("text", "code_inline", "text_special"))
+    links = (f" ({child.attrGet('href')})" for child in token.children or () if child.type == "link_open")
+    text = "".join(shown) + "".join(links)
+    return " ".join(text.split()) or " ".join(token.content.split())
+
+
+def _columns(text: str) -> int:
+    """Width in a fixed-width font: Han, kana, Hangul and emoji take two columns, combining marks none."""
+    return sum(
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in text
+    )
+
+
+# Parts: packing blocks into messages
+
+
+class _Packer:
+    """Fills messages line by line; `_open` is the opening fence while the last line is inside code."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[str] = []
+        self._lines: list[str] = []
+        self._units = 0
+
+    def finish(self) -> list[str]:
+        self._flush()
+        return self._parts
+
+    def add_prose(self, lines: Sequence[str]) -> None:
+        for paragraph in _paragraphs(lines):
+            safe = [_prose_line(line) for line in paragraph]
+            if not self._fits(safe) and self._cost(safe) <= self._limit:
+                self._flush()
+            for line in safe:
+                self._add_prose_line(line)
+
+    def add_code(self, language: str, lines: Sequence[str]) -> None:
+        opening = FENCE + language
+        safe = [_code_line(line) for line in lines]
+        whole = [opening, *safe, FENCE]
+        if self._fits(whole):
+            self._extend(whole)
+            return
+        if self._cost(whole) <= self._limit or not self._fits([opening, "x" * 200, FENCE]):
+            self._flush()
+        self._split_code(opening, safe)
+
+    def _split_code(self, opening: str, lines: Sequence[str]) -> None:
+        room = self._limit - self._cost([opening, "", FENCE])
+        pieces = [piece for line in lines for piece in _cut_hard(line, room)]
+        held: list[str] = []
+        for piece in pieces:
+            if not self._fits([opening, *held, piece, FENCE]):
+                if held:
+                    self._extend([opening, *held, FENCE])
+                    held = []
+                self._flush()
+            held.append(piece)
+        self._extend([opening, *held, FENCE])
+
+    def _add_prose_line(self, line: str) -> None:
+        if self._fits([line]):
+            self._extend([line])
+            return
+        self._flush()
+        for piece in _cut_prose(line, self._limit):
+            if not self._fits([piece]):
+                self._flush()
+            self._extend([piece])
+
+    def _cost(self, lines: Sequence[str]) -> int:
+        return sum(utf16_units(line) + 1 for line in lines) - 1
+
+    def _fits(self, lines: Sequence[str]) -> bool:
+        return self._units + self._cost(lines) <= self._limit
+
+    def _extend(self, lines: Sequence[str]) -> None:
+        self._lines.extend(lines)
+        self._units += self._cost(lines) + 1
+
+    def _flush(self) -> None:
+        part = "\n".join(self._lines).strip("\n")
+        if part:
+            self._parts.append(part)
+        self._lines, self._units = [], 0
+
+
+def _paragraphs(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Groups of lines, each with the blank lines that follow it."""
+    group: list[str] = []
+    was_blank = False
+    for line in lines:
+        is_empty = not line.strip()
+        if group and was_blank and not is_empty:
+            yield group
+            group = []
+        group.append(line)
+        was_blank = is_empty
+    if group:
+        yield group
+
+
+def _prose_line(line: str) -> str:
+    """A line of prose without an open fence in it: Discord begins code at any three backticks."""
+    line = _DEEP_HEADING.sub("###", line, count=1) if line.startswith("####") else line
+    if line.count(FENCE) % 2 or len(line) > LIMIT:
+        line = _BACKTICK_RUN.sub(lambda run: r"\`" * len(run[0]), line)
+    return line
+
+
+def _code_line(line: str) -> str:
+    """A line of code that cannot end its block: a zero-width space parts three backticks."""
+    return line.replace(FENCE, "``\u200b`")
+
+
+def _cut_prose(line: str, limit: int) -> Iterator[str]:
+    while utf16_units(line) > limit:
+        head = _head(line, limit)
+        cut = _kind_cut(head)
+        yield line[:cut].rstrip() or line[:cut]
+        line = line[cut:].lstrip(" ")
+    yield line
+
+
+def _kind_cut(head: str) -> int:
+    """Where to cut: after a sentence, else at a space, not inside inline code, never before half of it."""
+    least = len(head) // 2
+    if head.count("`") % 2 and (tick := head.rfind("`")) > least:
+        head = head[:tick]
+    sentence = max(head.rfind(end) + len(end) for end in _SENTENCE_ENDS)
+    if sentence > least:
+        return sentence
+    space = head.rfind(" ") + 1
+    return space if space > least else len(head)
+
+
+def _cut_hard(line: str, limit: int) -> Iterator[str]:
+    while utf16_units(line) > limit:
+        head = _head(line, limit)
+        yield head
+        line = line[len(head) :]
+    yield line
+
+
+def _head(line: str, limit: int) -> str:
+    """The longest beginning within `limit` units that does not part a character from its marks."""
+    units = 0
+    end = 0
+    for end, character in enumerate(line):  # noqa: B007
+        units += 2 if character > "\uffff" else 1
+        if units > limit:
+            break
+    least = max(1, end - 16)
+    cut = end
+    while cut > least and (
+        line[cut] in _JOINERS or line[cut - 1] == "\u200d" or line[cut - 1] == "\\" or unicodedata.combining(line[cut])
+    ):
+        cut -= 1
+    return line[:cut] if cut > least else line[:end]

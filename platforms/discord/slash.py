@@ -1,0 +1,232 @@
+"""Slash commands and buttons: the published menu, the pressed button's command, the place to answer in."""
+
+import asyncio
+import hashlib
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import discord
+import msgspec
+import structlog
+from discord.http import HTTPClient, Route
+
+from hermes_state.errors import PlatformError, StoreUnavailable
+from hermes_state.meta import load_note, save_note
+from hermes_state.store import Store
+from hermes_state.values import Button, Via
+from platforms.base import CommandMenuItem
+from platforms.discord.errors import rest_errors
+from platforms.discord.inbound import Reader
+from platforms.discord.inlet import Inlet, Pressed
+
+TICKET_SECONDS = 14 * 60.0
+"""Discord takes answers to an interaction for 15 minutes; a minute is left for sending."""
+
+DEFER_SECONDS = 3.0
+"""Discord forgets an interaction that was not acknowledged within this time."""
+
+MAX_TICKETS = 1_000
+DESCRIPTION_LENGTH = 100
+LABEL_LENGTH = 80
+CUSTOM_ID_LENGTH = 100
+BUTTONS_A_ROW = 5
+MAX_ROWS = 5
+
+DEFERRED_MESSAGE = 5
+DEFERRED_UPDATE = 6
+"""Interaction callback types: "an answer follows" and "seen, nothing to show"."""
+
+STRING_OPTION = 3
+ACTION_ROW, BUTTON, SECONDARY = 1, 2, 2
+
+_IN_PLACE, _NOTED = "c:", "n:"
+
+log = structlog.get_logger(__name__)
+
+
+# The menu
+
+
+def menu_payload(menu: Sequence[CommandMenuItem]) -> list[dict[str, object]]:
+    """The commands as Discord's API takes them; what may follow a command is one optional text."""
+    return [
+        {
+            "name": item.name.lower(),
+            "type": 1,
+            "description": _short(item.description, DESCRIPTION_LENGTH) or item.name,
+            "contexts": [0, 1],  # servers and the chat with the bot
+            "options": [] if item.argument is None else [_option(item.argument)],
+        }
+        for item in menu
+    ]
+
+
+async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu: Sequence[CommandMenuItem]) -> bool:
+    """Publish the menu unless it is the one published last; returns whether it was sent.
+
+    Raises `PlatformError` or `StoreUnavailable`; the next connection tries again.
+    """
+    payload = menu_payload(menu)
+    digest = hashlib.sha256(msgspec.json.encode(payload)).hexdigest()
+    key = f"discord.menu.{application_id}"
+    if await store.read(load_note, key) == digest:
+        return False
+    with rest_errors():
+        await http.bulk_upsert_global_commands(application_id, payload)
+    await store.write(save_note, key, digest)
+    log.info("discord.menu_published", commands=len(payload))
+    return True
+
+
+def _option(argument: str) -> dict[str, object]:
+    name = re.sub(r"[^\w-]+", "_", argument.lower()).strip("_")[:32] or "text"
+    return {"name": name, "description": _short(argument, DESCRIPTION_LENGTH), "type": STRING_OPTION, "required": False}
+
+
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+# Buttons
+
+
+class ButtonCommands:
+    """What a button carries: its command where 100 characters suffice, else the name of a durable note."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def components(self, buttons: Sequence[Button]) -> list[dict[str, object]]:
+        """Rows of buttons for the API. Raises `StoreUnavailable`."""
+        made: list[dict[str, object]] = []
+        for button in buttons[: BUTTONS_A_ROW * MAX_ROWS]:
+            custom_id = await self._custom_id(button.command)
+            label = _short(button.label, LABEL_LENGTH)
+            made.append({"type": BUTTON, "style": SECONDARY, "label": label, "custom_id": custom_id})
+        rows = [made[start : start + BUTTONS_A_ROW] for start in range(0, len(made), BUTTONS_A_ROW)]
+        return [{"type": ACTION_ROW, "components": row} for row in rows]
+
+    async def command(self, custom_id: str) -> str | None:
+        """The command of a pressed button, None if it is none of ours. Raises `StoreUnavailable`."""
+        if custom_id.startswith(_IN_PLACE):
+            return custom_id.removeprefix(_IN_PLACE)
+        if custom_id.startswith(_NOTED):
+            return await self._store.read(load_note, _note_key(custom_id))
+        return None
+
+    async def _custom_id(self, command: str) -> str:
+        custom_id = _IN_PLACE + command
+        if len(custom_id) <= CUSTOM_ID_LENGTH:
+            return custom_id
+        custom_id = _NOTED + hashlib.blake2s(command.encode(), digest_size=16).hexdigest()
+        await self._store.write(save_note, _note_key(custom_id), command)
+        return custom_id
+
+
+def _note_key(custom_id: str) -> str:
+    return f"discord.button.{custom_id.removeprefix(_NOTED)}"
+
+
+# Interactions and the right to answer them in their place
+
+
+@dataclass(slots=True)
+class Ticket:
+    """The right to answer one slash command where it was given."""
+
+    application_id: int
+    token: str
+    expires_at: float
+    """Monotonic seconds."""
+    answered_by: str | None = None
+    """The key of the send that filled the "thinking" message; its repeats fill it again."""
+    deferred: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once Discord took the acknowledgement (or did not): there is nothing to fill before."""
+    is_valid: bool = True
+
+
+class Tickets:
+    """Tickets of this process by the name that `InboundMessage.ticket` carries."""
+
+    def __init__(self) -> None:
+        self._tickets: OrderedDict[str, Ticket] = OrderedDict()
+
+    def find(self, name: str | None) -> Ticket | None:
+        """The ticket, if it is still good for an answer."""
+        ticket = self._tickets.get(name) if name is not None else None
+        if ticket is None or not ticket.is_valid or time.monotonic() >= ticket.expires_at:
+            return None
+        return ticket
+
+    async def defer(self, http: HTTPClient, interaction: discord.Interaction) -> None:
+        """Acknowledge an interaction, which Discord wants within three seconds; never raises for trouble."""
+        is_command = interaction.type is discord.InteractionType.application_command
+        ticket = Ticket(interaction.application_id, interaction.token, time.monotonic() + TICKET_SECONDS)
+        if is_command:
+            self._tickets[str(interaction.id)] = ticket
+            while len(self._tickets) > MAX_TICKETS:
+                self._tickets.popitem(last=False)
+        route = Route(
+            "POST",
+            "/interactions/{webhook_id}/{webhook_token}/callback",
+            webhook_id=interaction.id,
+            webhook_token=interaction.token,
+        )
+        try:
+            with rest_errors():
+                async with asyncio.timeout(DEFER_SECONDS):
+                    await http.request(route, json={"type": DEFERRED_MESSAGE if is_command else DEFERRED_UPDATE})
+        except PlatformError as error:
+            ticket.is_valid = False  # the command runs all the same, its answer is an ordinary message
+            log.warning("discord.interaction_unacknowledged", error=type(error).__name__)
+        finally:
+            ticket.deferred.set()
+
+
+class Interactions:
+    """Hands slash commands and buttons of one client over, and acknowledges them."""
+
+    def __init__(
+        self, client: discord.Client, inlet: Inlet, reader: Reader, tickets: Tickets, buttons: ButtonCommands
+    ) -> None:
+        self._client = client
+        self._inlet = inlet
+        self._reader = reader
+        self._tickets = tickets
+        self._buttons = buttons
+
+    async def take(self, interaction: discord.Interaction) -> None:
+        """A command is handed over before anything is awaited; a button may have to look up its command."""
+        if interaction.type is discord.InteractionType.application_command:
+            self._hand_over(interaction, _command_line(interaction), Via.SLASH)
+        elif interaction.type is not discord.InteractionType.component:
+            return
+        await self._tickets.defer(self._client.http, interaction)
+        if interaction.type is discord.InteractionType.component:
+            self._hand_over(interaction, await self._pressed(interaction), Via.BUTTON)
+
+    def _hand_over(self, interaction: discord.Interaction, text: str | None, via: Via) -> None:
+        event = self._reader.interaction(interaction, text, via) if text is not None else None
+        if event is not None:
+            self._inlet.put(Pressed(event))
+
+    async def _pressed(self, interaction: discord.Interaction) -> str | None:
+        try:
+            return await self._buttons.command(str(_data(interaction).get("custom_id", "")))
+        except StoreUnavailable:
+            log.warning("discord.button_lost")
+            return None
+
+
+def _data(interaction: discord.Interaction) -> dict[str, object]:
+    return dict(interaction.data or {})
+
+
+def _command_line(interaction: discord.Interaction) -> str:
+    data = _data(interaction)
+    options = data.get("options")
+    values = [str(option.get("value", "")).strip() for option in options] if isinstance(options, list) else []
+    return " ".join([f"/{data['name']}", *(value for value in values if value)])
