@@ -57,6 +57,15 @@ def find_chat(db: Connection, key: ChatKey) -> Chat | None:
     return _chat(row) if row else None
 
 
+def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
+    """The chats at one place, whoever they belong to under `per_user`."""
+    query = f"""SELECT {_COLUMNS} FROM chats
+    WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ?"""
+    return [
+        _chat(row) for row in db.execute(query, (key.platform, key.account, key.chat_ref, key.thread_ref)).fetchall()
+    ]
+
+
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
     """The chat with this id, which must exist."""
     row = db.execute(f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,)).fetchone()

@@ -450,9 +450,9 @@ def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
     return _turn(db, row) if row else None
 
 
-def note_restart(db: Connection, turn_id: TurnId) -> RunningTurn:
-    """Count that a turn is taken up again after the process ended in it. Raises `TurnClosed`."""
-    db.execute("UPDATE turns SET restarts = restarts + 1 WHERE id = ?", (turn_id,))
+def note_resumed(db: Connection, turn_id: TurnId, is_restart: bool) -> RunningTurn:
+    """Note that work on an open turn begins again; a restart of the process counts. Raises `TurnClosed`."""
+    db.execute("UPDATE turns SET restarts = restarts + ? WHERE id = ?", (int(is_restart), turn_id))
     return _require_running(db, turn_id)
 
 

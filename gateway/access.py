@@ -1,0 +1,64 @@
+"""Who may do what: one place for messages, commands and buttons. Nobody may, unless named or paired.
+
+People are known by stable ids. A revocation holds from the next event on.
+"""
+
+from enum import StrEnum
+
+from gateway.live import Live
+from hermes_state.pairings import Role, load_roles
+from hermes_state.store import Store
+from hermes_state.values import ChatKind, InboundMessage, Sender, UserRef
+
+LOCAL_OWNER = UserRef("local:owner")
+"""Whoever holds the local web chat's cookie."""
+
+
+class Verdict(StrEnum):
+    ADMITTED = "admitted"
+    UNADDRESSED = "unaddressed"
+    """In a shared chat and not meant for us."""
+    BOT = "bot"
+    STRANGER = "stranger"
+    """Somebody without access, in a direct chat: they are told how to get it."""
+    DENIED = "denied"
+    """Somebody without access, in a shared chat: no answer."""
+
+
+class Access:
+    """Judges senders by configuration and pairings."""
+
+    def __init__(self, store: Store, live: Live) -> None:
+        self._store = store
+        self._live = live
+        self._paired: dict[UserRef, Role] = {}
+        self.counts: dict[Verdict, int] = dict.fromkeys(Verdict, 0)
+
+    async def load(self) -> None:
+        """Read the pairings; called at the start and after every change of them."""
+        self._paired = await self._store.read(load_roles)
+
+    def role_of(self, ref: UserRef) -> Role | None:
+        """The role of a person, None without access."""
+        access = self._live.config.access
+        if ref == LOCAL_OWNER or ref in access.admins:
+            return Role.ADMIN
+        paired = self._paired.get(ref)
+        if paired is not None:
+            return paired
+        return Role.USER if access.allow_all or ref in access.allow else None
+
+    def judge(self, message: InboundMessage) -> Verdict:
+        """What becomes of a message before anything is stored."""
+        verdict = self._judge(message.sender, message.chat_kind, message.is_addressed)
+        self.counts[verdict] += 1
+        return verdict
+
+    def _judge(self, sender: Sender, kind: ChatKind, is_addressed: bool) -> Verdict:
+        if sender.is_bot:
+            return Verdict.BOT
+        if kind.is_shared and not is_addressed:
+            return Verdict.UNADDRESSED
+        if self.role_of(sender.ref) is not None:
+            return Verdict.ADMITTED
+        return Verdict.DENIED if kind.is_shared else Verdict.STRANGER

@@ -1,0 +1,200 @@
+"""The transactions of intake: what an event changes in the database, each in one function."""
+
+from dataclasses import dataclass
+from sqlite3 import Connection
+
+from hermes_state import inbox, outbox, pairings
+from hermes_state.chats import ensure_chat, find_chat, find_chats_at
+from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.sessions import load_active
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    Cursor,
+    InboundDeletion,
+    InboundEdit,
+    InboundMessage,
+    InboxId,
+    Millis,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """An event that was let in, and how it goes on."""
+
+    message: InboundMessage
+    key: ChatKey
+    """The chat as sessions see it: with the person under `sessions.groups: per_user`."""
+    kind: InboxKind
+    mode: InboxMode
+    text: str
+    max_waiting: int
+    acknowledgement: str | None
+    """Told at once, in the same transaction."""
+    cursor: Cursor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """What was stored."""
+
+    chat_id: ChatId
+    inbox_id: InboxId | None
+    """None: nothing waits (a duplicate, or refused because too much waits)."""
+    is_told: bool
+    """Something is owed to the chat."""
+
+
+def admit(db: Connection, admission: Admission, now: Millis) -> Admitted:
+    """Store an event once; with it its acknowledgement and the channel's cursor."""
+    message = admission.message
+    if admission.cursor is not None:
+        inbox.advance_cursor(db, admission.cursor)
+    chat_id = ensure_chat(db, admission.key, message.chat_kind, message.chat_title, now)
+    if inbox.is_known(db, message.chat.platform, message.chat.account, message.event_ref):
+        return Admitted(chat_id=chat_id, inbox_id=None, is_told=False)
+    inbox_id = inbox.insert(db, _row(admission, chat_id), now)
+    assert inbox_id is not None, "the event was not known a moment ago, in this transaction"
+    if admission.kind is InboxKind.MESSAGE:
+        waiting = inbox.count_waiting(db, chat_id, message.sender.ref)
+        if waiting > admission.max_waiting:
+            inbox.settle(db, inbox_id, InboxState.DROPPED, now)
+            is_told = _refuse_full(db, admission, chat_id, now)
+            return Admitted(chat_id=chat_id, inbox_id=None, is_told=is_told)
+    is_told = admission.acknowledgement is not None
+    if admission.acknowledgement is not None:
+        reply = _reply(admission, chat_id, f"inbox:{inbox_id}:ack", OutboxKind.STATUS, admission.acknowledgement)
+        outbox.enqueue(db, reply, now)
+    return Admitted(chat_id=chat_id, inbox_id=inbox_id, is_told=is_told)
+
+
+def _row(admission: Admission, chat_id: ChatId) -> NewInboxRow:
+    message = admission.message
+    return NewInboxRow(
+        platform=message.chat.platform,
+        account=message.chat.account,
+        event_ref=message.event_ref,
+        chat_id=chat_id,
+        kind=admission.kind,
+        mode=admission.mode,
+        sender_ref=message.sender.ref,
+        sender_name=message.sender.name,
+        message_ref=message.message_ref,
+        payload=InboxPayload(
+            text=admission.text,
+            attachments=message.attachments,
+            quote=message.quote,
+            via=message.via,
+            ticket=message.ticket,
+        ),
+        expects_more=message.expects_more,
+        sent_at=message.sent_at,
+    )
+
+
+def _refuse_full(db: Connection, admission: Admission, chat_id: ChatId, now: Millis) -> bool:
+    """Say once that too much waits; the next refusal is told when the queue has moved on."""
+    sender = admission.message.sender.ref
+    oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
+    sentence = (
+        f"{admission.max_waiting} of your messages wait already, so I did not take this one. "
+        "/stop all drops what waits; otherwise send it again later."
+    )
+    return outbox.enqueue(db, _reply(admission, chat_id, f"full:{sender}:{oldest}", OutboxKind.ERROR, sentence), now)
+
+
+def _reply(admission: Admission, chat_id: ChatId, dedupe_key: str, kind: OutboxKind, markdown: str) -> Reply:
+    message = admission.message
+    return Reply(
+        chat_id=chat_id,
+        kind=kind,
+        markdown=markdown,
+        dedupe_key=dedupe_key,
+        reply_to=message.message_ref if message.chat_kind.is_shared else None,
+    )
+
+
+def tell_stranger(
+    db: Connection, message: InboundMessage, dedupe_key: str, markdown: str, cursor: Cursor | None, now: Millis
+) -> ChatId | None:
+    """Answer somebody without access; None when this was said before."""
+    if cursor is not None:
+        inbox.advance_cursor(db, cursor)
+    chat_id = ensure_chat(db, message.chat, message.chat_kind, message.chat_title, now)
+    reply = Reply(
+        chat_id=chat_id,
+        kind=OutboxKind.STATUS,
+        markdown=markdown,
+        dedupe_key=dedupe_key,
+        reply_to=message.message_ref if message.chat_kind.is_shared else None,
+        ticket=message.ticket,
+    )
+    return chat_id if outbox.enqueue(db, reply, now) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairingOffer:
+    """A new code for somebody who asks for access."""
+
+    code: str
+    lifetime_ms: int
+    max_pending: int
+    sentence: str
+
+
+def offer_pairing(
+    db: Connection, message: InboundMessage, offer: PairingOffer, cursor: Cursor | None, now: Millis
+) -> ChatId | None:
+    """Give a stranger a code and tell them; None when they have one already or too many people wait."""
+    if not pairings.offer(db, message.sender, offer.code, offer.lifetime_ms, offer.max_pending, now):
+        if cursor is not None:
+            inbox.advance_cursor(db, cursor)
+        return None
+    key = f"pairing:{pairings.hash_code(offer.code)[:16]}"
+    return tell_stranger(db, message, key, offer.sentence, cursor, now)
+
+
+def apply_edit(db: Connection, edit: InboundEdit, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:
+    """Take over an edit: into the waiting row, or as a notice for the next turn. None: it is nothing to us.
+
+    A notice is only for the conversation that saw the message, and never starts a turn.
+    """
+    if cursor is not None:
+        inbox.advance_cursor(db, cursor)
+    chat = find_chat(db, key)
+    edited = inbox.find_edited(db, chat.id, edit.message_ref) if chat is not None else None
+    if chat is None or edited is None or edited.sender_ref != edit.sender.ref or edited.text == edit.text:
+        return None
+    if edited.kind is not InboxKind.MESSAGE:
+        return None
+    if edited.state is InboxState.NEW:
+        inbox.replace_text(db, edited.inbox_id, edit.text)
+        return chat.id
+    active = load_active(db, chat.id)
+    if active is None or active.lineage_id != edited.lineage_id:
+        return None
+    notice = NewInboxRow(
+        platform=edit.chat.platform,
+        account=edit.chat.account,
+        event_ref=edit.event_ref,
+        chat_id=chat.id,
+        kind=InboxKind.NOTICE,
+        mode=InboxMode.QUEUE,
+        sender_ref=edit.sender.ref,
+        sender_name=edit.sender.name,
+        message_ref=edit.message_ref,
+        payload=InboxPayload(text=f"(changed an earlier message, which now reads) {edit.text}"),
+        expects_more=False,
+        sent_at=edit.sent_at,
+    )
+    inbox.insert(db, notice, now)
+    return chat.id
+
+
+def apply_deletion(db: Connection, deletion: InboundDeletion, cursor: Cursor | None, now: Millis) -> int:
+    """Withdraw a message that still waits; returns how many rows that were."""
+    if cursor is not None:
+        inbox.advance_cursor(db, cursor)
+    return sum(inbox.withdraw(db, chat.id, deletion.message_ref, now) for chat in find_chats_at(db, deletion.chat))

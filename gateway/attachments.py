@@ -1,0 +1,252 @@
+"""Files that people send, made ready for a turn.
+
+Text documents are read into the turn, images are stored for models that see, and everything else gets a
+friendly sentence. The bytes lie under `attachments/` in the state directory and never enter the history.
+"""
+
+import asyncio
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from sqlite3 import Connection
+
+import structlog
+
+from gateway.adapters import Adapters
+from gateway.delivery import Delivery
+from gateway.live import Live
+from hermes_state import attachments, inbox, outbox
+from hermes_state.attachments import StoredFile
+from hermes_state.chats import Chat, load_chat
+from hermes_state.errors import MessageRejected, PlatformError
+from hermes_state.inbox import InboxRow, InboxState
+from hermes_state.journal import Prepared
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.store import Store
+from hermes_state.values import (
+    AttachmentId,
+    AttachmentKind,
+    ChatId,
+    Clock,
+    Document,
+    Image,
+    InboxId,
+    IncomingAttachment,
+    MessageBody,
+    Millis,
+)
+
+log = structlog.get_logger()
+
+FETCH_SECONDS = 120.0
+"""For one file; the chat waits, others do not."""
+
+FETCH_ATTEMPTS = 3
+
+TEXT_MIME_PREFIXES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/yaml")
+TEXT_MIMES = ("application/toml", "application/javascript", "application/sql", "application/x-sh", "application/csv")
+# fmt: off
+TEXT_SUFFIXES = frozenset((
+    ".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf",
+    ".log", ".xml", ".html", ".htm", ".css", ".svg", ".tex", ".sql", ".env", ".py", ".js", ".ts", ".tsx", ".jsx",
+    ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".kt", ".swift", ".rb", ".php", ".pl", ".lua",
+    ".sh", ".bash", ".ps1", ".r", ".scala", ".diff", ".patch", ".srt", ".vtt", ".ics", ".bib", ".gradle",
+    ".properties",
+))
+# fmt: on
+IMAGE_SIGNATURES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+UNHEARD = {
+    AttachmentKind.VOICE: "I cannot listen to voice messages yet; please write to me instead.",
+    AttachmentKind.AUDIO: "I cannot listen to audio files yet; please write to me instead.",
+    AttachmentKind.VIDEO: "I cannot watch videos; a picture or a description in words would help.",
+}
+
+
+class _Unusable(Exception):
+    """This file cannot be used; the message is the sentence for its sender."""
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What one message's files came to."""
+
+    documents: list[Document]
+    images: list[Image]
+    ids: list[AttachmentId]
+    refusals: list[str]
+    notes: list[str]
+
+
+class AttachmentDesk:
+    """Fetches the files of waiting messages before their turn starts."""
+
+    def __init__(
+        self, *, store: Store, live: Live, adapters: Adapters, delivery: Delivery, clock: Clock, folder: Path
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._adapters = adapters
+        self._delivery = delivery
+        self._clock = clock
+        self._folder = folder
+
+    async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, Prepared] | None:
+        """What the turn of `rows` needs of their files.
+
+        None when a message held nothing but files that cannot be used: it was answered and settled, and the
+        caller looks again at what waits.
+        """
+        if not any(row.payload.attachments for row in rows):
+            return {}
+        chat = await self._store.read(load_chat, chat_id)
+        prepared: dict[InboxId, Prepared] = {}
+        is_whole = True
+        for row in rows:
+            if not row.payload.attachments:
+                continue
+            gathered = await self._gather(chat, row)
+            is_useful = bool(row.payload.text.strip() or gathered.documents or gathered.images)
+            if gathered.refusals:
+                await self._store.write(_refuse, row, " ".join(gathered.refusals), not is_useful, self._clock.now())
+                self._delivery.wake(chat_id)
+            is_whole = is_whole and is_useful
+            body = MessageBody(
+                documents=tuple(gathered.documents), images=tuple(gathered.images), notes=tuple(gathered.notes)
+            )
+            prepared[row.id] = Prepared(body=body, attachment_ids=tuple(gathered.ids))
+        return prepared if is_whole else None
+
+    async def _gather(self, chat: Chat, row: InboxRow) -> _Gathered:
+        gathered = _Gathered(documents=[], images=[], ids=[], refusals=[], notes=[])
+        for attachment in row.payload.attachments:
+            try:
+                await self._take(chat, attachment, gathered)
+            except _Unusable as error:
+                log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
+                gathered.refusals.append(str(error))
+                gathered.notes.append(f"{attachment.kind} “{attachment.name}” was attached but could not be read")
+        return gathered
+
+    async def _take(self, chat: Chat, attachment: IncomingAttachment, gathered: _Gathered) -> None:
+        config = self._live.config
+        is_text = _is_text(attachment)
+        if not is_text and attachment.kind is not AttachmentKind.IMAGE:
+            raise _Unusable(
+                UNHEARD.get(attachment.kind, f"I cannot read “{attachment.name}”: I take text files and images.")
+            )
+        if not is_text and not config.model.sees_images:
+            raise _Unusable("The model that answers here cannot see images; please describe it in words.")
+        limit = config.attachments.max_bytes
+        if attachment.size_bytes is not None and attachment.size_bytes > limit:
+            raise _Unusable(_too_large(attachment, limit))
+        file = await self._fetch(chat, attachment, limit)
+        path = self._folder / file.path
+        if is_text:
+            gathered.documents.append(
+                await asyncio.to_thread(_read_text, path, attachment, config.attachments.max_text_chars)
+            )
+            gathered.ids.append(await self._store.write(attachments.insert, chat.id, file, self._clock.now()))
+            return
+        mime = await asyncio.to_thread(_image_mime, path)
+        if mime is None:
+            raise _Unusable(f"“{attachment.name}” is not an image that I can show the model (PNG, JPEG, GIF or WebP).")
+        attachment_id = await self._store.write(attachments.insert, chat.id, file, self._clock.now())
+        gathered.ids.append(attachment_id)
+        gathered.images.append(Image(attachment_id=attachment_id, mime=mime, path=file.path))
+
+    async def _fetch(self, chat: Chat, attachment: IncomingAttachment, limit: int) -> StoredFile:
+        adapter = self._adapters.of(chat.key)
+        if adapter is None:
+            raise _Unusable(f"I could not fetch “{attachment.name}”: its platform is not connected.")
+        handle, name = await asyncio.to_thread(_new_file, self._folder)
+        target = Path(name)
+        os.close(handle)
+        try:
+            for attempt in range(1, FETCH_ATTEMPTS + 1):
+                try:
+                    async with asyncio.timeout(FETCH_SECONDS):
+                        await adapter.download(attachment, target, limit)
+                    return await asyncio.to_thread(_keep, self._folder, target, attachment)
+                except MessageRejected as error:
+                    raise _Unusable(_too_large(attachment, limit)) from error
+                except (PlatformError, TimeoutError) as error:
+                    log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
+            raise _Unusable(f"I could not fetch “{attachment.name}”; please send it again.")
+        finally:
+            await asyncio.to_thread(target.unlink, missing_ok=True)
+
+
+def _refuse(db: Connection, row: InboxRow, sentence: str, is_all: bool, now: Millis) -> None:
+    """Tell the sender; a message that held nothing else is settled with it."""
+    if is_all:
+        inbox.settle(db, row.id, InboxState.DONE, now)
+    reply = Reply(
+        chat_id=row.chat_id,
+        kind=OutboxKind.ERROR,
+        markdown=sentence,
+        dedupe_key=f"inbox:{row.id}:attachments",
+        reply_to=row.message_ref,
+    )
+    outbox.enqueue(db, reply, now)
+
+
+def _is_text(attachment: IncomingAttachment) -> bool:
+    mime = (attachment.mime or "").lower()
+    if attachment.kind is not AttachmentKind.DOCUMENT:
+        return False
+    if mime.startswith(TEXT_MIME_PREFIXES) or mime in TEXT_MIMES:
+        return True
+    name = attachment.name.lower()
+    return Path(name).suffix in TEXT_SUFFIXES or name in ("dockerfile", "makefile", "readme", "license")
+
+
+def _too_large(attachment: IncomingAttachment, limit: int) -> str:
+    return f"“{attachment.name}” is larger than I take ({limit / 1_048_576:.0f} MB), or is gone."
+
+
+def _new_file(folder: Path) -> tuple[int, str]:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return tempfile.mkstemp(prefix="incoming-", dir=folder)
+
+
+def _keep(folder: Path, fetched: Path, attachment: IncomingAttachment) -> StoredFile:
+    """Move a fetched file to the place that its bytes name."""
+    with fetched.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    size = fetched.stat().st_size
+    place = folder / sha256[:2] / sha256
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    fetched.replace(place)
+    return StoredFile(
+        sha256=sha256, path=f"{sha256[:2]}/{sha256}", name=attachment.name, mime=attachment.mime, size_bytes=size
+    )
+
+
+def _read_text(path: Path, attachment: IncomingAttachment, max_chars: int) -> Document:
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        try:
+            text = data.decode("utf-16") if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data.decode("cp1252")
+        except UnicodeDecodeError as error:
+            raise _Unusable(f"“{attachment.name}” is not text in a form that I can read.") from error
+    if "\0" in text:
+        raise _Unusable(f"“{attachment.name}” is not text in a form that I can read.")
+    return Document(name=attachment.name, text=text[:max_chars], was_truncated=len(text) > max_chars)
+
+
+def _image_mime(path: Path) -> str | None:
+    with path.open("rb") as stream:
+        start = stream.read(16)
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "image/webp"
+    return next((mime for signature, mime in IMAGE_SIGNATURES if start.startswith(signature)), None)

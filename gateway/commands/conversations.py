@@ -1,0 +1,137 @@
+"""Commands about conversations: /new /title /sessions /resume /history."""
+
+from datetime import UTC, datetime
+from functools import partial
+from sqlite3 import Connection
+
+from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from gateway.commands.turns import shortened
+from hermes_state import sessions
+from hermes_state.errors import CommandError
+from hermes_state.transcripts import hidden_ids, load_said
+from hermes_state.values import ChatId, Message, MessageId, Millis, Origin, Transcript
+
+SESSIONS_SHOWN = 15
+HISTORY_DEFAULT = 10
+HISTORY_MOST = 50
+HISTORY_CHARS = 280
+MAX_TITLE_CHARS = 100
+
+
+async def new(invocation: Invocation) -> Effect:
+    title = _title(invocation.argument) if invocation.argument else None
+    return Effect(apply=partial(_new, invocation.chat.id, title))
+
+
+def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str:
+    before = sessions.load_active(db, chat_id)
+    started = sessions.reset(db, chat_id, now)
+    if title is not None:
+        sessions.set_title(db, started.id, title)
+    said = "Started a new conversation." if title is None else f"Started a new conversation, “{title}”."
+    if before is not None and before.message_count:
+        said += f" The last one is kept: `/resume {before.short_key}` goes back to it."
+    return said
+
+
+async def title(invocation: Invocation) -> Effect:
+    if invocation.argument:
+        return Effect(apply=partial(_set_title, invocation.chat.id, _title(invocation.argument)))
+    session = await invocation.desk.store.read(sessions.load_active, invocation.chat.id)
+    current = await invocation.desk.store.read(sessions.load_title, session.lineage_id) if session else None
+    return say(
+        f"This conversation is called “{current}”." if current else "This conversation has no title: `/title <words>`."
+    )
+
+
+def _set_title(chat_id: ChatId, text: str, db: Connection, now: Millis) -> str:
+    sessions.set_title(db, sessions.ensure_active(db, chat_id, now).id, text)
+    return f"This conversation is called “{text}” now."
+
+
+def _title(argument: str) -> str:
+    text = " ".join(argument.split())
+    if len(text) > MAX_TITLE_CHARS:
+        raise CommandError(f"A title has at most {MAX_TITLE_CHARS} characters; this one has {len(text)}.")
+    return text
+
+
+async def list_sessions(invocation: Invocation) -> Effect:
+    found = await invocation.desk.store.read(sessions.list_conversations, invocation.chat.id, SESSIONS_SHOWN)
+    if not found:
+        return say("This chat has no conversation yet.")
+    lines = []
+    for conversation in found:
+        mark = " (active)" if conversation.is_active else ""
+        name = conversation.title or "untitled"
+        used = _when(conversation.last_human_at or conversation.tip.started_at)
+        lines.append(f"- `{conversation.tip.short_key}` {name}, {conversation.message_count} messages, {used}{mark}")
+    return say("Conversations of this chat:\n" + "\n".join(lines) + "\n\n`/resume <id>` goes back to one.")
+
+
+async def resume(invocation: Invocation) -> Effect:
+    if not invocation.argument:
+        raise CommandError("Write `/resume <id>` with an id that /sessions shows.")
+    return Effect(apply=partial(_resume, invocation.chat.id, invocation.argument))
+
+
+def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> str:
+    tip = sessions.resume(db, chat_id, key_prefix, now)
+    name = sessions.load_title(db, tip.lineage_id)
+    called = f" “{name}”" if name else ""
+    return f"Back in conversation{called} `{tip.short_key}`, {tip.message_count} messages."
+
+
+async def history(invocation: Invocation) -> Effect:
+    argument = invocation.argument
+    if argument and not argument.isdecimal():
+        raise CommandError("Write `/history`, or `/history 30` for the last 30 messages.")
+    wanted = min(HISTORY_MOST, int(argument)) if argument else HISTORY_DEFAULT
+    rows, hidden = await invocation.desk.store.read(_load_history, invocation.chat.id, wanted)
+    if not rows:
+        return say("Nothing has been said in this conversation yet.")
+    return say("\n\n".join(_history_line(row, row.id in hidden) for row in rows))
+
+
+def _load_history(db: Connection, chat_id: ChatId, wanted: int) -> tuple[Transcript, set[MessageId]]:
+    session = sessions.load_active(db, chat_id)
+    if session is None:
+        return (), set()
+    # Tool rows stand between what people read: look further back than the number asked for.
+    said = load_said(db, session.lineage_id, wanted * 8)
+    shown = [row for row in said if row.origin in (Origin.HUMAN, Origin.ASSISTANT) and row.text]
+    return tuple(shown[-wanted:]), hidden_ids(db, session.id)
+
+
+def _history_line(row: Message, is_hidden: bool) -> str:
+    who = row.sender_name or "You" if row.origin is Origin.HUMAN else "Answer"
+    mark = " (taken back)" if is_hidden else ""
+    return f"**{who}**, {_when(row.created_at)}{mark}\n{shortened(row.text or '', HISTORY_CHARS)}"
+
+
+def _when(at: Millis) -> str:
+    return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+COMMANDS = (
+    Command(
+        name="new",
+        aliases=("reset",),
+        kind=Kind.CHANGE,
+        description="start a new conversation; the old one is kept",
+        argument="[title]",
+        handler=new,
+    ),
+    Command(
+        name="title",
+        kind=Kind.CHANGE,
+        description="show or set the conversation's title",
+        argument="[title]",
+        handler=title,
+    ),
+    Command(name="sessions", kind=Kind.READ, description="list this chat's conversations", handler=list_sessions),
+    Command(name="resume", kind=Kind.CHANGE, description="go back to a conversation", argument="<id>", handler=resume),
+    Command(
+        name="history", kind=Kind.READ, description="what was said, as it was said", argument="[n]", handler=history
+    ),
+)

@@ -1,0 +1,88 @@
+"""Commands about who is here: /start /help /whoami /pair."""
+
+from functools import partial
+from sqlite3 import Connection
+
+from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from hermes_state import pairings
+from hermes_state.errors import CommandError
+from hermes_state.pairings import PairingState, Role
+from hermes_state.values import Millis, UserRef
+
+
+async def start(invocation: Invocation) -> Effect:
+    offline = (
+        "\n\nNo model is configured yet, so a small built-in one answers for now."
+        if invocation.desk.live.config.model.protocol == "offline"
+        else ""
+    )
+    return say(
+        "Hello. Write to me and I answer; I remember this conversation until you say /new. "
+        f"/help lists what else I can do.{offline}"
+    )
+
+
+async def help_(invocation: Invocation) -> Effect:
+    return say(invocation.desk.registry.help(invocation.role))
+
+
+async def whoami(invocation: Invocation) -> Effect:
+    row, chat = invocation.row, invocation.chat
+    who = f"You are {row.sender_name}, `{row.sender_ref}`, with the role {invocation.role}."
+    return say(f"{who}\nThis chat is `{chat.key.name}`.")
+
+
+async def pair(invocation: Invocation) -> Effect:
+    words = invocation.argument.split()
+    match words:
+        case [] | ["list"]:
+            return Effect(apply=_list)
+        case ["approve", code] | ["approve", code, "user"]:
+            return _deciding(invocation, partial(_approve, code, Role.USER, invocation.row.sender_ref))
+        case ["approve", code, "admin"]:
+            return _deciding(invocation, partial(_approve, code, Role.ADMIN, invocation.row.sender_ref))
+        case ["revoke", person]:
+            return _deciding(invocation, partial(_revoke, UserRef(person), invocation.row.sender_ref))
+        case _:
+            raise CommandError("Write `/pair list`, `/pair approve <code> [admin]` or `/pair revoke <platform:id>`.")
+
+
+def _deciding(invocation: Invocation, apply: partial[str]) -> Effect:
+    return Effect(apply=apply, after=invocation.desk.access.load)
+
+
+def _approve(code: str, role: Role, decided_by: str, db: Connection, now: Millis) -> str:
+    pairing = pairings.approve(db, code, role, decided_by, now)
+    return f"{pairing.display_name} (`{pairing.user_ref}`) has access now, with the role {role}."
+
+
+def _revoke(person: UserRef, decided_by: str, db: Connection, now: Millis) -> str:
+    pairing = pairings.revoke(db, person, decided_by, now)
+    return f"{pairing.display_name} (`{pairing.user_ref}`) has no access any more."
+
+
+def _list(db: Connection, now: Millis) -> str:
+    found = pairings.list_pairings(db, now)
+    if not found:
+        return "Nobody is paired and nobody waits."
+    lines = []
+    for pairing in found:
+        minutes = max(0, pairing.expires_at - now) // 60_000
+        state = f"waits, {minutes} min left" if pairing.state is PairingState.PENDING else pairing.role
+        lines.append(f"- {pairing.display_name} `{pairing.user_ref}`: {state}")
+    return "\n".join(lines)
+
+
+COMMANDS = (
+    Command(name="start", kind=Kind.READ, description="what this is", handler=start),
+    Command(name="help", kind=Kind.READ, description="list the commands", handler=help_),
+    Command(name="whoami", kind=Kind.READ, description="your id, your role and this chat's name", handler=whoami),
+    Command(
+        name="pair",
+        kind=Kind.CONTROL,
+        description="see who asks for access, give it or take it away",
+        argument="list|approve|revoke",
+        handler=pair,
+        is_admin_only=True,
+    ),
+)

@@ -1,0 +1,184 @@
+"""The one table of commands: parsing, help and the platforms' menus all come from it."""
+
+import difflib
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from sqlite3 import Connection
+from typing import Protocol, TypeAlias
+
+from gateway.access import Access
+from gateway.live import Live
+from hermes_state.chats import Chat
+from hermes_state.inbox import InboxRow
+from hermes_state.journal import RunningTurn
+from hermes_state.pairings import Role
+from hermes_state.store import Store
+from hermes_state.values import Button, ChatId, Clock, Millis
+from platforms.base import AdapterHealth, CommandMenuItem
+
+
+class Kind(StrEnum):
+    """When a command runs."""
+
+    CONTROL = "control"
+    """At once, without the chat's lock; from memory while the database cannot be written."""
+    READ = "read"
+    """At once, without the chat's lock."""
+    CHANGE = "change"
+    """In its place in the queue, never beside a turn."""
+    MESSAGE = "message"
+    """With words behind it, it is a message with a way of its own into a turn; alone it is a read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the chat is told."""
+
+    markdown: str
+    buttons: tuple[Button, ...] = ()
+
+
+Apply: TypeAlias = Callable[[Connection, Millis], "Told | str | RunningTurn"]
+"""A command's effect inside its transaction. A `CommandError` undoes it and is told to the chat.
+
+A returned turn was opened by the command and is bound to its inbox row; it is run next.
+"""
+
+
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What a command does once it is known: reads and network work are over by then."""
+
+    apply: Apply
+    after: Callable[[], Awaitable[None]] = _nothing
+    """Runs after the transaction, also when it failed."""
+
+
+class TurnStop(Protocol):
+    """A running turn whose work is cancelled and whose stop is about to be stored."""
+
+    @property
+    def turn(self) -> RunningTurn: ...
+
+    @property
+    def partial_text(self) -> str: ...
+
+    def settle(self) -> None:
+        """The stop is stored, or could not be: the lane goes on."""
+
+
+class LaneControl(Protocol):
+    """What commands may do to running turns."""
+
+    def running_turn(self, chat_id: ChatId) -> RunningTurn | None: ...
+
+    def begin_stop(self, chat_id: ChatId, reason: str) -> TurnStop | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What command handlers work with."""
+
+    store: Store
+    live: Live
+    access: Access
+    lanes: LaneControl
+    clock: Clock
+    health: Callable[[], Mapping[str, AdapterHealth]]
+    registry: "Registry"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """One use of a command."""
+
+    desk: Desk
+    row: InboxRow
+    chat: Chat
+    role: Role
+    argument: str
+    """What follows the name, trimmed; empty when nothing does."""
+
+
+Handler: TypeAlias = Callable[[Invocation], Awaitable[Effect]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command."""
+
+    name: str
+    kind: Kind
+    description: str
+    handler: Handler
+    argument: str | None = None
+    aliases: tuple[str, ...] = ()
+    is_admin_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A command line as written."""
+
+    name: str
+    argument: str
+
+
+_LINE = re.compile(r"/([A-Za-z][A-Za-z0-9_-]{0,31})(?:\s+(.*))?", re.DOTALL)
+
+
+def parse(text: str) -> Parsed | None:
+    """The command in a message, None when it is an ordinary message (a path such as `/etc/hosts` is one)."""
+    match = _LINE.fullmatch(text.strip())
+    return Parsed(match[1].lower(), (match[2] or "").strip()) if match else None
+
+
+def say(markdown: str, *buttons: Button) -> Effect:
+    """The effect of a command that only answers."""
+    return Effect(apply=lambda _db, _now: Told(markdown=markdown, buttons=buttons))
+
+
+@dataclass(slots=True)
+class Registry:
+    """All commands by name."""
+
+    commands: tuple[Command, ...]
+    _by_name: dict[str, Command] = field(init=False)
+
+    def __init__(self, commands: Iterable[Command]) -> None:
+        self.commands = tuple(commands)
+        self._by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
+
+    def find(self, name: str) -> Command | None:
+        return self._by_name.get(name)
+
+    def nearest(self, name: str) -> str | None:
+        """The known name that a misspelt one most likely meant."""
+        close = difflib.get_close_matches(name, self._by_name, n=1)
+        return close[0] if close else None
+
+    def menu(self) -> list[CommandMenuItem]:
+        """What platforms show in their menus: everything that is not for admins alone."""
+        return [
+            CommandMenuItem(name=command.name, description=command.description, argument=command.argument)
+            for command in self.commands
+            if not command.is_admin_only
+        ]
+
+    def help(self, role: Role) -> str:
+        """The list of commands as Markdown, for somebody with this role."""
+        lines = []
+        for command in self.commands:
+            if command.is_admin_only and role is not Role.ADMIN:
+                continue
+            argument = f" {command.argument}" if command.argument else ""
+            also = "".join(f", `/{alias}`" for alias in command.aliases)
+            admin = " (admins)" if command.is_admin_only else ""
+            lines.append(f"- `/{command.name}{argument}`{also}: {command.description}{admin}")
+        return "\n".join(lines)

@@ -1,0 +1,139 @@
+"""Runs commands: effect, reply and settlement of the inbox row are one transaction, so a replay is a no-op."""
+
+import asyncio
+from sqlite3 import Connection
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from gateway.commands.registry import Apply, Command, Desk, Effect, Invocation, Kind, Told, parse, say
+from gateway.delivery import Delivery
+from gateway.patience import write_patiently
+from hermes_state import inbox, outbox
+from hermes_state.chats import Chat, load_chat
+from hermes_state.errors import CommandError, StoreUnavailable
+from hermes_state.inbox import InboxRow, InboxState
+from hermes_state.journal import RunningTurn
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.pairings import Role
+from hermes_state.values import InboxId, Millis
+
+log = structlog.get_logger()
+
+CRASH_SENTENCE = "That command failed on my side; the log has the details."
+
+
+class CommandRunner:
+    """Carries out stored commands, at once or in their place in the queue."""
+
+    def __init__(self, desk: Desk, delivery: Delivery, group: asyncio.TaskGroup) -> None:
+        self._desk = desk
+        self._delivery = delivery
+        self._group = group
+
+    async def start(self) -> None:
+        """Carry out what had been accepted, but not done, when the process ended: before any turn resumes."""
+        for inbox_id in await self._desk.store.read(_load_pending):
+            row = await self._desk.store.read(inbox.load, inbox_id)
+            if row is not None and self._kind_of(row) is not Kind.CHANGE:
+                await self.run_queued(row)
+
+    def run_soon(self, inbox_id: InboxId) -> None:
+        """Carry out a stored `control` or `read` command now, beside whatever the chat does."""
+        self._group.create_task(self._run_stored(inbox_id), name=f"command-{inbox_id}")
+
+    async def run_queued(self, row: InboxRow) -> RunningTurn | None:
+        """Carry out a command; returns the turn it opened, if it opened one."""
+        chat = await self._desk.store.read(load_chat, row.chat_id)
+        with bound_contextvars(platform=chat.key.platform, chat=chat.key.name, inbox_id=row.id):
+            effect = await self._decide(row, chat)
+            try:
+                opened = await write_patiently(
+                    self._desk.store, _carry_out, row, chat, effect.apply, self._desk.clock.now()
+                )
+            finally:
+                await effect.after()
+            log.info("command.done", command=_name_of(row))
+        self._delivery.wake(row.chat_id)
+        return opened
+
+    async def _run_stored(self, inbox_id: InboxId) -> None:
+        row = await self._desk.store.read(inbox.load, inbox_id)
+        if row is not None:
+            await self.run_queued(row)
+
+    async def _decide(self, row: InboxRow, chat: Chat) -> Effect:
+        """What the command does; every refusal is an answer."""
+        parsed = parse(row.payload.text)
+        assert parsed is not None, "only command lines are stored as commands"
+        command = self._desk.registry.find(parsed.name)
+        role = self._desk.access.role_of(row.sender_ref)
+        if command is None:
+            return say(self._unknown(parsed.name))
+        if role is None:
+            return say("You have no access any more.")
+        if command.is_admin_only and role is not Role.ADMIN:
+            return say(f"/{command.name} is for admins.")
+        invocation = Invocation(desk=self._desk, row=row, chat=chat, role=role, argument=parsed.argument)
+        return await _handle(command, invocation)
+
+    def _unknown(self, name: str) -> str:
+        nearest = self._desk.registry.nearest(name)
+        hint = f" Did you mean /{nearest}?" if nearest else ""
+        return f"I do not know /{name}.{hint} /help lists what I know."
+
+    def _kind_of(self, row: InboxRow) -> Kind:
+        parsed = parse(row.payload.text)
+        command = self._desk.registry.find(parsed.name) if parsed else None
+        return command.kind if command is not None else Kind.READ
+
+
+async def _handle(command: Command, invocation: Invocation) -> Effect:
+    try:
+        return await command.handler(invocation)
+    except CommandError as error:
+        return say(str(error))
+    except StoreUnavailable:
+        return say("The database does not answer right now; please try again in a moment.")
+    except Exception:  # the command boundary: the person gets a sentence, the log the details
+        log.exception("command.crashed", command=command.name)
+        return say(CRASH_SENTENCE)
+
+
+def _carry_out(db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis) -> RunningTurn | None:
+    """The transaction of a command. A row that was settled before changes nothing."""
+    if inbox.load(db, row.id) is None:
+        return None
+    db.execute("SAVEPOINT command_effect")
+    try:
+        result = apply(db, now)
+    except CommandError as error:
+        db.execute("ROLLBACK TO command_effect")
+        result = str(error)
+    finally:
+        db.execute("RELEASE command_effect")
+    if isinstance(result, RunningTurn):
+        return result
+    told = result if isinstance(result, Told) else Told(markdown=result)
+    inbox.settle(db, row.id, InboxState.DONE, now)
+    reply = Reply(
+        chat_id=row.chat_id,
+        kind=OutboxKind.STATUS,
+        markdown=told.markdown,
+        dedupe_key=f"inbox:{row.id}",
+        reply_to=row.message_ref if chat.kind.is_shared else None,
+        ticket=row.payload.ticket,
+        buttons=told.buttons,
+    )
+    outbox.enqueue(db, reply, now)
+    return None
+
+
+def _name_of(row: InboxRow) -> str:
+    parsed = parse(row.payload.text)
+    return parsed.name if parsed else ""
+
+
+def _load_pending(db: Connection) -> list[InboxId]:
+    rows = db.execute("SELECT id FROM inbox WHERE state = 'new' AND kind = 'command' ORDER BY id").fetchall()
+    return [InboxId(row[0]) for row in rows]

@@ -1,0 +1,6 @@
+"""All commands, in the order in which help shows them."""
+
+from gateway.commands import conversations, people, turns
+from gateway.commands.registry import Registry
+
+REGISTRY = Registry((*people.COMMANDS[:2], *conversations.COMMANDS, *turns.COMMANDS, *people.COMMANDS[2:]))

@@ -1,0 +1,249 @@
+"""Commands about the turn that runs and what waits behind it: /stop /status /queue /steer /retry /undo."""
+
+from functools import partial
+from sqlite3 import Connection
+
+from gateway.commands.registry import Command, Effect, Invocation, Kind, TurnStop, say
+from hermes_state import inbox, journal
+from hermes_state.chats import Chat
+from hermes_state.errors import CommandError
+from hermes_state.inbox import InboxKind, InboxRow
+from hermes_state.journal import RunningTurn
+from hermes_state.pairings import Role
+from hermes_state.sessions import Session, load_active, load_title
+from hermes_state.transcripts import View, edit_view, load_view
+from hermes_state.values import ChatId, Message, Millis, Origin
+from platforms.base import AdapterState
+
+STOPPED = "stopped by the person"
+SHOWN_CHARS = 60
+
+
+# ---- /stop ------------------------------------------------------------------------------------------------------
+
+
+async def stop(invocation: Invocation) -> Effect:
+    """Cancel the work at once; then one transaction stores the stop and answers."""
+    desk, chat = invocation.desk, invocation.chat
+    argument = invocation.argument.lower()
+    if argument not in ("", "all"):
+        raise CommandError("Say /stop to end the running turn, or /stop all to drop what waits as well.")
+    running = desk.lanes.running_turn(chat.id)
+    if running is not None and not may_steer(invocation, running):
+        raise CommandError("Only whoever started this turn, or an admin, can stop it.")
+    stopping = desk.lanes.begin_stop(chat.id, STOPPED)
+
+    async def settle() -> None:
+        if stopping is not None:
+            stopping.settle()
+
+    return Effect(apply=partial(_stop, invocation, stopping, argument == "all"), after=settle)
+
+
+def _stop(invocation: Invocation, stopping: TurnStop | None, is_all: bool, db: Connection, now: Millis) -> str:
+    chat_id = invocation.chat.id
+    turn = journal.find_open_turn(db, chat_id)
+    if turn is not None and not may_steer(invocation, turn):
+        raise CommandError("Only whoever started this turn, or an admin, can stop it.")
+    has_stopped = False
+    if turn is not None:
+        partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else ""
+        has_stopped = journal.stop_turn(db, turn.id, partial_text, STOPPED, now)
+    elif stopping is not None:
+        has_stopped = True
+    dropped = 0
+    if is_all:
+        whose = (
+            None if not invocation.chat.kind.is_shared or invocation.role is Role.ADMIN else invocation.row.sender_ref
+        )
+        dropped = inbox.drop_waiting(db, chat_id, whose, now)
+    waiting = len([row for row in inbox.load_waiting(db, chat_id) if row.kind is InboxKind.MESSAGE])
+    return _stop_sentence(has_stopped, dropped, waiting)
+
+
+def _stop_sentence(has_stopped: bool, dropped: int, waiting: int) -> str:
+    said = "Stopped." if has_stopped else "Nothing was running."
+    if dropped:
+        said += f" Dropped {_count(dropped, 'waiting message')}."
+    elif waiting:
+        said += f" {_count(waiting, 'message')} still waiting: /stop all drops what waits."
+    return said
+
+
+def may_steer(invocation: Invocation, turn: RunningTurn) -> bool:
+    """In a shared chat a turn belongs to whoever started it, and to admins."""
+    is_own = turn.started_by == invocation.row.sender_ref
+    return is_own or invocation.role is Role.ADMIN or not invocation.chat.kind.is_shared
+
+
+# ---- /status ----------------------------------------------------------------------------------------------------
+
+
+async def status(invocation: Invocation) -> Effect:
+    desk, chat = invocation.desk, invocation.chat
+    session, title, waiting = await desk.store.read(_load_status, chat.id)
+    running = desk.lanes.running_turn(chat.id)
+    lines = [_model_line(invocation)]
+    if session is None:
+        lines.append("- Conversation: none yet; write to me to begin one")
+    else:
+        name = f"“{title}”, " if title else ""
+        lines.append(f"- Conversation: {name}`{session.short_key}`, {_count(session.message_count, 'message')}")
+        lines.append(_context_line(invocation, session))
+    if running is not None:
+        seconds = (desk.clock.now() - running.started_at) // 1000
+        lines.append(f"- Working on an answer for {seconds} s; /stop ends it")
+    if waiting:
+        lines.append(f"- Waiting: {_count(waiting, 'message')}")
+    for name, health in sorted(desk.health().items()):
+        good = health.state is AdapterState.RUNNING
+        detail = f" ({health.detail})" if health.detail and not good else ""
+        lines.append(f"- {name}: {'connected' if good else health.state.value.replace('_', ' ')}{detail}")
+    return say("\n".join(lines))
+
+
+def _model_line(invocation: Invocation) -> str:
+    model = invocation.desk.live.config.model
+    if model.protocol == "offline":
+        return "- Model: the built-in offline model, because no model is configured (set HERMES_MODEL__NAME and a key)"
+    return f"- Model: {model.name}"
+
+
+def _context_line(invocation: Invocation, session: Session) -> str:
+    window = invocation.desk.live.config.model.input_window
+    used = session.reported_prompt_tokens
+    if used is None:
+        return f"- Context: not measured yet, room for {window:,} tokens"
+    return f"- Context: {used:,} of {window:,} tokens ({used * 100 // window} %)"
+
+
+def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str | None, int]:
+    session = load_active(db, chat_id)
+    title = load_title(db, session.lineage_id) if session is not None else None
+    waiting = sum(row.kind is InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
+    return session, title, waiting
+
+
+# ---- /queue, /steer ---------------------------------------------------------------------------------------------
+
+
+async def queue(invocation: Invocation) -> Effect:
+    """Without words: what waits. With words it never comes here: it is a message."""
+    rows = await invocation.desk.store.read(inbox.load_waiting, invocation.chat.id)
+    waiting = [row for row in rows if row.kind is InboxKind.MESSAGE]
+    if not waiting:
+        return say("Nothing is waiting. `/queue <message>` makes a message wait for the next turn.")
+    lines = [f"{number}. {_waiting_line(row, invocation.chat)}" for number, row in enumerate(waiting[:20], start=1)]
+    more = f"\n… and {len(waiting) - 20} more" if len(waiting) > 20 else ""
+    return say("Waiting for the next turn:\n" + "\n".join(lines) + more)
+
+
+def _waiting_line(row: InboxRow, chat: Chat) -> str:
+    who = f"{row.sender_name}: " if chat.kind.is_shared else ""
+    return who + (shortened(row.payload.text) or "(a file)")
+
+
+async def steer(_invocation: Invocation) -> Effect:
+    raise CommandError("Write `/steer <message>`: it joins the answer that is being worked on.")
+
+
+# ---- /retry, /undo ----------------------------------------------------------------------------------------------
+
+
+async def retry(invocation: Invocation) -> Effect:
+    return Effect(apply=partial(_retry, invocation))
+
+
+def _retry(invocation: Invocation, db: Connection, now: Millis) -> RunningTurn:
+    view = _active_view(db, invocation.chat.id)
+    exchanges = _exchanges(view)
+    if not exchanges:
+        raise CommandError("There is no message to try again.")
+    newest = exchanges[-1]
+    answers = [message.id for message in newest if message.origin in (Origin.ASSISTANT, Origin.TOOL)]
+    edit_view(db, view.session.id, answers, "retry", now)
+    row = invocation.row
+    return journal.start_retry(db, row.id, invocation.chat.id, row.sender_ref, now)
+
+
+async def undo(invocation: Invocation) -> Effect:
+    count = int(invocation.argument) if invocation.argument.isdecimal() else 1
+    if invocation.argument and not invocation.argument.isdecimal():
+        raise CommandError("Write `/undo`, or `/undo 3` to take back three exchanges.")
+    return Effect(apply=partial(_undo, invocation, max(1, count)))
+
+
+def _undo(invocation: Invocation, count: int, db: Connection, now: Millis) -> str:
+    view = _active_view(db, invocation.chat.id)
+    exchanges = _exchanges(view)
+    if not exchanges:
+        raise CommandError("There is nothing to take back.")
+    taken = exchanges[-count:]
+    edit_view(db, view.session.id, [message.id for exchange in taken for message in exchange], "undo", now)
+    words = shortened(taken[0][0].text or "")
+    count_said = _count(len(taken), "exchange")
+    return f"Took back {count_said}, from “{words}” on. The model does not see it any more; /history does."
+
+
+def _active_view(db: Connection, chat_id: ChatId) -> View:
+    session = load_active(db, chat_id)
+    if session is None or session.ended_at is not None:
+        raise CommandError("There is no conversation yet.")
+    return load_view(db, session.lineage_id)
+
+
+def _exchanges(view: View) -> list[list[Message]]:
+    """What the model sees, cut before each human message that opens a turn; what precedes the first is left out."""
+    exchanges: list[list[Message]] = []
+    turn = None
+    for message in view.transcript:
+        if message.origin is Origin.HUMAN and (message.turn_id is None or message.turn_id != turn):
+            exchanges.append([])
+            turn = message.turn_id
+        if exchanges:
+            exchanges[-1].append(message)
+    return exchanges
+
+
+def shortened(text: str, limit: int = SHOWN_CHARS) -> str:
+    """One line of `text`, at most `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+COMMANDS = (
+    Command(
+        name="stop",
+        kind=Kind.CONTROL,
+        description="end the running turn; `all` also drops what waits",
+        argument="[all]",
+        handler=stop,
+    ),
+    Command(name="status", kind=Kind.READ, description="model, conversation, context and connections", handler=status),
+    Command(name="retry", kind=Kind.CHANGE, description="answer the last message again", handler=retry),
+    Command(
+        name="undo",
+        kind=Kind.CHANGE,
+        description="take back the last exchange, or the last n",
+        argument="[n]",
+        handler=undo,
+    ),
+    Command(
+        name="queue",
+        kind=Kind.MESSAGE,
+        description="let a message wait for the next turn; alone: what waits",
+        argument="[message]",
+        handler=queue,
+    ),
+    Command(
+        name="steer",
+        kind=Kind.MESSAGE,
+        description="add a message to the running turn",
+        argument="<message>",
+        handler=steer,
+    ),
+)

@@ -1,0 +1,245 @@
+"""Intake: every event of every platform comes through here, and is stored before it is acknowledged.
+
+Authorises (one place for messages, commands and buttons), tells commands from messages, decides how a message joins
+a busy chat, and wakes whoever works on it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+import structlog
+
+from gateway.access import Access, Verdict
+from gateway.admission import (
+    Admission,
+    Admitted,
+    PairingOffer,
+    admit,
+    apply_deletion,
+    apply_edit,
+    offer_pairing,
+    tell_stranger,
+)
+from gateway.commands.registry import Command, Kind, Parsed, Registry, parse
+from gateway.commands.runner import CommandRunner
+from gateway.delivery import Delivery
+from gateway.lanes import Lanes
+from gateway.live import Live
+from hermes_state import inbox, pairings
+from hermes_state.chats import find_chat, move_chat
+from hermes_state.inbox import InboxKind, InboxMode
+from hermes_state.journal import RunningTurn
+from hermes_state.pairings import Role
+from hermes_state.store import Store
+from hermes_state.values import (
+    ChatKey,
+    ChatKind,
+    Clock,
+    Cursor,
+    InboundDeletion,
+    InboundEdit,
+    InboundEvent,
+    InboundMessage,
+    Sender,
+)
+
+log = structlog.get_logger()
+
+MEMORY_SECONDS = 0.5
+"""When a `/stop` is not stored by then, it acts from memory: people must be heard within a second."""
+
+REMEMBERED_STOPS = 256
+
+NO_ACCESS = "You have no access to this bot. Whoever runs it can give it to you."
+AFTER_THIS_ANSWER = "After this answer; /stop ends it now."
+STEERED = "Noted: I take it into account in the answer I am working on."
+
+
+class GatewayIntake:
+    """The `Intake` that adapters are given."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        live: Live,
+        access: Access,
+        registry: Registry,
+        lanes: Lanes,
+        commands: CommandRunner,
+        delivery: Delivery,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._access = access
+        self._registry = registry
+        self._lanes = lanes
+        self._commands = commands
+        self._delivery = delivery
+        self._clock = clock
+        self._stops_done: deque[str] = deque(maxlen=REMEMBERED_STOPS)
+
+    async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
+        """See `platforms.base.Intake.accept`."""
+        match event:
+            case InboundMessage():
+                await self._accept_message(event, cursor)
+            case InboundEdit():
+                await self._accept_edit(event, cursor)
+            case InboundDeletion():
+                if await self._store.write(apply_deletion, event, cursor, self._clock.now()):
+                    log.info("inbox.withdrawn", chat=event.chat.name)
+
+    async def mark_seen(self, cursor: Cursor) -> None:
+        """See `platforms.base.Intake.mark_seen`."""
+        await self._store.write(inbox.advance_cursor, cursor)
+
+    async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
+        """See `platforms.base.Intake.load_cursors`."""
+        return await self._store.read(inbox.load_cursors, platform, account)
+
+    async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
+        """See `platforms.base.Intake.move_chat`."""
+        await self._store.write(move_chat, platform, account, old_ref, new_ref, self._clock.now())
+        log.info("chat.moved", platform=platform, old_ref=old_ref, new_ref=new_ref)
+
+    # ---- messages ---------------------------------------------------------------------------------------------
+
+    async def _accept_message(self, message: InboundMessage, cursor: Cursor | None) -> None:
+        verdict = self._access.judge(message)
+        if verdict is Verdict.ADMITTED:
+            await self._admit(message, cursor)
+        elif verdict is Verdict.STRANGER or (verdict is Verdict.DENIED and message.ticket is not None):
+            await self._answer_stranger(message, verdict, cursor)
+        elif cursor is not None:
+            await self.mark_seen(cursor)
+
+    async def _admit(self, message: InboundMessage, cursor: Cursor | None) -> None:
+        key = self._key_of(message.chat, message.chat_kind, message.sender)
+        parsed = parse(message.text)
+        command = self._registry.find(parsed.name) if parsed is not None else None
+        running = self._lanes.running_in(key)
+        admission = self._admission(message, key, parsed, command, running, cursor)
+        if command is not None and command.name == "stop":
+            admitted = await self._store_stop(admission)
+        else:
+            admitted = await self._store.write(admit, admission, self._clock.now())
+        if admitted.is_told:
+            self._delivery.wake(admitted.chat_id)
+        if admitted.inbox_id is None:
+            return
+        log.info("inbox.accepted", chat=key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
+        if admission.kind is InboxKind.COMMAND and (command is None or command.kind is not Kind.CHANGE):
+            self._commands.run_soon(admitted.inbox_id)
+            return
+        self._lanes.wake(admitted.chat_id)
+        if self._interrupts(admission, running):
+            self._lanes.interrupt(admitted.chat_id)
+
+    def _admission(
+        self,
+        message: InboundMessage,
+        key: ChatKey,
+        parsed: Parsed | None,
+        command: Command | None,
+        running: RunningTurn | None,
+        cursor: Cursor | None,
+    ) -> Admission:
+        sessions = self._live.config.sessions
+        may_join = running is not None and not message.attachments and self._may_join(message, running)
+        kind, mode, text, told = InboxKind.MESSAGE, InboxMode.QUEUE, message.text, None
+        if parsed is None:
+            mode = InboxMode.STEER if sessions.busy_mode == "steer" and may_join else InboxMode.QUEUE
+        elif command is not None and command.kind is Kind.MESSAGE and parsed.argument:
+            text = parsed.argument
+            is_steer = command.name == "steer"
+            mode = InboxMode.STEER if is_steer and may_join else InboxMode.ALONE
+            told = STEERED if mode is InboxMode.STEER else (AFTER_THIS_ANSWER if running is not None else None)
+        else:
+            kind = InboxKind.COMMAND
+            is_queued = command is not None and command.kind is Kind.CHANGE
+            told = AFTER_THIS_ANSWER if is_queued and running is not None else None
+        return Admission(
+            message=message,
+            key=key,
+            kind=kind,
+            mode=mode,
+            text=text,
+            max_waiting=sessions.max_waiting,
+            acknowledgement=told,
+            cursor=cursor,
+        )
+
+    def _interrupts(self, admission: Admission, running: RunningTurn | None) -> bool:
+        return (
+            self._live.config.sessions.busy_mode == "interrupt"
+            and admission.kind is InboxKind.MESSAGE
+            and admission.mode is InboxMode.QUEUE
+            and running is not None
+            and self._may_join(admission.message, running)
+        )
+
+    def _may_join(self, message: InboundMessage, running: RunningTurn) -> bool:
+        """In a shared chat a turn belongs to whoever started it, and to admins."""
+        is_own = running.started_by == message.sender.ref
+        return is_own or not message.chat_kind.is_shared or self._access.role_of(message.sender.ref) is Role.ADMIN
+
+    async def _store_stop(self, admission: Admission) -> Admitted:
+        """Store a `/stop`; when the database is slow about it, stop from memory first."""
+        message = admission.message
+        write = asyncio.ensure_future(self._store.write(admit, admission, self._clock.now()))
+        try:
+            return await asyncio.wait_for(asyncio.shield(write), MEMORY_SECONDS)
+        except TimeoutError:
+            if message.event_ref not in self._stops_done:
+                self._stops_done.append(message.event_ref)
+                is_admin = self._access.role_of(message.sender.ref) is Role.ADMIN
+                self._lanes.stop_from_memory(admission.key, message.sender.ref, is_admin)
+                log.warning("command.from_memory", command="stop", chat=admission.key.name)
+            return await write
+
+    def _key_of(self, chat: ChatKey, kind: ChatKind, sender: Sender) -> ChatKey:
+        is_per_user = kind.is_shared and self._live.config.sessions.groups == "per_user"
+        return replace(chat, user_ref=sender.id) if is_per_user else chat
+
+    # ---- strangers, edits --------------------------------------------------------------------------------------
+
+    async def _answer_stranger(self, message: InboundMessage, verdict: Verdict, cursor: Cursor | None) -> None:
+        pairing = self._live.config.pairing
+        now = self._clock.now()
+        if verdict is Verdict.STRANGER and pairing.enabled:
+            code = pairings.new_code()
+            minutes = pairing.code_minutes
+            sentence = (
+                f"You have no access yet. Your pairing code is `{code}`, valid for {minutes:g} minutes: whoever runs "
+                f"this bot can let you in with `hermes-gateway pair approve {code}`, "
+                f"and an admin with `/pair approve {code}`."
+            )
+            offer = PairingOffer(
+                code=code, lifetime_ms=int(minutes * 60_000), max_pending=pairing.max_pending, sentence=sentence
+            )
+            chat_id = await self._store.write(offer_pairing, message, offer, cursor, now)
+        else:
+            # Once a day is enough; a slash command must be answered each time, or its sender sees it hang.
+            day = now // 86_400_000
+            reason = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{day}"
+            chat_id = await self._store.write(tell_stranger, message, f"no-access:{reason}", NO_ACCESS, cursor, now)
+        log.info("access.denied", platform=message.chat.platform, sender=message.sender.ref)
+        if chat_id is not None:
+            self._delivery.wake(chat_id)
+
+    async def _accept_edit(self, edit: InboundEdit, cursor: Cursor | None) -> None:
+        if self._access.role_of(edit.sender.ref) is None:
+            if cursor is not None:
+                await self.mark_seen(cursor)
+            return
+        per_user = replace(edit.chat, user_ref=edit.sender.id)
+        is_per_user = await self._store.read(find_chat, per_user) is not None
+        key = per_user if is_per_user else edit.chat
+        chat_id = await self._store.write(apply_edit, edit, key, cursor, self._clock.now())
+        if chat_id is not None:
+            log.info("inbox.edited", chat=key.name)
+            self._lanes.wake(chat_id)

@@ -1,0 +1,293 @@
+"""Lanes: one per chat, first in first out inside, parallel across.
+
+A lane is a task that starts when something waits in its chat and goes when nothing does. It claims what
+waits, runs the turn, runs commands that have come to their place, and takes up a turn that a restart left open.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from sqlite3 import Connection
+from typing import Protocol
+
+import structlog
+
+from gateway.attachments import AttachmentDesk
+from gateway.bursts import Claim, Hold, RunCommand, next_work
+from gateway.live import Live
+from gateway.patience import pauses
+from gateway.previews import LivePreview
+from gateway.turns import MAX_RESTARTS, TurnRunner
+from hermes_state import inbox, journal
+from hermes_state.errors import StateError
+from hermes_state.inbox import InboxRow
+from hermes_state.journal import InboxMoved, RunningTurn
+from hermes_state.store import Store
+from hermes_state.values import ChatId, ChatKey, Clock, UserRef
+
+log = structlog.get_logger()
+
+INTERRUPTED = "stopped: the person sent a newer message"
+STOPPED_FROM_MEMORY = "stopped by the person"
+
+
+class QueuedCommands(Protocol):
+    """Runs commands that have waited for their place in a chat's queue."""
+
+    async def run_queued(self, row: InboxRow) -> RunningTurn | None:
+        """Carry out a command; the turn it opened, if it opened one (`/retry`)."""
+
+
+@dataclass(slots=True)
+class Stopping:
+    """A turn that people asked to stop: its work is cancelled, its end is not stored yet."""
+
+    turn: RunningTurn
+    partial_text: str
+    reason: str
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once whoever asked has stored the stop (or failed to): only then does the lane go on."""
+
+    def settle(self) -> None:
+        self.decided.set()
+
+
+@dataclass(slots=True)
+class _Work:
+    """The turn a lane is in the middle of."""
+
+    turn: RunningTurn
+    preview: LivePreview
+    task: asyncio.Task[None]
+    stopping: Stopping | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneParts:
+    """What every lane needs."""
+
+    store: Store
+    live: Live
+    turns: TurnRunner
+    commands: QueuedCommands
+    attachments: AttachmentDesk
+    clock: Clock
+    slots: asyncio.Semaphore
+    """Turns that may run at one time."""
+
+
+class Lane:
+    """The work of one chat."""
+
+    def __init__(self, chat_id: ChatId, parts: LaneParts, *, is_after_restart: bool) -> None:
+        self._chat_id = chat_id
+        self._parts = parts
+        self._is_after_restart = is_after_restart
+        self._is_closing = False
+        self.woken = asyncio.Event()
+        self.work: _Work | None = None
+
+    def close(self) -> None:
+        """Finish what runs and claim nothing more."""
+        self._is_closing = True
+        self.woken.set()
+
+    async def run(self) -> None:
+        """Work until nothing waits."""
+        delays = pauses()
+        while not self._is_closing:
+            self.woken.clear()
+            try:
+                if not await self._step() and not self.woken.is_set():
+                    return
+                delays = pauses()
+            except StateError as error:
+                pause = next(delays)
+                log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
+                await self._wait(pause)
+            except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
+                log.exception("lane.crashed", chat_id=self._chat_id)
+                await self._wait(next(delays))
+
+    def begin_stop(self, reason: str) -> Stopping | None:
+        """Cancel the running turn's work now; None when none runs or it is being stopped already."""
+        work = self.work
+        if work is None or work.stopping is not None:
+            return None
+        work.stopping = Stopping(turn=work.turn, partial_text=work.preview.text, reason=reason)
+        work.task.cancel()
+        return work.stopping
+
+    async def _step(self) -> bool:
+        """Do the next thing; False when there is none."""
+        is_first, self._is_after_restart = self._is_after_restart, False
+        turn, rows = await self._parts.store.read(_load_work, self._chat_id)
+        if turn is not None:
+            await self._resume(turn, is_restart=is_first)
+            return True
+        sessions = self._parts.live.config.sessions
+        work = next_work(
+            rows,
+            merge_ms=int(sessions.merge_seconds * 1000),
+            paste_ms=int(sessions.paste_seconds * 1000),
+            now=self._parts.clock.now(),
+        )
+        match work:
+            case None:
+                return False
+            case Hold(until=until):
+                await self._wait((until - self._parts.clock.now()) / 1000)
+            case RunCommand(row=row):
+                opened = await self._parts.commands.run_queued(row)
+                if opened is not None:
+                    await self._execute(opened)
+            case Claim(rows=claimed):
+                await self._start(claimed)
+        return True
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self.woken.wait(), max(0.0, seconds))
+        except TimeoutError:
+            return
+
+    async def _start(self, rows: Sequence[InboxRow]) -> None:
+        parts = self._parts
+        prepared = await parts.attachments.prepare(self._chat_id, rows)
+        if prepared is None:
+            return
+        async with parts.slots:
+            if self._is_closing:
+                return
+            ids = [row.id for row in rows]
+            try:
+                turn = await parts.store.write(journal.start_turn, self._chat_id, ids, prepared, parts.clock.now())
+            except InboxMoved:
+                return  # somebody withdrew a message meanwhile: look again
+            await self._execute(turn)
+
+    async def _resume(self, turn: RunningTurn, *, is_restart: bool) -> None:
+        """Take up a turn that is open although nobody works on it."""
+        if is_restart and turn.restarts >= MAX_RESTARTS:
+            await self._parts.turns.give_up(turn)
+            return
+        async with self._parts.slots:
+            # Counting is also the proof that the database takes writes again, before a model call is paid for.
+            turn = await self._parts.store.write(journal.note_resumed, turn.id, is_restart)
+            log.info("turn.resumed", turn_id=turn.id, chat=turn.chat.name, restarts=turn.restarts)
+            await self._execute(turn)
+
+    async def _execute(self, turn: RunningTurn) -> None:
+        turns = self._parts.turns
+        preview = turns.preview_of(turn)
+        task = asyncio.create_task(turns.run(turn, preview), name=f"turn-{turn.id}")
+        work = self.work = _Work(turn=turn, preview=preview, task=task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            self.work = None
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if work.stopping is not None:
+            await work.stopping.decided.wait()
+            await turns.stop(turn, preview.text, work.stopping.reason)
+        elif task.cancelled():
+            raise asyncio.CancelledError
+        if not task.cancelled():
+            task.result()
+
+
+class Lanes:
+    """All lanes."""
+
+    def __init__(self, parts: LaneParts, group: asyncio.TaskGroup) -> None:
+        self._parts = parts
+        self._group = group
+        self._lanes: dict[ChatId, Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+
+    async def start(self) -> None:
+        """Take up what waited, and what ran, when the process ended."""
+        for chat_id in await self._parts.store.read(inbox.load_chats_with_waiting):
+            self._open(chat_id, is_after_restart=True)
+
+    def wake(self, chat_id: ChatId) -> None:
+        """Something waits in this chat."""
+        lane = self._lanes.get(chat_id)
+        if lane is not None:
+            lane.woken.set()
+        elif not self._is_closing:
+            self._open(chat_id, is_after_restart=False)
+
+    def running_turn(self, chat_id: ChatId) -> RunningTurn | None:
+        """The turn that this chat is in the middle of."""
+        lane = self._lanes.get(chat_id)
+        return lane.work.turn if lane is not None and lane.work is not None else None
+
+    def running_in(self, key: ChatKey) -> RunningTurn | None:
+        """The same by the chat's key: from memory, so that it needs no database."""
+        works = (lane.work for lane in self._lanes.values())
+        return next((work.turn for work in works if work is not None and work.turn.chat == key), None)
+
+    @property
+    def running_count(self) -> int:
+        """How many turns run now."""
+        return sum(lane.work is not None for lane in self._lanes.values())
+
+    def begin_stop(self, chat_id: ChatId, reason: str) -> Stopping | None:
+        """Cancel the chat's running turn. Whoever calls stores the stop, then sets `decided`."""
+        lane = self._lanes.get(chat_id)
+        return lane.begin_stop(reason) if lane is not None else None
+
+    def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> None:
+        """Stop a chat's turn while the database cannot say anything: the lane stores it when it can."""
+        for lane in self._lanes.values():
+            work = lane.work
+            if work is None or work.turn.chat != key:
+                continue
+            if is_admin or work.turn.started_by == sender_ref or not work.turn.chat_kind.is_shared:
+                stopping = lane.begin_stop(STOPPED_FROM_MEMORY)
+                if stopping is not None:
+                    stopping.settle()
+
+    def interrupt(self, chat_id: ChatId) -> None:
+        """End the running turn in favour of a message that has just been stored."""
+        stopping = self.begin_stop(chat_id, INTERRUPTED)
+        if stopping is not None:
+            stopping.settle()
+
+    async def drain(self, seconds: float) -> int:
+        """Let running turns finish for at most `seconds`, then cut the rest; returns how many were cut.
+
+        A turn that is cut stays open in the database and resumes at the next start.
+        """
+        self._is_closing = True
+        for lane in self._lanes.values():
+            lane.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        cut = [task for task in self._tasks if not task.done()]
+        for task in cut:
+            task.cancel()
+        if cut:
+            await asyncio.wait(cut)
+        return len(cut)
+
+    def _open(self, chat_id: ChatId, *, is_after_restart: bool) -> None:
+        lane = self._lanes[chat_id] = Lane(chat_id, self._parts, is_after_restart=is_after_restart)
+        task = self._group.create_task(self._serve(chat_id, lane), name=f"lane-{chat_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, chat_id: ChatId, lane: Lane) -> None:
+        try:
+            await lane.run()
+        finally:
+            del self._lanes[chat_id]
+
+
+def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow]]:
+    turn = journal.find_open_turn(db, chat_id)
+    return turn, [] if turn is not None else inbox.load_waiting(db, chat_id)

@@ -1,0 +1,133 @@
+"""Showing an answer while it grows. What streams is a preview; the outbox row is the truth."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from gateway.gates import Gate
+from hermes_state.errors import PlatformError, RateLimited
+from hermes_state.journal import RunningTurn
+from platforms.base import PlatformAdapter, Preview
+
+log = structlog.get_logger()
+
+FIRST_SIGN_SECONDS = 0.4
+"""An answer that is there sooner needs neither typing nor preview, which cost more than they show."""
+
+REQUEST_SECONDS = 10.0
+"""A preview that takes longer is given up: the final answer must not wait for it."""
+
+TYPING_OVERLAP_SECONDS = 1.0
+"""Typing is renewed this long before the platform lets it fade."""
+
+
+class LivePreview:
+    """The sink of one turn: takes the text so far, and shows it as often as the platform likes.
+
+    `text` stays readable after the end: it is the partial answer of a turn that is stopped.
+    """
+
+    def __init__(
+        self,
+        turn: RunningTurn,
+        adapter: PlatformAdapter | None,
+        gate: Gate,
+        note_ref: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._turn = turn
+        self._adapter = adapter
+        self._gate = gate
+        self._note_ref = note_ref
+        self._ref = turn.preview_ref
+        self._changed = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._shown = ""
+        self._typed_at = 0.0
+        self._pump: asyncio.Task[None] | None = None
+        self.text = ""
+
+    def show(self, text: str) -> None:
+        """Take the whole text of the answer so far; never waits."""
+        self.text = text
+        self._changed.set()
+
+    def open(self) -> None:
+        """Begin to show. Whoever opens a preview awaits `close`."""
+        if self._adapter is not None:
+            self._pump = asyncio.create_task(self._run(self._adapter), name=f"preview-{self._turn.id}")
+
+    async def close(self) -> None:
+        """Show no more. Returns when nothing is in flight, so that the final answer comes last."""
+        self._closed.set()
+        if self._pump is not None:
+            await self._pump
+
+    async def _run(self, adapter: PlatformAdapter) -> None:
+        interval = self._interval(adapter)
+        is_over = await self._is_closed_within(min(FIRST_SIGN_SECONDS, interval))
+        while not is_over:
+            try:
+                await asyncio.wait_for(self._show_something(adapter), REQUEST_SECONDS)
+            except RateLimited as error:
+                self._gate.close_for(error.retry_after)
+            except (PlatformError, TimeoutError) as error:
+                log.debug("preview.failed", error=type(error).__name__)
+            self._changed.clear()
+            if self.text == self._shown:
+                await self._change_or_close(adapter.capabilities.typing_seconds)
+            is_over = await self._is_closed_within(max(interval, self._gate.penalty_seconds))
+
+    def _interval(self, adapter: PlatformAdapter) -> float:
+        capabilities = adapter.capabilities
+        is_shared = self._turn.chat_kind.is_shared
+        return capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
+
+    async def _show_something(self, adapter: PlatformAdapter) -> None:
+        if not self._gate.is_free:
+            return
+        async with self._gate.passing():
+            if self.text.strip() and self.text != self._shown:
+                text = self.text
+                await self._show_text(adapter, text)
+                self._shown = text
+            elif self._is_typing_due(adapter):
+                await adapter.show_typing(self._turn.chat)
+                self._typed_at = time.monotonic()
+
+    async def _show_text(self, adapter: PlatformAdapter, text: str) -> None:
+        preview = Preview(
+            chat=self._turn.chat,
+            is_shared=self._turn.chat_kind.is_shared,
+            number=self._turn.id,
+            text=text,
+            ref=self._ref,
+        )
+        ref = await adapter.show(preview)
+        if ref is not None and ref != self._ref:
+            self._ref = ref
+            await self._note_ref(ref)
+
+    def _is_typing_due(self, adapter: PlatformAdapter) -> bool:
+        fades = adapter.capabilities.typing_seconds
+        if fades is None:
+            return False
+        return time.monotonic() - self._typed_at >= fades - TYPING_OVERLAP_SECONDS
+
+    async def _is_closed_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _change_or_close(self, typing_seconds: float | None) -> None:
+        """Wait until there is new text, the end, or typing must be renewed."""
+        patience = None if typing_seconds is None else max(0.1, typing_seconds - TYPING_OVERLAP_SECONDS)
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, self._closed)]
+        try:
+            await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()

@@ -1,0 +1,110 @@
+"""One turn from start to end: the agent, its preview, its deadline, and what the chat is told."""
+
+import asyncio
+import time
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from agent.model.failures import sentence_for
+from gateway.adapters import Adapters
+from gateway.delivery import Delivery
+from gateway.gates import Gates
+from gateway.live import Live
+from gateway.patience import write_patiently
+from gateway.previews import LivePreview
+from hermes_state import journal
+from hermes_state.errors import HermesError, ModelError, StoreUnavailable
+from hermes_state.journal import FinalAnswer, RunningTurn, TurnClosed
+from hermes_state.store import Store
+from hermes_state.values import Clock
+
+log = structlog.get_logger()
+
+MAX_RESTARTS = 3
+"""A turn that has ended the process this often is more likely the cause than the victim."""
+
+DEADLINE_SENTENCE = "This took longer than a turn may take, so I stopped. /retry tries again."
+CRASH_SENTENCE = "Something went wrong on my side while I worked on this. Your message is kept; /retry tries again."
+RESTART_SENTENCE = (
+    "I was restarted several times while I worked on this, so I have stopped trying. "
+    "Your message is kept; /retry tries again."
+)
+
+
+class TurnRunner:
+    """Runs turns. Each is its own error boundary: what goes wrong in one is told to its chat and nowhere else."""
+
+    def __init__(
+        self, *, store: Store, live: Live, adapters: Adapters, gates: Gates, delivery: Delivery, clock: Clock
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._adapters = adapters
+        self._gates = gates
+        self._delivery = delivery
+        self._clock = clock
+
+    def preview_of(self, turn: RunningTurn) -> LivePreview:
+        """The preview that shows `turn`; its `text` is the partial answer."""
+
+        async def note(ref: str) -> None:
+            await self._store.write(journal.note_preview, turn.id, ref)
+
+        return LivePreview(turn, self._adapters.of(turn.chat), self._gates.of(turn.chat_id), note)
+
+    async def run(self, turn: RunningTurn, preview: LivePreview) -> None:
+        """Take the turn to its end. Cancelled, it leaves the turn open with every finished step stored.
+
+        Raises `StoreUnavailable` when a step could not be stored; the turn is still open then.
+        """
+        config, agent = self._live.config, self._live.agent
+        began = time.monotonic()
+        with bound_contextvars(platform=turn.chat.platform, chat=turn.chat.name, turn_id=turn.id):
+            try:
+                preview.open()
+                try:
+                    async with asyncio.timeout(config.model.turn_seconds):
+                        answer = await agent.run(turn, preview)
+                finally:
+                    await preview.close()
+                final = FinalAnswer(
+                    text=answer.text, call=answer.call, reported_prompt_tokens=answer.reported_prompt_tokens
+                )
+                await write_patiently(self._store, journal.finish_turn, turn.id, final, self._clock.now())
+                log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
+            except TurnClosed:
+                log.info("turn.closed_elsewhere")
+            except StoreUnavailable:
+                raise
+            except (HermesError, TimeoutError) as error:
+                log.warning("turn.failed", error=type(error).__name__, detail=str(error))
+                await self._fail(turn, type(error).__name__, _sentence(error))
+            except Exception as error:  # the turn boundary: the others must not notice
+                log.exception("turn.crashed")
+                await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
+            self._delivery.wake(turn.chat_id)
+
+    async def give_up(self, turn: RunningTurn) -> None:
+        """End a turn that was restarted too often."""
+        log.error("turn.given_up", turn_id=turn.id, restarts=turn.restarts)
+        await self._fail(turn, "restarted too often", RESTART_SENTENCE)
+        self._delivery.wake(turn.chat_id)
+
+    async def stop(self, turn: RunningTurn, partial_text: str, reason: str) -> None:
+        """Record that people stopped the turn; a no-op when it has ended meanwhile."""
+        now = self._clock.now()
+        stopped = await write_patiently(self._store, journal.stop_turn, turn.id, partial_text, reason, now)
+        if stopped:
+            log.info("turn.stopped", turn_id=turn.id, chat=turn.chat.name)
+        self._delivery.wake(turn.chat_id)
+
+    async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
+        await write_patiently(self._store, journal.fail_turn, turn.id, error, sentence, self._clock.now())
+
+
+def _sentence(error: HermesError | TimeoutError) -> str:
+    """What the people of the chat are told: one helpful sentence, without the details of the log."""
+    if isinstance(error, ModelError):
+        return sentence_for(error)
+    return DEADLINE_SENTENCE if isinstance(error, TimeoutError) else CRASH_SENTENCE

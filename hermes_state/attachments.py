@@ -1,0 +1,50 @@
+"""Stored files: one row each; the bytes lie under the state directory, named by their hash."""
+
+from dataclasses import dataclass
+from sqlite3 import Connection
+
+from hermes_state.values import AttachmentId, ChatId, Millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file that was fetched and lies in `attachments/`."""
+
+    sha256: str
+    path: str
+    """Relative to `attachments/`; the same bytes have the same path."""
+    name: str
+    mime: str | None
+    size_bytes: int
+
+
+def insert(db: Connection, chat_id: ChatId, file: StoredFile, now: Millis) -> AttachmentId:
+    """Remember a stored file; the message that it belongs to is set when its turn starts."""
+    cursor = db.execute(
+        "INSERT INTO attachments (chat_id, sha256, path, name, mime, bytes, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (chat_id, file.sha256, file.path, file.name, file.mime, file.size_bytes, now),
+    )
+    assert cursor.lastrowid is not None
+    return AttachmentId(cursor.lastrowid)
+
+
+# Purpose: distinct files, the longest unused first.
+_FILES_BY_AGE = "SELECT path, max(bytes), max(created_at) AS used_at FROM attachments GROUP BY path ORDER BY used_at"
+
+
+def load_surplus(db: Connection, max_bytes: int) -> list[str]:
+    """Paths of the oldest files that must go so that the rest takes at most `max_bytes`."""
+    files = db.execute(_FILES_BY_AGE).fetchall()
+    excess = sum(size for _, size, _ in files) - max_bytes
+    surplus = []
+    for path, size, _ in files:
+        if excess <= 0:
+            break
+        surplus.append(path)
+        excess -= size
+    return surplus
+
+
+def forget(db: Connection, paths: list[str]) -> None:
+    """Forget files whose bytes were removed; the messages that showed them stay."""
+    db.executemany("DELETE FROM attachments WHERE path = ?", [(path,) for path in paths])

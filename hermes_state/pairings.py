@@ -1,0 +1,125 @@
+"""Pairings: people who asked for access by a code, and what became of it. Codes are stored as hashes only."""
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from enum import StrEnum
+from sqlite3 import Connection
+
+from hermes_state.errors import CommandError
+from hermes_state.values import Millis, Sender, UserRef
+
+
+class Role(StrEnum):
+    USER = "user"
+    ADMIN = "admin"
+
+
+class PairingState(StrEnum):
+    PENDING = "pending"
+    APPROVED = "approved"
+    REVOKED = "revoked"
+
+
+CODE_LENGTH = 8
+_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
+"""Without I, O, 0 and 1, which people confuse; 40 bits in eight characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """One person who asked."""
+
+    user_ref: UserRef
+    display_name: str
+    state: PairingState
+    role: Role
+    expires_at: Millis
+    created_at: Millis
+    decided_by: str | None
+
+
+_COLUMNS = "user_ref, display_name, state, role, expires_at, created_at, decided_by"
+
+
+def new_code() -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(CODE_LENGTH))
+
+
+def hash_code(code: str) -> str:
+    """What is stored of a code; case and separators do not matter."""
+    letters = "".join(letter for letter in code.upper() if letter in _LETTERS)
+    return hashlib.sha256(letters.encode()).hexdigest()
+
+
+def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pending: int, now: Millis) -> bool:
+    """Store a new code for a stranger. False: they have one that still counts, or too many people wait."""
+    db.execute("DELETE FROM pairings WHERE state = 'pending' AND expires_at <= ?", (now,))
+    waiting = db.execute(
+        "SELECT count(*), sum(user_ref = ?) FROM pairings WHERE state = 'pending'", (sender.ref,)
+    ).fetchone()
+    if waiting[0] >= max_pending or waiting[1]:
+        return False
+    db.execute(
+        """INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expires_at, created_at)
+        VALUES (?, ?, ?, ?, 'pending', ?, ?)""",
+        (hash_code(code), sender.platform, sender.ref, sender.name[:80], now + lifetime_ms, now),
+    )
+    return True
+
+
+def approve(db: Connection, code: str, role: Role, decided_by: str, now: Millis) -> Pairing:
+    """Turn a code into access. Raises `CommandError` when it is unknown, used or expired."""
+    row = db.execute(
+        f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = ? AND state = 'pending' AND expires_at > ?",
+        (hash_code(code), now),
+    ).fetchone()
+    if row is None:
+        raise CommandError("That code is not valid: it was used, has expired, or was never given out.")
+    pairing = _pairing(row)
+    db.execute("DELETE FROM pairings WHERE user_ref = ? AND state <> 'pending'", (pairing.user_ref,))
+    db.execute(
+        "UPDATE pairings SET state = 'approved', role = ?, decided_by = ?, decided_at = ? WHERE code_hash = ?",
+        (role, decided_by, now, hash_code(code)),
+    )
+    return pairing
+
+
+def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> Pairing:
+    """Take access away. Raises `CommandError` when the person was not paired."""
+    query = f"SELECT {_COLUMNS} FROM pairings WHERE user_ref = ? AND state IN ('approved','pending')"
+    row = db.execute(query, (user_ref,)).fetchone()
+    if row is None:
+        raise CommandError(f"{user_ref} is not paired. Access from the configuration file is taken away there.")
+    db.execute(
+        """UPDATE pairings SET state = 'revoked', decided_by = ?, decided_at = ?
+        WHERE user_ref = ? AND state <> 'revoked'""",
+        (decided_by, now, user_ref),
+    )
+    return _pairing(row)
+
+
+def list_pairings(db: Connection, now: Millis) -> list[Pairing]:
+    """Who waits for approval and who has access, the newest first."""
+    query = f"""SELECT {_COLUMNS} FROM pairings
+    WHERE state = 'approved' OR (state = 'pending' AND expires_at > ?) ORDER BY created_at DESC"""
+    return [_pairing(row) for row in db.execute(query, (now,)).fetchall()]
+
+
+def load_roles(db: Connection) -> dict[UserRef, Role]:
+    """Everybody with access by pairing."""
+    rows = db.execute("SELECT user_ref, role FROM pairings WHERE state = 'approved'").fetchall()
+    return {UserRef(user_ref): Role(role) for user_ref, role in rows}
+
+
+def _pairing(row: tuple[str, str, str, str, int, int, str | None]) -> Pairing:
+    user_ref, display_name, state, role, expires_at, created_at, decided_by = row
+    return Pairing(
+        user_ref=UserRef(user_ref),
+        display_name=display_name,
+        state=PairingState(state),
+        role=Role(role),
+        expires_at=Millis(expires_at),
+        created_at=Millis(created_at),
+        decided_by=decided_by,
+    )
