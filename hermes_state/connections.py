@@ -178,9 +178,9 @@ def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous,
         db.execute(pragma)
 
 
-def limit_busy_wait(db: sqlite3.Connection) -> None:
+def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
     """From now on let the writer, not SQLite, decide how long to wait for a lock."""
-    db.execute(f"PRAGMA busy_timeout = {int(BUSY_SLICE_SECONDS * 1000)}")
+    db.execute(f"PRAGMA busy_timeout = {int(min(BUSY_SLICE_SECONDS, busy_seconds) * 1000)}")
 
 
 def prepare_reader(db: sqlite3.Connection, busy_seconds: float) -> None:

@@ -132,7 +132,7 @@ class Store:
             opened.append(writer := await connect(path))
             await on_thread(writer, prepare_writer, path, synchronous, busy_seconds)
             await on_thread(writer, migrate, path)
-            await on_thread(writer, limit_busy_wait)
+            await on_thread(writer, limit_busy_wait, busy_seconds)
             reading = []
             for _ in range(readers):
                 opened.append(connection := await connect(path))
@@ -245,8 +245,12 @@ class Store:
         finally:
             for write in self._running:
                 write.future.cancel()  # it may or may not be on disk
-            while self._queue:
-                self._queue.popleft().fail(StoreUnavailable(f"{self.path.name}: the writer has stopped"))
+            self._fail_waiting("the writer has stopped")
+
+    def _fail_waiting(self, reason: str) -> None:
+        while self._queue:
+            self._room.release()
+            self._queue.popleft().fail(StoreUnavailable(f"{self.path.name}: {reason}"))
 
     async def _store_batch(self, batch: list[Write]) -> None:
         started = time.monotonic()
@@ -264,6 +268,8 @@ class Store:
                 break
             for write in batch:
                 write.error = failure
+            if is_busy(failure) and self._closed_at is not None:
+                self._fail_waiting("closed while another process kept the database locked")
             break
         self._last_commit_seconds = time.monotonic() - started
         for write in batch:

@@ -1,0 +1,104 @@
+"""Small functions that several tests of the store share."""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from hermes_state.store import Store
+
+ROOT = Path(__file__).parents[2]
+
+
+def start_python(program: str, *arguments: object) -> subprocess.Popen[str]:
+    """A Python process of its own that can import our packages."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+_LOCKER = """
+import sqlite3, sys, time
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+time.sleep(float(sys.argv[2]))
+db.execute("ROLLBACK")
+"""
+
+
+@contextmanager
+def locked_by_another_process(path: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """The database at `path` is locked for writing by a real second process, for `seconds` from now."""
+    process = start_python(_LOCKER, path, seconds)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@asynccontextmanager
+async def one_batch(store: Store) -> AsyncIterator[None]:
+    """Whatever is written in this block becomes one batch: the writer is held until the block ends."""
+    release, entered = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold(_: sqlite3.Connection) -> None:
+        loop.call_soon_threadsafe(entered.set)
+        assert release.wait(10)
+
+    holding = asyncio.ensure_future(store.write(hold))
+    await entered.wait()
+    try:
+        yield
+        await asyncio.sleep(0)  # lets the block's tasks reach the queue
+    finally:
+        release.set()
+        await holding
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A plain connection, as any other program would open it."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        yield db
+
+
+def file_states(folder: Path) -> dict[str, tuple[bytes, int, int]]:
+    """Content, time of change and mode of every file, to show that nothing was touched."""
+    files = sorted(folder.iterdir())
+    return {file.name: (file.read_bytes(), file.stat().st_mtime_ns, file.stat().st_mode) for file in files}
+
+
+def commits_in_log(path: Path) -> int:
+    """How many transactions the write-ahead log holds: their last frame tells the size of the file after it."""
+    log = path.with_name(path.name + "-wal").read_bytes()
+    page_size, salt = int.from_bytes(log[8:12], "big"), log[16:24]
+    frames = (log[at : at + 24] for at in range(32, len(log), 24 + page_size))
+    return sum(frame[8:16] == salt and frame[4:8] != bytes(4) for frame in frames)
+
+
+def set_max_pages(db: sqlite3.Connection, spare: int | None) -> None:
+    """Let the file grow by `spare` pages at most, as a full disk would; None takes the limit away."""
+    pages = db.execute("PRAGMA page_count").fetchone()[0] + spare if spare is not None else 1_073_741_823
+    db.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def raising(error: BaseException) -> Callable[[sqlite3.Connection], None]:
+    def fn(_: sqlite3.Connection) -> None:
+        raise error
+
+    return fn

@@ -1,0 +1,95 @@
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from hermes_state.errors import OwnedElsewhere, StoreUnavailable
+from hermes_state.lock import FileLock, holder, is_free
+from tests.hermes_state.helpers import start_python
+
+_HOLDING = """
+import sys
+from pathlib import Path
+from hermes_state.lock import FileLock
+lock = FileLock.acquire(Path(sys.argv[1]), what="the token")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db.lock"
+
+
+def test_a_held_lock_names_its_holder(path: Path) -> None:
+    with FileLock.acquire(path, what="the database") as lock:
+        assert lock.path == path
+        assert not is_free(path)
+        found = holder(path)
+        assert found is not None
+        assert found.pid == os.getpid()
+        assert json.loads(path.read_text()).keys() == {"pid", "command", "since"}
+        with pytest.raises(OwnedElsewhere, match=f"the database is in use by process {os.getpid()}") as caught:
+            FileLock.acquire(path, what="the database")
+        assert caught.value.holder == str(found)
+
+
+def test_a_released_lock_is_free_and_names_nobody(path: Path) -> None:
+    lock = FileLock.acquire(path, what="the database")
+    lock.release()
+    lock.release()
+    assert is_free(path)
+    assert holder(path) is None
+    FileLock.acquire(path, what="the database").release()
+
+
+def test_a_failed_attempt_leaves_the_holder_named(path: Path) -> None:
+    with FileLock.acquire(path, what="the database"):
+        with pytest.raises(OwnedElsewhere):
+            FileLock.acquire(path, what="the database")
+        assert holder(path) is not None
+
+
+def test_looking_creates_no_file(path: Path) -> None:
+    assert is_free(path)
+    assert holder(path) is None
+    assert not path.exists()
+
+
+def test_the_file_is_private(path: Path) -> None:
+    with FileLock.acquire(path, what="the database"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(path: Path) -> None:
+    process = start_python(_HOLDING, path)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(OwnedElsewhere, match=f"process {process.pid} "):
+            FileLock.acquire(path, what="the token")
+    finally:
+        process.kill()
+        process.communicate()
+    assert path.read_text(), "the dead process could not take its name back"
+    assert is_free(path)
+    assert holder(path) is None
+    with FileLock.acquire(path, what="the token"):
+        found = holder(path)
+        assert found is not None
+        assert found.pid == os.getpid()
+
+
+def test_a_lock_that_was_not_named_yet_still_holds(path: Path) -> None:
+    with FileLock.acquire(path, what="the token"):
+        path.write_text("")
+        with pytest.raises(OwnedElsewhere, match="another process"):
+            FileLock.acquire(path, what="the token")
+
+
+def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="lock file"):
+        FileLock.acquire(tmp_path / "missing" / "x.lock", what="the token")

@@ -1,0 +1,162 @@
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes_state.connections import prepare_writer, register_functions
+from hermes_state.errors import ForeignFile, SchemaTooNew, StoreUnavailable
+from hermes_state.meta import load_note, save_note
+from hermes_state.migrate import APPLICATION_ID, Migration, migrate, newest_schema, shipped_migrations, statements
+
+SHIPPED = shipped_migrations()
+NEXT = len(SHIPPED) + 1
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+@pytest.fixture
+def db(path: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        register_functions(connection)
+        prepare_writer(connection, path, "FULL", 1.0)
+        yield connection
+
+
+def version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def schema(db: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    return db.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name").fetchall()
+
+
+def further(sql: str) -> list[Migration]:
+    return [*SHIPPED, Migration(number=NEXT, name=f"{NEXT:04d}_further.sql", sql=sql)]
+
+
+def backups(path: Path) -> list[Path]:
+    folder = path.parent / "backups"
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def test_a_new_file_gets_the_whole_schema(db: sqlite3.Connection, path: Path) -> None:
+    migrate(db, path)
+    assert version(db) == newest_schema()
+    assert {"messages", "inbox", "outbox", "turns", "messages_fts"} <= {name for _, name, _ in schema(db)}
+    assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert db.execute("PRAGMA foreign_keys").fetchone() == (1,)
+    assert backups(path) == [], "there was nothing to back up"
+
+
+def test_migrating_again_changes_nothing(db: sqlite3.Connection, path: Path) -> None:
+    migrate(db, path)
+    before = db.execute("SELECT * FROM meta").fetchall(), schema(db)
+    migrate(db, path)
+    assert (db.execute("SELECT * FROM meta").fetchall(), schema(db)) == before
+
+
+def test_a_new_migration_runs_once_after_a_backup(db: sqlite3.Connection, path: Path) -> None:
+    migrate(db, path)
+    save_note(db, "n", "from before")
+    migrations = further("CREATE TABLE further (id INTEGER PRIMARY KEY) STRICT; INSERT INTO further VALUES (7);")
+    migrate(db, path, migrations)
+    migrate(db, path, migrations)
+    assert version(db) == NEXT
+    assert db.execute("SELECT id FROM further").fetchall() == [(7,)]
+    (backup,) = backups(path)
+    assert backup.stat().st_mode & 0o777 == 0o600
+    with contextlib.closing(sqlite3.connect(backup)) as copy:
+        assert version(copy) == NEXT - 1
+        assert copy.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+        assert load_note(copy, "n") == "from before"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "CREATE TABLE further (id INTEGER); CREATE TABLE further (id INTEGER);",
+        "CREATE TABLE further (id INTEGER); INSERT INTO nowhere VALUES (1);",
+        "CREATE VIRTUAL TABLE further USING fts5(text); INSERT INTO chats (id) VALUES (1);",
+    ],
+)
+def test_a_migration_that_fails_leaves_the_version_before_it(db: sqlite3.Connection, path: Path, broken: str) -> None:
+    migrate(db, path)
+    before = schema(db)
+    with pytest.raises(sqlite3.Error):
+        migrate(db, path, further(broken))
+    assert (version(db), schema(db)) == (NEXT - 1, before)
+    assert not db.in_transaction
+    assert db.execute("PRAGMA foreign_keys").fetchone() == (1,)
+    migrate(db, path, further("CREATE TABLE further (id INTEGER);"))
+    assert version(db) == NEXT
+
+
+def test_a_migration_that_leaves_dangling_references_is_taken_back(db: sqlite3.Connection, path: Path) -> None:
+    migrate(db, path)
+    orphan = "INSERT INTO session_context (session_id, pos, message_id) VALUES (1, 0, 1);"
+    with pytest.raises(StoreUnavailable, match="session_context"):
+        migrate(db, path, further(orphan))
+    assert version(db) == NEXT - 1
+
+
+def test_an_unfinished_statement_is_taken_back(db: sqlite3.Connection, path: Path) -> None:
+    migrate(db, path)
+    with pytest.raises(StoreUnavailable, match="unfinished"):
+        migrate(db, path, further("CREATE TABLE further (id INTEGER); CREATE TABLE more (id"))
+    assert version(db) == NEXT - 1
+
+
+def test_a_newer_schema_is_refused(db: sqlite3.Connection, path: Path) -> None:
+    migrate(db, path, further("CREATE TABLE further (id INTEGER);"))
+    with pytest.raises(SchemaTooNew):
+        migrate(db, path)
+
+
+def test_another_migration_of_the_same_number_is_refused(db: sqlite3.Connection, path: Path) -> None:
+    migrate(db, path, further("CREATE TABLE further (id INTEGER);"))
+    with pytest.raises(ForeignFile, match="further"):
+        migrate(db, path, further("CREATE TABLE otherwise (id INTEGER);"))
+
+
+def test_better_comments_do_not_make_another_migration(db: sqlite3.Connection, path: Path) -> None:
+    migrate(db, path, further("CREATE TABLE further (id INTEGER);"))
+    migrate(db, path, further("-- What it is for.\nCREATE TABLE further\n  (id INTEGER);  -- The key."))
+
+
+def test_a_changed_segmenter_rebuilds_the_index(db: sqlite3.Connection, path: Path) -> None:
+    migrate(db, path)
+    db.execute("INSERT INTO chats VALUES (1, 'local', 'local', 'a', '', '', 'local', NULL, '{}', NULL, 0, 0)")
+    db.execute("INSERT INTO sessions (id, key, chat_id, lineage_id, started_at) VALUES (1, 'k', 1, 1, 0)")
+    # What an older segmenter would have left: nothing of this row in the index.
+    db.create_function("fts_text", 1, lambda text: "", deterministic=True)
+    insert = "INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, created_at)"
+    db.execute(f"{insert} VALUES (1, 1, 1, 1, 'user', 'human', 'findable', 0)")
+    register_functions(db)
+    save_note(db, "segment_version", "0")
+    found = "SELECT rowid FROM messages_fts WHERE messages_fts MATCH 'findable'"
+    assert db.execute(found).fetchall() == []
+    migrate(db, path)
+    assert db.execute(found).fetchall() == [(1,)]
+    db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)")
+
+
+def test_shipped_migrations_are_numbered_without_gaps() -> None:
+    assert [migration.number for migration in SHIPPED] == list(range(1, len(SHIPPED) + 1))
+
+
+def test_statements_keep_triggers_strings_and_comments_whole() -> None:
+    sql = """
+    -- a comment; with a semicolon
+    CREATE TABLE a (b TEXT DEFAULT ';');
+    CREATE TRIGGER t AFTER INSERT ON a BEGIN
+      DELETE FROM a WHERE b = 'x';
+      UPDATE a SET b = 'end;';
+    END;
+    -- the end; really
+    """
+    assert [" ".join(statement.split())[-12:] for statement in statements(sql)] == ["EFAULT ';');", "'end;'; END;"]

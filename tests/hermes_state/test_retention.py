@@ -1,0 +1,138 @@
+import asyncio
+import sqlite3
+import threading
+
+from hermes_state.meta import save_note
+from hermes_state.retention import KEPT_MILLIS, SLICE_ROWS, checkpoint, merge_index, remove_expired, tend
+from hermes_state.store import Store
+from hermes_state.values import Millis
+
+NOW = Millis(10 * KEPT_MILLIS)
+OLD = Millis(NOW - KEPT_MILLIS - 1)
+RECENT = Millis(NOW - KEPT_MILLIS + 1)
+
+
+def add_chat(db: sqlite3.Connection) -> None:
+    db.execute("INSERT INTO chats VALUES (1, 'local', 'local', 'a', '', '', 'local', NULL, '{}', NULL, 0, 0)")
+
+
+def add_inbox(db: sqlite3.Connection, key: str, state: str, settled_at: int | None) -> int | None:
+    return db.execute(
+        """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, sender_ref, sender_name, message_ref,
+          payload, state, sent_at, received_at, settled_at)
+        VALUES ('local', 'local', ?, 1, 'message', 'local:a', 'A', ?, '', ?, 0, 0, ?)""",
+        (key, key, state, settled_at),
+    ).lastrowid
+
+
+def add_outbox(db: sqlite3.Connection, key: str, state: str, settled_at: int | None) -> None:
+    db.execute(
+        """INSERT INTO outbox (chat_id, dedupe_key, kind, payload, state, next_at, created_at, settled_at)
+        VALUES (1, ?, 'final', '', ?, 0, 0, ?)""",
+        (key, state, settled_at),
+    )
+
+
+def add_pairing(db: sqlite3.Connection, code: str, state: str, expires_at: int) -> None:
+    db.execute(
+        """INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expires_at, created_at)
+        VALUES (?, 'local', 'local:a', 'A', ?, ?, 0)""",
+        (code, state, expires_at),
+    )
+
+
+def keys(db: sqlite3.Connection, table: str, column: str) -> set[str]:
+    return {row[0] for row in db.execute(f"SELECT {column} FROM {table}")}
+
+
+async def test_only_what_was_settled_long_ago_is_removed(store: Store) -> None:
+    await store.write(add_chat)
+    await store.write(add_inbox, "old", "done", OLD)
+    await store.write(add_inbox, "recent", "done", RECENT)
+    await store.write(add_inbox, "waiting", "new", None)
+    await store.write(add_outbox, "old", "sent", OLD)
+    await store.write(add_outbox, "dead", "dead", OLD)
+    await store.write(add_outbox, "recent", "sent", RECENT)
+    await store.write(add_outbox, "owed", "pending", None)
+    await store.write(add_pairing, "expired", "pending", NOW - 1)
+    await store.write(add_pairing, "open", "pending", NOW + 1)
+    await store.write(add_pairing, "approved", "approved", NOW - 1)
+    await store.write(add_pairing, "revoked", "revoked", NOW - 1)
+
+    removed = await remove_expired(store, NOW)
+
+    assert (removed.inbox, removed.outbox, removed.pairings) == (1, 2, 1)
+    assert await store.read(keys, "inbox", "event_ref") == {"recent", "waiting"}
+    assert await store.read(keys, "outbox", "dedupe_key") == {"recent", "owed"}
+    assert await store.read(keys, "pairings", "code_hash") == {"open", "approved", "revoked"}
+
+
+async def test_what_a_person_said_outlives_the_key_of_its_event(store: Store) -> None:
+    def add_message(db: sqlite3.Connection) -> None:
+        inbox_id = add_inbox(db, "old", "done", OLD)
+        db.execute("INSERT INTO sessions (id, key, chat_id, lineage_id, started_at) VALUES (1, 'k', 1, 1, 0)")
+        db.execute(
+            """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, inbox_id, created_at)
+            VALUES (1, 1, 1, 1, 'user', 'human', 'kept', ?, 0)""",
+            (inbox_id,),
+        )
+
+    await store.write(add_chat)
+    await store.write(add_message)
+    await remove_expired(store, NOW)
+    rows = await store.read(lambda db: db.execute("SELECT text, inbox_id FROM messages").fetchall())
+    assert rows == [("kept", None)]
+
+
+async def test_many_rows_go_in_slices(store: Store) -> None:
+    def fill(db: sqlite3.Connection) -> None:
+        add_chat(db)
+        for number in range(SLICE_ROWS * 2 + 1):
+            add_inbox(db, str(number), "done", OLD)
+
+    await store.write(fill)
+    assert (await remove_expired(store, NOW)).inbox == SLICE_ROWS * 2 + 1
+    assert await store.read(keys, "inbox", "event_ref") == set()
+
+
+async def test_tending_copies_the_log_and_merges_the_index(store: Store) -> None:
+    def say(db: sqlite3.Connection, number: int) -> None:
+        db.execute(
+            """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, created_at)
+            VALUES (1, 1, 1, ?, 'user', 'human', ?, 0)""",
+            (number, f"word{number} and more"),
+        )
+
+    def start(db: sqlite3.Connection) -> None:
+        add_chat(db)
+        db.execute("INSERT INTO sessions (id, key, chat_id, lineage_id, started_at) VALUES (1, 'k', 1, 1, 0)")
+
+    await store.write(start)
+    for number in range(1, 30):
+        await store.write(say, number)
+    state = await tend(store)
+    assert state.copied == state.pages > 0
+    assert not await store.write(merge_index), "there was still something to merge"
+    check = "INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)"
+    await store.write(lambda db: db.execute(check))
+
+
+async def test_a_checkpoint_waits_for_no_reader_and_says_what_is_held_back(store: Store) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def long_read(db: sqlite3.Connection) -> None:
+        db.execute("SELECT count(*) FROM meta").fetchone()
+        entered.set()
+        assert release.wait(10)
+
+    await asyncio.to_thread(checkpoint, store.path)
+    await store.write(save_note, "n", "before")
+    reading = asyncio.ensure_future(store.read(long_read))
+    await asyncio.to_thread(entered.wait)
+    await store.write(save_note, "n", "after")
+    held = await asyncio.to_thread(checkpoint, store.path)
+    assert held.copied < held.pages
+    release.set()
+    await reading
+    done = await asyncio.to_thread(checkpoint, store.path)
+    assert done.copied == done.pages

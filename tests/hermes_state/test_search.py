@@ -1,0 +1,162 @@
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hermes_state.chats import ensure_chat
+from hermes_state.connections import register_functions
+from hermes_state.migrate import migrate
+from hermes_state.query import parse_query
+from hermes_state.search import RANKED_HITS, SNIPPET_CHARACTERS, Hit, search
+from hermes_state.sessions import Session, ensure_active
+from hermes_state.store import Store
+from hermes_state.transcripts import NewMessage, append, append_view_row
+from hermes_state.values import ChatKey, ChatKind, MessageId, Millis, Origin, Role
+
+
+def start(db: sqlite3.Connection, chat_ref: str) -> Session:
+    key = ChatKey(platform="local", account="local", chat_ref=chat_ref)
+    return ensure_active(db, ensure_chat(db, key, ChatKind.LOCAL, None, Millis(0)), Millis(0))
+
+
+def say(db: sqlite3.Connection, session: Session, text: str, *, at: int = 0, role: Role = Role.USER) -> MessageId:
+    origin = Origin.HUMAN if role is Role.USER else Origin.ASSISTANT
+    return append(db, session.id, NewMessage(role=role, origin=origin, text=text), Millis(at))
+
+
+def texts(hits: list[Hit]) -> list[str]:
+    return [hit.text for hit in hits]
+
+
+async def test_a_hit_tells_where_it_was_said(store: Store) -> None:
+    session = await store.write(start, "a")
+    message_id = await store.write(say, session, "the red door", at=7, role=Role.ASSISTANT)
+    (hit,) = await store.read(search, "door")
+    assert hit == Hit(
+        message_id=message_id,
+        session_id=session.id,
+        lineage_id=session.lineage_id,
+        chat_id=session.chat_id,
+        role=Role.ASSISTANT,
+        origin=Origin.ASSISTANT,
+        created_at=Millis(7),
+        text="the red door",
+        snippet="the red door",
+        score=hit.score,
+    )
+    assert hit.score > 0
+
+
+async def test_a_search_can_be_narrowed(store: Store) -> None:
+    first, second = await store.write(start, "a"), await store.write(start, "b")
+    await store.write(say, first, "door one", at=1)
+    await store.write(say, second, "door two", at=2)
+    await store.write(say, second, "door three", at=3, role=Role.ASSISTANT)
+    assert texts(await store.read(search, "door", order="newest")) == ["door three", "door two", "door one"]
+    assert texts(await store.read(search, "door", chat_id=first.chat_id)) == ["door one"]
+    assert texts(await store.read(search, "door", lineage_id=second.lineage_id, role=Role.USER)) == ["door two"]
+    assert texts(await store.read(search, "door", since=Millis(2), order="newest")) == ["door three", "door two"]
+    assert texts(await store.read(search, "door", since=Millis(3), order="best")) == ["door three"]
+    assert texts(await store.read(search, "door", limit=1, order="newest")) == ["door three"]
+
+
+async def test_a_person_cannot_reach_beyond_the_given_chat(store: Store) -> None:
+    first, second = await store.write(start, "a"), await store.write(start, "b")
+    await store.write(say, first, "my secret plan")
+    escapes = (f"scope:c{first.chat_id}", f'x OR scope:"c{first.chat_id}"', "secret) OR (plan", 'plan" OR "my')
+    for query in ("secret", *escapes):
+        assert await store.read(search, query, chat_id=second.chat_id) == []
+
+
+async def test_the_better_match_comes_first(store: Store) -> None:
+    session = await store.write(start, "a")
+    await store.write(say, session, "door door door")
+    await store.write(say, session, "a door among very many other words that make it less about one")
+    hits = await store.read(search, "door")
+    assert texts(hits)[0] == "door door door"
+    assert hits[0].score > hits[1].score
+
+
+async def test_only_the_newest_matches_are_ranked(store: Store) -> None:
+    def fill(db: sqlite3.Connection) -> None:
+        session = start(db, "a")
+        say(db, session, "door door door")
+        for _ in range(RANKED_HITS):
+            say(db, session, "door and much besides")
+
+    await store.write(fill)
+    assert "door door door" not in texts(await store.read(search, "door"))
+
+
+async def test_rows_made_for_a_view_are_not_found(store: Store) -> None:
+    session = await store.write(start, "a")
+    stub = NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="summary of the door")
+    await store.write(append_view_row, session.id, stub, None, Millis(0))
+    assert await store.read(search, "door") == []
+
+
+@pytest.mark.parametrize("query", ["", "   ", "-door", "?!", "AND", '"'])
+async def test_a_query_that_asks_for_nothing_finds_nothing(store: Store, query: str) -> None:
+    session = await store.write(start, "a")
+    await store.write(say, session, "door")
+    assert await store.read(search, query) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("needle", "needle"),
+        ("NEEDLE", "needle"),
+        ("nee*", "needle"),
+        ("absent OR needle", "needle"),
+        ('"needle in"', "needle in"),
+        ("needle.in", "needle in"),
+        ("cafe", "Café"),
+        ("数据", "数据库"),
+        ("🎉", "🎉"),
+    ],
+)
+async def test_the_snippet_shows_the_match(store: Store, query: str, shown: str) -> None:
+    session = await store.write(start, "a")
+    filler = "words and\nmore words " * 100
+    await store.write(say, session, f"{filler} a needle in Café 数据库 🎉 {filler}")
+    (hit,) = await store.read(search, query)
+    assert shown in hit.snippet
+    assert len(hit.snippet) <= SNIPPET_CHARACTERS + 2
+    assert "\n" not in hit.snippet
+    assert hit.snippet.startswith("…")
+    assert hit.snippet.endswith("…")
+
+
+async def test_a_short_text_is_its_own_snippet(store: Store) -> None:
+    session = await store.write(start, "a")
+    await store.write(say, session, "one\ntwo   three")
+    (hit,) = await store.read(search, "three")
+    assert hit.snippet == "one two three"
+
+
+_WORDS = st.text(alphabet="abcdefg数据库한국🎉_.- ", min_size=1, max_size=30)
+
+
+@pytest.fixture(scope="module")
+def db() -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        register_functions(connection)
+        migrate(connection, Path("memory"))
+        yield connection
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=st.lists(_WORDS.filter(lambda text: parse_query(f'"{text}"') is not None), min_size=1, max_size=15))
+def test_every_stored_text_is_found_by_its_own_words(db: sqlite3.Connection, rows: list[str]) -> None:
+    db.execute("BEGIN")
+    session = start(db, "a")
+    ids = {say(db, session, text): text for text in rows}
+    for message_id, text in ids.items():
+        hits = search(db, f'"{text}"', lineage_id=session.lineage_id, limit=RANKED_HITS)
+        assert message_id in {hit.message_id for hit in hits}
+    db.execute("ROLLBACK")
