@@ -152,6 +152,12 @@ def merge_for_reload(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
     return replace(new, config=_with_values(new.config, kept), home=old.home, sources=sources)
 
 
+def setting_values(config: Config) -> Iterator[tuple[str, Any]]:
+    """Every key with its effective value; secrets stay wrapped."""
+    for key, value in _values(config):
+        yield ".".join(key), value
+
+
 def needs_restart(key: KeyPath) -> bool:
     """Whether a running daemon keeps the old value of `key`."""
     return bool(field_notes(FIELDS[key])["restart"])
@@ -287,7 +293,7 @@ def _explain(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], pa
         return text
     field, (value, source) = FIELDS[key], chosen.get(key, (None, DEFAULT_SOURCE))
     where = f"{file} line {parsed.lines[key]}" if source == str(file) and key in parsed.lines else source
-    shown = "" if _is_secret(field) or isinstance(value, (dict, list)) else f" (is {value!r})"
+    shown = "" if is_secret(field) or isinstance(value, (dict, list)) else f" (is {value!r})"
     low, high = field_range(field)
     if detail["type"] in ("greater_than_equal", "less_than_equal", "finite_number"):
         text = f"must be between {low:,} and {high:,}" if low is not None else text
@@ -295,7 +301,7 @@ def _explain(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], pa
         number = "a whole number" if detail["type"].startswith("int") else "a number"
         text = f"must be {number}" + (f" between {low:,} and {high:,}" if low is not None else "")
     elif detail["type"] == "literal_error":
-        text = f"must be one of {', '.join(_choices(field))}"
+        text = f"must be one of {', '.join(field_choices(field))}"
     elif detail["type"] in ("bool_parsing", "bool_type"):
         text = "must be true or false"
     elif detail["type"] == "value_error":
@@ -309,11 +315,13 @@ def _known_part(location: Iterable[int | str]) -> KeyPath | None:
     return next((names[:end] for end in range(len(names), 0, -1) if names[:end] in FIELDS), None)
 
 
-def _is_secret(field: FieldInfo) -> bool:
+def is_secret(field: FieldInfo) -> bool:
+    """Whether the value is masked wherever it is shown."""
     return "SecretStr" in str(field.annotation)
 
 
-def _choices(field: FieldInfo) -> list[str]:
+def field_choices(field: FieldInfo) -> list[str]:
+    """The words that a setting may have; empty when it takes more than words."""
     found: list[str] = []
     pending = [field.annotation]
     while pending:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_state.connections import check_ours
-from hermes_state.errors import ConfigError, StateError
+from hermes_state.errors import ConfigError, ForeignFile, SchemaTooNew, StoreUnavailable
 
 DEFAULT_HOME = ".hermes-gateway"
 
@@ -54,8 +54,10 @@ def check_home(home: Path) -> None:
         if home.exists() and not home.is_dir():
             raise ConfigError(f"{home}: is not a directory; HERMES_HOME must name the state directory")
         check_ours(database)
-    except StateError as error:
-        raise ConfigError(f"{database}: {error}; nothing was changed") from error
+    except (ForeignFile, SchemaTooNew) as error:
+        raise ConfigError(f"{error}; nothing was changed") from error
+    except StoreUnavailable as error:
+        raise ConfigError(f"{home}: {error}") from error
     except OSError as error:
         raise ConfigError(f"{home}: cannot be looked at: {error.strerror or error}") from error
 

@@ -1,0 +1,77 @@
+"""The command `hermes-gateway`. One module per command; what they share is in `output.py`.
+
+Exit codes that scripts and systemd rely on: 0 clean, 75 token or database held by another process, 78 configuration.
+1 is any other failure, 2 a wrong command line, 3 `status` of a gateway that is not running.
+"""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from gateway.cli import config, doctor, init, pair, run, status
+from hermes_state.errors import ConfigError, ForeignFile, HermesError, OwnedElsewhere, SchemaTooNew
+
+EXIT_FAILED = 1
+EXIT_OWNED_ELSEWHERE = 75
+EXIT_CONFIG = 78
+
+app = typer.Typer(
+    name="hermes-gateway",
+    help="An LLM agent in Telegram, Discord and a local web chat that keeps every conversation alive.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # its tracebacks show local variables, and with them secrets
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("init")(init.init)
+app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
+app.add_typer(config.app, name="config")
+app.add_typer(pair.app, name="pair")
+
+
+def installed_version() -> str:
+    """The version of the installed distribution; `unknown` when run from a bare checkout."""
+    try:
+        return version("hermes-gateway")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"hermes-gateway {installed_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """An LLM agent in Telegram, Discord and a local web chat that keeps every conversation alive.
+
+    The state directory is HERMES_HOME, by default ~/.hermes-gateway.
+    """
+
+
+def main() -> None:
+    """Entry point: our errors become one sentence on standard error and the exit code that belongs to them."""
+    try:
+        app()
+    except (ConfigError, ForeignFile, SchemaTooNew) as error:
+        _leave("configuration", error, EXIT_CONFIG)
+    except OwnedElsewhere as error:
+        _leave("already running", error, EXIT_OWNED_ELSEWHERE)
+    except HermesError as error:
+        _leave("failed", error, EXIT_FAILED)
+
+
+def _leave(kind: str, error: HermesError, code: int) -> None:
+    for line in str(error).splitlines() or [type(error).__name__]:
+        typer.echo(f"hermes-gateway: {kind}: {line}", err=True)
+    sys.exit(code)

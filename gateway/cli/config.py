@@ -1,0 +1,95 @@
+"""`hermes-gateway config check | show | keys`."""
+
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic import SecretStr
+
+from gateway.cli.output import Json, print_json, print_table
+from gateway.config import FIELDS, LoadedConfig, load_config, process_environment, setting_values
+from gateway.config_docs import describe_settings, settings_markdown
+from hermes_state.errors import ConfigError
+from hermes_state.redaction import MARK
+
+app = typer.Typer(no_args_is_help=True, help="Check and show the configuration.", rich_markup_mode=None)
+
+
+@app.command()
+def check(as_json: Json = False) -> None:
+    """Check everything that `run` would check, with the same loader, and start nothing.
+
+    Exit code 78 when `run` would refuse; warnings alone are fine.
+    """
+    try:
+        loaded = load_config(process_environment())
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print_json({"ok": False, "errors": str(error).splitlines(), "warnings": []})
+        raise typer.Exit(78) from error
+    if as_json:
+        print_json({"ok": True, "errors": [], "warnings": loaded.warnings, "home": str(loaded.home)})
+        return
+    for warning in loaded.warnings:
+        typer.echo(f"warning: {warning}")
+    typer.echo(f"The configuration is fine. State directory: {loaded.home}")
+    typer.echo(_summary(loaded))
+
+
+@app.command()
+def show(as_json: Json = False) -> None:
+    """Show every setting, its value and where it comes from. Secrets are masked."""
+    loaded = load_config(process_environment())
+    rows = [(name, _shown(value), loaded.sources[name]) for name, value in setting_values(loaded.config)]
+    if as_json:
+        settings = {name: {"value": value, "source": source} for name, value, source in rows}
+        print_json({"home": str(loaded.home), "settings": settings, "warnings": loaded.warnings})
+        return
+    print_table(("SETTING", "VALUE", "FROM"), [(name, _text(value), source) for name, value, source in rows])
+    typer.echo(f"\nState directory: {loaded.home}")
+    for warning in loaded.warnings:
+        typer.echo(f"warning: {warning}")
+
+
+@app.command()
+def keys(
+    style: Annotated[
+        Literal["text", "markdown", "json"], typer.Option("--format", help="How to print: text, markdown or json.")
+    ] = "text",
+) -> None:
+    """List every setting there is: default, range, unit and meaning."""
+    if style == "markdown":
+        typer.echo(settings_markdown())
+    elif style == "json":
+        print_json(describe_settings())
+    else:
+        for row in describe_settings():
+            allowed = f", {row.allowed}" if row.allowed else ""
+            typer.echo(f"{row.key} (default {row.default}{allowed})\n    {row.text}")
+
+
+def _summary(loaded: LoadedConfig) -> str:
+    config = loaded.config
+    chats = [name for name, token in (("Telegram", config.telegram.token), ("Discord", config.discord.token)) if token]
+    if config.local.enabled:
+        chats.append(f"the web chat on {config.local.host}:{config.local.port}")
+    model = f"{config.model.name} ({config.model.protocol})" if config.model.name else config.model.protocol
+    set_keys = sum(source != "default" for source in loaded.sources.values())
+    return f"Serves {', '.join(chats) or 'nothing'}; model {model}; {set_keys} of {len(FIELDS)} settings are set."
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return MARK
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

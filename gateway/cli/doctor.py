@@ -1,0 +1,32 @@
+"""`hermes-gateway doctor`: what keeps the gateway from working."""
+
+from typing import Annotated
+
+import typer
+
+from gateway.cli.output import Json, print_json
+from gateway.config import process_environment
+from gateway.doctor import Verdict, examine
+
+_SIGNS = {Verdict.FINE: "ok", Verdict.SKIPPED: "--", Verdict.WARNING: "!!", Verdict.FAILED: "XX"}
+
+
+def doctor(
+    is_online: Annotated[bool, typer.Option("--online", help="Also try the Telegram and Discord tokens.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check configuration, files, database, model and service, and say what to do.
+
+    Changes nothing and is safe beside a running gateway. A configured model's server is asked for its list of
+    models. Exit code 1 when something failed, 78 when it is the configuration.
+    """
+    findings = []
+    for finding in examine(process_environment(), is_online=is_online):
+        findings.append(finding)
+        if not as_json:
+            typer.echo(f"{_SIGNS[finding.verdict]}  {finding.check:<12} {finding.text}".replace("\n", "\n" + " " * 17))
+    if as_json:
+        print_json(findings)
+    failed = {finding.check for finding in findings if finding.verdict is Verdict.FAILED}
+    if failed:
+        raise typer.Exit(78 if "config" in failed else 1)

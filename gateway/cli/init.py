@@ -1,0 +1,173 @@
+"""`hermes-gateway init`: asks for what a first start needs, tries it, writes it down."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from gateway.config import LoadedConfig, load_config, process_environment
+from gateway.home import check_home, locate_home, prepare_home
+from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
+from hermes_state.errors import CommandError, ConfigError
+
+TELEGRAM_TOKEN = "HERMES_TELEGRAM__TOKEN"
+DISCORD_TOKEN = "HERMES_DISCORD__TOKEN"
+MODEL_KEY = "HERMES_MODEL__API_KEY"
+MODEL_NAME = "HERMES_MODEL__NAME"
+MODEL_BASE_URL = "HERMES_MODEL__BASE_URL"
+ADMINS = "HERMES_ACCESS__ADMINS"
+
+SECRETS = (TELEGRAM_TOKEN, DISCORD_TOKEN, MODEL_KEY)
+"""These go to `.env`; the rest goes to `config.yaml`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    variable: str
+    words: str
+    is_secret: bool = False
+
+
+_QUESTIONS = (
+    _Question(TELEGRAM_TOKEN, "Telegram bot token from @BotFather (empty: no Telegram)", is_secret=True),
+    _Question(DISCORD_TOKEN, "Discord bot token (empty: no Discord)", is_secret=True),
+    _Question(MODEL_NAME, "Name of the model (empty: the built-in offline model)"),
+    _Question(MODEL_BASE_URL, "Address of its API (empty: OpenAI's)"),
+    _Question(MODEL_KEY, "Key for that API (empty: none)", is_secret=True),
+    _Question(ADMINS, "Your own id, such as telegram:42 (empty: `hermes-gateway pair approve` later)"),
+)
+
+
+def init(
+    telegram_token: Annotated[str, typer.Option(help="Telegram bot token.", show_default=False)] = "",
+    discord_token: Annotated[str, typer.Option(help="Discord bot token.", show_default=False)] = "",
+    model_name: Annotated[str, typer.Option(help="Name of the model.", show_default=False)] = "",
+    model_base_url: Annotated[str, typer.Option(help="Address of its API.", show_default=False)] = "",
+    model_key: Annotated[str, typer.Option(help="Key for that API.", show_default=False)] = "",
+    admin: Annotated[str, typer.Option(help="Id of the first admin, such as telegram:42.", show_default=False)] = "",
+    is_forced: Annotated[
+        bool, typer.Option("--force", help="Replace an existing configuration without asking.")
+    ] = False,
+    is_untested: Annotated[bool, typer.Option("--no-test", help="Write without trying tokens and model.")] = False,
+) -> None:
+    """Ask for tokens and model, try them, and write config.yaml and .env into the state directory (mode 0600).
+
+    What an option gives is not asked for. Without a terminal nothing is asked: options alone count, and an existing
+    configuration is replaced only with --force. Options are visible to other users of the machine while this runs;
+    at a terminal leave the secrets out and type them.
+    """
+    environ = process_environment()
+    home = locate_home(environ)
+    check_home(home)
+    given = {
+        **{TELEGRAM_TOKEN: telegram_token, DISCORD_TOKEN: discord_token, MODEL_NAME: model_name},
+        **{MODEL_BASE_URL: model_base_url, MODEL_KEY: model_key, ADMINS: admin},
+    }
+    is_interactive = sys.stdin.isatty()
+    _may_replace(home, is_interactive=is_interactive, is_forced=is_forced)
+    answers = _ask_all(given) if is_interactive else {name: value for name, value in given.items() if value}
+    if not answers and not is_interactive:
+        raise CommandError("init asks questions and needs a terminal; without one give options, see `init --help`")
+    loaded = load_config(_overlaid(environ, home, answers))
+    if not is_untested:
+        _try_all(loaded, answers, is_interactive=is_interactive)
+    _write(home, answers)
+    load_config(environ)  # proves that what was written is what `run` accepts
+    typer.echo(f"Written to {home}. Start with: hermes-gateway run")
+
+
+def _may_replace(home: Path, *, is_interactive: bool, is_forced: bool) -> None:
+    existing = [path for path in (home / "config.yaml", home / ".env") if path.exists()]
+    if not existing or is_forced:
+        return
+    names = " and ".join(map(str, existing))
+    if not is_interactive:
+        raise CommandError(f"{names} exists; give --force to replace it (a copy stays beside it as .bak)")
+    if not typer.confirm(f"{names} exists. Replace it? (A copy stays beside it as .bak)"):
+        raise typer.Abort
+
+
+def _ask_all(given: Mapping[str, str]) -> dict[str, str]:
+    """The given answers and those of the person; an empty answer is left out."""
+    answers: dict[str, str] = {}
+    for question in _QUESTIONS:
+        answer = given[question.variable]
+        needs_name = question.variable in (MODEL_BASE_URL, MODEL_KEY) and MODEL_NAME not in answers
+        if not answer and not needs_name:
+            answer = typer.prompt(
+                question.words, default="", show_default=False, hide_input=question.is_secret, err=True
+            ).strip()
+        if answer:
+            answers[question.variable] = answer
+    return answers
+
+
+def _overlaid(environ: Mapping[str, str], home: Path, answers: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment as if the answers were set in it and the files to be replaced were gone."""
+    if not any((home / name).exists() for name in ("config.yaml", ".env")):
+        return {**environ, **answers}
+    return {**environ, **answers, "HERMES_HOME": str(home / "not-written-yet")}
+
+
+def _try_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interactive: bool) -> None:
+    """Each service that was answered for. Without a terminal a failure ends here; at one the person decides."""
+    config = loaded.config
+    probes: list[Callable[[], Probe]] = []
+    if TELEGRAM_TOKEN in answers:
+        probes.append(lambda: probe_telegram(config.telegram))
+    if DISCORD_TOKEN in answers:
+        probes.append(lambda: probe_discord(config.discord))
+    if MODEL_NAME in answers and config.model.protocol != "offline":
+        probes.append(lambda: probe_model(config.model, may_call=True))
+    for probe in probes:
+        seen = probe()
+        if seen.is_ok:
+            typer.echo(seen.text)
+        elif not is_interactive:
+            raise CommandError(f"{seen.text} Nothing was written; --no-test writes without trying.")
+        elif not typer.confirm(f"{seen.text} Write it all the same?"):
+            raise typer.Abort
+
+
+def _write(home: Path, answers: Mapping[str, str]) -> None:
+    prepare_home(home)
+    secrets = {name: value for name, value in answers.items() if name in SECRETS}
+    settings: dict[str, object] = {}
+    model = {
+        key: answers[name] for name, key in ((MODEL_NAME, "name"), (MODEL_BASE_URL, "base_url")) if name in answers
+    }
+    if model:
+        settings["model"] = model
+    if ADMINS in answers:
+        settings["access"] = {"admins": [part.strip() for part in answers[ADMINS].split(",") if part.strip()]}
+    text = "# Written by `hermes-gateway init`. All settings: `hermes-gateway config keys`.\n"
+    _replace(home / "config.yaml", text + (yaml.safe_dump(settings, sort_keys=False) if settings else ""))
+    _replace(home / ".env", "".join(f"{name}={_quoted(value)}\n" for name, value in secrets.items()))
+
+
+def _quoted(value: str) -> str:
+    """As `.env` files want it: nothing in it is expanded."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that is private from its first byte on; an existing one stays as `.bak`. Whole or not at all."""
+    new = path.with_name(path.name + ".new")
+    try:
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            old = path.with_name(path.name + ".bak")
+            old.unlink(missing_ok=True)
+            os.link(path, old)  # a second name, so that there is a configuration at every moment
+        new.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error

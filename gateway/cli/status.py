@@ -1,0 +1,36 @@
+"""`hermes-gateway status`: what the daemon says about itself, or what it left behind."""
+
+from dataclasses import asdict
+from typing import Any
+
+import typer
+
+from gateway.cli.output import Json, print_json, print_tree
+from gateway.config import LoadedConfig, load_config, process_environment
+from gateway.control import NobodyAnswers, ask
+from hermes_state.overview import load_overview, open_resting
+
+EXIT_NOT_RUNNING = 3
+
+
+def status(as_json: Json = False) -> None:
+    """Show whether the gateway runs and how it does. Exit code 3 when it does not run."""
+    loaded = load_config(process_environment())
+    try:
+        answer = {"running": True, **ask(loaded.control_socket, "status")}
+    except NobodyAnswers:
+        answer = {"running": False, "home": str(loaded.home), **_left_behind(loaded)}
+    if as_json:
+        print_json(answer)
+    else:
+        print_tree(answer)
+    if not answer["running"]:
+        raise typer.Exit(EXIT_NOT_RUNNING)
+
+
+def _left_behind(loaded: LoadedConfig) -> dict[str, Any]:
+    """Counts from the resting database. Raises `OwnedElsewhere` when somebody holds it and does not answer."""
+    if not loaded.database.exists():
+        return {}
+    with open_resting(loaded.database) as db:
+        return {"database": asdict(load_overview(db))}

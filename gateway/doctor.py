@@ -1,0 +1,253 @@
+"""Looks for what keeps a gateway from working, without changing anything. Safe beside a running daemon.
+
+Every check is a small function that returns findings; each finding that is not fine says what to do.
+"""
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from gateway.config import LoadedConfig, load_config
+from gateway.control import NobodyAnswers, ask
+from gateway.home import locate_home
+from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
+from hermes_state.connections import check_engine
+from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
+from hermes_state.lock import holder, is_free
+from hermes_state.overview import load_overview, open_resting, quick_check
+
+DISK_LOW_BYTES = 1_000_000_000
+DISK_OUT_BYTES = 100_000_000
+
+STOP_MARGIN_SECONDS = 15
+"""What stopping needs beside the drain: flushing the outbox, closing adapters and the database."""
+
+UNIT = "hermes-gateway.service"
+UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
+
+
+class Verdict(StrEnum):
+    FINE = "fine"
+    SKIPPED = "skipped"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check saw. `text` is one or two sentences; `check` is a fixed word that scripts may rely on."""
+
+    check: str
+    verdict: Verdict
+    text: str
+
+
+def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]:
+    """Every check in turn. `is_online` also shows the tokens to Telegram and Discord."""
+    yield from _engine()
+    try:
+        loaded = load_config(environ)
+    except ConfigError as error:
+        yield Finding(check="config", verdict=Verdict.FAILED, text=str(error))
+        yield from _home(locate_home(environ))
+        return
+    yield Finding(check="config", verdict=Verdict.FINE, text=_sources(loaded))
+    for warning in loaded.warnings:
+        yield Finding(check="environment", verdict=Verdict.WARNING, text=warning)
+    yield from _home(loaded.home)
+    yield from _disk(loaded.home)
+    yield from _database(loaded)
+    yield from _access(loaded)
+    yield from _model(loaded)
+    yield from _tokens(loaded, is_online=is_online)
+    yield from _service(environ, loaded)
+
+
+def _engine() -> Iterator[Finding]:
+    version = f"Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}"
+    try:
+        check_engine()
+    except StateError as error:
+        yield Finding(check="engine", verdict=Verdict.FAILED, text=str(error))
+    else:
+        yield Finding(check="engine", verdict=Verdict.FINE, text=f"{version} with full-text search.")
+
+
+def _sources(loaded: LoadedConfig) -> str:
+    places = sorted({source for source in loaded.sources.values() if source != "default"})
+    return f"Settings from {', '.join(places)}." if places else "Nothing is configured; defaults are in use."
+
+
+def _home(home: Path) -> Iterator[Finding]:
+    if not home.is_dir():
+        yield Finding(check="home", verdict=Verdict.FINE, text=f"{home} does not exist yet; the first start makes it.")
+        return
+    if not os.access(home, os.W_OK | os.X_OK):
+        yield Finding(check="home", verdict=Verdict.FAILED, text=f"{home} cannot be written by this user.")
+        return
+    is_fine = True
+    for path, wanted in ((home, 0o700), *((home / name, 0o600) for name in ("config.yaml", ".env", "state.db"))):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & ~wanted & 0o077:
+            is_fine = False
+            text = f"{path} is open to other users (mode {mode:04o}): chmod {wanted:04o} {path}"
+            yield Finding(check="home", verdict=Verdict.WARNING, text=text)
+        if status.st_uid != os.geteuid():
+            is_fine = False
+            text = f"{path} belongs to user id {status.st_uid}, not to the one running this ({os.geteuid()})."
+            yield Finding(check="home", verdict=Verdict.WARNING, text=text)
+    if is_fine:
+        yield Finding(check="home", verdict=Verdict.FINE, text=f"{home} is ours and closed to others.")
+
+
+def _disk(home: Path) -> Iterator[Finding]:
+    existing = next(path for path in (home, *home.parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    verdict = Verdict.FAILED if free < DISK_OUT_BYTES else Verdict.WARNING if free < DISK_LOW_BYTES else Verdict.FINE
+    yield Finding(check="disk", verdict=verdict, text=f"{free / 1e9:.1f} GB free at {existing}.")
+
+
+def _database(loaded: LoadedConfig) -> Iterator[Finding]:
+    """Asks the daemon when one runs; a second process must not read a file that the daemon may be writing to."""
+    try:
+        answer = ask(loaded.control_socket, "doctor", timeout_seconds=60)
+    except NobodyAnswers:
+        yield from _resting_database(loaded)
+    except CommandError as error:
+        yield Finding(check="daemon", verdict=Verdict.FAILED, text=f"The daemon runs but could not answer: {error}")
+    else:
+        yield Finding(check="daemon", verdict=Verdict.FINE, text="The daemon is running and answers.")
+        yield from (Finding(check=row["check"], verdict=Verdict(row["verdict"]), text=row["text"]) for row in answer)
+
+
+def _resting_database(loaded: LoadedConfig) -> Iterator[Finding]:
+    if not is_free(loaded.lock_file):
+        who = holder(loaded.lock_file) or "another process"
+        text = f"The database is held by {who}, which does not answer at {loaded.control_socket}."
+        yield Finding(check="daemon", verdict=Verdict.FAILED, text=text)
+        return
+    yield Finding(check="daemon", verdict=Verdict.SKIPPED, text="The daemon is not running.")
+    if not loaded.database.exists():
+        yield Finding(
+            check="database", verdict=Verdict.SKIPPED, text="There is no database yet; the first start makes it."
+        )
+        return
+    try:
+        with open_resting(loaded.database) as db:
+            yield database_finding(db)
+    except HermesError as error:
+        yield Finding(check="database", verdict=Verdict.FAILED, text=str(error))
+
+
+def database_finding(db: sqlite3.Connection) -> Finding:
+    """Integrity and size of the database; the daemon answers `doctor` with this, from one of its readers."""
+    verdict = quick_check(db)
+    if verdict != "ok":
+        return Finding(check="database", verdict=Verdict.FAILED, text=f"The database is damaged: {verdict}")
+    seen = load_overview(db)
+    text = (
+        f"The database is sound: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
+        f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered."
+    )
+    return Finding(check="database", verdict=Verdict.FINE, text=text)
+
+
+def _access(loaded: LoadedConfig) -> Iterator[Finding]:
+    config = loaded.config
+    has_platform = config.telegram.token is not None or config.discord.token is not None
+    if config.access.allow_all and has_platform:
+        text = "access.allow_all is on: everybody who finds the bot can use the model at your cost."
+        yield Finding(check="access", verdict=Verdict.WARNING, text=text)
+    elif has_platform and not config.access.names_somebody:
+        advice = "people get a pairing code; `hermes-gateway pair list` shows who was let in."
+        if not config.pairing.enabled:
+            advice = "pairing is off too: nobody can write unless paired earlier. Set access.allow."
+        verdict = Verdict.FINE if config.pairing.enabled else Verdict.WARNING
+        yield Finding(check="access", verdict=verdict, text=f"The configuration names nobody: {advice}")
+
+
+def _model(loaded: LoadedConfig) -> Iterator[Finding]:
+    model = loaded.config.model
+    if model.protocol == "offline":
+        text = (
+            "The built-in offline model answers. Set model.name and model.api_key (or model.base_url) for a real one."
+        )
+        yield Finding(check="model", verdict=Verdict.WARNING, text=text)
+    else:
+        yield _from_probe("model", probe_model(model))
+
+
+def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[Finding]:
+    telegram, discord = loaded.config.telegram, loaded.config.discord
+    if telegram.token is not None:
+        yield _from_probe("telegram", probe_telegram(telegram) if is_online else None)
+    if discord.token is not None:
+        yield _from_probe("discord", probe_discord(discord) if is_online else None)
+
+
+def _from_probe(check: str, probe: Probe | None) -> Finding:
+    if probe is None:
+        return Finding(check=check, verdict=Verdict.SKIPPED, text="There is a token; --online tries it.")
+    return Finding(check=check, verdict=Verdict.FINE if probe.is_ok else Verdict.FAILED, text=probe.text)
+
+
+def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Finding]:
+    """Traps of running under systemd: a stop timeout below the drain, and user services that end with the login."""
+    user_units = (
+        Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config") / "systemd/user"
+    )
+    found = next(
+        (path for path in (user_units / UNIT, *(place / UNIT for place in UNIT_DIRECTORIES)) if path.is_file()), None
+    )
+    if found is None:
+        yield Finding(check="service", verdict=Verdict.SKIPPED, text="No systemd unit is installed.")
+        return
+    needed = loaded.config.lifecycle.drain_seconds + STOP_MARGIN_SECONDS
+    timeout = stop_timeout_seconds(found.read_text(encoding="utf-8"))
+    if timeout is not None and timeout < needed:
+        text = f"{found} stops the gateway after {timeout:g} s; its drain needs {needed:g} s: raise TimeoutStopSec."
+        yield Finding(check="service", verdict=Verdict.WARNING, text=text)
+    elif found.parent == user_units and _lingers(environ) is False:
+        text = "The unit is a user service and stops at logout: loginctl enable-linger"
+        yield Finding(check="service", verdict=Verdict.WARNING, text=text)
+    else:
+        yield Finding(check="service", verdict=Verdict.FINE, text=f"{found} leaves room for the drain.")
+
+
+_SYSTEMD_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+
+
+def stop_timeout_seconds(unit: str) -> float | None:
+    """`TimeoutStopSec` of a unit file's text; None when it is not given or in a form we do not read."""
+    for line in unit.splitlines():
+        name, equals, value = line.strip().partition("=")
+        if equals and name.strip() == "TimeoutStopSec":
+            number = value.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
+            factor = _SYSTEMD_UNITS.get(value.strip()[len(number) :].strip())
+            if factor is not None and number.strip().replace(".", "", 1).isdecimal():
+                return float(number) * factor
+    return None
+
+
+def _lingers(environ: Mapping[str, str]) -> bool | None:
+    """Whether this user's services outlive the login; None when loginctl cannot tell."""
+    program = shutil.which("loginctl", path=environ.get("PATH"))
+    if program is None:
+        return None
+    command = [program, "show-user", str(os.geteuid()), "--property=Linger", "--value"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return {"yes": True, "no": False}.get(answer.stdout.strip())

@@ -1,0 +1,122 @@
+"""One short question to each service, to learn whether it is there and takes our key. For `init` and `doctor`.
+
+Plain blocking requests of the standard library: these run in the command line, never in the daemon, and must not
+wait for the SDKs to be imported. Redirects are not followed: the next host would be handed the key.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+
+from gateway.settings import DiscordSettings, ModelSettings, TelegramSettings
+
+OPENAI_BASE_URL = "https://api.openai.com/v1"
+TIMEOUT_SECONDS = 5.0
+_MAX_ANSWER_BYTES = 4_194_304
+_DISCORD_AGENT = "DiscordBot (hermes-gateway, 0)"
+"""Discord's edge refuses agents that do not introduce themselves as a bot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What a service answered. `text` is one sentence for the operator and holds no secret."""
+
+    is_ok: bool
+    text: str
+    is_rejected: bool = False
+    """The service is there and refuses the key: asking again is no use."""
+
+
+def probe_telegram(settings: TelegramSettings) -> Probe:
+    """`getMe` with the configured token."""
+    assert settings.token is not None
+    status, body = _fetch(f"{settings.base_url}/bot{settings.token.get_secret_value()}/getMe")
+    if status == 200 and isinstance(body.get("result"), dict):
+        return Probe(is_ok=True, text=f"Telegram knows this bot as @{body['result'].get('username')}.")
+    if status in (401, 404):
+        return Probe(
+            is_ok=False, is_rejected=True, text="Telegram does not know this token; @BotFather shows the right one."
+        )
+    return Probe(is_ok=False, text=_trouble("Telegram", settings.base_url, status, body))
+
+
+def probe_discord(settings: DiscordSettings) -> Probe:
+    """`users/@me` with the configured token."""
+    assert settings.token is not None
+    headers = {"Authorization": f"Bot {settings.token.get_secret_value()}", "User-Agent": _DISCORD_AGENT}
+    status, body = _fetch(f"{settings.api_url}/api/v10/users/@me", headers)
+    if status == 200:
+        return Probe(is_ok=True, text=f"Discord knows this bot as {body.get('username')}.")
+    if status == 401:
+        return Probe(
+            is_ok=False,
+            is_rejected=True,
+            text="Discord does not accept this token; the developer portal makes a new one.",
+        )
+    return Probe(is_ok=False, text=_trouble("Discord", settings.api_url, status, body))
+
+
+def probe_model(settings: ModelSettings, *, may_call: bool = False) -> Probe:
+    """Ask for the list of models; with `may_call`, fall back to a call of one token where there is no such list."""
+    base = settings.base_url or OPENAI_BASE_URL
+    headers = {"Authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
+    status, body = _fetch(f"{base}/models", headers)
+    if status in (404, 405) and may_call:
+        call = {"model": settings.name, "messages": [{"role": "user", "content": "Say ok."}], "max_tokens": 1}
+        status, body = _fetch(f"{base}/chat/completions", headers, call)
+    if status == 200:
+        return Probe(is_ok=True, text=f"The model's server answers at {base}{_listed(body, settings.name)}.")
+    if status in (401, 403):
+        reason = "does not accept the key" if settings.api_key else "wants a key (model.api_key)"
+        return Probe(is_ok=False, is_rejected=True, text=f"The model's server at {base} {reason}.")
+    if status in (404, 405) and not may_call:
+        return Probe(is_ok=True, text=f"The model's server answers at {base}; it lists no models to compare with.")
+    return Probe(is_ok=False, text=_trouble("The model's server", base, status, body))
+
+
+def _listed(body: Mapping[str, Any], name: str | None) -> str:
+    rows = body.get("data")
+    names = {row.get("id") for row in rows if isinstance(row, dict)} if isinstance(rows, list) else set()
+    if not names or name in names:
+        return ""
+    return f", but does not list {name}"
+
+
+def _trouble(who: str, address: str, status: int, body: Mapping[str, Any]) -> str:
+    if status == 0:
+        return f"{who} cannot be reached at {address}: {body['reason']}."
+    return f"{who} at {address} answered with HTTP status {status}."
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
+    """HTTP status and JSON object; status 0 and a `reason` when nothing came back."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
+    opener = urllib.request.build_opener(_NoRedirect)
+    try:
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+            return answer.status, _object(answer.read(_MAX_ANSWER_BYTES))
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, {}
+    except urllib.error.URLError as error:
+        return 0, {"reason": str(error.reason)}
+    except (OSError, HTTPException, ValueError) as error:
+        return 0, {"reason": str(error) or type(error).__name__}
+
+
+def _object(text: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
