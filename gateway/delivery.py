@@ -26,7 +26,7 @@ from hermes_state.errors import (
     PlatformError,
     RateLimited,
     SendAmbiguous,
-    StoreUnavailable,
+    StateError,
 )
 from hermes_state.outbox import OutboxRow, OutboxState
 from hermes_state.store import Store
@@ -37,6 +37,7 @@ log = structlog.get_logger()
 
 LONGEST_PAUSE_MS = 30_000
 STORE_PAUSE_SECONDS = 2.0
+CRASH_PAUSE_SECONDS = 30.0
 
 
 class Delivery:
@@ -112,9 +113,12 @@ class Delivery:
             with bound_contextvars(chat=chat.key.name, outbox_id=rows[0].id):
                 async with gate.passing():
                     await self._send(chat, rows[0], adapter, gate)
-        except StoreUnavailable as error:
+        except StateError as error:
             log.warning("delivery.delayed", error=str(error))
             return STORE_PAUSE_SECONDS
+        except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
+            log.exception("delivery.crashed", chat_id=chat_id)
+            return CRASH_PAUSE_SECONDS
         return 0.0
 
     async def _send(self, chat: Chat, row: OutboxRow, adapter: PlatformAdapter, gate: Gate) -> None:

@@ -133,7 +133,7 @@ class GatewayIntake:
             return
         log.info("inbox.accepted", chat=key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.kind is InboxKind.COMMAND and (command is None or command.kind is not Kind.CHANGE):
-            self._commands.run_soon(admitted.inbox_id)
+            self._commands.run_soon(admitted.inbox_id, admitted.chat_id)
             return
         self._lanes.wake(admitted.chat_id)
         if self._interrupts(admission, running):

@@ -199,14 +199,23 @@ class Lane:
 
 
 class Lanes:
-    """All lanes."""
+    """All lanes. `staff` gives them what they work with: commands need the lanes as much as lanes need commands."""
 
-    def __init__(self, parts: LaneParts, group: asyncio.TaskGroup) -> None:
-        self._parts = parts
+    def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
+        self._staff: LaneParts | None = None
         self._lanes: dict[ChatId, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
+
+    def staff(self, parts: LaneParts) -> None:
+        """Called once, before anything else."""
+        self._staff = parts
+
+    @property
+    def _parts(self) -> LaneParts:
+        assert self._staff is not None, "lanes are staffed before they are used"
+        return self._staff
 
     async def start(self) -> None:
         """Take up what waited, and what ran, when the process ended."""

@@ -52,9 +52,9 @@ class LogState:
     """Pages that are in the main file too. Less than `pages`: an old reader holds the rest back."""
 
 
-async def remove_expired(store: Store, now: Millis) -> Removed:
-    """Remove settled inbox keys and outbox rows after `KEPT_MILLIS`, and pairing codes that have expired."""
-    before = Millis(now - KEPT_MILLIS)
+async def remove_expired(store: Store, now: Millis, kept_millis: int = KEPT_MILLIS) -> Removed:
+    """Remove settled inbox keys and outbox rows after `kept_millis`, and pairing codes that have expired."""
+    before = Millis(now - kept_millis)
     return Removed(
         inbox=await _in_slices(store, remove_settled_inbox, before),
         outbox=await _in_slices(store, remove_settled_outbox, before),

@@ -64,7 +64,7 @@ async def list_sessions(invocation: Invocation) -> Effect:
     for conversation in found:
         mark = " (active)" if conversation.is_active else ""
         name = conversation.title or "untitled"
-        used = _when(conversation.last_human_at or conversation.tip.started_at)
+        used = when(conversation.last_human_at or conversation.tip.started_at)
         lines.append(f"- `{conversation.tip.short_key}` {name}, {conversation.message_count} messages, {used}{mark}")
     return say("Conversations of this chat:\n" + "\n".join(lines) + "\n\n`/resume <id>` goes back to one.")
 
@@ -106,10 +106,11 @@ def _load_history(db: Connection, chat_id: ChatId, wanted: int) -> tuple[Transcr
 def _history_line(row: Message, is_hidden: bool) -> str:
     who = row.sender_name or "You" if row.origin is Origin.HUMAN else "Answer"
     mark = " (taken back)" if is_hidden else ""
-    return f"**{who}**, {_when(row.created_at)}{mark}\n{shortened(row.text or '', HISTORY_CHARS)}"
+    return f"**{who}**, {when(row.created_at)}{mark}\n{shortened(row.text or '', HISTORY_CHARS)}"
 
 
-def _when(at: Millis) -> str:
+def when(at: Millis) -> str:
+    """A moment as people read it."""
     return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 
 

@@ -80,6 +80,8 @@ class LaneControl(Protocol):
 
     def begin_stop(self, chat_id: ChatId, reason: str) -> TurnStop | None: ...
 
+    def wake(self, chat_id: ChatId) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:

@@ -11,12 +11,12 @@ from gateway.delivery import Delivery
 from gateway.patience import write_patiently
 from hermes_state import inbox, outbox
 from hermes_state.chats import Chat, load_chat
-from hermes_state.errors import CommandError, StoreUnavailable
+from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.pairings import Role
-from hermes_state.values import InboxId, Millis
+from hermes_state.values import ChatId, InboxId, Millis
 
 log = structlog.get_logger()
 
@@ -38,9 +38,9 @@ class CommandRunner:
             if row is not None and self._kind_of(row) is not Kind.CHANGE:
                 await self.run_queued(row)
 
-    def run_soon(self, inbox_id: InboxId) -> None:
+    def run_soon(self, inbox_id: InboxId, chat_id: ChatId) -> None:
         """Carry out a stored `control` or `read` command now, beside whatever the chat does."""
-        self._group.create_task(self._run_stored(inbox_id), name=f"command-{inbox_id}")
+        self._group.create_task(self._run_stored(inbox_id, chat_id), name=f"command-{inbox_id}")
 
     async def run_queued(self, row: InboxRow) -> RunningTurn | None:
         """Carry out a command; returns the turn it opened, if it opened one."""
@@ -57,10 +57,15 @@ class CommandRunner:
         self._delivery.wake(row.chat_id)
         return opened
 
-    async def _run_stored(self, inbox_id: InboxId) -> None:
-        row = await self._desk.store.read(inbox.load, inbox_id)
-        if row is not None:
-            await self.run_queued(row)
+    async def _run_stored(self, inbox_id: InboxId, chat_id: ChatId) -> None:
+        try:
+            row = await self._desk.store.read(inbox.load, inbox_id)
+            if row is not None:
+                await self.run_queued(row)
+        except StateError as error:
+            # The row is stored: it gets its turn in the queue, which has patience with the database.
+            log.warning("command.delayed", inbox_id=inbox_id, error=str(error))
+            self._desk.lanes.wake(chat_id)
 
     async def _decide(self, row: InboxRow, chat: Chat) -> Effect:
         """What the command does; every refusal is an answer."""

@@ -1,0 +1,124 @@
+"""From configuration to parts: which adapters there are, and the agent with its model and tools."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from agent.model.base import ChatModel
+from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.offline import OfflineModel
+from agent.tools.recall import recall_tools
+from agent.tools.registry import Tool, ToolRegistry
+from agent.turn import Agent, AgentSettings
+from gateway.config import LoadedConfig
+from gateway.settings import Config, ModelSettings
+from hermes_state.store import Store
+from hermes_state.values import Clock, Tokens
+from platforms.base import CommandMenuItem, PlatformAdapter
+from platforms.discord.adapter import DiscordAdapter, DiscordSettings
+from platforms.local.adapter import LocalAdapter, LocalSettings
+from platforms.telegram.adapter import TelegramAdapter
+from platforms.telegram.settings import TelegramSettings, WebhookSettings
+
+
+def make_adapters(
+    loaded: LoadedConfig,
+    store: Store,
+    menu: Sequence[CommandMenuItem],
+    clock: Clock,
+    on_local_ready: Callable[[str], None],
+) -> dict[str, PlatformAdapter]:
+    """Every configured adapter by account name; a platform is on as soon as it has a token."""
+    config = loaded.config
+    adapters: dict[str, PlatformAdapter] = {}
+    telegram = telegram_settings(config)
+    if telegram is not None:
+        adapters["telegram"] = TelegramAdapter(telegram, store=store, menu=menu, clock=clock)
+    discord = discord_settings(config)
+    if discord is not None:
+        adapters["discord"] = DiscordAdapter(discord, store=store, menu=menu, clock=clock)
+    if config.local.enabled:
+        local = LocalSettings(
+            state_dir=loaded.home,
+            host=config.local.host,
+            port=config.local.port,
+            max_file_bytes=config.attachments.max_bytes,
+        )
+        adapters["local"] = LocalAdapter(local, store=store, menu=menu, clock=clock, on_ready=on_local_ready)
+    return adapters
+
+
+def telegram_settings(config: Config) -> TelegramSettings | None:
+    """What the Telegram adapter is told; None without a token."""
+    if config.telegram.token is None:
+        return None
+    return TelegramSettings(
+        token=config.telegram.token.get_secret_value(),
+        base_url=config.telegram.base_url,
+        webhook=_webhook_settings(config),
+    )
+
+
+def _webhook_settings(config: Config) -> WebhookSettings | None:
+    webhook = config.telegram.webhook
+    if webhook.url is None:
+        return None
+    secret = webhook.secret.get_secret_value() if webhook.secret is not None else secrets.token_urlsafe(32)
+    return WebhookSettings(url=webhook.url, secret=secret, host=webhook.host, port=webhook.port)
+
+
+def discord_settings(config: Config) -> DiscordSettings | None:
+    """What the Discord adapter is told; None without a token."""
+    discord = config.discord
+    if discord.token is None:
+        return None
+    return DiscordSettings(
+        token=discord.token.get_secret_value(),
+        api_url=discord.api_url,
+        gateway_url=discord.gateway_url,
+        catch_up_hours=discord.catch_up_hours,
+        catch_up_messages=discord.catch_up_messages,
+    )
+
+
+def make_model(settings: ModelSettings) -> ChatModel:
+    """The model that answers, ready to be called."""
+    if settings.protocol == "offline":
+        return OfflineModel()
+    assert settings.name is not None, "the settings require a name for this protocol"
+    key = settings.api_key.get_secret_value() if settings.api_key is not None else ""
+    return ChatCompletionsModel(
+        ChatCompletionsSettings(
+            model=settings.name,
+            api_key=key,
+            base_url=settings.base_url,
+            connect_seconds=settings.connect_seconds,
+            read_seconds=settings.read_seconds,
+        )
+    )
+
+
+def make_agent(
+    model: ChatModel,
+    settings: ModelSettings,
+    *,
+    store: Store,
+    attachments: Path,
+    extra_tools: Sequence[Tool],
+    clock: Clock,
+) -> Agent:
+    """The agent around a model; times are shown to it in the server's time zone."""
+    return Agent(
+        store=store,
+        model=model,
+        tools=ToolRegistry([*recall_tools(), *extra_tools]),
+        settings=AgentSettings(
+            context_length=Tokens(settings.context_length),
+            max_output_tokens=Tokens(settings.max_output_tokens),
+            sees_images=settings.sees_images,
+            attachments=attachments,
+            zone=datetime.now().astimezone().tzinfo or UTC,
+        ),
+        clock=clock,
+    )

@@ -1,0 +1,277 @@
+"""The daemon: owns every task, every signal, and the order in which things start and stop.
+
+Start: database, access, commands left undone, deliveries left undone, turns left open, then the adapters.
+Stop: no new turn is claimed (what arrives is still stored, and waits for the next start), running turns drain,
+what is owed goes out, then the adapters, the models and, last, the database close.
+"""
+
+import asyncio
+import hashlib
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import structlog
+
+from agent.model.base import ChatModel
+from agent.tools.registry import Tool
+from agent.turn import Agent
+from gateway.access import Access
+from gateway.adapters import Adapters
+from gateway.assembly import make_adapters, make_agent, make_model
+from gateway.attachments import AttachmentDesk
+from gateway.commands.registry import Desk
+from gateway.commands.runner import CommandRunner
+from gateway.commands.table import REGISTRY
+from gateway.config import LoadedConfig, load_config, merge_for_reload, reload_differences
+from gateway.control import serve_control
+from gateway.delivery import Delivery
+from gateway.gates import Gates
+from gateway.home import prepare_home
+from gateway.intake import GatewayIntake
+from gateway.lanes import LaneParts, Lanes
+from gateway.live import Live
+from gateway.logs import set_level
+from gateway.notify import notify
+from gateway.operator import Operator
+from gateway.schedules import Schedules
+from gateway.turns import TurnRunner
+from gateway.vitals import Heartbeat
+from hermes_state.errors import ConfigError
+from hermes_state.lock import FileLock
+from hermes_state.store import Store
+from hermes_state.values import Clock, SystemClock
+from platforms.local.adapter import LocalAdapter
+
+log = structlog.get_logger()
+
+FLUSH_SECONDS = 10.0
+"""For deliveries after the last turn; what is left goes out at the next start."""
+
+
+async def run_daemon(
+    loaded: LoadedConfig,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    extra_tools: Sequence[Tool] = (),
+    clock: Clock | None = None,
+) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit code.
+
+    Raises `OwnedElsewhere` when another process holds the database or a token, `ForeignFile` and `SchemaTooNew` for a
+    database that is not ours to open, `StoreUnavailable` when it cannot be opened.
+    """
+    prepare_home(loaded.home)
+    with ExitStack() as held:
+        for what, token in _tokens(loaded):
+            held.enter_context(_token_lock(what, token))
+        store = await Store.open(
+            loaded.database,
+            synchronous="NORMAL" if loaded.config.store.synchronous == "normal" else "FULL",
+            readers=loaded.config.store.readers,
+            busy_seconds=loaded.config.store.busy_seconds,
+        )
+        try:
+            await _Daemon(loaded, store, environ, extra_tools, clock or SystemClock()).run()
+        finally:
+            await store.close()
+    return 0
+
+
+def _tokens(loaded: LoadedConfig) -> list[tuple[str, str]]:
+    config = loaded.config
+    found = [("the Telegram token", config.telegram.token), ("the Discord token", config.discord.token)]
+    return [(what, token.get_secret_value()) for what, token in found if token is not None]
+
+
+def _token_lock(what: str, token: str) -> FileLock:
+    """One process per bot token on this machine, whatever state directory it uses."""
+    folder = Path(tempfile.gettempdir()) / f"hermes-gateway-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    digest = hashlib.sha256(token.encode()).hexdigest()[:16]
+    return FileLock.acquire(folder / f"token-{digest}.lock", what=what)
+
+
+class _Daemon:
+    """The parts of one run, put together."""
+
+    def __init__(
+        self, loaded: LoadedConfig, store: Store, environ: Mapping[str, str], extra_tools: Sequence[Tool], clock: Clock
+    ) -> None:
+        self._loaded = loaded
+        self._store = store
+        self._environ = environ
+        self._extra_tools = tuple(extra_tools)
+        self._clock = clock
+        self._models: list[ChatModel] = []
+        self._live = Live(config=loaded.config, agent=self._new_agent(loaded))
+        self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
+        self._started_at = clock.now()
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        try:
+            async with asyncio.TaskGroup() as group, self._signals():
+                await self._serve(group)
+        finally:
+            for model in self._models:
+                await model.close()
+
+    async def _serve(self, group: asyncio.TaskGroup) -> None:
+        store, live, clock = self._store, self._live, self._clock
+        gates = Gates()
+        by_name = make_adapters(self._loaded, store, REGISTRY.menu(), clock, _announce)
+        adapters = Adapters(by_name)
+        access = Access(store, live)
+        await access.load()
+        delivery = Delivery(store=store, adapters=adapters, gates=gates, clock=clock, group=group)
+        turns = TurnRunner(store=store, live=live, adapters=adapters, gates=gates, delivery=delivery, clock=clock)
+        desk = AttachmentDesk(
+            store=store,
+            live=live,
+            adapters=adapters,
+            delivery=delivery,
+            clock=clock,
+            folder=self._loaded.attachments,
+        )
+        lanes = Lanes(group)
+        commands = CommandRunner(
+            Desk(
+                store=store,
+                live=live,
+                access=access,
+                lanes=lanes,
+                clock=clock,
+                health=lambda: {name: one.health() for name, one in adapters.supervised.items()},
+                registry=REGISTRY,
+            ),
+            delivery,
+            group,
+        )
+        slots = asyncio.Semaphore(self._loaded.config.sessions.max_turns)
+        lanes.staff(
+            LaneParts(
+                store=store, live=live, turns=turns, commands=commands, attachments=desk, clock=clock, slots=slots
+            )
+        )
+        intake = GatewayIntake(
+            store=store,
+            live=live,
+            access=access,
+            registry=REGISTRY,
+            lanes=lanes,
+            commands=commands,
+            delivery=delivery,
+            clock=clock,
+        )
+        heartbeat = Heartbeat(store, adapters, self._environ)
+        operator = Operator(
+            loaded=lambda: self._loaded,
+            store=store,
+            access=access,
+            adapters=adapters,
+            lanes=lanes,
+            heartbeat=heartbeat,
+            clock=clock,
+            started_at=self._started_at,
+            local_url=lambda: _local_url(by_name.get("local")),
+        )
+        schedules = Schedules(store=store, live=live, clock=clock, attachments_folder=self._loaded.attachments)
+
+        await commands.start()
+        await delivery.start()
+        await lanes.start()
+        tasks = adapters.start(intake, group)
+        tasks.append(group.create_task(heartbeat.run(), name="heartbeat"))
+        schedules.start()
+        async with serve_control(self._loaded.control_socket, operator.handlers()):
+            notify(self._environ, "READY=1")
+            log.info("daemon.started", adapters=sorted(by_name), model=live.config.model.name or "offline")
+            await self._stopping.wait()
+            notify(self._environ, "STOPPING=1")
+            await self._wind_down(lanes, delivery)
+        schedules.close()
+        for task in tasks:
+            task.cancel()
+        log.info("daemon.stopped")
+
+    async def _wind_down(self, lanes: Lanes, delivery: Delivery) -> None:
+        """Let turns finish and answers go out, within bounds; a second signal cuts it short."""
+        seconds = self._live.config.lifecycle.drain_seconds
+        log.info("daemon.draining", turns=lanes.running_count, seconds=seconds)
+        hurry = asyncio.create_task(self._hurrying.wait(), name="second-signal")
+        work = asyncio.create_task(_drain(lanes, delivery, seconds), name="drain")
+        await asyncio.wait({hurry, work}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work})
+            await _drain(lanes, delivery, 0.0)
+        hurry.cancel()
+
+    # ---- signals, reload ---------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _signals(self) -> AsyncIterator[None]:
+        """The one owner of signals."""
+        loop = asyncio.get_running_loop()
+        handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._reload}
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            self._hurrying.set()
+        self._stopping.set()
+
+    def _reload(self) -> None:
+        """Take over what a reload may change, from the next turn on; a bad file changes nothing."""
+        try:
+            new = load_config(self._environ)
+        except ConfigError as error:
+            log.error("config.rejected", error=str(error), kept="the last good configuration")
+            return
+        plan = reload_differences(self._loaded, new)
+        merged = merge_for_reload(self._loaded, new)
+        if merged.config.model != self._loaded.config.model:
+            self._live.agent = self._new_agent(merged)
+        self._loaded = merged
+        self._live.config = merged.config
+        set_level(merged.config.logging.level)
+        log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
+
+    def _new_agent(self, loaded: LoadedConfig) -> Agent:
+        model = make_model(loaded.config.model)
+        self._models.append(model)  # a running turn may still use an older one: all are closed at the end
+        return make_agent(
+            model,
+            loaded.config.model,
+            store=self._store,
+            attachments=loaded.attachments,
+            extra_tools=self._extra_tools,
+            clock=self._clock,
+        )
+
+
+async def _drain(lanes: Lanes, delivery: Delivery, seconds: float) -> None:
+    cut = await lanes.drain(seconds)
+    if cut:
+        log.warning("daemon.turns_cut", count=cut)
+    await delivery.flush(min(FLUSH_SECONDS, seconds))
+
+
+def _announce(url: str) -> None:
+    """The web chat is up: people read this line to open it."""
+    print(f"Open {url}", flush=True)
+
+
+def _local_url(adapter: object) -> str | None:
+    return adapter.mint_url() if isinstance(adapter, LocalAdapter) else None

@@ -1,0 +1,115 @@
+"""What the command line may ask the running daemon over the control socket."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from gateway.access import Access
+from gateway.adapters import Adapters
+from gateway.commands.conversations import when
+from gateway.config import LoadedConfig
+from gateway.control import Handler
+from gateway.lanes import Lanes
+from gateway.vitals import Heartbeat
+from hermes_state import pairings
+from hermes_state.errors import CommandError
+from hermes_state.pairings import Pairing, Role
+from hermes_state.store import Store
+from hermes_state.values import Clock, Millis, UserRef
+
+
+class Operator:
+    """Answers for `hermes-gateway status` and `hermes-gateway pair`."""
+
+    def __init__(
+        self,
+        *,
+        loaded: Callable[[], LoadedConfig],
+        store: Store,
+        access: Access,
+        adapters: Adapters,
+        lanes: Lanes,
+        heartbeat: Heartbeat,
+        clock: Clock,
+        started_at: Millis,
+        local_url: Callable[[], str | None],
+    ) -> None:
+        self._loaded = loaded
+        self._store = store
+        self._access = access
+        self._adapters = adapters
+        self._lanes = lanes
+        self._heartbeat = heartbeat
+        self._clock = clock
+        self._started_at = started_at
+        self._local_url = local_url
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """By the name under which the command line asks."""
+        return {
+            "status": self.status,
+            "pair.list": self.list_pairings,
+            "pair.approve": self.approve,
+            "pair.revoke": self.revoke,
+            "local.url": self.mint_local_url,
+        }
+
+    async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """How the daemon is doing."""
+        model = self._loaded().config.model
+        return {
+            "running_seconds": (self._clock.now() - self._started_at) // 1000,
+            "model": model.name or "offline",
+            "protocol": model.protocol,
+            "turns_running": self._lanes.running_count,
+            "vitals": asdict(self._heartbeat.vitals()),
+            "platforms": {name: self._health(name) for name in self._adapters.supervised},
+            "not_stored": {verdict.value: count for verdict, count in self._access.counts.items()},
+        }
+
+    def _health(self, name: str) -> Mapping[str, Any]:
+        health = self._adapters.supervised[name].health()
+        at = health.last_progress_at
+        return {
+            "state": health.state.value,
+            "detail": health.detail,
+            "last_progress": when(at) if at is not None else None,
+        }
+
+    async def list_pairings(self, _args: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Who waits and who has access."""
+        found = await self._store.read(pairings.list_pairings, self._clock.now())
+        return [_shown(pairing) for pairing in found]
+
+    async def approve(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`code`, and `role` (user)."""
+        try:
+            role = Role(str(args.get("role", Role.USER)))
+        except ValueError:
+            raise CommandError("A role is user or admin.") from None
+        now = self._clock.now()
+        pairing = await self._store.write(pairings.approve, str(args.get("code", "")), role, "command line", now)
+        await self._access.load()
+        return {**_shown(pairing), "state": "approved", "role": role.value}
+
+    async def revoke(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`user`: a stable id such as `telegram:42`."""
+        person = UserRef(str(args.get("user", "")))
+        pairing = await self._store.write(pairings.revoke, person, "command line", self._clock.now())
+        await self._access.load()
+        return {**_shown(pairing), "state": "revoked"}
+
+    async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An address that signs one browser in to the web chat."""
+        return {"url": self._local_url()}
+
+
+def _shown(pairing: Pairing) -> Mapping[str, Any]:
+    return {
+        "user": pairing.user_ref,
+        "name": pairing.display_name,
+        "state": pairing.state.value,
+        "role": pairing.role.value,
+        "asked": when(pairing.created_at),
+        "expires": when(pairing.expires_at),
+    }

@@ -1,0 +1,79 @@
+"""What happens by the clock: idle conversations end, and the database and the stored files are kept small."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+from gateway.live import Live
+from hermes_state import attachments, retention, sessions
+from hermes_state.errors import StateError
+from hermes_state.store import Store
+from hermes_state.values import Clock, Millis
+
+log = structlog.get_logger()
+
+IDLE_CHECK_MINUTES = 5
+HOUSEKEEPING_MINUTES = 60
+SLICE_ROWS = 500
+
+
+class Schedules:
+    """The gateway's own jobs, on APScheduler as a timer; nothing of them is stored."""
+
+    def __init__(self, *, store: Store, live: Live, clock: Clock, attachments_folder: Path) -> None:
+        self._store = store
+        self._live = live
+        self._clock = clock
+        self._folder = attachments_folder
+        # A late job runs once instead of being dropped: the default lets it go after a second.
+        self._scheduler = AsyncIOScheduler(job_defaults={"misfire_grace_time": None, "coalesce": True})
+
+    def start(self) -> None:
+        self._every(IDLE_CHECK_MINUTES, self.expire_idle)
+        self._every(HOUSEKEEPING_MINUTES, self.keep_house)
+        self._scheduler.start()
+
+    def close(self) -> None:
+        """Start nothing more; what runs is a matter of milliseconds."""
+        self._scheduler.shutdown(wait=False)
+
+    def _every(self, minutes: int, job: Callable[[], Awaitable[None]]) -> None:
+        self._scheduler.add_job(job, IntervalTrigger(minutes=minutes), name=job.__name__)
+
+    async def expire_idle(self) -> None:
+        """End conversations that nobody has written in for `sessions.idle_reset_hours`; off by default."""
+        hours = self._live.config.sessions.idle_reset_hours
+        if hours is None:
+            return
+        now = self._clock.now()
+        before = Millis(now - int(hours * 3_600_000))
+        try:
+            while ended := await self._store.write(sessions.expire_idle, before, SLICE_ROWS, now):
+                log.info("sessions.expired", count=len(ended), idle_hours=hours)
+        except StateError as error:
+            log.warning("sessions.expiry_delayed", error=str(error))
+
+    async def keep_house(self) -> None:
+        """Forget what is settled and old, make room for files, tidy the database."""
+        config = self._live.config
+        try:
+            kept_millis = config.store.settled_days * 86_400_000
+            removed = await retention.remove_expired(self._store, self._clock.now(), kept_millis)
+            surplus = await self._store.read(attachments.load_surplus, config.attachments.total_bytes)
+            if surplus:
+                await asyncio.to_thread(_remove, self._folder, surplus)
+                await self._store.write(attachments.forget, surplus)
+            await retention.tend(self._store)
+        except (StateError, OSError) as error:
+            log.warning("housekeeping.delayed", error=str(error))
+            return
+        log.info("housekeeping.done", inbox=removed.inbox, outbox=removed.outbox, files=len(surplus))
+
+
+def _remove(folder: Path, paths: list[str]) -> None:
+    for path in paths:
+        (folder / path).unlink(missing_ok=True)

@@ -1,0 +1,76 @@
+"""Liveness is progress, not "connected": the event loop turns, the writer writes, the platforms answer.
+
+systemd's watchdog is fed only while the loop and the writer make progress; a platform that is away makes
+the daemon not ready, but is no reason to kill it: its supervisor is on it.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.adapters import Adapters
+from gateway.notify import notify, watchdog_seconds
+from hermes_state.store import Store
+
+log = structlog.get_logger()
+
+BEAT_SECONDS = 1.0
+LAG_WORTH_A_WARNING_SECONDS = 0.5
+WRITER_STUCK_SECONDS = 60.0
+"""Twice the patience of the writer with a locked file: nothing it does takes longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """How the daemon is doing, for `/status` of operators."""
+
+    is_ready: bool
+    loop_lag_seconds: float
+    """The last measured delay of the event loop."""
+    writer_waiting_seconds: float
+    """Age of the oldest write that waits."""
+    last_commit_seconds: float
+
+
+class Heartbeat:
+    """Measures the loop and the writer, and tells systemd."""
+
+    def __init__(self, store: Store, adapters: Adapters, environ: Mapping[str, str]) -> None:
+        self._store = store
+        self._adapters = adapters
+        self._environ = environ
+        self._lag = 0.0
+        self._status = ""
+
+    def vitals(self) -> Vitals:
+        pulse = self._store.pulse
+        return Vitals(
+            is_ready=all(one.health().is_ready for one in self._adapters.supervised.values()),
+            loop_lag_seconds=round(self._lag, 4),
+            writer_waiting_seconds=round(pulse.oldest_wait_seconds, 4),
+            last_commit_seconds=round(pulse.last_commit_seconds, 4),
+        )
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        watchdog = watchdog_seconds(self._environ)
+        interval = min(BEAT_SECONDS, watchdog / 3) if watchdog else BEAT_SECONDS
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(interval)  # the delay itself is what is measured
+            self._lag = max(0.0, time.monotonic() - before - interval)
+            if self._lag > LAG_WORTH_A_WARNING_SECONDS:
+                log.warning("loop.lagged", seconds=round(self._lag, 3))
+            if self._store.pulse.oldest_wait_seconds < WRITER_STUCK_SECONDS:
+                notify(self._environ, "WATCHDOG=1")
+            self._tell_status()
+
+    def _tell_status(self) -> None:
+        states = ", ".join(f"{name} {one.health().state.value}" for name, one in self._adapters.supervised.items())
+        if states != self._status:
+            self._status = states
+            notify(self._environ, f"STATUS={states}")
+            log.info("adapters.changed", states=states)
