@@ -1,0 +1,201 @@
+"""The local web chat as a platform adapter."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from hermes_state.errors import PlatformUnavailable, StateError
+from hermes_state.store import Store
+from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
+from platforms.base import (
+    AdapterHealth,
+    AdapterState,
+    Capabilities,
+    CommandMenuItem,
+    Intake,
+    Preview,
+    SendRequest,
+)
+from platforms.local.access import Access, address, host_names
+from platforms.local.entries import Entry, EntryKind
+from platforms.local.history import load_tool_lines
+from platforms.local.live import LiveChat, LiveChats
+from platforms.local.markdown import split_parts
+from platforms.local.pages import Pages
+from platforms.local.routes import Routes
+from platforms.local.uploads import Spool
+
+log = structlog.get_logger()
+
+_SHUTDOWN_SECONDS = 1.0
+"""Requests under way get this long; streams end at once by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSettings:
+    """How the web chat is served."""
+
+    state_dir: Path
+    """Uploaded files wait in `spool/local` below it."""
+    host: str = "127.0.0.1"
+    port: int = 8765
+    """0 picks a free one."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further `Host` headers that mean this page, as a browser sends them (`chat.example.org:8443`)."""
+    max_file_bytes: int = 20_000_000
+    max_characters: int = 200_000
+    """Of one message that a person writes."""
+    max_part_units: int = 100_000
+    """Of one message that is shown, in UTF-16 units; keeps a page responsive."""
+
+
+class LocalAdapter:
+    """Serves the page; implements `platforms.base.PlatformAdapter`.
+
+    `on_ready` is called with the address (and its token, which works once) whenever the page has come up.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        settings: LocalSettings,
+        *,
+        store: Store,
+        menu: Sequence[CommandMenuItem],
+        clock: Clock,
+        on_ready: Callable[[str], None] | None = None,
+    ) -> None:
+        self.capabilities = Capabilities(
+            max_part_units=settings.max_part_units,
+            preview_interval_seconds=0.1,
+            shared_preview_interval_seconds=0.1,
+            has_buttons=True,
+            typing_seconds=6.0,
+        )
+        self._settings = settings
+        self._store = store
+        self._clock = clock
+        self._on_ready = on_ready
+        self._access = Access(store, clock)
+        self._pages = Pages(menu=menu, max_file_bytes=settings.max_file_bytes)
+        self._chats = LiveChats(self._pages)
+        self._spool = Spool(settings.state_dir / "spool" / "local", max_file_bytes=settings.max_file_bytes)
+        self._port: int | None = None
+
+    @property
+    def url(self) -> str | None:
+        """The page's address without a token; None while it is not served."""
+        return None if self._port is None else str(address(self._settings.host, self._port))
+
+    def mint_url(self) -> str | None:
+        """The address with a new token that signs one browser in; None while it is not served."""
+        if self._port is None:
+            return None
+        return str(address(self._settings.host, self._port).with_query(token=self._access.mint()))
+
+    def health(self) -> AdapterHealth:
+        if self._port is None:
+            return AdapterHealth(state=AdapterState.STARTING, last_progress_at=None)
+        # There is no far end to wait for: whoever can ask this can be served.
+        return AdapterHealth(state=AdapterState.RUNNING, last_progress_at=self._clock.now())
+
+    async def run(self, intake: Intake) -> None:
+        """Serve until cancelled. Raises `PlatformUnavailable` when the port is taken or the store does not answer."""
+        try:
+            await asyncio.to_thread(self._spool.open)
+            await self._access.load()
+        except (OSError, StateError) as error:
+            raise PlatformUnavailable(f"the web chat cannot start: {error}") from error
+        self._chats.reopen()
+        routes = Routes(
+            intake=intake,
+            store=self._store,
+            clock=self._clock,
+            access=self._access,
+            chats=self._chats,
+            pages=self._pages,
+            spool=self._spool,
+            max_characters=self._settings.max_characters,
+        )
+        runner = web.AppRunner(
+            routes.application(), handle_signals=False, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS
+        )
+        await runner.setup()
+        try:
+            await self._serve(runner, routes)
+        finally:
+            self._port = None
+            self._chats.close()
+            await runner.cleanup()
+
+    async def _serve(self, runner: web.AppRunner, routes: Routes) -> None:
+        settings = self._settings
+        site = web.TCPSite(runner, settings.host.strip("[]"), settings.port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise PlatformUnavailable(
+                f"port {settings.port} on {settings.host} cannot be opened ({error.strerror or error}); set local.port"
+            ) from error
+        port: int = runner.addresses[0][1]
+        routes.hosts = host_names(settings.host, port, settings.allowed_hosts)
+        routes.cookie_name = f"hermes_local_{port}"  # browsers share cookies between the ports of a host
+        self._port = port
+        log.info("local.served", host=settings.host, port=port)
+        url = self.mint_url()
+        if self._on_ready is not None and url is not None:
+            self._on_ready(url)
+        await asyncio.Event().wait()  # until cancelled
+
+    def render(self, text: str) -> Sequence[OutboundPart]:
+        """The parts keep their Markdown: pages make HTML of it when they show it."""
+        shown = text if text.strip() else "(empty)"
+        return [OutboundPart(text=part, plain=part) for part in split_parts(shown, self._settings.max_part_units)]
+
+    async def send(self, request: SendRequest) -> str:
+        """Show a part on every open page; the transcript shows it to those that open later."""
+        chat = self._chats.of(request.chat.chat_ref)
+        ref = request.replaces or f"k-{request.key}"
+        known = chat.find(ref)
+        is_new = known is None or known.kind is EntryKind.PREVIEW
+        entry = Entry(
+            ref=ref,
+            kind=EntryKind.ANSWER,
+            at=self._clock.now() if known is None or is_new else known.at,
+            text=request.part.plain if request.is_plain else request.part.text,
+            is_plain=request.is_plain,
+            buttons=request.part.buttons,
+        )
+        await self._show_steps(chat, request.chat)
+        chat.add(entry)
+        return ref
+
+    async def show(self, preview: Preview) -> str | None:
+        chat = self._chats.of(preview.chat.chat_ref)
+        ref = preview.ref or f"t-{preview.number}"
+        await self._show_steps(chat, preview.chat)
+        text = split_parts(preview.text, self._settings.max_part_units)[0]
+        chat.preview(Entry(ref=ref, kind=EntryKind.PREVIEW, at=self._clock.now(), text=text))
+        return ref
+
+    async def show_typing(self, chat: ChatKey) -> None:
+        live = self._chats.of(chat.chat_ref)
+        await self._show_steps(live, chat)
+        live.writing()
+
+    async def _show_steps(self, live: LiveChat, chat: ChatKey) -> None:
+        """Show what tools the running turn called. Trouble with the store hides them until a reload, no more."""
+        if not live.is_watched:
+            return
+        try:
+            live.steps(await self._store.read(load_tool_lines, chat))
+        except StateError as error:
+            log.debug("local.steps_hidden", error=type(error).__name__)
+
+    async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
+        return await asyncio.to_thread(self._spool.copy, attachment, target, max_bytes)

@@ -1,0 +1,57 @@
+"""What a page shows: one value for a line of the chat, whether it comes from the store or has just happened."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hermes_state.values import Button, Millis
+
+
+class EntryKind(StrEnum):
+    PERSON = "person"
+    ANSWER = "answer"
+    PREVIEW = "preview"
+    """An answer that is still being written."""
+    ASIDE = "aside"
+    """What the model said beside its tool calls."""
+    TOOL = "tool"
+    NOTICE = "notice"
+    DIVIDER = "divider"
+    """A new conversation begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolLine:
+    """A tool call and what came of it."""
+
+    name: str
+    arguments: str
+    result: str | None
+    """None while it runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of the chat. `ref` names it on every page: what arrives twice is shown once."""
+
+    ref: str
+    kind: EntryKind
+    at: Millis
+    text: str = ""
+    is_plain: bool = False
+    """Shown as written, not as Markdown."""
+    files: tuple[str, ...] = ()
+    buttons: tuple[Button, ...] = ()
+    tool: ToolLine | None = None
+    is_undone: bool = False
+    was_interrupted: bool = False
+
+
+def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[Entry], since: Millis) -> list[Entry]:
+    """One timeline of what the store holds and what this process remembers beside it.
+
+    `known_refs` are the platform ids that the stored entries stand for; a remembered entry under one of them
+    is the same message. Remembered entries older than `since` belong to an earlier page.
+    """
+    fresh = [entry for entry in recent if entry.ref not in known_refs and entry.at >= since]
+    return sorted([*stored, *fresh], key=lambda entry: entry.at)

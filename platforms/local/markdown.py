@@ -1,0 +1,167 @@
+"""Markdown to HTML that is safe to show, and to parts that fit.
+
+HTML in the source is text. Links lead to http, https and mailto only, and open elsewhere without a handle on this
+page; images become links, because the page loads nothing from other hosts.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
+from markupsafe import Markup, escape
+
+_SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
+_LANGUAGE = re.compile(r"[\w+#.-]{1,30}")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+
+
+def to_html(text: str) -> Markup:
+    """`text` as HTML without a single tag or attribute of its author's."""
+    return Markup(_MARKDOWN.render(text))  # the renderer escapes everything; `html` is off
+
+
+def split_parts(text: str, max_units: int) -> list[str]:
+    """`text` in pieces of at most `max_units` UTF-16 units, cut at line ends where possible.
+
+    A code block that is cut is closed at the end of its piece and opened again in the next.
+    """
+    if _units(text) <= max_units:
+        return [text]
+    pieces: list[str] = []
+    piece, opening = "", ""
+    for line in _short_lines(text, max_units // 2):
+        closing = _closing(opening)
+        if piece and _units(piece) + _units(line) + _units(closing) > max_units:
+            pieces.append(piece + closing)
+            piece = f"{opening}\n" if opening else ""
+        piece += line
+        opening = _open_fence(opening, line)
+    pieces.append(piece)
+    return [piece for piece in pieces if piece.strip()] or [text[: max_units // 2]]
+
+
+def _short_lines(text: str, max_units: int) -> Iterator[str]:
+    for line in text.splitlines(keepends=True):
+        while _units(line) > max_units:
+            head = _head(line, max_units)
+            yield f"{head}\n"
+            line = line[len(head) :]
+        yield line
+
+
+def _head(line: str, max_units: int) -> str:
+    """The longest beginning of `line` that fits with a line end, cut after a space if there is one."""
+    head = line[: max_units - 1]
+    while _units(head) > max_units - 1:
+        head = head[: len(head) - (_units(head) - max_units + 2) // 2]
+    at = head.rfind(" ")
+    return head[: at + 1] if at > 0 else head
+
+
+def _open_fence(opening: str, line: str) -> str:
+    """The fence that is open after `line`, empty for none."""
+    found = _FENCE.match(line.rstrip("\n"))
+    if found is None:
+        return opening
+    marker, info = found.groups()
+    if not opening:
+        return "" if marker[0] == "`" and "`" in info else f"{marker}{info}"[:60]
+    is_closing = marker[0] == opening[0] and len(marker) >= len(_marker(opening)) and not info.strip()
+    return "" if is_closing else opening
+
+
+def _closing(opening: str) -> str:
+    return f"\n{_marker(opening)}" if opening else ""
+
+
+def _marker(opening: str) -> str:
+    return opening[: len(opening) - len(opening.lstrip(opening[0]))]
+
+
+def _units(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def _is_safe_link(url: str) -> bool:
+    try:
+        return urlsplit(url).scheme.lower() in _SAFE_SCHEMES
+    except ValueError:
+        return False
+
+
+class _Renderer(RendererHTML):
+    """The library's renderer with the few differences that this page needs."""
+
+    def link_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
+        token = tokens[at]
+        token.attrSet("target", "_blank")
+        token.attrSet("rel", "noopener noreferrer nofollow")
+        return self.renderToken(tokens, at, options, env)
+
+    def image(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
+        token = tokens[at]
+        label = escape(token.content or "image")
+        url = escape(str(token.attrGet("src") or ""))
+        return f'<a href="{url}" target="_blank" rel="noopener noreferrer nofollow">{label}</a>'
+
+    def heading_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
+        return f"<{_heading(tokens[at])}>"
+
+    def heading_close(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
+        return f"</{_heading(tokens[at])}>\n"
+
+    def table_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
+        return '<div class="table"><table>\n'
+
+    def table_close(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
+        return "</table></div>\n"
+
+    def th_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
+        return f'<th scope="col"{_alignment(tokens[at])}>'
+
+    def td_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
+        return f"<td{_alignment(tokens[at])}>"
+
+    def fence(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
+        found = _LANGUAGE.match(tokens[at].info.strip())
+        return _code(tokens[at].content, found.group() if found else "")
+
+    def code_block(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
+        return _code(tokens[at].content, "")
+
+
+def _code(content: str, language: str) -> str:
+    label = escape(language or "code")
+    return (
+        f'<div class="code"><div class="code-bar"><span>{label}</span>'
+        '<button type="button" class="quiet" data-copy>Copy</button></div>'
+        f'<pre tabindex="0"><code>{escape(content)}</code></pre></div>\n'
+    )
+
+
+def _heading(token: Token) -> str:
+    """Headings of an answer stand below the page's own."""
+    return f"h{min(6, int(token.tag[1]) + 2)}"
+
+
+def _alignment(token: Token) -> str:
+    """The column's alignment as a class: the policy of the page allows no style attributes."""
+    for name in ("center", "right"):
+        if name in str(token.attrGet("style") or ""):
+            return f' class="{name}"'
+    return ""
+
+
+def _build() -> MarkdownIt:
+    options: Mapping[str, Any] = {"html": False, "breaks": True}
+    markdown = MarkdownIt("commonmark", options, renderer_cls=_Renderer).enable(["table", "strikethrough"])
+    markdown.validateLink = _is_safe_link  # type: ignore[method-assign]  # the library's documented way to restrict links
+    return markdown
+
+
+_MARKDOWN = _build()

@@ -1,0 +1,106 @@
+"""The pages and their fragments as HTML."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from hermes_state.values import Millis
+from platforms.base import CommandMenuItem
+from platforms.local.entries import Entry
+from platforms.local.history import ChatLink
+from platforms.local.markdown import to_html
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatView:
+    """Everything the page of one chat shows."""
+
+    name: str
+    chats: Sequence[ChatLink]
+    entries: Sequence[Entry]
+    earlier_than: int | None
+    position: str
+    """The event id that the stream continues after."""
+
+
+class Pages:
+    """Renders templates; knows no request and no store."""
+
+    def __init__(self, *, menu: Sequence[CommandMenuItem], max_file_bytes: int) -> None:
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=jinja2.StrictUndefined,
+        )
+        environment.filters["markdown"] = to_html
+        environment.filters["clock"] = _clock
+        environment.filters["iso"] = _iso
+        environment.globals["menu"] = tuple(menu)
+        environment.globals["can_stop"] = any(item.name == "stop" for item in menu)
+        environment.globals["max_file_bytes"] = max_file_bytes
+        self._environment = environment
+        fragments = environment.get_template("fragments.html").module
+        self._upsert = partial(_call, fragments, "upsert")
+        self._removal = partial(_call, fragments, "removal")
+        self._log = partial(_call, fragments, "whole_log")
+        self._earlier = partial(_call, fragments, "earlier_page")
+        self._complaint = partial(_call, fragments, "complaint")
+
+    def chat(self, view: ChatView) -> str:
+        """The whole page."""
+        return self._environment.get_template("chat.html").render(view=view)
+
+    def locked(self) -> str:
+        """What somebody without access sees: where the address is found, and nothing of what is inside."""
+        return self._environment.get_template("plain.html").render(
+            title="This chat is locked",
+            lines=(
+                "Open the address that the gateway printed in its terminal or log when it started. "
+                "It carries a token that works once, for one browser.",
+                "If it was used already, restart the gateway: it prints a new one.",
+            ),
+        )
+
+    def problem(self, title: str, *lines: str) -> str:
+        """A page that says in a sentence or two what is wrong."""
+        return self._environment.get_template("plain.html").render(title=title, lines=lines)
+
+    def upsert(self, name: str, entries: Sequence[Entry], *, is_writing: bool | None) -> str:
+        """Show `entries`, each instead of what has its `ref`, else anew; None leaves the typing sign alone."""
+        return self._upsert(name, entries, is_writing)
+
+    def removal(self, ref: str) -> str:
+        """Take an entry off the page."""
+        return self._removal(ref)
+
+    def whole_log(self, view: ChatView) -> str:
+        """Everything anew, for a page that missed too much."""
+        return self._log(view)
+
+    def earlier(self, view: ChatView) -> str:
+        """A stretch of the past, above what is shown."""
+        return self._earlier(view)
+
+    def complaint(self, sentence: str) -> str:
+        """A sentence above the composer; empty takes it away."""
+        return self._complaint(sentence)
+
+
+def _call(module: object, name: str, *values: object) -> str:
+    made: Markup = getattr(module, name)(*values)
+    return made.strip()
+
+
+def _clock(at: Millis) -> str:
+    return datetime.fromtimestamp(at / 1000).astimezone().strftime("%H:%M")
+
+
+def _iso(at: Millis) -> str:
+    return datetime.fromtimestamp(at / 1000).astimezone().isoformat(timespec="seconds")

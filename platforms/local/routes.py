@@ -1,0 +1,280 @@
+"""The addresses of the web chat, and what a request to each of them does."""
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from aiohttp import web
+
+from hermes_state.errors import StateError
+from hermes_state.store import Store
+from hermes_state.values import ChatKey, ChatKind, Clock, InboundMessage, Sender, Via
+from platforms.base import Intake
+from platforms.local.access import COOKIE_SECONDS, HEADERS, Access, is_same_origin
+from platforms.local.entries import Entry, EntryKind, merge
+from platforms.local.history import ChatLink, load_chats, load_history
+from platforms.local.live import LiveChat, LiveChats
+from platforms.local.pages import ChatView, Pages
+from platforms.local.stream import encode
+from platforms.local.uploads import FormRefused, Spool, Submission, read_form
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+PAGE_ROWS = 120
+"""Rows of the transcript that a page shows at first, and adds at a time."""
+
+PING_SECONDS = 15.0
+"""A silent stream says this often that it is alive, and learns whether the page still is."""
+
+OWNER = Sender(platform="local", id="owner", name="Owner")
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
+_NOT_STORED = "The gateway cannot store anything right now. Your text is kept here: try again in a moment."
+
+
+class Routes:
+    """The handlers of one run of the adapter."""
+
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        store: Store,
+        clock: Clock,
+        access: Access,
+        chats: LiveChats,
+        pages: Pages,
+        spool: Spool,
+        max_characters: int,
+    ) -> None:
+        self._intake = intake
+        self._store = store
+        self._clock = clock
+        self._access = access
+        self._chats = chats
+        self._pages = pages
+        self._spool = spool
+        self._max_characters = max_characters
+        self._static = {path.name: _StaticFile(path) for path in (Path(__file__).parent / "static").iterdir()}
+        self.hosts: tuple[str, ...] = ()
+        """The `Host` headers that mean us; known once the port is bound."""
+        self.cookie_name = "hermes_local"
+
+    def application(self) -> web.Application:
+        """The aiohttp application, guarded."""
+        app = web.Application(middlewares=[self._guard])
+        app.on_response_prepare.append(_add_headers)
+        app.add_routes(
+            [
+                web.get("/", self._enter),
+                web.get("/open", self._open),
+                web.get("/chat/{name}", self._page),
+                web.get("/chat/{name}/earlier", self._earlier),
+                web.get("/chat/{name}/stream", self._stream),
+                web.post("/chat/{name}/messages", self._post),
+                web.get("/static/{file}", self._static_file),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Nothing for other origins, a friendly page without content for strangers, and errors as sentences."""
+        if not is_same_origin(request.headers, request.method, self.hosts):
+            return web.Response(status=403)
+        is_open = request.path.startswith("/static/") or (request.path == "/" and "token" in request.query)
+        if not is_open and not self._access.admits(request.cookies.get(self.cookie_name)):
+            return self._locked(request)
+        try:
+            return await handler(request)
+        except FormRefused as refused:
+            return self._complain(request, refused.status, refused.sentence)
+        except StateError:
+            return self._complain(request, 503, _NOT_STORED)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            return self._complain(request, error.status, "There is no such page here.")
+
+    def _locked(self, request: web.Request) -> web.Response:
+        if _is_htmx(request):
+            sentence = "This browser is not signed in any more. Open the address that the gateway prints at its start."
+            return _html(self._pages.complaint(sentence), status=401)
+        return _html(self._pages.locked(), status=401)
+
+    def _complain(self, request: web.Request, status: int, sentence: str) -> web.Response:
+        if _is_htmx(request):
+            return _html(self._pages.complaint(sentence), status=status)
+        return _html(self._pages.problem("That did not work", sentence), status=status)
+
+    async def _enter(self, request: web.Request) -> web.StreamResponse:
+        """Exchange a token for the cookie; without one, on to the chat."""
+        token = request.query.get("token")
+        response = web.HTTPSeeOther("/chat/main")
+        if token is not None and not self._access.admits(request.cookies.get(self.cookie_name)):
+            cookie = await self._access.exchange(token)
+            if cookie is None:
+                return self._locked(request)
+            response.set_cookie(
+                self.cookie_name, cookie, max_age=COOKIE_SECONDS, path="/", httponly=True, samesite="Strict"
+            )
+        raise response
+
+    async def _open(self, request: web.Request) -> web.StreamResponse:
+        """The form that opens a chat by its name."""
+        name = re.sub(r"[^a-z0-9_-]+", "-", request.query.get("name", "").lower()).strip("-_")[:32]
+        raise web.HTTPSeeOther(f"/chat/{name.strip('-_') or 'main'}")
+
+    async def _page(self, request: web.Request) -> web.StreamResponse:
+        return _html(self._pages.chat(await self._view(_chat_name(request))))
+
+    async def _earlier(self, request: web.Request) -> web.StreamResponse:
+        before = request.query.get("before", "")
+        if not (before.isascii() and before.isdecimal() and len(before) < 19):
+            raise web.HTTPNotFound
+        return _html(self._pages.earlier(await self._view(_chat_name(request), int(before))))
+
+    async def _view(self, name: str, before: int | None = None) -> ChatView:
+        """The chat as it is now; the stream continues where this look began, so that nothing falls between."""
+        chat = self._chats.of(name)
+        position = chat.stream.name_of(chat.stream.position)
+        key = chat_key(name)
+        links = await self._store.read(load_chats, key.platform, key.account) if before is None else []
+        page = await self._store.read(load_history, key, PAGE_ROWS, before)
+        recent = chat.recent if before is None else []
+        return ChatView(
+            name=name,
+            chats=_with_own(links, name),
+            entries=merge(page.entries, page.known_refs, recent, page.since),
+            earlier_than=page.earlier_than,
+            position=position,
+        )
+
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        """A message or a pressed button: stored before it is answered, and shown on every open page."""
+        name = _chat_name(request)
+        try:
+            submission = await read_form(request, self._spool, max_characters=self._max_characters)
+        except OSError as error:
+            logging.getLogger(__name__).warning("spool: %s", type(error).__name__)
+            raise FormRefused(507, "The file could not be stored. The disk may be full.") from error
+        entry = await self._accept(name, submission)
+        if not _is_htmx(request):
+            raise web.HTTPSeeOther(f"/chat/{name}")
+        return _html(self._pages.upsert(name, [entry], is_writing=None) + self._pages.complaint(""))
+
+    async def _accept(self, name: str, submission: Submission) -> Entry:
+        now = self._clock.now()
+        ref = f"c-{submission.client_id}"
+        message = InboundMessage(
+            event_ref=f"local:{name}:{submission.client_id}",
+            chat=chat_key(name),
+            chat_kind=ChatKind.LOCAL,
+            sender=OWNER,
+            text=submission.text,
+            message_ref=ref,
+            sent_at=now,
+            is_addressed=True,
+            via=Via.BUTTON if submission.is_press else Via.TYPED,
+            attachments=submission.files,
+        )
+        try:
+            await self._intake.accept(message)
+        except StateError:
+            self._spool.drop(submission.files)
+            raise
+        chat = self._chats.of(name)
+        names = tuple(file.name for file in submission.files)
+        entry = Entry(ref=ref, kind=EntryKind.PERSON, at=now, text=submission.text, files=names)
+        known = chat.find(ref)
+        if known is None:
+            chat.add(entry)
+        return known or entry
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        """Everything that happens in a chat, until the page goes away."""
+        name = _chat_name(request)
+        chat = self._chats.of(name)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        chat.stream.watch()
+        try:
+            await response.prepare(request)
+            await self._tell(chat, request, response)
+        except ConnectionError:
+            return response  # the page went away; it catches up when it returns
+        finally:
+            chat.stream.unwatch()
+        return response
+
+    async def _tell(self, chat: LiveChat, request: web.Request, response: web.StreamResponse) -> None:
+        stream = chat.stream
+        seen = request.headers.get("Last-Event-ID") or request.query.get("after", "")
+        position = stream.position_of(seen)
+        await response.write(b": hello\n\n")
+        while not stream.is_closed:
+            batch = None if position is None else stream.after(position)
+            if batch is None:
+                view = await self._view(chat.name)
+                await response.write(encode(self._pages.whole_log(view), view.position))
+                position = stream.position_of(view.position)
+                continue
+            position = batch.position
+            if batch.fragments:
+                await response.write(encode("\n".join(batch.fragments), stream.name_of(position)))
+            try:
+                await asyncio.wait_for(stream.changed(position), PING_SECONDS)
+            except TimeoutError:
+                await response.write(b": ping\n\n")
+
+    async def _static_file(self, request: web.Request) -> web.StreamResponse:
+        file = self._static.get(request.match_info["file"])
+        if file is None or file.content_type is None:
+            raise web.HTTPNotFound
+        headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
+        if request.headers.get("If-None-Match") == file.etag:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=file.content, content_type=file.content_type, charset="utf-8", headers=headers)
+
+
+class _StaticFile:
+    """A file of ours, held in memory: there are few, and no path from outside reaches the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.content = path.read_bytes()
+        self.content_type = _TYPES.get(path.suffix)
+        self.etag = f'"{hashlib.sha256(self.content).hexdigest()[:16]}"'
+
+
+def chat_key(name: str) -> ChatKey:
+    """The chat `local:<name>`."""
+    return ChatKey(platform="local", account="local", chat_ref=name)
+
+
+def _chat_name(request: web.Request) -> str:
+    name = request.match_info["name"]
+    if not _NAME.fullmatch(name):
+        raise web.HTTPNotFound
+    return name
+
+
+def _with_own(links: list[ChatLink], name: str) -> list[ChatLink]:
+    """The list always has the main chat and the one that is open."""
+    missing = [wanted for wanted in dict.fromkeys((name, "main")) if all(link.name != wanted for link in links)]
+    return [*(ChatLink(name=wanted, title=None) for wanted in missing), *links]
+
+
+def _is_htmx(request: web.Request) -> bool:
+    return request.headers.get("HX-Request") == "true"
+
+
+def _html(text: str, *, status: int = 200) -> web.Response:
+    return web.Response(text=text, status=status, content_type="text/html", headers={"Cache-Control": "no-store"})
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(HEADERS)

@@ -1,0 +1,116 @@
+"""What happens in a chat, as the pages that are open hear of it.
+
+Every event has a number. A page that comes back names the last one it saw and gets what followed; one that was away
+for too long, or saw another process, is given the whole chat anew. Nothing is queued per page: a slow one
+finds only the newest state of what changes often.
+"""
+
+import asyncio
+import re
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+KEPT_EVENTS = 200
+"""Events that a page may have missed before it is given everything anew."""
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Fragments in order, and the number of the newest."""
+
+    position: int
+    fragments: tuple[str, ...]
+
+
+class ChatStream:
+    """The events of one chat. Belongs to the event loop; nothing here waits except `changed`."""
+
+    def __init__(self) -> None:
+        self._epoch = secrets.token_hex(4)
+        self._position = 0
+        self._floor = 0  # everything after this number is still here
+        self._events: deque[tuple[int, str]] = deque()
+        self._latest: dict[str, tuple[int, str]] = {}
+        self._watchers = 0
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    @property
+    def position(self) -> int:
+        return self._position
+
+    @property
+    def is_watched(self) -> bool:
+        return self._watchers > 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
+        """Tell every open page. `render` makes the fragment and is called only if somebody looks.
+
+        Of events with the same `slot` only the newest matters.
+        """
+        self._position += 1
+        if not self._watchers:
+            self._events.clear()
+            self._latest.clear()
+            self._floor = self._position
+        elif slot is not None:
+            self._latest[slot] = (self._position, render())
+        else:
+            self._events.append((self._position, render()))
+            if len(self._events) > KEPT_EVENTS:
+                self._floor = self._events.popleft()[0]
+        self._wake()
+
+    def forget(self, slot: str) -> None:
+        """What this slot showed is over; a later event says what became of it."""
+        self._latest.pop(slot, None)
+
+    def watch(self) -> None:
+        self._watchers += 1
+
+    def unwatch(self) -> None:
+        self._watchers -= 1
+
+    def after(self, position: int) -> Batch | None:
+        """What followed `position`; None when that is not known any more."""
+        if position < self._floor or position > self._position:
+            return None
+        found = [event for event in (*self._events, *self._latest.values()) if event[0] > position]
+        return Batch(self._position, tuple(fragment for _, fragment in sorted(found)))
+
+    async def changed(self, position: int) -> None:
+        """Wait for an event after `position`, or for the end."""
+        while self._position <= position and not self._is_closed:
+            await self._changed.wait()
+
+    def close(self) -> None:
+        """No more events: whoever watches goes home."""
+        self._is_closed = True
+        self._wake()
+
+    def name_of(self, position: int) -> str:
+        """The event id of a position, as pages know it."""
+        return f"{self._epoch}-{position}"
+
+    def position_of(self, name: str) -> int | None:
+        """The position that an event id means; None for another process's or a made-up one."""
+        epoch, _, number = name.partition("-")
+        return int(number) if epoch == self._epoch and number.isascii() and number.isdecimal() else None
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def encode(fragment: str, name: str) -> bytes:
+    """One server-sent event."""
+    lines = "".join(f"data: {line}\n" for line in _LINE_END.split(fragment))
+    return f"id: {name}\n{lines}\n".encode()

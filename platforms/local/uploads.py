@@ -1,0 +1,206 @@
+"""Files that a person sends: kept in a spool under the state directory until a turn has read them."""
+
+import asyncio
+import contextlib
+import mimetypes
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from aiohttp import BodyPartReader, MultipartReader, web
+
+from hermes_state.errors import MessageRejected, PlatformUnavailable
+from hermes_state.values import AttachmentKind, IncomingAttachment
+
+MOST_FILES = 10
+"""In one message."""
+
+SPOOL_SECONDS = 7 * 24 * 3600
+"""How long a file waits for its turn; a daemon that was away over a long weekend still finds it."""
+
+_CHUNK_BYTES = 256 * 1024
+_FIELD_BYTES = 4 * 1024 * 1024
+_REF = re.compile(r"[0-9a-f]{32}")
+_KINDS = {
+    "image": AttachmentKind.IMAGE,
+    "audio": AttachmentKind.AUDIO,
+    "video": AttachmentKind.VIDEO,
+    "text": AttachmentKind.DOCUMENT,
+    "application": AttachmentKind.DOCUMENT,
+}
+
+
+class FormRefused(Exception):
+    """The form cannot be taken; `sentence` says why to the person, `status` to the browser."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What a person sent with the composer or a button."""
+
+    text: str
+    client_id: str
+    """Made by the page, new for every message: the same one again is the same message."""
+    is_press: bool
+    files: tuple[IncomingAttachment, ...]
+
+
+class Spool:
+    """A folder of files under random names."""
+
+    def __init__(self, folder: Path, *, max_file_bytes: int) -> None:
+        self._folder = folder
+        self.max_file_bytes = max_file_bytes
+
+    def open(self) -> None:
+        """Make the folder, for its owner only, and drop what nobody came for."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        oldest = time.time() - SPOOL_SECONDS
+        for path in self._folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if _REF.fullmatch(path.name) and path.stat().st_mtime < oldest:
+                    path.unlink()
+
+    async def keep(self, part: BodyPartReader) -> IncomingAttachment:
+        """Write an uploaded file. Raises `FormRefused` when it is too large, `OSError` when it cannot be written."""
+        ref = secrets.token_hex(16)
+        path = self._folder / ref
+        size = 0
+        file = await asyncio.to_thread(_create, path)
+        try:
+            while chunk := await part.read_chunk(_CHUNK_BYTES):
+                size += len(chunk)
+                if size > self.max_file_bytes:
+                    raise FormRefused(413, f"A file may have at most {readable_size(self.max_file_bytes)}.")
+                await asyncio.to_thread(file.write, chunk)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            await asyncio.to_thread(file.close)
+        name = _clean_name(part.filename or "")
+        mime = _mime(part, name)
+        return IncomingAttachment(kind=_kind(mime), file_ref=ref, name=name, mime=mime, size_bytes=size)
+
+    def drop(self, files: Sequence[IncomingAttachment]) -> None:
+        """Remove files of a message that was not accepted."""
+        for file in files:
+            (self._folder / file.file_ref).unlink(missing_ok=True)
+
+    def copy(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
+        """Copy a file to `target`; returns its size in bytes. Blocks.
+
+        Raises `MessageRejected` when it is gone or larger than `max_bytes`, `PlatformUnavailable` when the disk fails.
+        """
+        if not _REF.fullmatch(attachment.file_ref):
+            raise MessageRejected(f"no such file: {attachment.name}")
+        path = self._folder / attachment.file_ref
+        try:
+            size = path.stat().st_size
+            if size > max_bytes:
+                raise MessageRejected(f"{attachment.name} has {size} bytes, more than {max_bytes}")
+            shutil.copyfile(path, target)
+        except FileNotFoundError as error:
+            if not target.parent.is_dir():
+                raise PlatformUnavailable(f"cannot write to {target.parent}") from error
+            raise MessageRejected(f"{attachment.name} is not kept any more") from error
+        except OSError as error:
+            raise PlatformUnavailable(f"{attachment.name} could not be copied: {error.strerror}") from error
+        return size
+
+
+async def read_form(request: web.Request, spool: Spool, *, max_characters: int) -> Submission:
+    """The fields and files of a submitted form.
+
+    Raises `FormRefused`, and `OSError` when a file cannot be written; files read so far are gone then.
+    """
+    total = spool.max_file_bytes * 2 + _FIELD_BYTES
+    if (request.content_length or 0) > total:
+        raise FormRefused(413, f"A message may have at most {readable_size(spool.max_file_bytes)} of files.")
+    fields: dict[str, str] = {}
+    files: list[IncomingAttachment] = []
+    try:
+        if request.content_type == "multipart/form-data":
+            await _read_parts(await request.multipart(), spool, fields, files)
+        else:
+            form = await request.post()
+            fields.update({name: value for name, value in form.items() if isinstance(value, str)})
+        return _submission(fields, files, max_characters)
+    except BaseException:
+        spool.drop(files)
+        raise
+
+
+async def _read_parts(
+    reader: MultipartReader, spool: Spool, fields: dict[str, str], files: list[IncomingAttachment]
+) -> None:
+    while (part := await reader.next()) is not None:
+        if not isinstance(part, BodyPartReader) or part.name is None:
+            raise FormRefused(400, "That was not a message.")
+        if part.filename is None:
+            fields[part.name] = await _read_field(part)
+        elif part.filename:
+            if len(files) >= MOST_FILES:
+                raise FormRefused(413, f"A message may have at most {MOST_FILES} files.")
+            files.append(await spool.keep(part))
+
+
+async def _read_field(part: BodyPartReader) -> str:
+    data = bytearray()
+    while chunk := await part.read_chunk(_CHUNK_BYTES):
+        data += chunk
+        if len(data) > _FIELD_BYTES:
+            raise FormRefused(413, "That text is too long. Send it as a file.")
+    return data.decode("utf-8", "replace")
+
+
+def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_characters: int) -> Submission:
+    client_id = fields.get("client_id", "")
+    if not re.fullmatch(r"[A-Za-z0-9-]{8,64}", client_id):
+        raise FormRefused(400, "That was not a message from this page. Reload it and send again.")
+    is_press = "command" in fields
+    # Browsers send line ends of forms as CRLF.
+    text = fields.get("command" if is_press else "text", "").replace("\r\n", "\n").replace("\x00", "").strip()
+    if len(text) > max_characters:
+        raise FormRefused(413, f"That text is longer than {max_characters:,} characters. Send it as a file.")
+    if not text and not files:
+        raise FormRefused(422, "Write something first, or choose a file.")
+    return Submission(text=text, client_id=client_id, is_press=is_press, files=tuple(files))
+
+
+def readable_size(size: int) -> str:
+    """A size for people: `20 MB`."""
+    return f"{size / 1_000_000:.3g} MB" if size >= 1_000_000 else f"{max(1, size // 1000)} KB"
+
+
+def _create(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _clean_name(name: str) -> str:
+    """The last part of a file's name, without what a terminal or a page could stumble over."""
+    last = re.split(r"[/\\]", name)[-1]
+    kept = "".join(character for character in last if character.isprintable()).strip()
+    return kept[:120] or "file"
+
+
+def _mime(part: BodyPartReader, name: str) -> str | None:
+    stated = part.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if re.fullmatch(r"[\w.+-]+/[\w.+-]+", stated) and stated != "application/octet-stream":
+        return stated
+    return mimetypes.guess_type(name)[0] or stated or None
+
+
+def _kind(mime: str | None) -> AttachmentKind:
+    return _KINDS.get((mime or "").partition("/")[0], AttachmentKind.OTHER)
