@@ -28,6 +28,8 @@ _PARSER = MarkdownIt("commonmark").enable("table")
 _LANGUAGE = re.compile(r"[A-Za-z0-9_+\-.#]{1,20}")
 _DEEP_HEADING = re.compile(r"#{4,6}(?=[ \t])")
 _INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2060-\u2064\ufeff\u00ad\x00-\x1f\x7f]")
+_THIRD_BACKTICK = re.compile(r"(?<=``)(?=`)")
+_PLAIN_INLINE = frozenset({"text", "text_special", "code_inline", "em_open", "em_close", "strong_open", "strong_close"})
 _BACKTICK_RUN = re.compile(r"`{3,}")
 _SENTENCE_ENDS = (". ", "! ", "? ", "\u3002", "\uff01", "\uff1f")
 _JOINERS = frozenset("\u200d\ufe0e\ufe0f")
@@ -135,10 +137,11 @@ def _table_lines(tokens: Sequence[Token]) -> Iterator[str]:
 
 
 def _plain_cell(token: Token) -> str:
-    shown = (child.content for child in token.children or () if child.type in ("text", "code_inline", "text_special"))
-    links = (f" ({child.attrGet('href')})" for child in token.children or () if child.type == "link_open")
-    text = "".join(shown) + "".join(links)
-    return " ".join(text.split()) or " ".join(token.content.split())
+    """A cell as read: code blocks show no emphasis. What holds more than emphasis and code stays as written."""
+    children = token.children or []
+    is_plain = {child.type for child in children} <= _PLAIN_INLINE
+    text = "".join(child.content for child in children) if is_plain else token.content
+    return " ".join(text.split())
 
 
 def _columns(text: str) -> int:
@@ -167,7 +170,7 @@ class _Packer:
 
     def add_prose(self, lines: Sequence[str]) -> None:
         for paragraph in _paragraphs(lines):
-            safe = [_prose_line(line) for line in paragraph]
+            safe = [_prose_line(line, self._limit) for line in paragraph]
             if not self._fits(safe) and self._cost(safe) <= self._limit:
                 self._flush()
             for line in safe:
@@ -239,17 +242,17 @@ def _paragraphs(lines: Sequence[str]) -> Iterator[list[str]]:
         yield group
 
 
-def _prose_line(line: str) -> str:
-    """A line of prose without an open fence in it: Discord begins code at any three backticks."""
+def _prose_line(line: str, limit: int) -> str:
+    """A line of prose without an open fence in it, wherever it is cut: Discord begins code at any three backticks."""
     line = _DEEP_HEADING.sub("###", line, count=1) if line.startswith("####") else line
-    if line.count(FENCE) % 2 or len(line) > LIMIT:
+    if line.count(FENCE) % 2 or utf16_units(line) > limit:
         line = _BACKTICK_RUN.sub(lambda run: r"\`" * len(run[0]), line)
     return line
 
 
 def _code_line(line: str) -> str:
     """A line of code that cannot end its block: a zero-width space parts three backticks."""
-    return line.replace(FENCE, "``\u200b`")
+    return _THIRD_BACKTICK.sub("\u200b", line)
 
 
 def _cut_prose(line: str, limit: int) -> Iterator[str]:
