@@ -42,6 +42,9 @@ PREFIX = "HERMES_"
 HOME_VARIABLE = "HERMES_HOME"
 DEFAULT_SOURCE = "default"
 
+_ALIKE = 0.65
+"""From this likeness on (1 is equal) another key is offered as what was meant."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig:
@@ -352,16 +355,19 @@ def _unknown_keys(file: Path, parsed: YamlFile, values: Mapping[str, Any], above
 
 
 def _suggestion(key: KeyPath) -> str:
-    known = [_dotted(other) for other in (*FIELDS, *sorted(_SECTIONS))]
-    siblings = [_dotted(other) for other in (*FIELDS, *sorted(_SECTIONS)) if other[:-1] == key[:-1]]
-    nearest = (
-        difflib.get_close_matches(_dotted(key), siblings, n=1, cutoff=0.7)
-        or difflib.get_close_matches(_dotted(key), known, n=1, cutoff=0.6)
-        or [name for name in known if name.rpartition(".")[2] == key[-1]]
-    )
-    if nearest:
-        return f"; did you mean {nearest[0]}?"
-    return f"; known here: {', '.join(siblings)}" if siblings else ""
+    """The most similar key, with a preference for the same block; failing that, what the block may hold."""
+    known = (*FIELDS, *sorted(_SECTIONS))
+
+    def likeness(other: KeyPath) -> float:
+        same_name = other[-1] == key[-1]
+        same_block = 0.1 if other[:-1] == key[:-1] else 0.0
+        return same_name + same_block + difflib.SequenceMatcher(a=_dotted(other), b=_dotted(key)).ratio()
+
+    nearest = max(known, key=likeness)
+    if likeness(nearest) >= _ALIKE:
+        return f"; did you mean {_dotted(nearest)}?"
+    siblings = ", ".join(_dotted(other) for other in known if other[:-1] == key[:-1])
+    return f"; known here: {siblings}" if siblings else ""
 
 
 def _dotted(key: KeyPath) -> str:

@@ -39,7 +39,7 @@ def read_yaml(path: Path) -> YamlFile:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        if node is None:
+        if node is None or node.tag == "tag:yaml.org,2002:null":
             return YamlFile()
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{path}: must hold keys and values, such as `local:` and under it `port: 8765`")

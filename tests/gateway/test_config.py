@@ -1,0 +1,473 @@
+"""What the configuration accepts, refuses, prefers and says."""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import yaml as pyyaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import (
+    CUSTOMARY,
+    FIELDS,
+    LoadedConfig,
+    field_range,
+    load_config,
+    merge_for_reload,
+    reload_differences,
+    variable_name,
+)
+from gateway.settings import Config
+from hermes_state.errors import ConfigError
+
+Load: TypeAlias = Callable[..., LoadedConfig]
+
+TOKEN = "1234567:AAE-notARealToken_notARealToken_123"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def load(home: Path) -> Load:
+    """Load with a config.yaml of this text, these variables and nothing else."""
+
+    def loader(yaml: str | None = None, **variables: str) -> LoadedConfig:
+        if yaml is not None:
+            (home / "config.yaml").write_text(yaml, encoding="utf-8")
+        return load_config({"HOME": str(home.parent), "HERMES_HOME": str(home), **variables})
+
+    return loader
+
+
+def refusal(load: Load, yaml: str | None = None, **variables: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(yaml, **variables)
+    return str(caught.value)
+
+
+# -- defaults ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_configured_means_the_web_chat_on_loopback_with_the_offline_model(load: Load) -> None:
+    config = load().config
+    assert (config.local.enabled, config.local.host, config.local.port) == (True, "127.0.0.1", 8765)
+    assert config.model.protocol == "offline"
+    assert config.telegram.token is None
+    assert config.discord.token is None
+
+
+def test_the_fixed_settings_have_their_fixed_defaults(load: Load) -> None:
+    config = load().config
+    assert config.access.allow_all is False
+    assert config.access.allow == config.access.admins == ()
+    assert config.model.turn_seconds == 900
+    assert config.model.max_output_tokens == 8_192
+    sessions = config.sessions
+    assert (sessions.groups, sessions.busy_mode, sessions.merge_seconds) == ("shared", "queue", 2)
+    assert (sessions.max_turns, sessions.max_waiting, sessions.idle_reset_hours) == (256, 100, None)
+    assert config.discord.catch_up_hours == 24
+
+
+def test_without_hermes_home_the_state_directory_is_in_the_users_home(tmp_path: Path) -> None:
+    assert load_config({"HOME": str(tmp_path)}).home == tmp_path / ".hermes-gateway"
+    assert load_config({"HOME": str(tmp_path), "HERMES_HOME": "~/elsewhere"}).home == tmp_path / "elsewhere"
+
+
+def test_loading_makes_no_file(tmp_path: Path) -> None:
+    load_config({"HOME": str(tmp_path)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_process_environment_does_not_leak_in(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERMES_LOCAL__PORT", "1")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-from-the-shell")
+    config = load().config
+    assert config.local.port == 8765
+    assert config.model.api_key is None
+
+
+# -- precedence ----------------------------------------------------------------------------------------------------
+
+
+def test_each_source_overrules_the_ones_below_it(load: Load, home: Path, tmp_path: Path) -> None:
+    credentials = tmp_path / "credentials"
+    credentials.mkdir()
+
+    def name(**variables: str) -> tuple[str | None, str]:
+        loaded = load(None, **variables)
+        key = loaded.config.telegram.token
+        return key.get_secret_value() if key else None, loaded.sources["telegram.token"]
+
+    assert name() == (None, "default")
+    assert name(TELEGRAM_BOT_TOKEN="customary") == ("customary", "TELEGRAM_BOT_TOKEN")
+    (home / "config.yaml").write_text("telegram: {token: from-yaml}")
+    assert name(TELEGRAM_BOT_TOKEN="customary") == ("from-yaml", str(home / "config.yaml"))
+    (home / ".env").write_text("HERMES_TELEGRAM__TOKEN=from-env-file\n")
+    assert name(TELEGRAM_BOT_TOKEN="customary") == ("from-env-file", f"{home / '.env'}: HERMES_TELEGRAM__TOKEN")
+    (credentials / "telegram.token").write_text("from-credential\n")
+    with_credentials = {"CREDENTIALS_DIRECTORY": str(credentials)}
+    assert name(**with_credentials) == ("from-credential", "credential HERMES_TELEGRAM__TOKEN")
+    assert name(**with_credentials, HERMES_TELEGRAM__TOKEN="from-env") == ("from-env", "HERMES_TELEGRAM__TOKEN")
+
+
+@pytest.mark.parametrize(("variable", "key"), CUSTOMARY.items())
+def test_customary_variables_count_wherever_ours_do(
+    load: Load, home: Path, tmp_path: Path, variable: str, key: tuple[str, ...]
+) -> None:
+    value = "https://model.example.org/v1" if variable.endswith("URL") else "customary-value"
+    name = {"HERMES_MODEL__NAME": "some-model"}
+    assert load(None, **name, **{variable: value}).sources[".".join(key)] == variable
+    (home / ".env").write_text(f"{variable}={value}\n")
+    assert load(None, **name).sources[".".join(key)] == f"{home / '.env'}: {variable}"
+    (home / ".env").unlink()
+    (tmp_path / variable).write_text(value)
+    assert load(None, **name, CREDENTIALS_DIRECTORY=str(tmp_path)).sources[".".join(key)] == f"credential {variable}"
+
+
+@pytest.mark.parametrize("name", ["telegram.token", "telegram__token", "HERMES_TELEGRAM__TOKEN", "TELEGRAM_BOT_TOKEN"])
+def test_a_credential_may_be_named_like_the_key_or_like_the_variable(load: Load, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(TOKEN + "\n")
+    token = load(CREDENTIALS_DIRECTORY=str(tmp_path)).config.telegram.token
+    assert token is not None
+    assert token.get_secret_value() == TOKEN
+
+
+def test_an_empty_value_counts_as_not_set(load: Load) -> None:
+    loaded = load("telegram: {token: }\nlocal:\n", HERMES_LOCAL__PORT="", TELEGRAM_BOT_TOKEN=" ")
+    assert loaded.config.telegram.token is None
+    assert loaded.config.local.port == 8765
+
+
+def test_one_setting_from_the_environment_leaves_its_neighbours_in_the_file(load: Load) -> None:
+    local = load("local: {host: 127.0.0.2, port: 1000}", HERMES_LOCAL__PORT="2000").config.local
+    assert (local.host, local.port) == ("127.0.0.2", 2000)
+
+
+def test_lists_may_be_written_with_commas_or_as_json(load: Load) -> None:
+    expected = ("telegram:42", "discord:123456789012345678")
+    assert load(HERMES_ACCESS__ALLOW="telegram:42, discord:123456789012345678").config.access.allow == expected
+    assert load(HERMES_ACCESS__ALLOW='["telegram:42","discord:123456789012345678"]').config.access.allow == expected
+    assert load("access: {allow: [telegram:42, 'discord:123456789012345678']}").config.access.allow == expected
+    assert load("access: {allow: telegram:42}").config.access.allow == ("telegram:42",)
+
+
+@pytest.mark.parametrize("off", ["off", "null", "false", "0", "'off'"])
+def test_idle_reset_is_switched_off_by_any_usual_word(load: Load, off: str) -> None:
+    assert load(f"sessions: {{idle_reset_hours: {off}}}").config.sessions.idle_reset_hours is None
+
+
+# -- what is refused, and how it is said ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("yaml", "nearest"),
+    [
+        ("telegram:\n  tokn: x", "telegram.token"),
+        ("sesions:\n  groups: shared", "sessions"),
+        ("telegram_token: x", "telegram.token"),
+        ("local:\n  max_turns: 3", "sessions.max_turns"),
+        ("telegram:\n  webhook:\n    adress: x", "telegram.webhook"),
+    ],
+)
+def test_an_unknown_key_names_the_file_the_key_and_the_nearest_one(
+    load: Load, home: Path, yaml: str, nearest: str
+) -> None:
+    text = refusal(load, yaml)
+    assert str(home / "config.yaml") in text
+    assert nearest in text
+
+
+def test_an_unknown_key_is_found_in_its_line(load: Load) -> None:
+    assert "line 3: unknown key telegram.tokn; did you mean telegram.token?" in refusal(load, "\ntelegram:\n  tokn: x")
+
+
+def test_bad_yaml_names_the_line_and_shows_nothing_of_the_file(load: Load) -> None:
+    text = refusal(load, "local:\n  port: 1\ntelegram: {token: very-secret-value\nmodel:\n")
+    assert "config.yaml line 4" in text
+    assert "very-secret-value" not in text
+
+
+def test_a_key_given_twice_is_refused(load: Load) -> None:
+    assert "line 3: local is given twice (first in line 1)" in refusal(load, "local:\n  port: 1\nlocal:\n  port: 2\n")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just words", "42", "a: 1\n---\nb: 2\n", "a: &x [*x]", "d: 2026-13-45"])
+def test_a_file_that_is_no_configuration_is_refused(load: Load, text: str) -> None:
+    assert "config.yaml" in refusal(load, text)
+
+
+def test_a_file_in_another_encoding_is_refused(load: Load, home: Path) -> None:
+    (home / "config.yaml").write_bytes("model: {name: gr\xfc\xdfe}".encode("latin-1"))
+    assert "not UTF-8" in refusal(load)
+
+
+@pytest.mark.parametrize("empty", ["", "\n", "# only a comment\n", "---\n", "telegram:\n"])
+def test_an_empty_file_is_fine(load: Load, empty: str) -> None:
+    assert load(empty).config == Config()
+
+
+def test_a_value_where_a_block_belongs_is_refused(load: Load) -> None:
+    assert "telegram is a block of keys (telegram.token" in refusal(load, "telegram: 1234")
+
+
+def test_every_problem_is_told_at_once(load: Load) -> None:
+    text = refusal(load, "local: {port: 70000}", HERMES_SESSIONS__GROUPS="both", HERMES_SESSIONS__MAX_TURNS="many")
+    assert len(text.splitlines()) == 3
+
+
+NUMBERS = {key: field_range(field) for key, field in FIELDS.items() if field_range(field)[0] is not None}
+
+
+@pytest.mark.parametrize("key", NUMBERS, ids=".".join)
+def test_a_number_out_of_range_names_its_source_its_key_and_its_range(load: Load, key: tuple[str, ...]) -> None:
+    low, high = NUMBERS[key]
+    assert low is not None
+    assert high is not None
+    for value in (low - 1, high + 1):
+        if key[-1] == "idle_reset_hours" and value == 0:
+            continue
+        text = refusal(load, None, **{variable_name(key): str(value)})
+        assert text.startswith(variable_name(key))
+        assert ".".join(key) in text
+        assert f"between {low:,} and {high:,}" in text
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "0x10", "one", "1_0 0"])
+def test_what_is_no_number_is_refused(load: Load, value: str) -> None:
+    assert "sessions.merge_seconds" in refusal(load, HERMES_SESSIONS__MERGE_SECONDS=value)
+
+
+def test_a_wrong_choice_names_the_choices(load: Load) -> None:
+    assert "must be one of queue, steer, interrupt (is 'drop')" in refusal(load, "sessions: {busy_mode: drop}")
+
+
+def test_an_error_never_shows_a_secret(load: Load) -> None:
+    text = refusal(load, "telegram:\n  token: [very-secret-value]\n  webhook: {secret: secret!!}")
+    assert "telegram.token" in text
+    assert "very-secret-value" not in text
+    assert "secret!!" not in text
+
+
+# -- rules between settings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"OPENAI_API_KEY": "sk-1"}, {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1"}, {"HERMES_MODEL__API_KEY": "sk-1"}],
+)
+def test_a_key_or_an_address_without_a_name_asks_for_the_name(load: Load, variables: Mapping[str, str]) -> None:
+    assert "model.name" in refusal(load, None, **variables)
+
+
+def test_a_name_alone_is_enough_to_leave_the_offline_model(load: Load) -> None:
+    assert load(HERMES_MODEL__NAME="gpt-5").config.model.protocol == "chat_completions"
+
+
+def test_a_local_server_needs_no_key(load: Load) -> None:
+    model = load("model: {name: qwen3, base_url: 'http://127.0.0.1:11434/v1/'}").config.model
+    assert model.protocol == "chat_completions"
+    assert model.base_url == "http://127.0.0.1:11434/v1"
+    assert model.api_key is None
+
+
+def test_the_offline_model_can_be_chosen_beside_a_key(load: Load) -> None:
+    assert load(OPENAI_API_KEY="sk-1", HERMES_MODEL__PROTOCOL="offline").config.model.protocol == "offline"
+
+
+@given(context=st.integers(1_024, 20_000_000))
+def test_reserved_output_is_a_quarter_of_the_context_at_most_8192(context: int) -> None:
+    values = {"HERMES_HOME": "/nonexistent-home", "HERMES_MODEL__CONTEXT_LENGTH": str(context)}
+    expected = min(8_192, context // 4)
+    if context - expected < 2_048:
+        with pytest.raises(ConfigError, match=r"model\.context_length"):
+            load_config(values)
+    else:
+        model = load_config(values).config.model
+        assert model.max_output_tokens == expected
+        assert model.input_window == context - expected
+
+
+def test_an_input_window_too_small_is_refused_with_the_figures(load: Load) -> None:
+    text = refusal(load, "model: {context_length: 10000, max_output_tokens: 8000}")
+    assert "2000 tokens" in text
+    assert "2048" in text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "gateway.example.org"])
+def test_the_web_chat_leaves_loopback_only_when_access_names_somebody(load: Load, host: str) -> None:
+    assert "local.host" in refusal(load, HERMES_LOCAL__HOST=host)
+    assert load(HERMES_LOCAL__HOST=host, HERMES_ACCESS__ADMINS="telegram:42").config.local.host == host
+    assert load(HERMES_LOCAL__HOST=host, HERMES_LOCAL__ENABLED="false").config.local.enabled is False
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost", "[::1]"])
+def test_loopback_needs_no_access(load: Load, host: str) -> None:
+    assert load(HERMES_LOCAL__HOST=host).config.local.is_loopback
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["telegram:@alice", "telegram:alice", "@alice", "42", "slack:U1", "discord:alice#1", "telegram:", "telegram:042"],
+)
+def test_people_are_given_by_stable_id_never_by_name(load: Load, name: str) -> None:
+    text = refusal(load, f"access: {{allow: ['{name}']}}")
+    assert "access.allow" in text
+    assert "such as telegram:42" in text or "such as discord:" in text
+
+
+def test_a_group_is_no_person(load: Load) -> None:
+    assert "names a group" in refusal(load, HERMES_ACCESS__ADMINS="telegram:-1001234")
+
+
+def test_a_space_in_an_id_is_explained(load: Load) -> None:
+    assert "no space after the colon" in refusal(load, "access: {allow: [telegram: 42]}")
+
+
+@pytest.mark.parametrize("seeing", ["gpt-4o-mini", "gpt-5", "claude-sonnet-4-5", "qwen2.5-vl-7b", "openai/o3"])
+def test_models_known_to_see_are_sent_images(load: Load, seeing: str) -> None:
+    assert load(HERMES_MODEL__NAME=seeing).config.model.sees_images
+
+
+def test_other_models_are_sent_images_only_when_told_so(load: Load) -> None:
+    assert not load(HERMES_MODEL__NAME="llama-3.1-8b").config.model.sees_images
+    assert load(HERMES_MODEL__NAME="llama-3.1-8b", HERMES_MODEL__IMAGES="true").config.model.sees_images
+
+
+# -- foreign things ------------------------------------------------------------------------------------------------
+
+
+def test_a_foreign_variable_warns_with_the_nearest_setting_and_is_not_fatal(load: Load) -> None:
+    loaded = load(HERMES_TELEGRAM_TOKEN="x", HERMES_YOLO_MODE="1", HERMES_MODEL="gpt")
+    assert any("HERMES_TELEGRAM_TOKEN" in text and "HERMES_TELEGRAM__TOKEN" in text for text in loaded.warnings)
+    assert any(text.startswith("HERMES_YOLO_MODE is not a setting") for text in loaded.warnings)
+    assert loaded.config == Config()
+
+
+def test_no_variable_of_ours_warns(load: Load) -> None:
+    variables = {variable_name(key): "" for key in FIELDS}
+    assert load(**variables).warnings == ()
+
+
+def test_a_foreign_variable_in_the_env_file_warns_too(load: Load, home: Path) -> None:
+    (home / ".env").write_text("HERMES_NONSENSE=1\nHERMES_HOME=/elsewhere\nUNRELATED=1\n")
+    warnings = load().warnings
+    assert len(warnings) == 2
+    assert all(str(home / ".env") in text for text in warnings)
+
+
+def test_another_programs_configuration_is_named_and_left_alone(load: Load, home: Path) -> None:
+    text = "_config_version: 12\nmodel:\n  default: anthropic/claude\ntoolsets: [hermes-cli]\n"
+    said = refusal(load, text)
+    assert str(home / "config.yaml") in said
+    assert "hermes-agent" in said
+    assert (home / "config.yaml").read_text() == text
+    assert [path.name for path in home.iterdir()] == ["config.yaml"]
+
+
+def test_another_programs_database_is_named_and_left_alone(load: Load, home: Path) -> None:
+    with sqlite3.connect(home / "state.db") as db:
+        db.execute("CREATE TABLE sessions (id TEXT)")
+    db.close()
+    before = (home / "state.db").read_bytes()
+    assert str(home / "state.db") in refusal(load)
+    assert (home / "state.db").read_bytes() == before
+    assert [path.name for path in home.iterdir()] == ["state.db"]
+
+
+@pytest.mark.parametrize("content", [b"just some bytes, not a database", b"SQLite format 3\x00 and then nothing"])
+def test_a_file_that_is_no_database_is_refused(load: Load, home: Path, content: bytes) -> None:
+    (home / "state.db").write_bytes(content)
+    assert "state.db" in refusal(load)
+
+
+def test_a_state_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(ConfigError, match="not a directory"):
+        load_config({"HERMES_HOME": str(tmp_path / "home")})
+
+
+# -- reload --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reload_tells_what_is_taken_over_and_what_waits(load: Load) -> None:
+    old = load("sessions: {merge_seconds: 1}\nlocal: {port: 1000}", HERMES_TELEGRAM__TOKEN="old-token")
+    new = load(
+        "sessions: {merge_seconds: 3}\nlocal: {port: 2000}\nlogging: {level: debug}", HERMES_TELEGRAM__TOKEN="new-token"
+    )
+    plan = reload_differences(old, new)
+    assert set(plan.applied) == {"sessions.merge_seconds", "logging.level"}
+    assert set(plan.needs_restart) == {"telegram.token", "local.port"}
+
+
+def test_after_a_reload_the_running_values_are_the_effective_ones(load: Load) -> None:
+    old = load("local: {port: 1000}\nsessions: {max_waiting: 1}")
+    merged = merge_for_reload(old, load("local: {port: 2000}\nsessions: {max_waiting: 2}"))
+    assert merged.config.local.port == 1000
+    assert merged.config.sessions.max_waiting == 2
+    assert reload_differences(old, merged).needs_restart == ()
+
+
+def test_tokens_hosts_ports_and_addresses_of_platforms_wait_for_a_restart(load: Load) -> None:
+    changed = {
+        "HERMES_TELEGRAM__TOKEN": "t",
+        "HERMES_TELEGRAM__BASE_URL": "http://127.0.0.1:1",
+        "HERMES_DISCORD__TOKEN": "d",
+        "HERMES_DISCORD__API_URL": "http://127.0.0.1:1",
+        "HERMES_LOCAL__HOST": "::1",
+        "HERMES_LOCAL__PORT": "1",
+    }
+    plan = reload_differences(load(), load(None, **changed))
+    assert plan.applied == ()
+    assert len(plan.needs_restart) == len(changed)
+
+
+def test_access_thresholds_log_level_and_routes_are_taken_over(load: Load) -> None:
+    changed = {
+        "HERMES_ACCESS__ADMINS": "telegram:42",
+        "HERMES_MODEL__NAME": "m",
+        "HERMES_MODEL__BASE_URL": "http://127.0.0.1:1",
+        "HERMES_MODEL__API_KEY": "k",
+        "HERMES_MODEL__CONTEXT_LENGTH": "100000",
+        "HERMES_LOGGING__LEVEL": "debug",
+        "HERMES_SESSIONS__IDLE_RESET_HOURS": "5",
+    }
+    plan = reload_differences(load(), load(None, **changed))
+    assert plan.needs_restart == ()
+    assert {variable_name(tuple(key.split("."))) for key in plan.applied} >= set(changed)
+
+
+def test_secrets_are_known_for_redaction_and_masked_when_printed(load: Load) -> None:
+    loaded = load(HERMES_TELEGRAM__TOKEN=TOKEN, HERMES_MODEL__NAME="m", OPENAI_API_KEY="sk-secret-key")
+    assert set(loaded.secrets()) == {TOKEN, "sk-secret-key"}
+    assert TOKEN not in repr(loaded)
+    assert "sk-secret-key" not in repr(loaded)
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8"), max_size=10),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+            max_leaves=5,
+        ),
+        max_size=3,
+    )
+    | st.fixed_dictionaries({"access": st.fixed_dictionaries({"allow": st.lists(st.text(max_size=12), max_size=3)})})
+)
+def test_whatever_is_in_the_file_the_answer_is_a_configuration_or_a_config_error(
+    tmp_path_factory: pytest.TempPathFactory, values: object
+) -> None:
+    home = tmp_path_factory.mktemp("any")
+    (home / "config.yaml").write_text(pyyaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
+    with contextlib.suppress(ConfigError):
+        assert load_config({"HERMES_HOME": str(home)}).home == home
