@@ -1,0 +1,198 @@
+"""The outside world of an end-to-end test: fake services on loopback and the gateway as a real process."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from tests.fakes import fake_discord, fake_llm, fake_telegram
+from tests.fakes.labkit import Server
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "123456:LABTOKEN"
+START_SECONDS = 30.0
+STOP_SECONDS = 40.0
+
+
+class Control:
+    """A fake server's control API."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self._session = session
+
+    async def post(self, path: str, data: object = None) -> Any:
+        async with self._session.post(f"{self.url}/_ctl/{path}", json={} if data is None else data) as answer:
+            return await answer.json()
+
+    async def get(self, path: str, **query: object) -> Any:
+        params = {key: str(value) for key, value in query.items()}
+        async with self._session.get(f"{self.url}/_ctl/{path}", params=params) as answer:
+            return await answer.json()
+
+    async def delete(self, path: str) -> Any:
+        async with self._session.delete(f"{self.url}/_ctl/{path}") as answer:
+            return await answer.json()
+
+
+class Gateway:
+    """The daemon as a child process."""
+
+    def __init__(self, environ: Mapping[str, str], log: Path, command: Sequence[str]) -> None:
+        self._environ = dict(environ)
+        self._log = log
+        self._command = list(command)
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self, **changes: str) -> None:
+        """Start and wait until the log says that it has started."""
+        seen = self._log.stat().st_size if self._log.exists() else 0
+        await self.spawn(**changes)
+        await self.wait_for_log("daemon.started", since=seen)
+
+    async def spawn(self, **changes: str) -> None:
+        """Start without waiting."""
+        self._environ.update(changes)
+        with self._log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, *self._command), env=self._environ, cwd=ROOT, stdout=log, stderr=log
+            )
+
+    async def wait_for_log(self, words: str, *, since: int = 0, seconds: float = START_SECONDS) -> None:
+        """Wait until the daemon's output has `words` behind the offset `since`."""
+        assert self.process is not None
+        async with asyncio.timeout(seconds):
+            while words.encode() not in self.log_bytes()[since:]:
+                assert self.process.returncode is None, f"the gateway ended:\n{self.log_text()}"
+                await asyncio.sleep(0.02)  # a file of another process has no event to wait for
+
+    async def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        return await self.wait()
+
+    async def kill(self) -> None:
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+    async def wait(self) -> int:
+        assert self.process is not None
+        return await asyncio.wait_for(self.process.wait(), STOP_SECONDS)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def log_bytes(self) -> bytes:
+        return self._log.read_bytes() if self._log.exists() else b""
+
+    def log_text(self) -> str:
+        return self.log_bytes().decode(errors="replace")
+
+
+class World:
+    """Fake Telegram, Discord and model, and a gateway between them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self._folder = folder
+        self._stack = AsyncExitStack()
+        self.environ: dict[str, str] = {}
+
+    async def open(self, *, telegram: bool = True, discord: bool = False, command: Sequence[str] = ()) -> None:
+        session = await self._stack.enter_async_context(aiohttp.ClientSession())
+        self.http = session
+        self.llm_app = fake_llm.make_app()
+        self.llm = Control(await self._serve(self.llm_app), session)
+        environ = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self._folder),
+            "TMPDIR": str(self._folder),
+            "HERMES_HOME": str(self.home),
+            "HERMES_MODEL__NAME": "lab-128k",
+            "HERMES_MODEL__BASE_URL": f"{self.llm.url}/v1",
+            "HERMES_MODEL__API_KEY": "test",
+            "HERMES_MODEL__CONTEXT_LENGTH": "128000",
+            "HERMES_LOCAL__ENABLED": "false",
+            "HERMES_LOGGING__FORMAT": "json",
+            "HERMES_LOGGING__LEVEL": "debug",
+            "HERMES_LOGGING__FILE": "false",
+            "HERMES_ACCESS__ALLOW": "telegram:42,telegram:43,discord:100000000000000001",
+            "HERMES_ACCESS__ADMINS": "telegram:1",
+        }
+        if telegram:
+            self.tg = Control(await self._serve(fake_telegram.make_app(token=TOKEN)), session)
+            environ |= {"HERMES_TELEGRAM__TOKEN": TOKEN, "HERMES_TELEGRAM__BASE_URL": self.tg.url}
+        if discord:
+            self.dc = Control(await self._serve(fake_discord.make_app()), session)
+            gateway_url = self.dc.url.replace("http", "ws", 1) + "/gateway"
+            environ |= {
+                "HERMES_DISCORD__TOKEN": "lab-discord-token",
+                "HERMES_DISCORD__API_URL": self.dc.url,
+                "HERMES_DISCORD__GATEWAY_URL": gateway_url,
+            }
+        self.environ = environ
+        self.gateway = Gateway(environ, self._folder / "gateway.log", command or ("-m", "gateway", "run"))
+
+    async def _serve(self, app: web.Application) -> str:
+        return (await self._stack.enter_async_context(Server(app))).url
+
+    async def close(self) -> None:
+        try:
+            if self.gateway.process is not None:
+                await self.gateway.kill()
+        finally:
+            await self._stack.aclose()
+
+    # ---- Telegram ----------------------------------------------------------------------------------------------
+
+    async def say(self, text: str, *, chat_id: int = 42, **more: object) -> Any:
+        """A person writes to the bot on Telegram."""
+        body = {"chat_id": chat_id, "user_id": chat_id if chat_id > 0 else 42, "text": text, **more}
+        return await self.tg.post("message", body)
+
+    async def replies(
+        self, count: int, *, chat_id: int = 42, wait: float = 15, since: int = 0, match: str = ""
+    ) -> list[str]:
+        """The texts of the messages the bot sent to a chat; waits for `count` of them."""
+        query = {"method": "sendMessage", "chat_id": chat_id, "wait": wait, "count": count, "since": since}
+        rows = await self.tg.get("sent", **query, **({"match": match} if match else {}))
+        return [row["text"] for row in rows]
+
+    async def visible(self, chat_id: int = 42) -> list[str]:
+        """What a person sees in a Telegram chat now, of the bot's messages."""
+        chat = await self.tg.get(f"chat/{chat_id}")
+        return [row["text"] for row in chat["messages"] if row.get("from_bot", row.get("is_bot", False))]
+
+    # ---- the database, read only ---------------------------------------------------------------------------------
+
+    def query(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
+        """Read the database of a gateway that may be running."""
+        db = sqlite3.connect(f"file:{self.home / 'state.db'}?mode=ro", uri=True)
+        try:
+            return db.execute(sql, args).fetchall()
+        finally:
+            db.close()
+
+
+@asynccontextmanager
+async def world_in(folder: Path, **options: Any) -> AsyncIterator[World]:
+    """A world that is taken down at the end, whatever happens."""
+    world = World(folder)
+    await world.open(**options)
+    try:
+        yield world
+    finally:
+        await world.close()
