@@ -30,7 +30,7 @@ from platforms.discord.client import GatewayClient
 from platforms.discord.errors import connection_errors
 from platforms.discord.files import FileRef
 from platforms.discord.inbound import PLATFORM
-from platforms.discord.inlet import Inlet
+from platforms.discord.inlet import QUEUE_SIZE, Inlet
 from platforms.discord.outbound import Sender
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import ButtonCommands, Interactions, Tickets, publish_menu
@@ -56,6 +56,8 @@ class DiscordSettings:
     catch_up_hours: float = 24.0
     catch_up_messages: int = 200
     """Bounds of what is fetched per channel after a connection that did not resume."""
+    queue_size: int = QUEUE_SIZE
+    """Events that may wait for the database."""
     stale_seconds: float = 90.0
     """Without an answered heartbeat, or without a session, for this long, the connection is built anew."""
     request_seconds: float = 30.0
@@ -155,7 +157,7 @@ class DiscordAdapter:
         with _store_errors():
             salt = await self._load_salt()
         self._state, self._detail = AdapterState.STARTING, "Connecting."
-        inlet = Inlet(intake, account=settings.account, clock=self._clock)
+        inlet = Inlet(intake, account=settings.account, clock=self._clock, queue_size=settings.queue_size)
         client = GatewayClient(
             inlet,
             account=settings.account,

@@ -95,11 +95,11 @@ class _Gap:
 class Inlet:
     """Stores what arrives. `put` never waits; `run` is the worker."""
 
-    def __init__(self, intake: Intake, *, account: str, clock: Clock) -> None:
+    def __init__(self, intake: Intake, *, account: str, clock: Clock, queue_size: int = QUEUE_SIZE) -> None:
         self._intake = intake
         self._account = account
         self._clock = clock
-        self._queue: asyncio.Queue[Item] = asyncio.Queue(QUEUE_SIZE)
+        self._queue: asyncio.Queue[Item] = asyncio.Queue(queue_size)
         self._fetches = asyncio.Semaphore(PARALLEL_FETCHES)
         self._cursors: dict[str, int] | None = None
         self._gaps: dict[str, _Gap] = {}

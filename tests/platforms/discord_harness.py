@@ -89,10 +89,11 @@ class DiscordHarness(AdapterHarness):
             return await response.json()
 
     async def message(self, content: str, **data: Any) -> str:
-        """A person writes, in the direct chat unless told otherwise; returns the message's id."""
+        """A person writes, in the direct chat unless told otherwise; returns the (last) message's id."""
         place = data if {"channel", "channel_id"} & data.keys() else {"dm_user_id": ALICE, **data}
         injected = await self.post("message", {"content": content, **place})
-        return str(injected["message"]["id"])
+        last = injected[-1] if isinstance(injected, list) else injected
+        return str(last["message"]["id"])
 
     async def fault(self, **rule: Any) -> None:
         await self.post("faults", rule)
