@@ -14,11 +14,12 @@ MARK = "[redacted]"
 MIN_SECRET_CHARS = 8
 """Shorter configured values (`ollama`, `none`) are ordinary words; taking them out would shred the text."""
 
+# Whatever must be followed by something has an upper bound: a hostile text may not cost time squared.
 _SHAPES = (
     r"(?<![0-9])[0-9]{6,12}:[A-Za-z0-9_-]{30,}",  # Telegram bot
     r"[A-Za-z0-9_-]{23,28}\.[A-Za-z0-9_-]{6,7}\.[A-Za-z0-9_-]{27,}",  # Discord bot
-    r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",  # JSON web token
-    r"\b(?:sk|pk|rk)[-_](?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic, OpenRouter, Stripe
+    r"\beyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]*",  # JSON web token
+    r"\b(?:sk|pk|rk)[-_](?=[A-Za-z_-]{0,60}[0-9])[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic, OpenRouter, Stripe
     r"\bgh[pousr]_[A-Za-z0-9]{20,}",
     r"\bgithub_pat_[A-Za-z0-9_]{20,}",
     r"\bglpat-[A-Za-z0-9_-]{16,}",
@@ -33,7 +34,7 @@ _SHAPES = (
     r"\btvly-[A-Za-z0-9_-]{16,}",
     r"\bnpm_[A-Za-z0-9]{20,}",
     r"\bpypi-[A-Za-z0-9_-]{20,}",
-    r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
+    r"\bSG\.[A-Za-z0-9_-]{16,80}\.[A-Za-z0-9_-]{16,}",
     r"\bwhsec_[A-Za-z0-9]{16,}",
     r"\bdop_v1_[a-f0-9]{32,}",
     r"\bAGE-SECRET-KEY-1[A-Z0-9]{20,}",

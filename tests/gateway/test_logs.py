@@ -1,0 +1,155 @@
+"""Lines that the daemon writes about itself, and the secrets that are in none of them."""
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from gateway.logs import configure_logging, set_level
+from gateway.settings import LoggingSettings
+
+TOKEN = "1234567:AAE-notARealToken_notARealToken_123"
+KEY = "sk-the-configured-key-0001"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+Lines: TypeAlias = Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture(autouse=True)
+def _untouched_logging() -> Iterator[None]:
+    """Logging is global: put back what configuring changes."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    levels = {name: logging.getLogger(name).level for name in ("telegram", "discord", "httpx", "openai")}
+    yield
+    for handler in list(root.handlers):
+        if handler not in handlers:
+            root.removeHandler(handler)
+            handler.close()
+    root.setLevel(level)
+    for name, before in levels.items():
+        logging.getLogger(name).setLevel(before)
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def lines(stream: io.StringIO) -> Lines:
+    configure_logging(LoggingSettings(), secrets=[TOKEN, KEY], directory=None, stream=stream)
+    return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_daemon_writes_one_json_object_a_line_with_what_is_bound(lines: Lines) -> None:
+    with bound_contextvars(platform="telegram", turn_id=7):
+        structlog.get_logger("gateway.turns").info("turn.finished", tokens_before=10, ids=(1, 2))
+    (line,) = lines()
+    at = line.pop("at")
+    assert at.endswith("Z")
+    assert line == {
+        **{"event": "turn.finished", "level": "info", "logger": "gateway.turns"},
+        **{"platform": "telegram", "turn_id": 7, "tokens_before": 10, "ids": [1, 2]},
+    }
+
+
+def test_a_terminal_gets_lines_for_people(stream: io.StringIO) -> None:
+    terminal = Terminal()
+    configure_logging(LoggingSettings(), secrets=[], directory=None, stream=terminal)
+    structlog.get_logger("x").info("gateway.started", port=8765)
+    assert "gateway.started" in terminal.getvalue()
+    assert not terminal.getvalue().startswith("{")
+
+
+def test_the_format_can_be_fixed(stream: io.StringIO) -> None:
+    terminal = Terminal()
+    configure_logging(LoggingSettings(format="json"), secrets=[], directory=None, stream=terminal)
+    structlog.get_logger("x").info("gateway.started")
+    assert json.loads(terminal.getvalue())["event"] == "gateway.started"
+
+
+@pytest.mark.parametrize(
+    "name", ["telegram.ext.Updater", "httpx", "discord.gateway", "openai._base_client", "httpcore2"]
+)
+def test_libraries_that_print_addresses_are_silent_below_warning_at_any_level(
+    lines: Lines, name: str, stream: io.StringIO
+) -> None:
+    configure_logging(LoggingSettings(level="debug"), secrets=[TOKEN], directory=None, stream=stream)
+    logging.getLogger(name).info("HTTP Request: POST https://api.telegram.org/bot%s/getUpdates", TOKEN)
+    assert lines() == []
+
+
+def test_a_token_in_a_library_s_warning_or_traceback_never_gets_out(lines: Lines) -> None:
+    url = f"https://api.telegram.org/bot{TOKEN}/getUpdates"
+    logging.getLogger("telegram.ext.Updater").warning("cannot reach %s", url)
+    try:
+        raise ConnectionError(f"failed: {url}")
+    except ConnectionError:
+        logging.getLogger("httpx").exception("request failed")
+        structlog.get_logger("x").exception("adapter.crashed", url=url)
+    written = lines()
+    assert len(written) == 3
+    assert TOKEN not in json.dumps(written)
+    assert "ConnectionError" in written[1]["exception"]
+    assert "getUpdates" in written[0]["event"]
+
+
+@pytest.mark.parametrize("value", [KEY, [KEY], {"deep": {"er": (KEY,)}}, ValueError(KEY), {KEY}, KEY.encode()])
+def test_a_configured_secret_never_gets_out_whatever_it_is_wrapped_in(
+    lines: Lines, stream: io.StringIO, value: object
+) -> None:
+    structlog.get_logger("x").info("thing.happened", detail=value)
+    assert lines()[0]["event"] == "thing.happened"
+    assert KEY not in stream.getvalue()
+
+
+def test_a_field_named_like_a_secret_is_masked_even_if_its_value_is_unknown(lines: Lines) -> None:
+    structlog.get_logger("x").info("thing.happened", api_key="unknown", max_tokens=5)
+    assert lines()[0]["api_key"] == "[redacted]"
+    assert lines()[0]["max_tokens"] == 5
+
+
+def test_another_level_takes_effect_at_once(lines: Lines) -> None:
+    log = structlog.get_logger("x")
+    log.debug("thing.hidden")
+    set_level("debug")
+    log.debug("thing.shown")
+    set_level("error")
+    log.warning("thing.hidden")
+    assert [line["event"] for line in lines()] == ["thing.shown"]
+
+
+def test_the_file_gets_json_even_at_a_terminal(tmp_path: Path) -> None:
+    configure_logging(LoggingSettings(), secrets=[KEY], directory=tmp_path, stream=Terminal())
+    structlog.get_logger("x").info("thing.happened", detail=KEY)
+    text = (tmp_path / "gateway.log").read_text()
+    assert json.loads(text)["event"] == "thing.happened"
+    assert KEY not in text
+
+
+def test_configuring_again_replaces_the_first_handlers(stream: io.StringIO, tmp_path: Path) -> None:
+    for _ in range(3):
+        configure_logging(LoggingSettings(), secrets=[], directory=tmp_path, stream=stream)
+    structlog.get_logger("x").info("thing.happened")
+    assert len(stream.getvalue().splitlines()) == 1
+    assert len((tmp_path / "gateway.log").read_text().splitlines()) == 1
+
+
+def test_values_that_json_cannot_carry_become_text(lines: Lines) -> None:
+    structlog.get_logger("x").info("thing.happened", big=2**80, path=Path("/a"), nothing=None, ratio=0.5, kind=sys)
+    line = lines()[0]
+    assert (line["big"], line["path"], line["nothing"], line["ratio"]) == (str(2**80), "/a", None, 0.5)

@@ -1,0 +1,163 @@
+"""What must never get past the redactor, and what must not be touched by it."""
+
+import json
+import time
+from urllib.parse import quote
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from hermes_state.redaction import MARK, Redactor, is_secret_name, redact
+
+_A = "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
+
+KEYS = {
+    "telegram": "1234567890:" + _A[:35],
+    "discord": "MTIzNDU2Nzg5MDEyMzQ1Njc4" + ".GabcDE." + _A[:34],
+    "openai": "sk-" + _A,
+    "openai project": "sk-proj-" + _A,
+    "anthropic": "sk-ant-api03-" + _A,
+    "openrouter": "sk-or-v1-" + "0123456789abcdef" * 4,
+    "github": "ghp_" + _A,
+    "github fine-grained": "github_pat_" + _A,
+    "gitlab": "glpat-" + _A[:20],
+    "slack": "xoxb-123456789012-" + _A[:20],
+    "aws": "AKIA" + "ABCDEFGHIJ234567",
+    "google": "AIza" + _A[:35],
+    "huggingface": "hf_" + _A[:34],
+    "groq": "gsk_" + _A,
+    "stripe": "sk_live_" + _A[:24] + "9",
+    "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P",
+    "pem": f"-----BEGIN RSA PRIVATE KEY-----\n{_A}\n{_A}\n-----END RSA PRIVATE KEY-----",
+}
+
+SURROUNDINGS = [
+    "{}",
+    "the key is {}.",
+    "https://api.example.org/bot{}/getMe?x=1",
+    '{{"k": "{}"}}',
+    "a\n{}\nb",
+    "({})",
+    "k={};",
+]
+
+
+@pytest.mark.parametrize("around", SURROUNDINGS)
+@pytest.mark.parametrize("kind", KEYS)
+def test_known_key_shapes_are_taken_out_wherever_they_stand(kind: str, around: str) -> None:
+    if kind not in ("telegram", "pem") and around == SURROUNDINGS[2]:
+        around = "https://api.example.org/?key={}&x=1"
+    result = redact(around.format(KEYS[kind]))
+    assert KEYS[kind] not in result
+    assert MARK in result
+    assert max((len(part) for part in KEYS[kind].split("\n") if part in result), default=0) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("password=hunter2", "password="),
+        ("PASSWORD: 'correct horse battery'", "PASSWORD: '"),
+        ("api_key = abc123def", "api_key = "),
+        ('{"client_secret": "s3cr3t-value"}', '{"client_secret": "'),
+        ("DB_PASSWORD=p4ssw0rd!", "DB_PASSWORD="),
+        ("telegram.token: abcdefghijkl", "telegram.token: "),
+        ("Authorization: Bearer abcdefghijklmnopqrst", "Authorization: Bearer "),
+        ("postgres://app:pa55word@db.example.org/x", "postgres://app:"),
+        ("curl https://me:geheim12@example.org/", "@example.org/"),
+    ],
+)
+def test_values_that_call_themselves_secret_are_taken_out_and_their_names_stay(text: str, kept: str) -> None:
+    result = redact(text)
+    assert kept in result
+    assert MARK in result
+    for secret in ("hunter2", "battery", "abc123", "s3cr3t", "p4ssw0rd", "abcdefgh", "pa55word", "geheim12"):
+        assert secret not in result
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_tokens=4096 and completion_tokens: 123456",
+        "The token: it must be renewed. password: required",
+        "def login(password: string, token: str) -> None",
+        "https://example.org/a/b?c=d see user@example.org",
+        "commit 0123456789abcdef0123456789abcdef01234567",
+        "550e8400-e29b-41d4-a716-446655440000",
+        "sk-learn and pk-fire, task-force-alpha-bravo-charlie",
+        "12:30:45 and 1234567890:short",
+        "Basic income; the Bearer of news; Bot or not",
+    ],
+)
+def test_ordinary_text_is_left_alone(text: str) -> None:
+    assert redact(text) == text
+
+
+SECRETS = st.text(st.characters(codec="utf-8", exclude_characters="[]redacted"), min_size=8, max_size=40)
+
+
+@given(secret=SECRETS, before=st.text(max_size=20), after=st.text(max_size=20))
+@example(secret='quo"te\\back', before="", after="")
+@example(secret="päß wört/+", before="x", after="")
+def test_a_configured_secret_never_gets_through_in_any_usual_form(secret: str, before: str, after: str) -> None:
+    redactor = Redactor([secret])
+    for form in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1]):
+        assert form not in redactor(before + form + after)
+
+
+@given(secrets=st.lists(SECRETS, min_size=2, max_size=4))
+def test_secrets_that_contain_one_another_are_all_taken_out(secrets: list[str]) -> None:
+    joined = [secrets[0], secrets[0] + secrets[1], *secrets]
+    redactor = Redactor(joined)
+    for secret in joined:
+        assert secret not in redactor(f"<{secret}>")
+
+
+@given(st.text(max_size=200) | st.text("abk-_=:. @/'\"sktoken0123456789{}", max_size=200))
+def test_redacting_twice_changes_nothing_more(text: str) -> None:
+    once = redact(text)
+    assert redact(once) == once
+
+
+@given(st.text("abcdefghijklmnopqrstuvwxyz ,.!?\n", max_size=300))
+def test_plain_prose_is_never_changed(text: str) -> None:
+    assume(not any(word in text for word in ("token", "secret", "pass", "pwd", "basic", "bearer", "bot")))
+    assert redact(text) == text
+
+
+def test_short_configured_values_are_words_and_stay() -> None:
+    assert Redactor(["ollama", ""])("ollama is a server") == "ollama is a server"
+
+
+@pytest.mark.parametrize(
+    "name", ["token", "api_key", "telegram_token", "apiKey", "model.api_key", "password", "clientSecret"]
+)
+def test_fields_named_like_a_secret_are_known(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "tokens", "event", "key", "platform", "secretary", "reported_prompt_tokens"]
+)
+def test_fields_that_only_resemble_one_are_not(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 50_000,
+        "sk-" * 30_000,
+        "x" * 100_000,
+        "-eyJ" * 30_000,
+        "-sk" * 30_000,
+        "SG.a" * 20_000,
+        "://" * 30_000,
+        "token=" * 15_000,
+    ],
+)
+def test_hostile_text_takes_no_time(text: str) -> None:
+    started = time.perf_counter()
+    redact(text)
+    assert time.perf_counter() - started < 5
