@@ -1,0 +1,53 @@
+"""Stored rows, made without a database."""
+
+import itertools
+from typing import Any
+
+from hermes_state.values import (
+    Message,
+    MessageBody,
+    MessageId,
+    Millis,
+    Origin,
+    Role,
+    SessionId,
+    ToolCall,
+    TurnId,
+)
+
+NEW_YEAR = Millis(1_767_225_600_000)  # 2026-01-01 00:00 UTC
+_ids = itertools.count(1)
+
+
+def row(role: Role, text: str | None, *, origin: Origin | None = None, **changes: Any) -> Message:
+    number = next(_ids)
+    default = {Role.USER: Origin.HUMAN, Role.ASSISTANT: Origin.ASSISTANT, Role.TOOL: Origin.TOOL}[role]
+    values: dict[str, Any] = {
+        "id": MessageId(number),
+        "session_id": SessionId(1),
+        "seq": number,
+        "role": role,
+        "origin": origin or default,
+        "text": text,
+        "body": MessageBody(),
+        "sender_ref": "telegram:42" if role is Role.USER else None,
+        "sender_name": "Ann" if role is Role.USER else None,
+        "turn_id": TurnId(number),
+        "tool_call_id": None,
+        "tool_name": None,
+        "created_at": NEW_YEAR,
+    }
+    return Message(**(values | changes))
+
+
+def human(text: str, **changes: Any) -> Message:
+    return row(Role.USER, text, **changes)
+
+
+def answer(text: str | None, *calls: str, **changes: Any) -> Message:
+    asked = tuple(ToolCall(id=call, name="look", arguments="{}") for call in calls)
+    return row(Role.ASSISTANT, text, **({"body": MessageBody(calls=asked)} | changes))
+
+
+def result(call_id: str, text: str = "seen") -> Message:
+    return row(Role.TOOL, text, tool_call_id=call_id, tool_name="look")

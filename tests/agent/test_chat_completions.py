@@ -1,0 +1,293 @@
+"""The chat completions protocol with the real SDK against a server that misbehaves on request."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from agent.model.base import Finish, ModelReply, ModelRequest, ToolSchema
+from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.failures import sentence_for
+from hermes_state.errors import (
+    AuthRejected,
+    ContentFiltered,
+    ContextOverflow,
+    ModelError,
+    ModelRateLimited,
+    ModelTimeout,
+    ModelUnavailable,
+    OutputCapTooLarge,
+    QuotaExceeded,
+    ReplyMalformed,
+)
+from hermes_state.values import CanonicalUsage
+from tests.agent.rows import answer, human, result
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+TOOL = ToolSchema(name="look", description="Look.", parameters={"type": "object", "properties": {}})
+
+
+def request(text: str = "hello", **changes: Any) -> ModelRequest:
+    values: dict[str, Any] = {"system": "You are Hermes.", "transcript": (human(text),), "max_output_tokens": 1_000}
+    return ModelRequest(**(values | changes))
+
+
+def script(llm: LLM, **reply: Any) -> None:
+    """What the server says to every further request."""
+    llm.scripts[:] = [{"times": -1, "reply": reply}]
+
+
+async def ask(model: ChatCompletionsModel, asked: ModelRequest | None = None) -> tuple[ModelReply, list[str]]:
+    shown: list[str] = []
+    reply = await model.complete(asked or request(), shown.append)
+    return reply, shown
+
+
+@pytest.fixture
+async def dial(server: labkit.Server) -> AsyncIterator[Callable[..., ChatCompletionsModel]]:
+    """Makes models on the fake server with settings of the test's own."""
+    made: list[ChatCompletionsModel] = []
+
+    def make(**changes: Any) -> ChatCompletionsModel:
+        values = {"model": "lab-128k", "api_key": "lab-key", "base_url": f"{server.url}/v1"} | changes
+        made.append(ChatCompletionsModel(ChatCompletionsSettings(**values)))
+        return made[-1]
+
+    yield make
+    for model in made:
+        await model.close()
+
+
+# ---- replies
+
+
+async def test_text_streams_and_usage_is_reported(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4)
+    reply, shown = await ask(model)
+    assert shown == ["one ", "one two ", "one two thre", "one two three"]
+    assert (reply.text, reply.calls, reply.finish) == ("one two three", (), Finish.STOP)
+    assert reply.usage is not None
+    assert reply.usage.prompt == llm.requests.rows[0]["prompt_tokens"]
+    assert reply.usage.output == 4
+
+
+async def test_cached_and_reasoning_tokens_are_told_apart(model: ChatCompletionsModel, llm: LLM) -> None:
+    details = {"prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 5}}
+    script(llm, text="ok", usage={"prompt_tokens": 81, **details})
+    reply, _ = await ask(model)
+    assert reply.usage == CanonicalUsage(input=16, output=1, cache_read=60, cache_write=5)
+    assert reply.usage.prompt == 81
+
+
+async def test_a_provider_that_reports_no_usage_is_no_failure(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, text="ok", no_usage=True)
+    assert (await ask(model))[0].usage is None
+
+
+async def test_parallel_tool_calls_are_put_together(model: ChatCompletionsModel, llm: LLM) -> None:
+    long = {"path": "a/very/long/path/that/takes/several/chunks.txt"}
+    script(
+        llm,
+        text="Looking.",
+        tool_calls=[{"id": "x", "name": "look", "arguments": long}, {"id": "y", "name": "look", "arguments": "{}"}],
+        chunk_chars=7,
+    )
+    reply, shown = await ask(model, request(tools=(TOOL,)))
+    assert shown[-1] == reply.text == "Looking."
+    assert reply.finish is Finish.TOOL_CALLS
+    assert [call.id for call in reply.calls] == ["x", "y"]
+    assert reply.calls[0].arguments.endswith('chunks.txt"}')
+
+
+async def test_calls_with_missing_or_equal_ids_get_ids_of_their_own(model: ChatCompletionsModel, llm: LLM) -> None:
+    same = {"id": "same", "name": "look", "arguments": "{}"}
+    script(llm, tool_calls=[same, same])
+    ids = [call.id for call in (await ask(model, request(tools=(TOOL,))))[0].calls]
+    assert len(set(ids)) == 2
+
+
+async def test_reasoning_is_neither_shown_nor_part_of_the_answer(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, text="ok", reasoning="let me think")
+    reply, shown = await ask(model)
+    assert reply.text == "ok"
+    assert shown == ["ok"]
+
+
+async def test_text_that_reached_the_output_limit_is_kept(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, text="x" * 9_000)
+    reply, _ = await ask(model)
+    assert reply.finish is Finish.LENGTH
+    assert len(reply.text) == 4_000
+    assert llm.requests.rows[0]["max_tokens"] == 1_000
+
+
+async def test_the_request_is_legal_and_complete(model: ChatCompletionsModel, llm: LLM) -> None:
+    rows = (human("go"), answer(None, "a"), result("a"), answer("done"), human("again"))
+    await ask(model, request(transcript=rows, tools=(TOOL,)))
+    sent = llm.requests.rows[0]
+    assert sent["violations"] == []
+    assert sent["stream"] is True
+    assert sent["body"]["tools"][0]["function"]["name"] == "look"
+    assert "tool_choice" not in sent["body"]
+
+
+async def test_a_long_text_is_shown_in_growing_steps_and_whole_in_the_end(
+    model: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.models["lab-128k"] = {"context": 1_000_000, "max_output": 100_000}
+    script(llm, text="0123456789" * 20_000, chunk_chars=100)
+    reply, shown = await ask(model, request(max_output_tokens=100_000))
+    assert shown[-1] == reply.text
+    assert len(shown) < 1_000
+    assert [len(text) for text in shown[:3]] == [100, 200, 300]
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        ({"error": {"kind": "401"}}, AuthRejected),
+        ({"error": {"kind": "402"}}, QuotaExceeded),
+        ({"error": {"kind": "quota"}}, QuotaExceeded),
+        ({"error": {"kind": "429"}}, ModelRateLimited),
+        ({"error": {"kind": "500"}}, ModelUnavailable),
+        ({"error": {"kind": "503"}}, ModelUnavailable),
+        ({"error": {"kind": "529"}}, ModelUnavailable),
+        ({"error": {"kind": "404"}}, ModelError),
+        ({"error": {"kind": "413"}}, ContextOverflow),
+        ({"error": {"kind": "context"}}, ContextOverflow),
+        ({"error": {"kind": "content_filter"}}, ContentFiltered),
+        ({"text": "I must not", "finish": "content_filter"}, ContentFiltered),
+        ({"error": {"status": 502, "body": "<html>Bad Gateway</html>"}}, ModelUnavailable),
+        ({"text": "half of it", "truncate": 2}, ReplyMalformed),
+        ({"text": "half of it", "truncate": 2, "truncate_how": "reset"}, ModelUnavailable),
+        ({"text": "half of it", "malformed": 2}, ReplyMalformed),
+        ({"text": "half of it", "error_mid": 2}, ModelUnavailable),
+        ({"reset": True}, ModelUnavailable),
+        ({"raw": "<html>login</html>", "content_type": "text/html"}, ReplyMalformed),
+        ({"raw": 'data: ["not", "a", "chunk"]\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"choices": [{"delta": "text"}]}\n\n'}, ReplyMalformed),
+        ({"raw": "data: \udcff\n\n"}, ReplyMalformed),
+    ],
+    ids=str,
+)
+async def test_every_failure_becomes_its_kind(
+    model: ChatCompletionsModel, llm: LLM, reply: dict[str, Any], kind: type[ModelError]
+) -> None:
+    script(llm, **reply)
+    with pytest.raises(ModelError) as raised:
+        await ask(model)
+    assert type(raised.value) is kind
+    assert len(llm.requests.rows) == 1  # the SDK must not retry
+    assert sentence_for(raised.value)
+
+
+async def test_garbage_in_place_of_a_stream_is_malformed(model: ChatCompletionsModel, llm: LLM) -> None:
+    llm.faults.add({"kind": "garbage"})
+    with pytest.raises(ReplyMalformed):
+        await ask(model)
+
+
+async def test_an_unreachable_provider_is_unavailable(dial: Callable[..., ChatCompletionsModel]) -> None:
+    with pytest.raises(ModelUnavailable):
+        await ask(dial(base_url="http://127.0.0.1:1/v1"))
+
+
+@pytest.mark.parametrize(
+    ("style", "window"),
+    [
+        ("openai", 4_096),
+        ("vllm", 4_096),
+        ("openrouter", 4_096),
+        ("llamacpp", 4_096),
+        ("gemini", 4_096),
+        ("anthropic", 4_096),
+        ("413", None),
+        ("413-html", None),
+    ],
+)
+async def test_an_overflow_is_recognised_in_the_wording_of(
+    dial: Callable[..., ChatCompletionsModel], style: str, window: int | None
+) -> None:
+    with pytest.raises(ContextOverflow) as raised:
+        await ask(dial(model=f"lab-4k@{style}"), request("word " * 4_000))
+    assert raised.value.window == window
+    assert "/new" in sentence_for(raised.value)
+
+
+async def test_an_output_limit_that_the_model_does_not_allow_is_named(
+    dial: Callable[..., ChatCompletionsModel],
+) -> None:
+    with pytest.raises(OutputCapTooLarge) as raised:
+        await ask(dial(model="lab-8k"), request(max_output_tokens=8_000))
+    assert raised.value.cap == 4_096
+
+
+@pytest.mark.parametrize(("header", "seconds"), [(7, 7.0), ("0.5", 0.5), ("Wed, 21 Oct 2026 07:28:00 GMT", None)])
+async def test_a_rate_limit_says_how_long_to_wait(
+    model: ChatCompletionsModel, llm: LLM, header: object, seconds: float | None
+) -> None:
+    script(llm, error={"kind": "429", "retry_after": header})
+    with pytest.raises(ModelRateLimited) as raised:
+        await ask(model)
+    assert raised.value.retry_after == seconds
+
+
+async def test_silence_before_the_first_byte_is_a_timeout(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    script(llm, hang=30)
+    with pytest.raises(ModelTimeout):
+        await ask(dial(read_seconds=0.1))
+
+
+async def test_silence_in_the_middle_is_a_timeout_and_what_came_was_shown(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM
+) -> None:
+    script(llm, text="one two three", chunk_chars=4, hang_after=3)
+    shown: list[str] = []
+    with pytest.raises(ModelTimeout):
+        await dial(read_seconds=0.1).complete(request(), shown.append)
+    assert shown[-1] == "one two "
+
+
+@pytest.mark.parametrize("where", [{"hang": 30}, {"text": "one two three", "chunk_chars": 1, "hang_after": 4}])
+async def test_cancelling_closes_the_connection(model: ChatCompletionsModel, llm: LLM, where: dict[str, Any]) -> None:
+    script(llm, **where)
+    asked = asyncio.create_task(ask(model))
+    await llm.requests.query({"wait": 2})
+    await asyncio.sleep(0.05)  # let it get to where it hangs; there is no event to wait for
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert await llm.requests.query({"wait": 2}, lambda row: row["outcome"] == "client_gone")
+
+
+async def test_an_error_quotes_neither_the_key_nor_the_providers_text(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, error={"kind": "401", "message": "Incorrect API key provided: lab-key."})
+    with pytest.raises(AuthRejected) as raised:
+        await ask(model)
+    assert "lab-key" not in f"{raised.value} {sentence_for(raised.value)}"
+
+
+async def test_nothing_of_the_prompt_or_the_key_is_logged(
+    model: ChatCompletionsModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await ask(model, request("a very private matter"))
+    assert "private" not in caplog.text
+    assert "lab-key" not in caplog.text
+
+
+async def test_many_calls_run_at_once(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, text="ok", delay=0.5)
+    async with asyncio.timeout(5):
+        replies = await asyncio.gather(*(ask(model) for _ in range(300)))
+    assert len(replies) == 300
+
+
+async def test_the_route_names_protocol_and_host_and_no_credential(dial: Callable[..., ChatCompletionsModel]) -> None:
+    assert dial(base_url="https://user:secret@models.example/v1").route == "chat_completions:models.example"

@@ -1,0 +1,158 @@
+"""Sending replies, and misbehaving while doing it."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from tests.fakes import labkit
+from tests.fakes.llm_errors import Model, scripted_error
+from tests.fakes.llm_legality import Json, compact
+from tests.fakes.llm_state import LLM, Prompt
+
+_LOOK_SECONDS = 0.01
+"""How often a held connection is checked for its client having gone: aiohttp tells nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request while it is served; `row` is its row in the journal."""
+
+    llm: LLM
+    request: web.Request
+    body: Json
+    row: Json
+
+    @property
+    def model(self) -> str:
+        return str(self.body.get("model") or "")
+
+    @property
+    def is_stream(self) -> bool:
+        return bool(self.body.get("stream"))
+
+    def pieces(self, text: str, reply: Json) -> list[str]:
+        """The text as it is streamed."""
+        size = int(reply.get("chunk_chars") or self.llm.config["chunk_chars"])
+        return [text[start : start + size] for start in range(0, len(text), size)]
+
+    def note_sizes(self, messages: Sequence[Json], tools: Sequence[Any] | None, wanted: int | None) -> "PromptSizes":
+        """Count the prompt, for the journal and for what follows."""
+        sizes = [self.llm.message_tokens(message) for message in messages]
+        tool_tokens = self.llm.tool_tokens(tools)
+        model = self.llm.model(self.model)
+        prompt = 3 + sum(sizes) + tool_tokens
+        self.row.update(
+            prompt_tokens=prompt,
+            message_tokens=sizes,
+            tool_tokens=tool_tokens,
+            context_limit=model.context,
+            max_tokens=wanted,
+        )
+        blocks = [(compact(tool), self.llm.tokens(compact(tool)) + 8) for tool in tools or []]
+        blocks += [(compact(message), size) for message, size in zip(messages, sizes, strict=True)]
+        return PromptSizes(model=model, prompt=prompt, tools=tool_tokens, blocks=blocks)
+
+    def decide(self, prompt: Prompt, max_output: int) -> Json:
+        """What to reply, noted in the journal."""
+        self.row["summary"] = self.llm.summary_source(prompt) is not None
+        reply = self.llm.decide(prompt, max_output)
+        self.row["reply"] = {
+            key: value for key, value in reply.items() if key in ("text", "tool_calls", "finish", "error")
+        }
+        return reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSizes:
+    """A prompt in tokens; `blocks` are its parts in order, for the cache."""
+
+    model: Model
+    prompt: int
+    tools: int
+    blocks: list[tuple[str, int]]
+
+
+def sse(data: object, event: str | None = None) -> bytes:
+    """One server-sent event; a string goes as it is."""
+    head = f"event: {event}\n" if event else ""
+    return f"{head}data: {data if isinstance(data, str) else json.dumps(data)}\n\n".encode()
+
+
+async def misbehave(call: Call, reply: Json, dialect: str) -> web.Response | None:
+    """Delays, errors and hangs that a script asks for before any byte is sent. None: go on."""
+    if reply.get("delay"):
+        await hold(call, float(reply["delay"]))
+    if reply.get("hang"):
+        call.row["outcome"] = "hung"
+        await hold(call, labkit.FOREVER_SECONDS if reply["hang"] is True else float(reply["hang"]))
+        raise labkit.Hangups
+    if reply.get("reset"):
+        raise labkit.Hangups
+    if reply.get("error"):
+        raise scripted_error(reply["error"], dialect)
+    if reply.get("raw") is not None:
+        return web.Response(
+            status=int(reply.get("status", 200)),
+            body=str(reply["raw"]).encode("utf-8", "surrogateescape"),
+            content_type=reply.get("content_type", "application/json"),
+        )
+    return None
+
+
+async def hold(call: Call, seconds: float) -> None:
+    """Keep the request open. Raises `Hangups` when the client leaves; the journal then says so."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if call.request.transport is None:
+            call.row["outcome"] = "client_gone"
+            raise labkit.Hangups
+        await asyncio.sleep(min(left, _LOOK_SECONDS))
+
+
+async def send_stream(call: Call, reply: Json, frames: Sequence[bytes]) -> web.StreamResponse:
+    """Send the events of a reply, with the breaks, stalls and garbage that the reply asks for."""
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "x-request-id": call.row["id"]}
+    response = web.StreamResponse(headers=headers)
+    if reply.get("truncate") is not None:
+        response.force_close()
+    await response.prepare(call.request)
+    try:
+        await _send_frames(call, reply, frames, response)
+    except ConnectionError:
+        call.row["outcome"] = "client_gone"
+        return response
+    with contextlib.suppress(ConnectionError):  # everything was sent: who leaves now has it all
+        await response.write_eof()
+    return response
+
+
+async def _send_frames(call: Call, reply: Json, frames: Sequence[bytes], response: web.StreamResponse) -> None:
+    pause: float = reply.get("chunk_delay") or call.llm.config["chunk_delay"]
+    for n, frame in enumerate(frames):
+        if reply.get("truncate") is not None and n >= int(reply["truncate"]):
+            call.row["outcome"] = "truncated"
+            if reply.get("truncate_how") == "reset":
+                raise labkit.Hangups
+            return
+        if reply.get("hang_after") is not None and n >= int(reply["hang_after"]):
+            call.row["outcome"] = "hung"
+            await hold(call, float(reply.get("hang_seconds", labkit.FOREVER_SECONDS)))
+            raise labkit.Hangups
+        if reply.get("malformed") and n == int(reply["malformed"]):
+            await response.write(b'data: {"id": "broken", "choices": [{"delta": {"content": \n\n')
+        if reply.get("error_mid") is not None and n == int(reply["error_mid"]):
+            call.row["outcome"] = "error_mid_stream"
+            message = "The server had an error while processing your request"
+            await response.write(
+                sse({"error": {"message": message, "type": "server_error", "code": None, "param": None}})
+            )
+            return
+        await response.write(frame)
+        if pause:
+            await hold(call, pause)

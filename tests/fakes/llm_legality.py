@@ -1,0 +1,261 @@
+"""Is a message list legal, and is it tidy? Every finding has a rule, a place, a severity and a detail.
+
+`error` is what the real API rejects or what must never leave us (a private key); `warn` is what some providers
+dislike and what a careful client avoids.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Json = dict[str, Any]
+
+_KEYS = {
+    "system": {"role", "content", "name"},
+    "developer": {"role", "content", "name"},
+    "user": {"role", "content", "name"},
+    "assistant": {"role", "content", "name", "tool_calls", "function_call", "refusal", "audio", "annotations"},
+    "tool": {"role", "content", "tool_call_id"},
+    "function": {"role", "content", "name"},
+}
+_TOLERATED_KEYS = {"reasoning", "reasoning_content", "reasoning_details", "cache_control", "prefix"}
+_IMAGE_TYPES = {"image_url", "image", "input_image"}
+
+
+def compact(value: object) -> str:
+    """JSON with sorted keys and no spaces: what token counts and cache keys are made of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def text_of(content: object) -> str:
+    """All text of a message's content, whichever shape it has."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        return str(content)
+    return "\n".join(text for text in map(_text_of_part, content) if text)
+
+
+def _text_of_part(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        return ""
+    if part.get("type") == "tool_result":
+        return text_of(part.get("content"))
+    return str(part.get("text") or part.get("refusal") or "")
+
+
+def images_in(content: object) -> int:
+    """How many images a message's content holds."""
+    parts = content if isinstance(content, list) else []
+    return sum(1 for part in parts if isinstance(part, dict) and part.get("type") in _IMAGE_TYPES)
+
+
+class Findings:
+    """What was found so far."""
+
+    def __init__(self) -> None:
+        self.rows: list[Json] = []
+
+    def say(self, rule: str, index: int | None, detail: str, severity: str = "error") -> None:
+        self.rows.append({"rule": rule, "index": index, "severity": severity, "detail": detail})
+
+
+def check_openai(messages: object, tools: object = None) -> list[Json]:
+    """Every way in which a chat completions list is not legal, or not tidy."""
+    checker = _OpenAIChecker()
+    if not isinstance(messages, list) or not messages:
+        checker.say("messages_missing", None, "messages must be a non-empty array")
+        return checker.rows
+    for index, message in enumerate(messages):
+        if isinstance(message, dict):
+            checker.check(index, message)
+        else:
+            checker.say("not_an_object", index, repr(message)[:80])
+    checker.finish(len(messages))
+    checker.check_tools(tools if isinstance(tools, list) else [])
+    return checker.rows
+
+
+class _OpenAIChecker(Findings):
+    def __init__(self) -> None:
+        super().__init__()
+        self._open_calls: dict[str, int] = {}
+        self._answered: set[str] = set()
+        self._all_ids: set[str] = set()
+        self._previous: str | None = None
+
+    def check(self, n: int, message: Json) -> None:
+        role = message.get("role")
+        if not isinstance(role, str) or role not in _KEYS:
+            self.say("unknown_role", n, repr(role))
+            return
+        self._check_keys(n, role, message)
+        self._check_content(n, message.get("content"))
+        if role != "tool" and self._open_calls:
+            self.say("unanswered_tool_calls", n, ", ".join(self._open_calls))
+            self._open_calls = {}
+        if role in ("system", "developer"):
+            if self._previous not in (None, "system", "developer"):
+                self.say("system_not_first", n, f"after {self._previous}", "warn")
+        elif role == "tool":
+            self._check_result(n, message)
+        elif role == "assistant":
+            self._check_answer(n, message)
+        elif role == "user":
+            self._check_user(n, message)
+        self._previous = role
+
+    def _check_keys(self, n: int, role: str, message: Json) -> None:
+        for key in message:
+            if key.startswith("_"):
+                self.say("private_key", n, key)
+            elif key not in _KEYS[role]:
+                self.say("unknown_key", n, key, "warn" if key in _TOLERATED_KEYS else "error")
+
+    def _check_content(self, n: int, content: object) -> None:
+        if not isinstance(content, list):
+            if content is not None and not isinstance(content, str):
+                self.say("bad_content_type", n, type(content).__name__)
+            return
+        for part in content:
+            if not isinstance(part, dict) or "type" not in part:
+                self.say("bad_content_part", n, repr(part)[:80])
+                continue
+            for key in part:
+                if key.startswith("_"):
+                    self.say("private_key", n, f"content part: {key}")
+
+    def _check_result(self, n: int, message: Json) -> None:
+        call_id = message.get("tool_call_id")
+        if not call_id:
+            self.say("tool_without_id", n, "tool_call_id missing")
+        elif call_id in self._open_calls:
+            self._open_calls.pop(call_id)
+            self._answered.add(call_id)
+        elif call_id in self._answered:
+            self.say("duplicate_tool_result", n, str(call_id))
+        else:
+            self.say("orphan_tool_result", n, str(call_id))
+        if message.get("content") is None:
+            self.say("null_content", n, "tool content must not be null")
+
+    def _check_answer(self, n: int, message: Json) -> None:
+        content, calls = message.get("content"), message.get("tool_calls")
+        if self._previous == "assistant":
+            self.say("alternation", n, "assistant after assistant", "warn")
+        if calls is not None and calls == []:
+            self.say("empty_tool_calls", n, "tool_calls must be non-empty when present")
+        self._answered = set()
+        for call in calls or []:
+            self._check_call(n, call)
+        if not calls and not text_of(content):
+            self.say("empty_assistant", n, "neither content nor tool_calls", "error" if content is None else "warn")
+
+    def _check_call(self, n: int, call: Json) -> None:
+        call_id, function = call.get("id"), call.get("function") or {}
+        if not call_id or call.get("type") != "function" or not function.get("name"):
+            self.say("bad_tool_call", n, compact(call)[:120])
+        if call_id in self._open_calls:
+            self.say("duplicate_tool_call_id", n, str(call_id))
+        elif call_id in self._all_ids:
+            self.say("reused_tool_call_id", n, str(call_id), "warn")
+        self._all_ids.add(str(call_id))
+        self._open_calls[str(call_id)] = n
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str):
+            self.say("tool_arguments_not_string", n, type(arguments).__name__)
+        elif not _is_object(arguments):
+            self.say("tool_arguments_not_json_object", n, arguments[:80], "warn")
+
+    def _check_user(self, n: int, message: Json) -> None:
+        content = message.get("content")
+        if self._previous == "user":
+            self.say("alternation", n, "user after user", "warn")
+        if self._previous == "tool":
+            self.say("user_after_tool", n, "user right after tool result", "warn")
+        if not text_of(content) and not images_in(content):
+            self.say("empty_user", n, "empty user content", "warn")
+
+    def finish(self, length: int) -> None:
+        if self._open_calls:
+            self.say("unanswered_tool_calls", length, ", ".join(self._open_calls))
+        if self._previous == "assistant":
+            self.say("ends_with_assistant", length - 1, "last message is from the assistant", "warn")
+
+    def check_tools(self, tools: Sequence[object]) -> None:
+        names = []
+        for tool in tools:
+            function = (tool.get("function") or {}) if isinstance(tool, dict) else {}
+            name = str(function.get("name", ""))
+            if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+                self.say("bad_tool_name", None, repr(name))
+            names.append(name)
+        for name in {name for name in names if names.count(name) > 1}:
+            self.say("duplicate_tool_name", None, name, "warn")
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments or "null"), dict)
+    except ValueError:
+        return False
+
+
+def check_anthropic(body: Mapping[str, Any]) -> list[Json]:
+    """The same for the messages API, in its own wording."""
+    findings = Findings()
+    messages: list[Json] = body.get("messages") or []
+    if not messages:
+        findings.say("messages_missing", None, "messages: at least one message is required")
+        return findings.rows
+    pending: list[str] = []
+    previous = None
+    for n, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        for key in message:
+            if key not in ("role", "content"):
+                rule = "private_key" if key.startswith("_") else "unknown_key"
+                findings.say(rule, n, f"messages.{n}.{key}: Extra inputs are not permitted")
+        if role not in ("user", "assistant"):
+            findings.say("unknown_role", n, f'messages: Unexpected role "{role}"')
+            continue
+        if n == 0 and role != "user":
+            findings.say("first_not_user", n, 'messages: first message must use the "user" role')
+        if role == previous:
+            findings.say("alternation", n, f"{role} after {role}", "warn")
+        blocks = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+        _check_blocks(findings, n, role, blocks, pending)
+        pending = [block["id"] for block in blocks if block.get("type") == "tool_use"]
+        previous = role
+    if pending:
+        _say_unanswered(findings, len(messages) - 1, len(messages) - 1, pending)
+    return findings.rows
+
+
+def _check_blocks(findings: Findings, n: int, role: str, blocks: Sequence[Json], pending: Sequence[str]) -> None:
+    results = [block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result"]
+    if missing := [call for call in pending if role != "user" or call not in results]:
+        _say_unanswered(findings, n, n - 1, missing)
+    for call in results:
+        if call not in pending:
+            findings.say(
+                "orphan_tool_result",
+                n,
+                f"messages.{n}.content.0: unexpected `tool_use_id` found in `tool_result` blocks: {call}. Each "
+                "`tool_result` block must have a corresponding `tool_use` block in the previous message.",
+            )
+    for block in blocks:
+        if block.get("type") == "text" and not (block.get("text") or "").strip():
+            findings.say("empty_text", n, "messages: text content blocks must be non-empty")
+
+
+def _say_unanswered(findings: Findings, index: int, asked_at: int, calls: Sequence[str]) -> None:
+    findings.say(
+        "unanswered_tool_calls",
+        index,
+        f"messages.{asked_at}: `tool_use` ids were found without `tool_result` blocks immediately after: "
+        f"{', '.join(calls)}. Each `tool_use` block must have a corresponding `tool_result` block in the next message.",
+    )
