@@ -1,6 +1,7 @@
 """The fake Bot API as the person at the other end, for the contract suite and for Telegram's own tests."""
 
 import base64
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,11 +30,10 @@ _FAULTS: dict[Trouble, dict[str, Any]] = {
 }
 
 
-def quick_settings(base_url: str, **changes: Any) -> TelegramSettings:
+def quick_settings(**changes: Any) -> TelegramSettings:
     """Settings whose patience is measured in tenths of a second."""
     defaults: dict[str, Any] = {
         "token": TOKEN,
-        "base_url": base_url,
         "poll_seconds": 0.5,
         "poll_grace_seconds": 0.5,
         "stall_seconds": 1.5,
@@ -45,6 +45,14 @@ def quick_settings(base_url: str, **changes: Any) -> TelegramSettings:
         "request_seconds": 2,
     }
     return TelegramSettings(**{**defaults, **changes})
+
+
+def free_port() -> int:
+    """A port for a webhook server; its number must be known before it starts."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class TelegramHarness(AdapterHarness):
@@ -84,7 +92,7 @@ class TelegramHarness(AdapterHarness):
         await self.server.stop()
 
     def another_adapter(self, **changes: Any) -> TelegramAdapter:
-        settings = quick_settings(self.server.url, **{**self._changes, **changes})
+        settings = quick_settings(**{"base_url": self.server.url, **self._changes, **changes})
         return TelegramAdapter(settings, store=self.store, menu=self._menu, clock=SystemClock())
 
     # The fake's control API

@@ -1,6 +1,5 @@
 """Telegram keeps the contract of every adapter, by polling and by webhook."""
 
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,14 +7,7 @@ import pytest
 
 from platforms.telegram import WebhookSettings
 from tests.platforms.contract import AdapterContract
-from tests.platforms.telegram_harness import TelegramHarness
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from tests.platforms.telegram_harness import TelegramHarness, free_port
 
 
 class TestTelegramByPolling(AdapterContract):

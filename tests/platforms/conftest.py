@@ -1,0 +1,21 @@
+"""Fixtures of the platform tests."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.platforms.contract import RecordingIntake
+from tests.platforms.telegram_harness import TelegramHarness
+
+
+@pytest.fixture
+def intake() -> RecordingIntake:
+    return RecordingIntake()
+
+
+@pytest.fixture
+async def telegram(tmp_path: Path) -> AsyncIterator[TelegramHarness]:
+    """A Telegram adapter that polls a fake Bot API; not running yet."""
+    async with TelegramHarness(tmp_path) as harness:
+        yield harness

@@ -1,0 +1,224 @@
+"""What a Telegram update means, case by case."""
+
+from typing import Any
+
+import pytest
+from telegram import Update
+
+from hermes_state.values import AttachmentKind, ChatKind, InboundEdit, InboundMessage
+from platforms.telegram.inbound import Bot, ChatMoved, Received, read_update
+from tests.fakes import tg_markup
+
+BOT = Bot(id=123456, username="Our_Bot", account="telegram")
+ADA = {"id": 42, "is_bot": False, "first_name": "Ada", "last_name": "L"}
+US = {"id": 123456, "is_bot": True, "first_name": "Ours", "username": "Our_Bot"}
+PRIVATE = {"id": 42, "type": "private", "first_name": "Ada"}
+GROUP = {"id": -1001, "type": "supergroup", "title": "Friends"}
+FORUM = {**GROUP, "is_forum": True}
+
+
+def message(text: str | None = "hello", *, chat: dict[str, Any] = PRIVATE, **fields: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {"message_id": 7, "date": 1_700_000_000, "from": ADA, "chat": chat, **fields}
+    if text is not None:
+        made["text"] = text
+        made.setdefault("entities", tg_markup.detect(text))
+    return made
+
+
+def read(kind: str = "message", **fields: Any) -> Received | None:
+    update = Update.de_json({"update_id": 900, kind: message(**fields)}, None)
+    return read_update(update, BOT)
+
+
+def read_one(**fields: Any) -> InboundMessage:
+    received = read(**fields)
+    assert isinstance(received, InboundMessage)
+    return received
+
+
+def test_a_private_message_has_every_field() -> None:
+    received = read_one(text="hello")
+    assert received.event_ref == "123456:900"
+    assert received.chat.name == "telegram:42"
+    assert received.chat_kind is ChatKind.DIRECT
+    assert (received.sender.ref, received.sender.name, received.sender.is_bot) == ("telegram:42", "Ada L", False)
+    assert (received.message_ref, received.sent_at) == ("7", 1_700_000_000_000)
+    assert received.is_addressed
+
+
+@pytest.mark.parametrize(
+    ("text", "is_addressed", "meant"),
+    [
+        ("hello all", False, "hello all"),
+        ("@our_bot hello", True, "hello"),
+        ("@Our_Bot, hello @ada", True, "hello @ada"),
+        ("hello @our_bot", True, "hello @our_bot"),
+        ("👋 @our_bot and @ada", True, "👋 @our_bot and @ada"),
+        ("@our_bot", True, ""),
+        ("@our_bottle hello", False, "@our_bottle hello"),
+        ("mail me@our_bot.example", False, "mail me@our_bot.example"),
+        ("/stop", True, "/stop"),
+        ("/stop@our_bot", True, "/stop"),
+        ("/title@OUR_BOT Plans for 世界", True, "/title Plans for 世界"),
+        ("say /stop@other_bot", False, "say /stop@other_bot"),
+    ],
+)
+def test_who_is_addressed_in_a_group(text: str, is_addressed: bool, meant: str) -> None:
+    received = read_one(text=text, chat=GROUP)
+    assert (received.is_addressed, received.text) == (is_addressed, meant)
+    assert received.chat_kind is ChatKind.GROUP
+    assert received.chat_title == "Friends"
+
+
+def test_a_command_for_another_bot_is_none_of_our_business() -> None:
+    assert read(text="/stop@other_bot", chat=GROUP) is None
+
+
+def test_a_mention_by_account_addresses_us_without_our_name() -> None:
+    entity = {"type": "text_mention", "offset": 0, "length": 4, "user": US}
+    received = read_one(text="Ours what now?", chat=GROUP, entities=[entity])
+    assert (received.is_addressed, received.text) == (True, "what now?")
+
+
+def test_a_reply_to_us_addresses_us_and_quotes_what_it_answers() -> None:
+    original = {**message("x" * 600, chat=GROUP), "message_id": 5, "from": US}
+    received = read_one(text="why?", chat=GROUP, reply_to_message=original)
+    assert received.is_addressed
+    assert received.quote is not None
+    assert (received.quote.message_ref, received.quote.author, received.quote.is_from_bot) == ("5", "Ours", True)
+    assert received.quote.text == "x" * 500
+
+
+def test_a_reply_to_somebody_else_is_quoted_but_addresses_nobody() -> None:
+    original = {**message("their words", chat=GROUP), "message_id": 5}
+    received = read_one(text="agreed", chat=GROUP, reply_to_message=original)
+    assert not received.is_addressed
+    assert received.quote is not None
+    assert (received.quote.text, received.quote.author, received.quote.is_from_bot) == ("their words", "Ada L", False)
+
+
+def test_the_part_that_a_person_selected_is_the_quote() -> None:
+    original = {**message("one two three", chat=GROUP), "message_id": 5}
+    quote = {"text": "two", "position": 4, "is_manual": True}
+    received = read_one(text="this", chat=GROUP, reply_to_message=original, quote=quote)
+    assert received.quote is not None
+    assert received.quote.text == "two"
+
+
+TOPIC_CREATED = {
+    **message(None, chat=FORUM),
+    "message_id": 17,
+    "from": US,
+    "forum_topic_created": {"name": "Plans", "icon_color": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "thread_ref", "kind"),
+    [
+        ({"chat": PRIVATE}, "", ChatKind.DIRECT),
+        ({"chat": GROUP}, "", ChatKind.GROUP),
+        ({"chat": GROUP, "message_thread_id": 5}, "", ChatKind.GROUP),
+        ({"chat": FORUM}, "", ChatKind.GROUP),
+        ({"chat": FORUM, "message_thread_id": 1, "is_topic_message": True}, "", ChatKind.GROUP),
+        ({"chat": FORUM, "message_thread_id": 5}, "", ChatKind.GROUP),
+        ({"chat": FORUM, "message_thread_id": 17, "is_topic_message": True}, "17", ChatKind.THREAD),
+        ({"chat": PRIVATE, "message_thread_id": 17, "is_topic_message": True}, "17", ChatKind.DIRECT),
+    ],
+    ids=["direct", "group", "reply in a group", "forum", "general topic", "reply in general", "topic", "direct topic"],
+)
+def test_only_topics_are_places_of_their_own(fields: dict[str, Any], thread_ref: str, kind: ChatKind) -> None:
+    received = read_one(**fields)
+    assert (received.chat.thread_ref, received.chat_kind) == (thread_ref, kind)
+
+
+def test_being_in_a_topic_that_we_made_is_no_reply_to_us() -> None:
+    received = read_one(chat=FORUM, message_thread_id=17, is_topic_message=True, reply_to_message=TOPIC_CREATED)
+    assert not received.is_addressed
+    assert received.quote is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expects_more"),
+    [("x" * 3895, False), ("x" * 3896, True), ("👋" * 1947, False), ("👋" * 1948, True), ("世" * 3896, True)],
+)
+def test_a_text_near_the_limit_expects_more(text: str, expects_more: bool) -> None:
+    assert read_one(text=text).expects_more is expects_more
+
+
+def test_a_piece_of_an_album_expects_more() -> None:
+    photo = [{"file_id": f"f{size}", "file_unique_id": f"u{size}", "width": size, "height": size} for size in (90, 640)]
+    received = read_one(text=None, photo=photo, caption="our trip", media_group_id="g1")
+    assert received.expects_more
+    assert received.text == "our trip"
+    [attachment] = received.attachments
+    assert (attachment.kind, attachment.file_ref, attachment.mime) == (AttachmentKind.IMAGE, "f640", "image/jpeg")
+
+
+FILE = {"file_id": "f", "file_unique_id": "u", "file_size": 9}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "name"),
+    [
+        ({"document": {**FILE, "file_name": "a.py", "mime_type": "text/x-python"}}, AttachmentKind.DOCUMENT, "a.py"),
+        ({"document": {**FILE, "file_name": "a.png", "mime_type": "image/png"}}, AttachmentKind.IMAGE, "a.png"),
+        ({"voice": {**FILE, "duration": 1}}, AttachmentKind.VOICE, "voice.ogg"),
+        ({"audio": {**FILE, "duration": 1}}, AttachmentKind.AUDIO, "audio"),
+        ({"video": {**FILE, "duration": 1, "width": 1, "height": 1}}, AttachmentKind.VIDEO, "video.mp4"),
+        ({"video_note": {**FILE, "duration": 1, "length": 1}}, AttachmentKind.VIDEO, "video-note.mp4"),
+        (
+            {"animation": {**FILE, "duration": 1, "width": 1, "height": 1}, "document": {**FILE, "file_name": "a.gif"}},
+            AttachmentKind.VIDEO,
+            "animation.mp4",
+        ),
+        ({"location": {"longitude": 1.0, "latitude": 2.0}}, AttachmentKind.OTHER, "location"),
+        ({"contact": {"phone_number": "1", "first_name": "Ada"}}, AttachmentKind.OTHER, "contact"),
+        ({"dice": {"emoji": "🎲", "value": 3}}, AttachmentKind.OTHER, "dice"),
+    ],
+)
+def test_everything_that_is_not_text_is_announced(fields: dict[str, Any], kind: AttachmentKind, name: str) -> None:
+    [attachment] = read_one(text=None, **fields).attachments
+    assert (attachment.kind, attachment.name) == (kind, name)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"new_chat_members": [ADA]},
+        {"left_chat_member": ADA},
+        {"new_chat_title": "Better friends"},
+        {"forum_topic_created": {"name": "Plans", "icon_color": 1}},
+        {"pinned_message": message("pinned", chat=GROUP)},
+    ],
+)
+def test_service_messages_are_nothing(fields: dict[str, Any]) -> None:
+    assert read(text=None, chat=GROUP, **fields) is None
+
+
+def test_an_anonymous_admin_is_the_chat_that_speaks() -> None:
+    received = read_one(chat=GROUP, sender_chat=GROUP)
+    assert (received.sender.ref, received.sender.name) == ("telegram:-1001", "Friends")
+
+
+def test_another_bot_is_marked_as_one() -> None:
+    received = read_one(chat=GROUP, **{"from": {**US, "id": 9}})
+    assert received.sender.is_bot
+
+
+def test_an_edit_carries_the_new_text_and_its_time() -> None:
+    received = read("edited_message", text="/title@our_bot New", chat=GROUP, edit_date=1_700_000_100)
+    assert isinstance(received, InboundEdit)
+    assert (received.text, received.message_ref) == ("/title New", "7")
+    assert received.sent_at == 1_700_000_100_000
+
+
+@pytest.mark.parametrize(
+    ("chat", "fields"),
+    [
+        ({"id": -5, "type": "group", "title": "Friends"}, {"migrate_to_chat_id": -1005}),
+        ({"id": -1005, "type": "supergroup", "title": "Friends"}, {"migrate_from_chat_id": -5}),
+    ],
+)
+def test_either_message_about_a_migration_says_the_same(chat: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert read(text=None, chat=chat, **fields) == ChatMoved(old_ref="-5", new_ref="-1005")

@@ -1,0 +1,253 @@
+"""Markdown becomes text and entities that Telegram takes, without losing what was said."""
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hermes_state.values import OutboundPart
+from platforms.telegram.rendering import (
+    PART_ENTITIES,
+    PART_UNITS,
+    marked_as_repeat,
+    render,
+    utf16_units,
+)
+from tests.fakes import tg_markup
+
+SEED = 20261121
+ANSWERS = 2000
+
+
+def entities_of(part: OutboundPart) -> list[dict[str, Any]]:
+    return orjson.loads(part.markup) if part.markup else []
+
+
+def covered(part: OutboundPart, entity: Mapping[str, Any]) -> str:
+    units = part.text.encode("utf-16-le")[entity["offset"] * 2 : (entity["offset"] + entity["length"]) * 2]
+    return units.decode("utf-16-le")
+
+
+def styles(text: str) -> dict[str, str]:
+    """Covered text by type, of a text that fits one part."""
+    [part] = render(text)
+    return {entity["type"]: covered(part, entity) for entity in entities_of(part)}
+
+
+def check(part: OutboundPart) -> None:
+    """What the fake Bot API checks when the part is sent."""
+    assert 0 < utf16_units(part.text) <= PART_UNITS
+    assert part.text.strip()
+    tg_markup.check_entities(part.text, entities_of(part))
+    assert len(entities_of(part)) <= PART_ENTITIES
+
+
+class TestStyles:
+    def test_common_markup_becomes_entities(self) -> None:
+        assert styles("**bold** _slanted_ ~~gone~~ `code` [name](https://example.org/a)") == {
+            "bold": "bold",
+            "italic": "slanted",
+            "strikethrough": "gone",
+            "code": "code",
+            "text_link": "name",
+        }
+
+    def test_headings_get_no_emoji(self) -> None:
+        [part] = render("# One\n\n## Two\n\n### Three\n\ntext")
+        assert part.text == "One\n\nTwo\n\nThree\n\ntext"
+
+    def test_a_code_block_keeps_its_language_and_its_bytes(self) -> None:
+        [part] = render("Look:\n\n```python\nif a < b || c:\n    print('**x**')\n```\n")
+        [entity] = entities_of(part)
+        assert (entity["type"], entity["language"]) == ("pre", "python")
+        assert covered(part, entity) == "if a < b || c:\n    print('**x**')"
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "Use <div class='x'> and </div> here",
+            "if a || b || c then stop",
+            "it costs $5 and then $10 more",
+            "Vec<String> || <T>",
+            "2 < 3 and 5 > 4",
+            "a\ue000b < c",
+        ],
+    )
+    def test_text_that_looks_like_markup_stays_text(self, text: str) -> None:
+        [part] = render(text)
+        assert part.text == text
+
+    def test_a_link_that_telegram_refuses_stays_as_its_text(self) -> None:
+        [part] = render("see [the readme](docs/README.md) and [site](https://example.org)")
+        assert part.text == "see the readme and site"
+        assert [entity["url"] for entity in entities_of(part)] == ["https://example.org"]
+
+    def test_offsets_count_utf16_units(self) -> None:
+        [part] = render("👋👋 **bold** 世界 `code`")
+        assert [covered(part, entity) for entity in entities_of(part)] == ["bold", "code"]
+
+    @pytest.mark.parametrize("text", ["", "   \n", "\u200b", "[](https://example.org)", "\ud800"])
+    def test_nothing_to_see_still_makes_a_part_that_telegram_takes(self, text: str) -> None:
+        [part] = render(text)
+        check(part)
+
+
+class TestSplitting:
+    def test_a_short_answer_is_one_part(self) -> None:
+        assert len(render("a" * PART_UNITS)) == 1
+
+    def test_parts_end_between_paragraphs(self) -> None:
+        paragraph = "Some words that fill a line. " * 20
+        parts = render("\n\n".join([paragraph.strip()] * 20))
+        assert len(parts) > 1
+        assert all(part.text.startswith("Some words") and part.text.endswith("a line.") for part in parts)
+
+    def test_a_cut_code_block_is_a_code_block_on_both_sides(self) -> None:
+        lines = [f"line_{number} = '👋' * {number}" for number in range(600)]
+        parts = render("Before\n\n```python\n" + "\n".join(lines) + "\n```\n\nAfter")
+        assert len(parts) > 2
+        shown = []
+        for part in parts:
+            check(part)
+            [entity] = entities_of(part)
+            assert (entity["type"], entity["language"]) == ("pre", "python")
+            shown.append(covered(part, entity))
+        assert "\n".join(shown).split("\n") == lines
+
+    def test_no_part_has_more_entities_than_telegram_shows(self) -> None:
+        parts = render("\n".join(f"- **item {number}** with `code`" for number in range(200)))
+        assert sum(len(entities_of(part)) for part in parts) == 400
+        for part in parts:
+            check(part)
+
+    def test_a_text_without_any_break_is_cut_between_characters(self) -> None:
+        parts = render("👋" * 5000)
+        assert "".join(part.text for part in parts) == "👋" * 5000
+        for part in parts:
+            check(part)
+
+    @settings(deadline=None)
+    @given(st.text(st.characters(codec="utf-8"), max_size=12_000))
+    def test_every_part_is_taken_by_telegram(self, text: str) -> None:
+        for part in render(text):
+            check(part)
+
+
+class TestRepeats:
+    def test_a_mark_moves_the_entities_along(self) -> None:
+        [part] = render("👋 **bold**")
+        marked = marked_as_repeat(part)
+        [entity] = entities_of(marked)
+        assert covered(marked, entity) == "bold"
+        assert marked.text != part.text
+        assert marked.text.endswith(part.text)
+
+    def test_the_longest_part_still_fits_with_its_mark(self) -> None:
+        [part] = render("a" * PART_UNITS)
+        assert utf16_units(marked_as_repeat(part).text) <= 4096
+
+
+# Two thousand answers
+
+
+class AnswerMaker:
+    """Random answers as models write them; every word is numbered, so that a lost one is seen."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.words: list[str] = []
+
+    def answer(self) -> str:
+        blocks = [self._random.choice(self._blocks)(self) for _ in range(self._random.choice((1, 3, 8, 30, 60)))]
+        return self._random.choice(("\n\n", "\n\n\n")).join(blocks)
+
+    def _word(self) -> str:
+        stem = self._random.choice(("word", "größe", "世界", "слово", "👋x", "naïve"))
+        self.words.append(f"{stem}{len(self.words)}")
+        return self.words[-1]
+
+    def _inline(self) -> str:
+        word = self._word
+        return self._random.choice(
+            (
+                lambda: word(),
+                lambda: f"**{word()} {word()}**",
+                lambda: f"*{word()}*",
+                lambda: f"`{word()}`",
+                lambda: f"~~{word()}~~",
+                lambda: f"[{word()}](https://example.org/{self._random.randrange(99)})",
+                lambda: f"[{word()}](./relative.md)",
+                lambda: f"***{word()}*** {word()}",
+                lambda: f"{word()} < {word()} || {word()}",
+                lambda: f"<b>{word()}</b>",
+                lambda: f"${self._random.randrange(99)} {word()} ${self._random.randrange(99)}",
+                lambda: f"({word()}) * {word()} _ {word()}",
+            )
+        )()
+
+    def _sentence(self) -> str:
+        return " ".join(self._inline() for _ in range(self._random.randrange(1, 25))) + "."
+
+    def _heading(self) -> str:
+        return "#" * self._random.randrange(1, 7) + " " + self._word()
+
+    def _list(self) -> str:
+        mark = self._random.choice(("-", "*", "1."))
+        return "\n".join(f"{mark} {self._sentence()}" for _ in range(self._random.randrange(1, 12)))
+
+    def _quote(self) -> str:
+        return "\n".join(f"> {self._sentence()}" for _ in range(self._random.randrange(1, 4)))
+
+    def _code(self) -> str:
+        language = self._random.choice(("", "python", "bash", "c++"))
+        lines = [
+            f"{'    ' * self._random.randrange(3)}{self._word()} = '<|>'"
+            for _ in range(self._random.choice((1, 9, 300)))
+        ]
+        return f"```{language}\n" + "\n".join(lines) + "\n```"
+
+    def _table(self) -> str:
+        rows = [f"| {self._word()} | {self._word()} |" for _ in range(self._random.randrange(1, 8))]
+        return "\n".join([rows[0], "|---|---|", *rows[1:]])
+
+    def _broken(self) -> str:
+        return self._random.choice(("**", "`", "[", "](", "~~", "||", "<", "$$", "\\", "_")) + self._word()
+
+    _blocks = (_sentence, _sentence, _heading, _list, _quote, _code, _table, _broken)
+
+
+def answers() -> Iterator[tuple[str, list[str]]]:
+    for number in range(ANSWERS):
+        maker = AnswerMaker(SEED + number)
+        yield maker.answer(), maker.words
+
+
+def test_two_thousand_random_answers_are_taken_and_keep_every_word() -> None:
+    for number, (answer, words) in enumerate(answers()):
+        parts = render(answer)
+        for part in parts:
+            check(part)
+        shown = "\n".join(part.text for part in parts)
+        found = re.findall(r"(?:word|größe|世界|слово|👋x|naïve)\d+", shown)
+        assert found == words, f"answer {number} (seed {SEED + number}) lost or moved a word"
+
+
+def test_code_of_random_answers_stays_code_in_every_part() -> None:
+    for number, (answer, _) in enumerate(answers()):
+        if number % 10:
+            continue
+        expected = [
+            line for block in re.findall(r"```[^\n]*\n(.*?)\n```", answer, re.DOTALL) for line in block.split("\n")
+        ]
+        code = []
+        for part in render(answer):
+            for entity in entities_of(part):
+                if entity["type"] == "pre":
+                    code += covered(part, entity).split("\n")
+        shown = [line.strip() for line in code if " = '<|>'" in line]
+        assert shown == [line.strip() for line in expected], f"answer {number} (seed {SEED + number})"
