@@ -159,6 +159,7 @@ class LocalAdapter:
 
     async def send(self, request: SendRequest) -> str:
         """Show a part on every open page; the transcript shows it to those that open later."""
+        self._require_served()
         chat = self._chats.of(request.chat.chat_ref)
         ref = request.replaces or f"k-{request.key}"
         known = chat.find(ref)
@@ -176,6 +177,7 @@ class LocalAdapter:
         return ref
 
     async def show(self, preview: Preview) -> str | None:
+        self._require_served()
         chat = self._chats.of(preview.chat.chat_ref)
         ref = preview.ref or f"t-{preview.number}"
         await self._show_steps(chat, preview.chat)
@@ -184,9 +186,14 @@ class LocalAdapter:
         return ref
 
     async def show_typing(self, chat: ChatKey) -> None:
+        self._require_served()
         live = self._chats.of(chat.chat_ref)
         await self._show_steps(live, chat)
         live.writing()
+
+    def _require_served(self) -> None:
+        if self._port is None:
+            raise PlatformUnavailable("the web chat is not being served")
 
     async def _show_steps(self, live: LiveChat, chat: ChatKey) -> None:
         """Show what tools the running turn called. Trouble with the store hides them until a reload, no more."""

@@ -2,12 +2,12 @@
 
 import asyncio
 import hashlib
-import logging
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeAlias
 
+import structlog
 from aiohttp import web
 
 from hermes_state.errors import StateError
@@ -22,6 +22,8 @@ from platforms.local.pages import ChatView, Pages
 from platforms.local.stream import encode
 from platforms.local.uploads import FormRefused, Spool, Submission, read_form
 
+log = structlog.get_logger()
+
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 PAGE_ROWS = 120
@@ -34,6 +36,7 @@ OWNER = Sender(platform="local", id="owner", name="Owner")
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
+_SENTENCES = {404: "There is no such page here.", 413: "That is more than fits into one message."}
 _NOT_STORED = "The gateway cannot store anything right now. Your text is kept here: try again in a moment."
 
 
@@ -99,7 +102,7 @@ class Routes:
         except web.HTTPException as error:
             if error.status < 400:
                 raise
-            return self._complain(request, error.status, "There is no such page here.")
+            return self._complain(request, error.status, _SENTENCES.get(error.status, "That did not make sense here."))
 
     def _locked(self, request: web.Request) -> web.Response:
         if _is_htmx(request):
@@ -160,8 +163,10 @@ class Routes:
         name = _chat_name(request)
         try:
             submission = await read_form(request, self._spool, max_characters=self._max_characters)
+        except ConnectionError as error:
+            raise web.HTTPBadRequest from error  # the page went away while it was sending
         except OSError as error:
-            logging.getLogger(__name__).warning("spool: %s", type(error).__name__)
+            log.warning("local.upload_failed", error=type(error).__name__)
             raise FormRefused(507, "The file could not be stored. The disk may be full.") from error
         entry = await self._accept(name, submission)
         if not _is_htmx(request):

@@ -132,7 +132,7 @@ async def read_form(request: web.Request, spool: Spool, *, max_characters: int) 
     files: list[IncomingAttachment] = []
     try:
         if request.content_type == "multipart/form-data":
-            await _read_parts(await request.multipart(), spool, fields, files)
+            await _read_parts(await _parts_of(request), spool, fields, files)
         else:
             form = await request.post()
             fields.update({name: value for name, value in form.items() if isinstance(value, str)})
@@ -140,6 +140,13 @@ async def read_form(request: web.Request, spool: Spool, *, max_characters: int) 
     except BaseException:
         spool.drop(files)
         raise
+
+
+async def _parts_of(request: web.Request) -> MultipartReader:
+    try:
+        return await request.multipart()
+    except ValueError as error:
+        raise FormRefused(400, "That was not a message.") from error
 
 
 async def _read_parts(
@@ -171,10 +178,12 @@ def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_cha
         raise FormRefused(400, "That was not a message from this page. Reload it and send again.")
     is_press = "command" in fields
     # Browsers send line ends of forms as CRLF.
-    text = fields.get("command" if is_press else "text", "").replace("\r\n", "\n").replace("\x00", "").strip()
+    text = fields.get("command" if is_press else "text", "").replace("\r\n", "\n").replace("\x00", "")
+    if not is_press:
+        text = text.rstrip()  # not its beginning, where an indented line of code may stand
     if len(text) > max_characters:
         raise FormRefused(413, f"That text is longer than {max_characters:,} characters. Send it as a file.")
-    if not text and not files:
+    if not text.strip() and not files:
         raise FormRefused(422, "Write something first, or choose a file.")
     return Submission(text=text, client_id=client_id, is_press=is_press, files=tuple(files))
 
