@@ -4,15 +4,17 @@ import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from agent.model.base import ChatModel
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.offline import OfflineModel
+from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.config import LoadedConfig
-from gateway.settings import Config, ModelSettings
+from gateway.settings import AgentHabits, Config, ModelSettings
 from hermes_state.store import Store
 from hermes_state.values import Clock, Tokens
 from platforms.base import CommandMenuItem, PlatformAdapter
@@ -102,13 +104,15 @@ def make_model(settings: ModelSettings) -> ChatModel:
 def make_agent(
     model: ChatModel,
     settings: ModelSettings,
+    habits: AgentHabits,
     *,
     store: Store,
     attachments: Path,
     extra_tools: Sequence[Tool],
     clock: Clock,
 ) -> Agent:
-    """The agent around a model; times are shown to it in the server's time zone."""
+    """The agent around a model."""
+    zone = ZoneInfo(habits.time_zone) if habits.time_zone is not None else datetime.now().astimezone().tzinfo
     return Agent(
         store=store,
         model=model,
@@ -118,7 +122,9 @@ def make_agent(
             max_output_tokens=Tokens(settings.max_output_tokens),
             sees_images=settings.sees_images,
             attachments=attachments,
-            zone=datetime.now().astimezone().tzinfo or UTC,
+            zone=zone or UTC,
+            persona=habits.persona or DEFAULT_PERSONA,
+            max_tool_rounds=habits.max_tool_rounds,
         ),
         clock=clock,
     )

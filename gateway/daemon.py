@@ -34,7 +34,7 @@ from gateway.home import prepare_home
 from gateway.intake import GatewayIntake
 from gateway.lanes import LaneParts, Lanes
 from gateway.live import Live
-from gateway.logs import set_level
+from gateway.logs import update_logging
 from gateway.notify import notify
 from gateway.operator import Operator
 from gateway.schedules import Schedules
@@ -241,11 +241,11 @@ class _Daemon:
             return
         plan = reload_differences(self._loaded, new)
         merged = merge_for_reload(self._loaded, new)
-        if merged.config.model != self._loaded.config.model:
+        if (merged.config.model, merged.config.agent) != (self._loaded.config.model, self._loaded.config.agent):
             self._live.agent = self._new_agent(merged)
         self._loaded = merged
         self._live.config = merged.config
-        set_level(merged.config.logging.level)
+        update_logging(merged.config.logging.level, merged.secrets())
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
 
     def _new_agent(self, loaded: LoadedConfig) -> Agent:
@@ -254,6 +254,7 @@ class _Daemon:
         return make_agent(
             model,
             loaded.config.model,
+            loaded.config.agent,
             store=self._store,
             attachments=loaded.attachments,
             extra_tools=self._extra_tools,

@@ -65,8 +65,19 @@ def configure_logging(
     )
 
 
+def update_logging(level: str, secrets: Iterable[str]) -> None:
+    """Take over a reloaded level (debug, info, warning, error) and the secrets in use now; both take effect at once."""
+    set_level(level)
+    redactor = Redactor(secrets)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter):
+            for processor in handler.formatter.processors:
+                if isinstance(processor, _Redaction):
+                    processor.redactor = redactor
+
+
 def set_level(level: str) -> None:
-    """Least level that is written: debug, info, warning or error. Takes effect at once."""
+    """Least level that is written: debug, info, warning or error."""
     logging.getLogger().setLevel(level.upper())
 
 
@@ -108,7 +119,7 @@ class _Redaction:
     """A processor that lets no secret past, whatever key it stands under."""
 
     def __init__(self, redactor: Redactor) -> None:
-        self._redactor = redactor
+        self.redactor = redactor
 
     def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         return {name: self._clean(name, value) for name, value in event.items()}
@@ -122,4 +133,4 @@ class _Redaction:
             return {str(inner): self._clean(inner, held, depth + 1) for inner, held in value.items()}
         if isinstance(value, (list, tuple, set, frozenset)) and depth < _REDACTED_DEPTH:
             return [self._clean(None, held, depth + 1) for held in value]
-        return self._redactor(value if isinstance(value, str) else str(value))
+        return self.redactor(value if isinstance(value, str) else str(value))

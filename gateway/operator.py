@@ -9,6 +9,7 @@ from gateway.adapters import Adapters
 from gateway.commands.conversations import when
 from gateway.config import LoadedConfig
 from gateway.control import Handler
+from gateway.doctor import Finding, database_finding
 from gateway.lanes import Lanes
 from gateway.vitals import Heartbeat
 from hermes_state import pairings
@@ -52,6 +53,7 @@ class Operator:
             "pair.approve": self.approve,
             "pair.revoke": self.revoke,
             "local.url": self.mint_local_url,
+            "doctor": self.examine_database,
         }
 
     async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,6 +100,10 @@ class Operator:
         pairing = await self._store.write(pairings.revoke, person, "command line", self._clock.now())
         await self._access.load()
         return {**_shown(pairing), "state": "revoked"}
+
+    async def examine_database(self, _args: Mapping[str, Any]) -> list[Finding]:
+        """The checks that only whoever has the database open can make."""
+        return [await self._store.read(database_finding)]
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         """An address that signs one browser in to the web chat."""

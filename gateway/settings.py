@@ -316,7 +316,7 @@ _SEEING_MODELS = re.compile(
 )
 
 
-class AgentSettings(Section):
+class AgentHabits(Section):
     """What the agent is and how far it goes in one turn."""
 
     persona: str | None = setting(
@@ -494,7 +494,7 @@ class Config(BaseSettings):
     discord: DiscordSettings = Field(default_factory=DiscordSettings)
     local: LocalSettings = Field(default_factory=LocalSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
-    agent: AgentSettings = Field(default_factory=AgentSettings)
+    agent: AgentHabits = Field(default_factory=AgentHabits)
     access: AccessSettings = Field(default_factory=AccessSettings)
     pairing: PairingSettings = Field(default_factory=PairingSettings)
     sessions: SessionSettings = Field(default_factory=SessionSettings)

@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("init")(init.init)
 app.command("status")(status.status)
+app.command("url")(status.url)
 app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(pair.app, name="pair")

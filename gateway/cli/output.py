@@ -29,8 +29,8 @@ def print_tree(value: Mapping[str, Any]) -> None:
 
 
 def shown_time(millis: int) -> str:
-    """UTC, to the second."""
-    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    """UTC, to the minute."""
+    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _lines(value: Mapping[str, Any], depth: int) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """`hermes-gateway pair list | approve | revoke`: who was let in by code."""
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +8,7 @@ from gateway.cli.output import Json, print_json, print_table, shown_time
 from gateway.config import load_config, process_environment
 from gateway.control import NobodyAnswers, ask
 from hermes_state.overview import open_resting
-from hermes_state.pairings import list_pairings
+from hermes_state.pairings import Pairing, list_pairings
 from hermes_state.values import SystemClock
 
 app = typer.Typer(no_args_is_help=True, help="Let people in by code, and see them out.", rich_markup_mode=None)
@@ -24,7 +23,7 @@ def list_people(as_json: Json = False) -> None:
     elif not rows:
         typer.echo("Nobody waits and nobody was let in by code.")
     else:
-        print_table(("PERSON", "NAME", "STATE", "ROLE", "SINCE", "CODE EXPIRES"), [_cells(row) for row in rows])
+        print_table(("PERSON", "NAME", "STATE", "ROLE", "ASKED", "CODE EXPIRES"), [_cells(row) for row in rows])
 
 
 @app.command()
@@ -38,7 +37,7 @@ def approve(
     if as_json:
         print_json(answer)
     else:
-        typer.echo(f"{answer['display_name']} ({answer['user_ref']}) may write now, as {answer['role']}.")
+        typer.echo(f"{answer['name']} ({answer['user']}) may write now, as {answer['role']}.")
 
 
 @app.command()
@@ -47,11 +46,11 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Take back the access of a paired person, at once. Needs the running gateway."""
-    answer = _ask("pair.revoke", {"user_ref": person})
+    answer = _ask("pair.revoke", {"user": person})
     if as_json:
         print_json(answer)
     else:
-        typer.echo(f"{answer['display_name']} ({answer['user_ref']}) has no access any more.")
+        typer.echo(f"{answer['name']} ({answer['user']}) has no access any more.")
 
 
 def _pairings() -> list[dict[str, Any]]:
@@ -62,13 +61,25 @@ def _pairings() -> list[dict[str, Any]]:
         if not loaded.database.exists():
             return []
         with open_resting(loaded.database) as db:
-            return [asdict(pairing) for pairing in list_pairings(db, SystemClock().now())]
+            return [_row(pairing) for pairing in list_pairings(db, SystemClock().now())]
     return rows
 
 
+def _row(pairing: Pairing) -> dict[str, Any]:
+    """As the daemon answers it."""
+    return {
+        "user": pairing.user_ref,
+        "name": pairing.display_name,
+        "state": pairing.state.value,
+        "role": pairing.role.value,
+        "asked": shown_time(pairing.created_at),
+        "expires": shown_time(pairing.expires_at),
+    }
+
+
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    expires = shown_time(row["expires_at"]) if row["state"] == "pending" else "-"
-    return row["user_ref"], row["display_name"], row["state"], row["role"], shown_time(row["created_at"]), expires
+    expires = row["expires"] if row["state"] == "pending" else "-"
+    return row["user"], row["name"], row["state"], row["role"], row["asked"], expires
 
 
 def _ask(request: str, args: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ import typer
 from gateway.cli.output import Json, print_json, print_tree
 from gateway.config import LoadedConfig, load_config, process_environment
 from gateway.control import NobodyAnswers, ask
+from hermes_state.errors import CommandError
 from hermes_state.overview import load_overview, open_resting
 
 EXIT_NOT_RUNNING = 3
@@ -34,3 +35,11 @@ def _left_behind(loaded: LoadedConfig) -> dict[str, Any]:
         return {}
     with open_resting(loaded.database) as db:
         return {"database": asdict(load_overview(db))}
+
+
+def url() -> None:
+    """Print a fresh address of the web chat; it signs one browser in, once."""
+    answer = ask(load_config(process_environment()).control_socket, "local.url")
+    if answer["url"] is None:
+        raise CommandError("the web chat is switched off (local.enabled)")
+    typer.echo(answer["url"])
