@@ -5,7 +5,6 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_state.connections import is_trouble
@@ -14,31 +13,49 @@ from hermes_state.errors import StoreUnavailable
 _BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
 
 
-@dataclass(slots=True, eq=False)
 class Write:
     """A function that waits for its turn, and what became of it."""
 
-    call: Callable[[sqlite3.Connection], Any]  # every function has its own result; `Store.write` gives it its type back
-    future: asyncio.Future[Any]
-    queued_at: float = field(default_factory=time.monotonic)
-    result: Any = None
-    error: BaseException | None = None
+    __slots__ = ("args", "error", "fn", "future", "kwargs", "queued_at", "result")
 
-    def settle(self) -> None:
-        """Tell the caller, unless it has stopped waiting."""
-        if self.future.done():
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        elif isinstance(self.error, StopIteration):  # a future cannot carry it
-            self.future.set_exception(RuntimeError("a stored function raised StopIteration"))
-        else:
-            self.future.set_exception(self.error)
+    def __init__(
+        self,
+        future: asyncio.Future[Any],  # every function has its own result; `Store.write` gives it its type back
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.future = future
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+        self.queued_at = time.monotonic()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self, db: sqlite3.Connection) -> None:
+        """Run the function inside the open transaction and keep its result or error.
+
+        Raises only what ends the whole batch: trouble with the disk or a lock, or a transaction that is no more.
+        """
+        try:
+            self.result = self.fn(db, *self.args, **self.kwargs)
+            self.error = None
+        except BaseException as error:  # whatever it is, it belongs to the caller who waits
+            if is_trouble(error):
+                raise
+            if not db.in_transaction:
+                raise StoreUnavailable(_BROKEN_OFF) from error
+            self.error = error
+        if not db.in_transaction:
+            raise StoreUnavailable(_BROKEN_OFF)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the caller that nothing of its function was stored."""
-        self.error = error
-        self.settle()
+        """Tell the caller that nothing of its function was stored, unless it has stopped waiting."""
+        if not self.future.done():
+            if isinstance(error, StopIteration):  # a future cannot carry it
+                error = RuntimeError("a stored function raised StopIteration")
+            self.future.set_exception(error)
 
 
 def commit_batch(db: sqlite3.Connection) -> None:
@@ -55,11 +72,9 @@ def run_batch(db: sqlite3.Connection, batch: Sequence[Write]) -> None:
     """
     _roll_back(db)  # a rollback may have failed earlier, when the disk did
     try:
-        db.execute("BEGIN IMMEDIATE")
-        for write in batch:
-            _run_one(db, write, is_alone=len(batch) == 1)
-        if any(write.error is None for write in batch):
-            commit_batch(db)
+        # Savepoints cost more than the statements of an ordinary function, and functions rarely fail: so first without.
+        if not _run_open(db, batch) and len(batch) > 1:
+            _run_isolated(db, batch)
     except sqlite3.IntegrityError:
         # Only a constraint that is checked at the commit comes here. Alone, each function gets its own verdict.
         _roll_back(db)
@@ -71,26 +86,29 @@ def run_batch(db: sqlite3.Connection, batch: Sequence[Write]) -> None:
         _roll_back(db)
 
 
-def _run_one(db: sqlite3.Connection, write: Write, *, is_alone: bool) -> None:
-    write.result = write.error = None
-    if not is_alone:
+def _run_open(db: sqlite3.Connection, batch: Sequence[Write]) -> bool:
+    """Run the batch with nothing to fall back on but its whole; if one raises, take it all back and say false."""
+    db.execute("BEGIN IMMEDIATE")
+    for write in batch:
+        write.run(db)
+        if write.error is not None:
+            _roll_back(db)
+            return False
+    commit_batch(db)
+    return True
+
+
+def _run_isolated(db: sqlite3.Connection, batch: Sequence[Write]) -> None:
+    """Run the batch so that each function can be taken back alone."""
+    db.execute("BEGIN IMMEDIATE")
+    for write in batch:
         db.execute("SAVEPOINT one")
-    try:
-        write.result = write.call(db)
-    except BaseException as error:  # whatever it is, it belongs to the caller who waits
-        if is_trouble(error):
-            raise
-        if not db.in_transaction:
-            raise StoreUnavailable(_BROKEN_OFF) from error
-        write.error = error
-        if not is_alone:
+        write.run(db)
+        if write.error is not None:
             db.execute("ROLLBACK TO one")
-            db.execute("RELEASE one")
-    else:
-        if not db.in_transaction:
-            raise StoreUnavailable(_BROKEN_OFF)
-        if not is_alone:
-            db.execute("RELEASE one")
+        db.execute("RELEASE one")
+    if any(write.error is None for write in batch):
+        commit_batch(db)
 
 
 def _run_apart(db: sqlite3.Connection, write: Write) -> None:

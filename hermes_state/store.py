@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import aiosqlite
 
@@ -104,11 +104,13 @@ class Store:
         self._readers = readers
         self._busy_seconds = busy_seconds
         self._queue: deque[Write] = deque()
-        self._room = asyncio.Semaphore(QUEUE_SIZE)
+        self._outside: deque[asyncio.Future[None]] = deque()
+        self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
         self._running: list[Write] = []
         self._last_commit_seconds = 0.0
-        self._closed_at: float | None = None
+        self._is_open = True
+        self._closed_at = 0.0
         self._shutdown: asyncio.Task[None] | None = None
         self._drainer = asyncio.create_task(self._drain(), name="store.writer")
 
@@ -157,16 +159,16 @@ class Store:
         takes back its changes and reaches the caller as it is; `StoreUnavailable` says that nothing was stored. A
         caller who is cancelled does not know whether it was: keys in the rows make a second try safe.
         """
-        if self._closed_at is not None:
+        if not self._is_open:
             raise StoreUnavailable(f"{self.path.name}: the store is closed")
-        await self._room.acquire()
-        if self._closed_at is not None or self._drainer.done():
-            self._room.release()
-            raise StoreUnavailable(f"{self.path.name}: the store is closed")
-        write = Write(lambda db: fn(db, *args, **kwargs), asyncio.get_running_loop().create_future())
+        if self._outside or len(self._queue) >= QUEUE_SIZE:
+            await self._wait_to_be_let_in()
+        write = Write(self._loop.create_future(), fn, args, kwargs)
+        if not self._queue:  # otherwise the drainer knows already
+            self._arrived.set()
         self._queue.append(write)
-        self._arrived.set()
-        return cast("T", await write.future)
+        result: T = await write.future
+        return result
 
     async def read(
         self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -182,7 +184,7 @@ class Store:
         self, seconds: float, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """`read` with a time limit of its own, counted from when it starts to run."""
-        if self._closed_at is not None:
+        if not self._is_open:
             raise StoreUnavailable(f"{self.path.name}: the store is closed")
         reader = min(self._readers, key=lambda one: one.pending)
         reader.pending += 1
@@ -211,6 +213,7 @@ class Store:
         Takes at most `busy_seconds` when another process locks the file, and ends reads that still run.
         """
         if self._shutdown is None:
+            self._is_open = False
             self._closed_at = time.monotonic()
             self._shutdown = asyncio.create_task(self._shut_down(), name="store.close")
         await asyncio.shield(self._shutdown)  # a caller who is cancelled must not leave threads behind
@@ -232,25 +235,41 @@ class Store:
 
     async def _drain(self) -> None:
         try:
-            while self._queue or self._closed_at is None:
+            while self._queue or self._is_open:
                 if not self._queue:
                     self._arrived.clear()
                     await self._arrived.wait()
                     continue
                 self._running = [self._queue.popleft() for _ in range(min(BATCH_SIZE, len(self._queue)))]
-                for _ in self._running:
-                    self._room.release()
+                self._let_in()
                 await self._store_batch(self._running)
                 self._running = []
         finally:
+            self._is_open = False
             for write in self._running:
                 write.future.cancel()  # it may or may not be on disk
             self._fail_waiting("the writer has stopped")
 
     def _fail_waiting(self, reason: str) -> None:
         while self._queue:
-            self._room.release()
             self._queue.popleft().fail(StoreUnavailable(f"{self.path.name}: {reason}"))
+        self._let_in()
+
+    async def _wait_to_be_let_in(self) -> None:
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._outside.append(turn)
+        await turn
+        if not self._is_open:
+            raise StoreUnavailable(f"{self.path.name}: the store is closed")
+
+    def _let_in(self) -> None:
+        """Let as many callers in as there is room; those who gave up meanwhile take none."""
+        room = QUEUE_SIZE - len(self._queue)
+        while room > 0 and self._outside:
+            turn = self._outside.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                room -= 1
 
     async def _store_batch(self, batch: list[Write]) -> None:
         started = time.monotonic()
@@ -268,15 +287,17 @@ class Store:
                 break
             for write in batch:
                 write.error = failure
-            if is_busy(failure) and self._closed_at is not None:
+            if is_busy(failure) and not self._is_open:
                 self._fail_waiting("closed while another process kept the database locked")
             break
         self._last_commit_seconds = time.monotonic() - started
         for write in batch:
-            if write.error is not None and is_trouble(write.error):
-                write.error = unavailable(self.path, write.error)
-            write.settle()
+            if write.error is None:
+                if not write.future.done():  # the caller may have stopped waiting
+                    write.future.set_result(write.result)
+            else:
+                write.fail(unavailable(self.path, write.error) if is_trouble(write.error) else write.error)
 
     def _patience_until(self, started: float) -> float:
-        begun = started if self._closed_at is None else min(started, self._closed_at)
+        begun = started if self._is_open else min(started, self._closed_at)
         return begun + self._busy_seconds

@@ -1,0 +1,54 @@
+"""One figure of the performance suite: what we measured, what it is compared with, and the bar it has to meet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A figure and its bar.
+
+    With a `yardstick` (the same work done by something else in the same run) the bar is about `ours / yardstick`,
+    because absolute figures differ from machine to machine; without one it is about `ours` itself.
+    """
+
+    name: str
+    ours: float
+    unit: str
+    bar: float
+    yardstick: float | None = None
+    at_least: bool = False
+    """The bar is a minimum; otherwise it is a maximum."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the yardstick."""
+        return None if self.yardstick is None else self.ours / self.yardstick
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bar is met."""
+        value = self.ours if self.ratio is None else self.ratio
+        return value >= self.bar if self.at_least else value <= self.bar
+
+
+def table(measures: Sequence[Measure]) -> str:
+    """The measures as a Markdown table."""
+    lines = ["| measure | ours | yardstick | ratio | bar | holds |", "|---|---:|---:|---:|---:|---|"]
+    lines += [_line(measure) for measure in measures]
+    return "\n".join(lines)
+
+
+def _line(measure: Measure) -> str:
+    ours = f"{_number(measure.ours)} {measure.unit}"
+    sign = "≥" if measure.at_least else "≤"
+    if measure.yardstick is None or measure.ratio is None:
+        yardstick, ratio, bar = "", "", f"{sign} {measure.bar:g} {measure.unit}"
+    else:
+        yardstick = f"{_number(measure.yardstick)} {measure.unit}"
+        ratio, bar = f"{measure.ratio:.2f}x", f"{sign} {measure.bar:g}x"
+    return f"| {measure.name} | {ours} | {yardstick} | {ratio} | {bar} | {'yes' if measure.holds else '**no**'} |"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"

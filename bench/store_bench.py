@@ -1,0 +1,323 @@
+"""How fast the store is: `python -m bench.store_bench [--quick]`.
+
+Yardsticks are plain sqlite3 on the same disk in the same run, in turns with ours, so that other load on the machine
+meets both. The big database is built once per run in a temporary folder (about a minute and 600 MB; --quick: a tenth).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from bench.corpus import CHINESE, COMMON, PHRASE, RARE, Corpus
+from bench.measure import Measure, table
+from hermes_state.chats import ensure_chat
+from hermes_state.connections import register_functions
+from hermes_state.migrate import migrate
+from hermes_state.search import search
+from hermes_state.sessions import Session, load_tip, start_session
+from hermes_state.store import Store
+from hermes_state.transcripts import NewMessage, append
+from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, Millis, Origin, Role
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CHATS = 200
+_RAW_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY", "cache_size = -65536")
+_NOW = Millis(0)
+
+
+def run(quick: bool) -> list[Measure]:
+    """Every measure of the store. `quick`: a tenth of the rows, for a first look."""
+    with tempfile.TemporaryDirectory(prefix="store-bench-") as folder:
+        return asyncio.run(_run(Path(folder), 100_000 if quick else 1_000_000, 5 if quick else 9))
+
+
+async def _run(folder: Path, messages: int, rounds: int) -> list[Measure]:
+    measures = [
+        *await _awaited_writes(folder, rounds),
+        await _search_index_cost(folder, rounds),
+        _search_index_size(folder),
+        await _tip_lookup(folder),
+    ]
+    big = folder / "big.db"
+    await (await Store.open(big)).close()
+    _fill(big, messages)
+    store = await Store.open(big)
+    try:
+        return [*measures, *await _searches(store, messages), *await _stalls(store, messages)]
+    finally:
+        await store.close()
+
+
+# --- writing
+
+
+def _insert(db: sqlite3.Connection, text: str) -> None:
+    db.execute("INSERT INTO bench (text) VALUES (?)", (text,))
+
+
+def _create(db: sqlite3.Connection) -> None:
+    db.execute("CREATE TABLE bench (id INTEGER PRIMARY KEY, text TEXT NOT NULL) STRICT")
+
+
+def _insert_and_commit(db: sqlite3.Connection, text: str) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    _insert(db, text)
+    db.execute("COMMIT")
+
+
+async def _awaited_writes(folder: Path, rounds: int) -> list[Measure]:
+    """One coroutine that awaits each write, and a hundred of them, against sqlite3 with a commit per row."""
+    texts = list(Corpus().messages(1_000))
+    store = await Store.open(folder / "writes.db")
+    await store.write(_create)
+    raw_times, our_times, raw_rates, our_rates = [], [], [], []
+    with _raw(folder / "raw.db") as raw:
+        _create(raw)
+        for _ in range(rounds):
+            raw_times += [_timed(_insert_and_commit, raw, text) for text in texts]
+            raw_rates.append(len(texts) / sum(raw_times[-len(texts) :]))
+            for text in texts:
+                began = time.perf_counter()
+                await store.write(_insert, text)
+                our_times.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            await asyncio.gather(*(_write_all(store, texts[:50]) for _ in range(100)))
+            our_rates.append(5_000 / (time.perf_counter() - began))
+    await store.close()
+    return [
+        Measure(
+            name="awaited write, p50",
+            ours=statistics.median(our_times) * 1e6,
+            yardstick=statistics.median(raw_times) * 1e6,
+            unit="µs",
+            bar=2,
+        ),
+        Measure(
+            name="100 writers, each awaiting its commit",
+            ours=statistics.median(our_rates),
+            yardstick=statistics.median(raw_rates),
+            unit="writes/s",
+            bar=10,
+            at_least=True,
+        ),
+    ]
+
+
+async def _write_all(store: Store, texts: list[str]) -> None:
+    for text in texts:
+        await store.write(_insert, text)
+
+
+# --- the search index
+
+
+async def _search_index_cost(folder: Path, rounds: int) -> Measure:
+    """An awaited append with its index entries, against one without the trigger that makes them."""
+    texts = list(Corpus(2).messages(500))
+    stores = [await Store.open(folder / "indexed.db"), await Store.open(folder / "plain.db")]
+    await stores[1].write(_drop_index_trigger)
+    sessions = [await store.write(_start, "a") for store in stores]
+    times: list[list[float]] = [[], []]
+    for _, side in itertools.product(range(rounds), (0, 1)):
+        began = time.perf_counter()
+        for text in texts:
+            await stores[side].write(append, sessions[side].id, _message(text), _NOW)
+        times[side].append((time.perf_counter() - began) / len(texts))
+    for store in stores:
+        await store.close()
+    return Measure(
+        name="awaited append with search index, against without",
+        ours=statistics.median(times[0]) * 1e6,
+        yardstick=statistics.median(times[1]) * 1e6,
+        unit="µs",
+        bar=2.2,
+    )
+
+
+def _drop_index_trigger(db: sqlite3.Connection) -> None:
+    db.execute("DROP TRIGGER messages_fts_ai")
+
+
+def _search_index_size(folder: Path) -> Measure:
+    texts = list(Corpus(3).messages(50_000))
+    sizes = {}
+    for indexed in (True, False):
+        with _schema_only(folder / f"size-{indexed}.db", indexed) as db:
+            session = _start(db, "a")
+            for batch in _batched(texts, 1_000):
+                db.execute("BEGIN")
+                for text in batch:
+                    append(db, session.id, _message(text), _NOW)
+                db.execute("COMMIT")
+            pages, page_size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+            sizes[indexed] = pages * page_size
+    return Measure(
+        name="search index, bytes per byte of text",
+        ours=(sizes[True] - sizes[False]) / len(texts),
+        yardstick=sum(len(text.encode()) for text in texts) / len(texts),
+        unit="B",
+        bar=0.8,
+    )
+
+
+# --- lineage
+
+
+async def _tip_lookup(folder: Path) -> Measure:
+    """The newest session of a chain of 1,000, against one that was never compressed."""
+
+    def chain(db: sqlite3.Connection, chat_ref: str, length: int) -> LineageId:
+        root = _start(db, chat_ref)
+        insert = """INSERT INTO sessions (key, chat_id, parent_session_id, lineage_id, depth, kind, started_at)
+                    VALUES (?, ?, ?, ?, ?, 'continuation', 0)"""
+        parent = int(root.id)
+        for depth in range(1, length):
+            key = f"{chat_ref}-{depth}"
+            parent = int(db.execute(insert, (key, root.chat_id, parent, root.lineage_id, depth)).lastrowid or 0)
+        return root.lineage_id
+
+    def look_up(db: sqlite3.Connection, lineages: tuple[LineageId, LineageId]) -> tuple[float, float]:
+        times = [[_timed(load_tip, db, lineage) for lineage in lineages] for _ in range(5_000)]
+        short, long = zip(*times, strict=True)
+        return statistics.median(short), statistics.median(long)
+
+    store = await Store.open(folder / "lineage.db")
+    for number in range(2_000):
+        await store.write(_start, f"other-{number}")
+    lineages = await store.write(chain, "short", 1), await store.write(chain, "long", 1_000)
+    await store.write(lambda db: db.execute("ANALYZE"))
+    short, long = await store.read(look_up, lineages)
+    await store.close()
+    return Measure(name="tip look-up, chain of 1,000", ours=long * 1e6, yardstick=short * 1e6, unit="µs", bar=1.5)
+
+
+# --- a million messages
+
+
+def _fill(path: Path, messages: int) -> None:
+    """Fill the database at `path` as years of use would, only faster: the rows and triggers are the same."""
+    with _raw(path) as db:
+        sessions = [_start(db, f"chat-{number}") for number in range(CHATS)]
+        for batch in _batched(enumerate(Corpus(4).messages(messages)), 5_000):
+            db.execute("BEGIN")
+            for number, text in batch:
+                append(db, sessions[number % CHATS].id, _message(text), _NOW)
+            db.execute("COMMIT")
+
+
+async def _searches(store: Store, messages: int) -> list[Measure]:
+    chat_id = await store.read(lambda db: ChatId(db.execute("SELECT min(id) FROM chats").fetchone()[0]))
+    cases = (
+        ("a rare word", RARE, None, 5),
+        ("a phrase", f'"{PHRASE}"', None, 5),
+        ("a common word in one chat", COMMON, chat_id, 30),
+        ("two Chinese characters", CHINESE, None, 10),
+    )
+    measures = []
+    for name, query, within, bar in cases:
+        times = []
+        for _ in range(30):
+            began = time.perf_counter()
+            hits = await store.read(search, query, chat_id=within)
+            times.append(time.perf_counter() - began)
+            assert hits, f"{query} must be found"
+        name = f"search {messages:,} messages: {name}, p50"
+        measures.append(Measure(name=name, ours=statistics.median(times) * 1e3, unit="ms", bar=bar))
+    return measures
+
+
+async def _stalls(store: Store, messages: int) -> list[Measure]:
+    """The longest anything waited while ten chats append 10,000 messages to a full database."""
+    sessions = [await store.write(_start, f"stall-{number}") for number in range(10)]
+    texts = list(Corpus(5).messages(1_000))
+    waits: list[float] = []
+    lags: list[float] = []
+
+    async def converse(session: Session) -> None:
+        for text in texts:
+            began = time.perf_counter()
+            await store.write(append, session.id, _message(text), _NOW)
+            waits.append(time.perf_counter() - began)
+
+    async def watch() -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            lags.append(time.perf_counter() - began - 0.001)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.gather(*(converse(session) for session in sessions))
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+    name = f"10,000 appends to {messages:,} messages: longest"
+    return [
+        Measure(name=f"{name} stall of the event loop", ours=max(lags) * 1e3, unit="ms", bar=100),
+        Measure(name=f"{name} wait for the writer", ours=max(waits) * 1e3, unit="ms", bar=100),
+    ]
+
+
+# --- shared
+
+
+def _start(db: sqlite3.Connection, chat_ref: str) -> Session:
+    key = ChatKey(platform="local", account="local", chat_ref=chat_ref)
+    return start_session(db, ensure_chat(db, key, ChatKind.LOCAL, None, _NOW), _NOW)
+
+
+def _message(text: str) -> NewMessage:
+    return NewMessage(role=Role.USER, origin=Origin.HUMAN, text=text, sender_ref="local:bench", sender_name="Bench")
+
+
+def _timed(call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:
+    began = time.perf_counter()
+    call(*args, **kwargs)
+    return time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def _raw(path: Path) -> Iterator[sqlite3.Connection]:
+    """sqlite3 as a careful program would use it: one thread, one connection, everything synced."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for pragma in _RAW_PRAGMAS:
+            db.execute(f"PRAGMA {pragma}")
+        register_functions(db)
+        yield db
+
+
+@contextlib.contextmanager
+def _schema_only(path: Path, indexed: bool) -> Iterator[sqlite3.Connection]:
+    """Our schema without our writer; if not `indexed`, without the trigger that feeds the search index."""
+    with _raw(path) as db:
+        migrate(db, path)
+        if not indexed:
+            _drop_index_trigger(db)
+        yield db
+
+
+def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while batch := list(itertools.islice(iterator, size)):
+        yield batch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="100,000 messages instead of a million")
+    measures = run(parser.parse_args().quick)
+    print(table(measures))
+    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
+
+
+if __name__ == "__main__":
+    main()
