@@ -108,6 +108,8 @@ class Agent:
 
         Raises the kinds of `ModelError`, `TurnClosed` when the turn was stopped meanwhile, and `StoreUnavailable`.
         May be cancelled at any await: the rows are those of the last finished step, and running it again goes on.
+        A cancelled run may leave one write in the store's queue, so whoever takes a turn up again in the same process
+        awaits a write of their own first, such as `journal.note_resumed`.
         """
         view = await self._view(turn)
         step = _open_step(view.transcript, turn.id)

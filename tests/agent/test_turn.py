@@ -343,6 +343,7 @@ async def test_cancelled_at_any_step_a_turn_goes_on_and_writes_nothing_twice(
         await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait([running])
+    turn = await chat.store.write(journal.note_resumed, turn.id, True)
     answer = await shop.agent().run(turn, Sink())
     assert answer.text.startswith("tool said: ")
     assert [name for name, _ in shop.ran].count("write") <= 1
