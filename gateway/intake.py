@@ -194,12 +194,19 @@ class GatewayIntake:
         try:
             return await asyncio.wait_for(asyncio.shield(write), MEMORY_SECONDS)
         except TimeoutError:
-            if message.event_ref not in self._stops_done:
-                self._stops_done.append(message.event_ref)
-                is_admin = self._access.role_of(message.sender.ref) is Role.ADMIN
-                self._lanes.stop_from_memory(admission.key, message.sender.ref, is_admin)
-                log.warning("command.from_memory", command="stop", chat=admission.key.name)
-            return await write
+            if message.event_ref in self._stops_done:
+                return await write
+        self._stops_done.append(message.event_ref)
+        is_admin = self._access.role_of(message.sender.ref) is Role.ADMIN
+        stopping = self._lanes.stop_from_memory(admission.key, message.sender.ref, is_admin)
+        log.warning("command.from_memory", command="stop", chat=admission.key.name)
+        admitted = None
+        try:
+            admitted = await write
+        finally:
+            if stopping is not None and (admitted is None or admitted.inbox_id is None):
+                stopping.settle()  # no stored command will do it
+        return admitted
 
     def _key_of(self, chat: ChatKey, kind: ChatKind, sender: Sender) -> ChatKey:
         is_per_user = kind.is_shared and self._live.config.sessions.groups == "per_user"

@@ -30,6 +30,9 @@ log = structlog.get_logger()
 INTERRUPTED = "stopped: the person sent a newer message"
 STOPPED_FROM_MEMORY = "stopped by the person"
 
+DECISION_SECONDS = 60.0
+"""Whoever asked for a stop stores it; if that never happens, the lane does it after this."""
+
 
 class QueuedCommands(Protocol):
     """Runs commands that have waited for their place in a chat's queue."""
@@ -110,10 +113,10 @@ class Lane:
                 await self._wait(next(delays))
 
     def begin_stop(self, reason: str) -> Stopping | None:
-        """Cancel the running turn's work now; None when none runs or it is being stopped already."""
+        """Cancel the running turn's work now; None when none runs. A stop that is not stored yet is shared."""
         work = self.work
         if work is None or work.stopping is not None:
-            return None
+            return work.stopping if work is not None else None
         work.stopping = Stopping(turn=work.turn, partial_text=work.preview.text, reason=reason)
         work.task.cancel()
         return work.stopping
@@ -146,10 +149,7 @@ class Lane:
         return True
 
     async def _wait(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self.woken.wait(), max(0.0, seconds))
-        except TimeoutError:
-            return
+        await _within(self.woken, max(0.0, seconds))
 
     async def _start(self, rows: Sequence[InboxRow]) -> None:
         parts = self._parts
@@ -190,7 +190,7 @@ class Lane:
                 task.cancel()
                 await asyncio.wait({task})
         if work.stopping is not None:
-            await work.stopping.decided.wait()
+            await _within(work.stopping.decided, DECISION_SECONDS)
             await turns.stop(turn, preview.text, work.stopping.reason)
         elif task.cancelled():
             raise asyncio.CancelledError
@@ -250,16 +250,15 @@ class Lanes:
         lane = self._lanes.get(chat_id)
         return lane.begin_stop(reason) if lane is not None else None
 
-    def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> None:
-        """Stop a chat's turn while the database cannot say anything: the lane stores it when it can."""
+    def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> Stopping | None:
+        """Stop a chat's turn while the database cannot say anything; the stored `/stop` settles it later."""
         for lane in self._lanes.values():
             work = lane.work
             if work is None or work.turn.chat != key:
                 continue
             if is_admin or work.turn.started_by == sender_ref or not work.turn.chat_kind.is_shared:
-                stopping = lane.begin_stop(STOPPED_FROM_MEMORY)
-                if stopping is not None:
-                    stopping.settle()
+                return lane.begin_stop(STOPPED_FROM_MEMORY)
+        return None
 
     def interrupt(self, chat_id: ChatId) -> None:
         """End the running turn in favour of a message that has just been stored."""
@@ -295,6 +294,14 @@ class Lanes:
             await lane.run()
         finally:
             del self._lanes[chat_id]
+
+
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, but not longer."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return
 
 
 def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow]]:

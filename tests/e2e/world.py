@@ -171,10 +171,26 @@ class World:
         rows = await self.tg.get("sent", **query, **({"match": match} if match else {}))
         return [row["text"] for row in rows]
 
+    async def turn_runs(self, count: int = 1) -> None:
+        """Wait until a turn shows that it is being worked on: `count` typing signals in all."""
+        rows = await self.tg.get("calls", method="sendChatAction", wait=10, count=count)
+        assert len(rows) >= count
+
     async def visible(self, chat_id: int = 42) -> list[str]:
-        """What a person sees in a Telegram chat now, of the bot's messages."""
+        """What a person sees of the bot in a Telegram chat now, after edits and deletions."""
         chat = await self.tg.get(f"chat/{chat_id}")
-        return [row["text"] for row in chat["messages"] if row.get("from_bot", row.get("is_bot", False))]
+        return [row.get("text", "") for row in chat["messages"] if row["from"]["is_bot"]]
+
+    async def script(self, **rule: object) -> None:
+        """Put a rule into the fake model's script."""
+        await self.llm.post("script", [rule])
+
+    async def asked(self, count: int, *, wait: float = 15, since: int = 0, **filters: object) -> list[dict[str, Any]]:
+        """The requests that have reached the model, with their bodies; waits for `count` of them."""
+        found: list[dict[str, Any]] = await self.llm.get(
+            "requests", full=1, wait=wait, count=count, since=since, **filters
+        )
+        return found
 
     # ---- the database, read only ---------------------------------------------------------------------------------
 

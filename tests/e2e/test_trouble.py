@@ -1,0 +1,175 @@
+"""What people meet when something is wrong: one helpful sentence, and nothing lost."""
+
+import asyncio
+import multiprocessing
+import signal
+import sqlite3
+import time
+from multiprocessing.synchronize import Event as ProcessEvent
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import World
+
+
+def hold_lock(database: Path, held: ProcessEvent, seconds: float) -> None:
+    """Another process that locks the database file, as a backup tool or a curious person would."""
+    db = sqlite3.connect(database, isolation_level=None)
+    db.execute("BEGIN EXCLUSIVE")
+    held.set()
+    time.sleep(seconds)
+    db.execute("ROLLBACK")
+    db.close()
+
+
+async def test_a_twenty_second_lock_by_another_process_delays_and_loses_nothing(world: World) -> None:
+    await world.gateway.start()
+    await world.say("before")
+    await world.replies(1)
+    context = multiprocessing.get_context("spawn")
+    held = context.Event()
+    other = context.Process(target=hold_lock, args=(world.home / "state.db", held, 20.0))
+    other.start()
+    try:
+        await asyncio.to_thread(held.wait, 10)
+        for number in range(3):
+            await world.say(f"while locked {number}", chat_id=42)
+        assert await world.replies(1, match="while locked 2", wait=45)
+    finally:
+        other.join()
+    text = " ".join(await world.replies(1, match="while locked"))
+    assert [text.count(f"while locked {number}") for number in range(3)] == [1, 1, 1]
+    assert world.query("SELECT count(*) FROM inbox WHERE state <> 'done'") == [(0,)]
+    assert world.query("SELECT count(*), count(DISTINCT inbox_id) FROM messages WHERE role = 'user'") == [(4, 4)]
+
+
+async def test_stop_acts_from_memory_while_the_database_is_locked(world: World) -> None:
+    await world.gateway.start()
+    await world.script(match="hang", hang=True)
+    await world.say("hang")
+    await world.turn_runs()
+    context = multiprocessing.get_context("spawn")
+    held = context.Event()
+    other = context.Process(target=hold_lock, args=(world.home / "state.db", held, 6.0))
+    other.start()
+    try:
+        await asyncio.to_thread(held.wait, 10)
+        began = time.monotonic()
+        await world.say("/stop")
+        await world.gateway.wait_for_log("command.from_memory", seconds=5)
+        assert time.monotonic() - began < 1.5
+        assert await world.replies(1, match="Stopped", wait=20)
+    finally:
+        other.join()
+    assert world.query("SELECT state FROM turns") == [("stopped",)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"error": {"kind": "401"}}, "key"),
+        ({"error": {"kind": "quota"}}, "credit"),
+        ({"error": {"kind": "402"}}, "credit"),
+        ({"error": {"kind": "404"}}, "model"),
+        ({"error": {"kind": "context"}}, "/new"),
+        ({"error": {"kind": "content_filter"}}, "content filter"),
+    ],
+)
+async def test_a_model_that_refuses_is_explained_in_one_sentence(
+    world: World, rule: dict[str, object], words: str
+) -> None:
+    await world.gateway.start()
+    await world.script(match="please", times=10, **rule)
+    await world.say("please")
+    [reply] = await world.replies(1)
+    assert words in reply, reply
+    assert len(reply) < 300
+    assert world.query("SELECT state FROM turns") == [("failed",)]
+    await world.llm.delete("script")
+    await world.say("/retry")
+    assert await world.replies(1, match="^echo")
+
+
+async def test_a_model_that_is_down_is_tried_again_and_then_explained(world: World) -> None:
+    await world.gateway.start(HERMES_MODEL__BASE_URL="http://127.0.0.1:9/v1")
+    await world.say("anybody there?")
+    [reply] = await world.replies(1, wait=40)
+    assert "/retry" in reply
+
+
+async def test_a_prompt_that_does_not_fit_names_new_and_drops_nothing(world: World) -> None:
+    await world.gateway.start(HERMES_MODEL__CONTEXT_LENGTH="4096", HERMES_MODEL__MAX_OUTPUT_TOKENS="1024")
+    await world.say("word " * 790)
+    await world.replies(1)
+    for number in range(6):
+        await world.say(f"{number} " + "many more words " * 100)
+        await world.replies(number + 2)
+    replies = await world.replies(7)
+    assert any("/new" in reply for reply in replies)
+    assert world.query("SELECT count(*) FROM messages WHERE role = 'user'") == [(7,)]
+
+
+async def test_a_stranger_gets_a_pairing_code_that_works_once(world: World) -> None:
+    await world.gateway.start()
+    await world.say("let me in", chat_id=77)
+    [reply] = await world.replies(1, chat_id=77)
+    code = reply.split("pair approve ")[1].split()[0].rstrip(",")
+    await world.say("hello?", chat_id=77)
+    await world.say(f"/pair approve {code}", chat_id=42)
+    assert await world.replies(1, chat_id=42, match="for admins")
+    await world.say(f"/pair approve {code}", chat_id=1)
+    assert await world.replies(1, chat_id=1, match="has access now")
+    await world.say(f"/pair approve {code}", chat_id=1)
+    assert await world.replies(1, chat_id=1, match="not valid")
+    await world.say("now I am in", chat_id=77)
+    assert await world.replies(1, chat_id=77, match="now I am in")
+    await world.say("/pair revoke telegram:77", chat_id=1)
+    assert await world.replies(1, chat_id=1, match="no access any more")
+    await world.say("still here?", chat_id=77)
+    assert await world.replies(2, chat_id=77, match="pairing code")
+    assert world.query("SELECT count(*) FROM messages WHERE text LIKE 'still%' OR text LIKE 'let me%'") == [(0,)]
+
+
+async def test_an_unknown_command_suggests_the_one_that_was_meant(world: World) -> None:
+    await world.gateway.start()
+    await world.say("/stpo")
+    [reply] = await world.replies(1)
+    assert "/stop" in reply
+    assert "/help" in reply
+
+
+async def test_reload_applies_access_and_keeps_the_last_good_file(world: World) -> None:
+    world.environ.pop("HERMES_ACCESS__ALLOW")
+    world.gateway._environ.pop("HERMES_ACCESS__ALLOW")
+    world.home.mkdir(mode=0o700)
+    config = world.home / "config.yaml"
+    config.write_text("access:\n  allow: [telegram:42]\n")
+    await world.gateway.start()
+    await world.say("hello")
+    await world.replies(1, match="hello")
+    config.write_text("access:\n  alow: [telegram:43]\n")
+    world.gateway.signal(signal.SIGHUP)
+    await world.gateway.wait_for_log("config.rejected")
+    assert "allow" in world.gateway.log_text()
+    await world.say("still me")
+    await world.replies(1, match="still me")
+    config.write_text("access:\n  allow: [telegram:43]\n")
+    world.gateway.signal(signal.SIGHUP)
+    await world.gateway.wait_for_log("config.reloaded")
+    await world.say("and now?")
+    assert await world.replies(1, match="pairing code")
+    await world.say("my turn", chat_id=43)
+    assert await world.replies(1, chat_id=43, match="my turn")
+
+
+async def test_flood_control_sheds_previews_and_still_delivers_the_final_answer(world: World) -> None:
+    await world.gateway.start()
+    await world.tg.post("faults", {"kind": "429", "match": "sendMessageDraft", "retry_after": 3, "times": 1})
+    await world.script(match="long", text="word " * 60, chunk_chars=5, chunk_delay=0.05)
+    await world.say("long story")
+    assert len(await world.replies(1, wait=30)) == 1
+    calls = await world.tg.get("calls", method="sendMessage|sendMessageDraft|sendChatAction")
+    refused = next(call["t"] for call in calls if call.get("error"))
+    early = [call for call in calls if refused < call["t"] < refused + 2.9]
+    assert early == [], "nothing is sent to the chat during the penalty"
