@@ -38,6 +38,9 @@ from platforms.discord.slash import ButtonCommands, Interactions, Tickets, publi
 CLOSE_SECONDS = 5.0
 """How long a closing handshake may take before the connection is simply dropped."""
 
+STALLED_SHARE = 2 / 3
+"""The part of `stale_seconds` after which the adapter no longer counts as ready; a heartbeat comes every 41 s."""
+
 SALT_KEY = "discord.nonce_salt"
 
 log = structlog.get_logger(__name__)
@@ -104,7 +107,7 @@ class DiscordAdapter:
         if client.offline_since is not None:
             state = AdapterState.BACKING_OFF if client.was_ready else AdapterState.STARTING
             detail = "The session was lost; reconnecting." if client.was_ready else "Connecting."
-        elif self._silence(client) > self._settings.stale_seconds:
+        elif self._silence(client) > self._settings.stale_seconds * STALLED_SHARE:
             state, detail = AdapterState.STALLED, "Discord has stopped answering heartbeats."
         else:
             state, detail = AdapterState.RUNNING, ""

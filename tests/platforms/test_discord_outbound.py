@@ -126,9 +126,7 @@ async def test_two_databases_do_not_share_nonces(live: DiscordHarness, tmp_path:
 
 
 async def test_a_deleted_placeholder_is_replaced_by_a_new_message(live: DiscordHarness) -> None:
-    ref = await live.adapter.show(
-        Preview(chat=live.direct_chat, is_shared=False, number=9, text="thinking", ref=None)
-    )
+    ref = await live.adapter.show(Preview(chat=live.direct_chat, is_shared=False, number=9, text="thinking", ref=None))
     assert ref is not None
     await live.delete(ref)
     again = await live.adapter.show(Preview(chat=live.direct_chat, is_shared=False, number=9, text="still", ref=ref))

@@ -84,7 +84,9 @@ def _random_block(random: random.Random) -> str:
 
 
 def test_a_short_answer_stays_as_it_is() -> None:
-    answer = "# Plan\n\nUse **two** steps:\n\n1. `make`\n2. *wait*\n\n```python\nprint(1)\n```\n\n> said [who](https://a.b)"
+    answer = (
+        "# Plan\n\nUse **two** steps:\n\n1. `make`\n2. *wait*\n\n```python\nprint(1)\n```\n\n> said [who](https://a.b)"
+    )
     assert texts(answer) == [answer]
 
 
