@@ -50,8 +50,8 @@ class Entry:
 def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[Entry], since: Millis) -> list[Entry]:
     """One timeline of what the store holds and what this process remembers beside it.
 
-    `known_refs` are the platform ids that the stored entries stand for; a remembered entry under one of them
-    is the same message. Remembered entries older than `since` belong to an earlier page.
+    `known_refs` are those of the remembered entries that the store has, on this page or an earlier one. Remembered
+    entries older than `since` belong to an earlier page.
     """
     fresh = [entry for entry in recent if entry.ref not in known_refs and entry.at >= since]
     return sorted([*stored, *fresh], key=lambda entry: entry.at)

@@ -36,17 +36,18 @@ _SESSIONS = """
 SELECT id, lineage_id FROM sessions WHERE chat_id = ? AND kind IN ('root','continuation','branch')
 ORDER BY started_at DESC, id DESC
 """
-# Purpose: what was said in one session, newest first, with the platform's ids of each row, whether its delivery is
+# Purpose: what was said in one session, newest first, with the platform's id of each row, whether its delivery is
 # still owed, and whether it was taken back.
 _SAID = """
 SELECT m.id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_call_id, m.created_at,
   (SELECT p.ref FROM platform_messages p WHERE p.message_id = m.id ORDER BY p.part LIMIT 1),
-  (SELECT group_concat(p.ref, ' ') FROM platform_messages p WHERE p.message_id = m.id),
   EXISTS (SELECT 1 FROM outbox o WHERE o.message_id = m.id AND o.state IN ('pending','sending','ambiguous')),
   EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL),
   (SELECT group_concat(a.name, char(10)) FROM attachments a WHERE a.message_id = m.id)
 FROM messages m WHERE m.session_id = ? AND m.seq > 0 AND m.id < ? ORDER BY m.seq DESC LIMIT ?
 """
+# Purpose: whether a platform message is a row of the transcript.
+_IS_TOLD = "SELECT 1 FROM platform_messages WHERE chat_id = ? AND ref = ?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class HistoryPage:
 
     entries: tuple[Entry, ...] = ()
     known_refs: frozenset[str] = frozenset()
-    """Platform ids of everything that `entries` stand for."""
+    """Which of the asked refs the store has, here or on an earlier page."""
     earlier_than: int | None = None
     """Where the stretch before this one ends; None at the beginning of the chat."""
     since: Millis = _BEGINNING
@@ -83,7 +84,6 @@ class _Said:
     tool_call_id: str | None
     created_at: int
     ref: str | None
-    refs: str | None
     is_owed: int
     is_undone: int
     files: str | None
@@ -96,10 +96,13 @@ def load_chats(db: Connection, platform: str, account: str, limit: int = 50) -> 
     return [ChatLink(name=name, title=title) for name, title in rows]
 
 
-def load_history(db: Connection, key: ChatKey, limit: int, before: int | None = None) -> HistoryPage:
+def load_history(
+    db: Connection, key: ChatKey, limit: int, before: int | None = None, recent_refs: Sequence[str] = ()
+) -> HistoryPage:
     """The newest `limit` rows of a chat, or of what lies before the row `before`.
 
-    An answer whose delivery is still owed is left out: it arrives as a message in a moment.
+    `recent_refs` are the platform ids of what the caller remembers itself. An answer whose delivery is still owed is
+    left out: it arrives as a message in a moment.
     """
     chat = find_chat(db, key)
     if chat is None:
@@ -108,10 +111,10 @@ def load_history(db: Connection, key: ChatKey, limit: int, before: int | None = 
     is_all = len(rows) < limit
     waiting = [] if before is not None else _waiting(db, chat.id)
     entries = [*_with_dividers(rows), *waiting]
-    refs = {ref for row in rows if row.refs for ref in row.refs.split(" ")} | {entry.ref for entry in waiting}
+    known = {ref for ref in recent_refs if db.execute(_IS_TOLD, (chat.id, ref)).fetchone()}
     return HistoryPage(
         entries=tuple(sorted(entries, key=lambda entry: entry.at)),
-        known_refs=frozenset(refs),
+        known_refs=frozenset(known | {entry.ref for entry in waiting}),
         earlier_than=None if is_all else rows[0].id,
         since=_BEGINNING if is_all else min(Millis(row.created_at) for row in rows),
     )
@@ -129,7 +132,7 @@ def load_tool_lines(db: Connection, key: ChatKey, limit: int = 60) -> list[Entry
 
 def _said(db: Connection, chat_id: ChatId, limit: int, before: int | None) -> list[_Said]:
     rows: list[_Said] = []
-    for session_id, lineage_id in db.execute(_SESSIONS, (chat_id,)).fetchall():
+    for session_id, lineage_id in db.execute(_SESSIONS, (chat_id,)):  # read as far as needed, there may be many
         room = limit - len(rows)
         if room <= 0:
             break

@@ -99,6 +99,8 @@ class _Renderer(RendererHTML):
 
     def link_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
         token = tokens[at]
+        if not _is_safe_link(str(token.attrGet("href") or "")):
+            return "<a>"  # the parser keeps links to nowhere
         token.attrSet("target", "_blank")
         token.attrSet("rel", "noopener noreferrer nofollow")
         return self.renderToken(tokens, at, options, env)
@@ -106,8 +108,10 @@ class _Renderer(RendererHTML):
     def image(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
         token = tokens[at]
         label = escape(token.content or "image")
-        url = escape(str(token.attrGet("src") or ""))
-        return f'<a href="{url}" target="_blank" rel="noopener noreferrer nofollow">{label}</a>'
+        url = str(token.attrGet("src") or "")
+        if not _is_safe_link(url):
+            return str(label)
+        return f'<a href="{escape(url)}" target="_blank" rel="noopener noreferrer nofollow">{label}</a>'
 
     def heading_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
         return f"<{_heading(tokens[at])}>"
@@ -158,7 +162,7 @@ def _alignment(token: Token) -> str:
 
 
 def _build() -> MarkdownIt:
-    options: Mapping[str, Any] = {"html": False, "breaks": True}
+    options: Mapping[str, Any] = {"html": False, "breaks": True, "xhtmlOut": False}
     markdown = MarkdownIt("commonmark", options, renderer_cls=_Renderer).enable(["table", "strikethrough"])
     markdown.validateLink = _is_safe_link  # type: ignore[method-assign]  # the library's documented way to restrict links
     return markdown

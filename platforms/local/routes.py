@@ -148,8 +148,9 @@ class Routes:
         position = chat.stream.name_of(chat.stream.position)
         key = chat_key(name)
         links = await self._store.read(load_chats, key.platform, key.account) if before is None else []
-        page = await self._store.read(load_history, key, PAGE_ROWS, before)
         recent = chat.recent if before is None else []
+        refs = [entry.ref for entry in recent]
+        page = await self._store.read(load_history, key, PAGE_ROWS, before, refs)
         return ChatView(
             name=name,
             chats=_with_own(links, name),

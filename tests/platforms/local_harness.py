@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import io
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,6 +25,8 @@ MENU = (
     CommandMenuItem(name="new", description="start a new conversation", argument="[title]"),
     CommandMenuItem(name="stop", description="end the running turn", argument=None),
 )
+
+NO_HEADERS: Mapping[str, str] = {}
 
 _VOID = frozenset({"input", "br", "hr", "meta", "link", "path", "img"})
 
@@ -182,15 +185,20 @@ class LocalHarness(AdapterHarness):
         return Screen(await self.page(name))
 
     async def post(
-        self, fields: dict[str, str], *, name: str = "main", files: Sequence[tuple[str, bytes]] = (), **headers: str
+        self,
+        fields: dict[str, str],
+        *,
+        name: str = "main",
+        files: Sequence[tuple[str, bytes]] = (),
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> tuple[int, str]:
         """Submit the composer as the page does; returns status and body."""
         await self.sign_in()
-        form = aiohttp.FormData()
+        form = aiohttp.FormData(quote_fields=False)
         for key, value in fields.items():
             form.add_field(key, value, content_type="text/plain")
         for file_name, content in files:
-            form.add_field("files", content, filename=file_name, content_type="application/octet-stream")
+            form.add_field("files", io.BytesIO(content), filename=file_name, content_type="application/octet-stream")
         sent = {"HX-Request": "true", "Origin": self.root, **headers}
         url = f"{self.root}/chat/{name}/messages"
         async with self.browser.post(url, data=form, headers=sent, allow_redirects=False) as answer:

@@ -1,0 +1,130 @@
+"""Markdown becomes safe HTML and parts that fit, whatever a model writes."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from platforms.local.markdown import split_parts, to_html
+
+ALLOWED = {
+    *(
+        "p",
+        "br",
+        "strong",
+        "em",
+        "s",
+        "code",
+        "pre",
+        "a",
+        "ul",
+        "ol",
+        "li",
+        "blockquote",
+        "hr",
+        "div",
+        "span",
+        "button",
+    ),
+    *("h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
+}
+ATTRIBUTES = {"href", "title", "target", "rel", "class", "start", "scope", "type", "tabindex", "data-copy"}
+
+PIECES = [
+    *("a", "word ", "世界", "👋", "\n", "\n\n", "```", "```py\n", "~~~", "`", "**", "*", "_", "~~", "# ", "> ", "- "),
+    *("1. ", "    ", "| a | b |\n|:-:|--:|\n| c | d |\n", "[x](", "![i](", "https://e.example", "javascript:alert(1)"),
+    *("data:text/html,x", "vbscript:x", ")", '"', "'", "<b>", "<script>", "</script>", "<img src=x onerror=y>", "&lt;"),
+    *(
+        "&#106;avascript:x",
+        "<https://e.example>",
+        "[r]: javascript:x\n",
+        "[r]",
+        "\\",
+        "\t",
+        "\u2028",
+        "\x00",
+        "hx-on:x",
+    ),
+]
+markdown = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
+
+
+class Tags(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@settings(max_examples=400, deadline=None)
+@given(text=markdown | st.text(max_size=300))
+def test_no_tag_attribute_or_address_of_the_author_gets_through(text: str) -> None:
+    for tag, attributes in Tags(to_html(text)).found:
+        assert tag in ALLOWED
+        assert set(attributes) <= ATTRIBUTES
+        if tag == "a" and attributes:
+            assert re.match(r"(?i)(https?:|mailto:)", attributes["href"] or "")
+            assert "noopener" in (attributes["rel"] or "")
+            assert attributes["target"] == "_blank"
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("a **b** ~~c~~", "<p>a <strong>b</strong> <s>c</s></p>\n"),
+        ("one\ntwo", "<p>one<br>\ntwo</p>\n"),
+        ("# Head", "<h3>Head</h3>\n"),
+        ("<i>x</i>", "<p>&lt;i&gt;x&lt;/i&gt;</p>\n"),
+        ("[x](/chat/main)", "<p>[x](/chat/main)</p>\n"),
+        ("[x](file:///etc/passwd)", "<p>[x](file:///etc/passwd)</p>\n"),
+    ],
+)
+def test_the_usual_marks(text: str, html: str) -> None:
+    assert to_html(text) == html
+
+
+def test_code_keeps_its_characters_and_names_its_language() -> None:
+    html = to_html("```c++ title\nif (a < b && c) {}\n```")
+    assert "<span>c++</span>" in html
+    assert "if (a &lt; b &amp;&amp; c) {}\n</code>" in html
+
+
+def test_a_table_is_aligned_by_classes() -> None:
+    html = to_html("| a | b |\n|:-:|--:|\n| c | d |")
+    assert '<th scope="col" class="center">a</th>' in html
+    assert '<td class="right">d</td>' in html
+    assert "style" not in html
+
+
+def test_an_image_is_a_link_to_it() -> None:
+    html = to_html("![a cat](https://e.example/cat.png)")
+    assert '<a href="https://e.example/cat.png"' in html
+    assert "a cat</a>" in html
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=markdown.map(lambda text: text * 9), limit=st.integers(200, 900))
+def test_parts_fit_keep_their_words_and_close_their_code(text: str, limit: int) -> None:
+    parts = split_parts(text, limit)
+    assert all(len(part.encode("utf-16-le")) // 2 <= limit for part in parts)
+    shown = iter("".join(parts))
+    assert all(letter in shown for letter in re.sub(r"\s", "", text)), "every character, in order"
+
+
+def test_code_that_is_cut_goes_on_in_the_next_part() -> None:
+    code = "".join(f"line {number}\n" for number in range(100))
+    parts = split_parts(f"before\n\n````python\n{code}````\nafter", 200)
+    assert len(parts) > 3
+    assert all(part.startswith("````python\n") for part in parts[1:])
+    assert all(part.rstrip().endswith("````") for part in parts[:-1])
+    assert "".join(Tags(to_html(part)).text.removeprefix("pythonCopy") for part in parts).count("line 7\n") == 1
