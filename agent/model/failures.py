@@ -24,7 +24,7 @@ class Remedy:
     outcome: str
     """How the ledger calls it."""
     attempts: int
-    """How often a call is made in all before this kind of failure is given up on; 1 means never again."""
+    """How often a call may fail so before it is given up; 1 means that it is not repeated."""
     sentence: str
     """What the person reads. It holds nothing of the provider's own text, which may quote a key or a prompt."""
 

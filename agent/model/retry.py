@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -17,8 +18,10 @@ RecordFailure = Callable[[ModelCallRecord], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long to wait between attempts, in seconds. How many there are depends on the failure: `failures.REMEDIES`."""
+    """How long to wait between attempts, in seconds; how many there are depends on the failures, see `Remedy`."""
 
+    most_attempts: int = 6
+    """Of one call, whatever its failures are."""
     first_pause: float = 0.5
     longest_pause: float = 8.0
     longest_retry_after: float = 30.0
@@ -52,20 +55,21 @@ async def complete(
     Every failed attempt goes to `record_failure` before anything else happens. The successful one is left to the
     caller, who stores it together with the reply. An attempt that is cancelled leaves no record.
     """
-    attempt = 0
+    failures: Counter[str] = Counter()
     while True:
-        attempt += 1
         watch = _Watch(on_text)
         started = time.perf_counter()
         try:
             reply = _checked(await model.complete(request, watch.on_text))
         except ModelError as error:
             outcome = remedy_for(error).outcome
-            await record_failure(_call_record(model, purpose, outcome, started))
-            if not _may_repeat(error, attempt, policy, has_text=watch.has_text):
+            await record_failure(_failure_record(model, purpose, outcome, started))
+            failures[outcome] += 1
+            is_hopeless = failures[outcome] >= remedy_for(error).attempts or failures.total() >= policy.most_attempts
+            if is_hopeless or not _may_repeat(error, policy, has_text=watch.has_text):
                 raise
             retry_after = error.retry_after if isinstance(error, ModelRateLimited) else None
-            await asyncio.sleep(policy.pause(attempt, retry_after))
+            await asyncio.sleep(policy.pause(failures.total(), retry_after))
             continue
         return Completion(reply=reply, call=_success_record(model, purpose, request, reply, started))
 
@@ -82,9 +86,7 @@ class _Watch:
         self._on_text(text)
 
 
-def _may_repeat(error: ModelError, attempt: int, policy: RetryPolicy, *, has_text: bool) -> bool:
-    if attempt >= remedy_for(error).attempts:
-        return False
+def _may_repeat(error: ModelError, policy: RetryPolicy, *, has_text: bool) -> bool:
     if isinstance(error, ModelTimeout):
         return not has_text  # a model that began and stalled takes as long again
     if isinstance(error, ModelRateLimited):
@@ -116,7 +118,7 @@ def _success_record(
     )
 
 
-def _call_record(model: ChatModel, purpose: str, outcome: str, started: float) -> ModelCallRecord:
+def _failure_record(model: ChatModel, purpose: str, outcome: str, started: float) -> ModelCallRecord:
     return ModelCallRecord(
         purpose=purpose, route=model.route, model=model.name, outcome=outcome, usage=None, took_ms=_since(started)
     )

@@ -1,0 +1,38 @@
+"""The system prompt: the same bytes for a session, whatever the day."""
+
+import re
+
+import pytest
+
+from agent.prompt import DEFAULT_PERSONA, system_prompt
+from hermes_state.values import ChatKey, ChatKind
+
+CHAT = ChatKey(platform="telegram", account="telegram", chat_ref="42")
+TOOLS = ("history_search", "history_open")
+
+
+def prompt(kind: ChatKind = ChatKind.DIRECT, tools: tuple[str, ...] = TOOLS) -> str:
+    return system_prompt(persona=DEFAULT_PERSONA, chat=CHAT, kind=kind, tool_names=tools)
+
+
+@pytest.mark.parametrize("kind", list(ChatKind))
+def test_every_kind_of_chat_has_one(kind: ChatKind) -> None:
+    assert prompt(kind).startswith(DEFAULT_PERSONA)
+    assert ("[Ann]" in prompt(kind)) is kind.is_shared
+
+
+def test_it_holds_no_clock() -> None:
+    without_example = prompt(ChatKind.GROUP).replace("[2026-03-31 14:05]", "")
+    assert re.search(r"\b20\d\d\b", without_example) is None
+
+
+def test_tools_are_explained_only_where_there_are_any() -> None:
+    assert "history_search" in prompt()
+    assert "# Tools" not in prompt(tools=())
+    assert "history_search" not in prompt(tools=("other",))
+
+
+def test_it_says_that_stamps_are_the_gateways_and_blocks_are_untrusted() -> None:
+    assert "never write such a stamp yourself" in prompt()
+    for block in ("<quoted_message>", "<document>", "<history>"):
+        assert block in prompt()

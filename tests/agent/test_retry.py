@@ -1,0 +1,188 @@
+"""When a failed call is made again, how long is waited, and what the ledger learns."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from agent.model.base import Finish, ModelReply, ModelRequest
+from agent.model.failures import REMEDIES, remedy_for, sentence_for
+from agent.model.retry import Completion, RetryPolicy, complete
+from hermes_state.errors import (
+    AuthRejected,
+    ContentFiltered,
+    ContextOverflow,
+    ModelError,
+    ModelRateLimited,
+    ModelTimeout,
+    ModelUnavailable,
+    OutputCapTooLarge,
+    QuotaExceeded,
+    ReplyMalformed,
+)
+from hermes_state.values import CanonicalUsage, ModelCallRecord, ToolCall
+from tests.agent.rows import human
+
+POLICY = RetryPolicy(first_pause=0.001, longest_pause=0.002, longest_retry_after=0.01)
+GOOD = ModelReply(text="ok", finish=Finish.STOP, usage=CanonicalUsage(input=3, output=1))
+CALL = ToolCall(id="a", name="look", arguments="{")
+
+
+class Scripted:
+    """A model that plays a list of replies and errors, with the text it showed before each."""
+
+    route, name = "scripted", "scripted-1"
+
+    def __init__(self, *script: ModelReply | ModelError | tuple[str, ModelError]) -> None:
+        self._script = list(script)
+        self.calls = 0
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        self.calls += 1
+        step = self._script.pop(0)
+        if isinstance(step, tuple):
+            on_text(step[0])
+            step = step[1]
+        if isinstance(step, ModelError):
+            raise step
+        on_text(step.text)
+        return step
+
+    async def close(self) -> None:
+        pass
+
+
+async def run(model: Scripted) -> tuple[Completion | ModelError, Sequence[ModelCallRecord], list[str]]:
+    failures: list[ModelCallRecord] = []
+    shown: list[str] = []
+
+    async def record(call: ModelCallRecord) -> None:
+        failures.append(call)
+
+    request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
+    try:
+        done: Completion | ModelError = await complete(
+            model, request, shown.append, purpose="turn", policy=POLICY, record_failure=record
+        )
+    except ModelError as error:
+        done = error
+    return done, failures, shown
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"),
+    [
+        (ModelUnavailable("x"), 4),
+        (ModelRateLimited("x"), 4),
+        (ModelTimeout("x"), 2),
+        (ReplyMalformed("x"), 2),
+        (AuthRejected("x"), 1),
+        (QuotaExceeded("x"), 1),
+        (ContentFiltered("x"), 1),
+        (ContextOverflow("x"), 1),
+        (OutputCapTooLarge("x"), 1),
+        (ModelError("x"), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, ModelError) else "",
+)
+async def test_a_failure_is_repeated_as_often_as_its_kind_allows(error: ModelError, calls: int) -> None:
+    model = Scripted(*[error] * 10)
+    done, failures, _ = await run(model)
+    assert done is error
+    assert model.calls == calls
+    assert [failure.outcome for failure in failures] == [remedy_for(error).outcome] * calls
+
+
+async def test_a_call_that_works_in_the_end_is_left_to_the_caller() -> None:
+    done, failures, shown = await run(Scripted(ModelUnavailable("x"), ("half", ReplyMalformed("x")), GOOD))
+    assert isinstance(done, Completion)
+    assert (done.reply, done.call.outcome, done.call.usage) == (GOOD, "ok", GOOD.usage)
+    assert [failure.outcome for failure in failures] == ["unavailable", "malformed"]
+    assert shown == ["half", "ok"]
+
+
+async def test_a_stall_after_text_is_not_repeated() -> None:
+    model = Scripted(("some", ModelTimeout("x")), GOOD)
+    done, _, _ = await run(model)
+    assert isinstance(done, ModelTimeout)
+    assert model.calls == 1
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.005, 2), (60.0, 1)])
+async def test_a_provider_is_waited_for_only_so_long(seconds: float, calls: int) -> None:
+    model = Scripted(ModelRateLimited("x", retry_after=seconds), GOOD)
+    await run(model)
+    assert model.calls == calls
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 3, 10])
+def test_a_pause_grows_is_jittered_and_is_never_shorter_than_asked(attempt: int) -> None:
+    policy = RetryPolicy()
+    pauses = {policy.pause(attempt, None) for _ in range(50)}
+    middle = min(8.0, 0.5 * 2 ** (attempt - 1))
+    assert len(pauses) > 1
+    assert all(0.75 * middle <= pause <= 1.25 * middle for pause in pauses)
+    assert policy.pause(attempt, 20.0) == 20.0
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        ModelReply(text="", finish=Finish.STOP, usage=None),
+        ModelReply(text=" \n", finish=Finish.LENGTH, usage=None),
+        ModelReply(text="Let me", calls=(CALL,), finish=Finish.LENGTH, usage=None),
+    ],
+    ids=["empty", "blank", "a call cut off"],
+)
+async def test_a_reply_that_cannot_become_a_row_is_a_failure(reply: ModelReply) -> None:
+    done, failures, _ = await run(Scripted(reply, reply))
+    assert isinstance(done, ReplyMalformed)
+    assert len(failures) == 2
+
+
+async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
+    done, _, _ = await run(Scripted(ModelReply(text="x" * 400, finish=Finish.STOP, usage=None)))
+    assert isinstance(done, Completion)
+    assert done.call.is_estimated
+    assert done.call.usage is not None
+    assert done.call.usage.output == 100
+    assert done.reply.usage is None
+
+
+# ---- the table
+
+
+def test_every_kind_of_model_error_has_its_own_row() -> None:
+    kinds = {remedy.kind for remedy in REMEDIES}
+    assert kinds == {ModelError, *ModelError.__subclasses__()}
+    assert len({remedy.outcome for remedy in REMEDIES}) == len(REMEDIES)
+
+
+@pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: remedy.outcome)
+def test_a_person_gets_one_sentence_without_holes(remedy: object) -> None:
+    kind = remedy.kind  # type: ignore[attr-defined]  # a Remedy
+    said = sentence_for(kind("HTTP 400 with a secret"))
+    assert said.endswith(".")
+    assert "secret" not in said
+    assert "{" not in said
+
+
+@pytest.mark.parametrize(
+    ("error", "part"),
+    [
+        (ModelRateLimited("x", retry_after=20), "in 20 seconds"),
+        (ModelRateLimited("x", retry_after=600), "in 10 minutes"),
+        (ModelRateLimited("x", retry_after=7_200), "in 2 hours"),
+        (ModelRateLimited("x"), "in a minute"),
+        (ContextOverflow("x", window=8_192), "of 8,192 tokens; /new"),
+        (ContextOverflow("x"), "memory; /new"),
+        (OutputCapTooLarge("x", cap=4_096), "(4,096 tokens)"),
+    ],
+)
+def test_a_sentence_holds_what_is_known(error: ModelError, part: str) -> None:
+    assert part in sentence_for(error)
+
+
+async def test_changing_failures_do_not_add_up_for_ever() -> None:
+    model = Scripted(*[error for _ in range(9) for error in (ModelUnavailable("x"), ModelRateLimited("x"))])
+    await run(model)
+    assert model.calls == POLICY.most_attempts
