@@ -412,9 +412,16 @@ class SessionSettings(Section):
 class AttachmentSettings(Section):
     """Files that people send."""
 
-    max_bytes: int = setting(20_971_520, ge=1_024, le=2_147_483_648, unit="bytes", text="Largest file that is fetched.")
+    max_bytes: int = setting(
+        20_971_520,
+        ge=1_024,
+        le=2_147_483_648,
+        unit="bytes",
+        restart=True,
+        text="Largest file that is fetched.",
+    )
     max_text_chars: int = setting(
-        100_000, ge=100, le=10_000_000, unit="characters", text="How much of a text document is read into the turn."
+        50_000, ge=100, le=10_000_000, unit="characters", text="How much of a text document is read into the turn."
     )
     total_bytes: int = setting(
         2_147_483_648,

@@ -1,0 +1,141 @@
+"""The documentation says what the code does; each test here fails when one changes without the other."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_command
+
+from gateway.cli import EXIT_CONFIG, EXIT_OWNED_ELSEWHERE, app
+from gateway.commands.registry import Command
+from gateway.commands.table import REGISTRY
+from gateway.config import CUSTOMARY, FIELDS, variable_name
+from gateway.config_docs import settings_markdown
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def between(text: str, start: str, end: str) -> str:
+    """What stands between the comment that begins with `start` and the one that is `end`."""
+    found = re.search(rf"<!-- {start}[^\n]*-->\n(.*?)\n?<!-- {end} -->", text, re.DOTALL)
+    assert found is not None, start
+    return found[1].strip()
+
+
+def test_the_settings_tables_are_those_of_the_code() -> None:
+    assert between(read("docs/configuration.md"), "settings:", "end of settings") == settings_markdown(), (
+        "put the output of `hermes-gateway config keys --format markdown` between the markers"
+    )
+
+
+def test_every_variable_in_the_documentation_is_one_that_counts() -> None:
+    known = {variable_name(key) for key in FIELDS} | {"HERMES_HOME"} | set(CUSTOMARY)
+    for page in PAGES:
+        for name in re.findall(r"\b(?:HERMES_[A-Z0-9_]+|[A-Z]+_BOT_TOKEN|OPENAI_[A-Z_]+)\b", page.read_text("utf-8")):
+            assert name in known, (page.name, name)
+
+
+def test_every_key_in_the_documentation_is_a_setting() -> None:
+    known = {".".join(key) for key in FIELDS} | {".".join(key[:end]) for key in FIELDS for end in (1, 2)}
+    blocks = "|".join(sorted({key[0] for key in FIELDS}))
+    for page in PAGES:
+        for name in re.findall(rf"`((?:{blocks})\.[a-z_.]+)`", page.read_text("utf-8")):
+            if not name.endswith((".py", ".db", ".md")):
+                assert name in known, (page.name, name)
+
+
+def _row(command: Command) -> str:
+    argument = f" {command.argument}" if command.argument else ""
+    names = ", ".join([f"`/{command.name}{argument}`", *(f"`/{alias}`" for alias in command.aliases)])
+    admin = " (admins)" if command.is_admin_only else ""
+    return f"| {names} | {command.kind.value} | {command.description}{admin} |"
+
+
+def test_the_chat_commands_are_those_of_the_registry() -> None:
+    table = between(read("docs/commands.md"), "commands:", "end of commands").splitlines()[2:]
+    assert [line.replace("\\|", "|") for line in table] == [_row(command) for command in REGISTRY.commands]
+
+
+def _command_lines(group: typer.Typer) -> Iterator[str]:
+    root = get_command(group)
+    for name, command in getattr(root, "commands", {}).items():
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield name
+        else:
+            yield from (f"{name} {below}" for below in inner)
+
+
+def test_the_command_line_is_documented_completely() -> None:
+    documented = set(re.findall(r"^\| `hermes-gateway ([a-z ]+)` \|", read("docs/operations.md"), re.MULTILINE))
+    assert documented == set(_command_lines(app))
+
+
+def test_the_documentation_calls_only_commands_that_exist() -> None:
+    known = set(_command_lines(app)) | {"config", "pair"}
+    for page in PAGES:
+        for words in re.findall(r"`(?:\.venv/bin/)?hermes-gateway ((?:[a-z]+ ?)+)", page.read_text("utf-8")):
+            parts = words.split()
+            assert " ".join(parts[:2]) in known or parts[0] in known, (page.name, words)
+
+
+def test_the_exit_codes_are_documented() -> None:
+    table = read("docs/operations.md").partition("## Exit codes")[2]
+    for code in (EXIT_CONFIG, EXIT_OWNED_ELSEWHERE):
+        assert f"| {code} |" in table
+
+
+def test_every_target_of_make_that_is_mentioned_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*## ", read("Makefile"), re.MULTILINE))
+    wanted = {"setup", "run", "test", "test-browser", "check", "fmt", "lint", "type", "bench", "crash"}
+    assert wanted <= targets
+    for name in [*PAGE_NAMES, ".ci/run", ".pre-commit-config.yaml"]:
+        for target in re.findall(r"(?:^ *|`|&& |entry: )make ([a-z][a-z-]*)", read(name), re.MULTILINE):
+            assert target in targets, (name, target)
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        if "://" in link:
+            continue
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if heading:
+            titles = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE)
+            assert heading in {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}, link
+
+
+def test_decision_records_have_the_four_parts_in_order() -> None:
+    records = sorted((ROOT / "docs/decisions").glob("*.md"))
+    assert [record.name[:4] for record in records] == [f"{number:04}" for number in range(1, len(records) + 1)]
+    for record in records:
+        headings = re.findall(r"^## (.+)$", record.read_text("utf-8"), re.MULTILINE)
+        assert headings == ["Status", "Context", "Decision", "Consequences"], record.name
+
+
+def test_the_tables_of_the_database_are_documented() -> None:
+    schema = "\n".join(path.read_text("utf-8") for path in sorted(ROOT.glob("hermes_state/migrations/*.sql")))
+    text = read("docs/storage.md")
+    for table in re.findall(r"^CREATE (?:VIRTUAL )?TABLE (\w+)", schema, re.MULTILINE):
+        assert f"`{table}`" in text, table
+
+
+def test_requirements_have_hashes_and_no_index_address() -> None:
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        text = read(name)
+        pins = re.findall(r"^[a-z0-9][^\s=]*==[^\s;]+.*?(?=^[a-z0-9#]|\Z)", text, re.MULTILINE | re.DOTALL)
+        assert pins
+        assert all("--hash=sha256:" in pin for pin in pins)
+        assert "://" not in text
+        assert not re.search(r"^-", text, re.MULTILINE)
