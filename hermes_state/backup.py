@@ -18,7 +18,12 @@ def back_up(source: Path, target: Path) -> None:
     """
     if not source.exists():
         raise StoreUnavailable(f"there is no database at {source}")
-    with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as db:
+    uri = f"{source.absolute().as_uri()}?mode=ro"
+    try:
+        db = sqlite3.connect(uri, uri=True, isolation_level=None)
+    except sqlite3.Error as error:
+        raise StoreUnavailable(f"cannot read {source}: {error}") from error
+    with contextlib.closing(db):
         copy_into(db, target)
 
 

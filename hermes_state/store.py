@@ -82,7 +82,8 @@ class _Reader:
             return call(db)
         finally:
             self._deadline = float("inf")  # ending the snapshot is never to be interrupted
-            db.execute("ROLLBACK")
+            if db.in_transaction:
+                db.execute("ROLLBACK")
 
     def stop(self) -> None:
         """End what is running and whatever still comes."""
@@ -155,9 +156,10 @@ class Store:
         """Run `fn(db, *args)` inside a transaction and return its result once that is on disk.
 
         `fn` is SQL and nothing else: no network, no files, no `with db:` (it would commit), at most some 500 rows. It
-        may run again when the database was locked, so it must not change anything but the database. What it raises
-        takes back its changes and reaches the caller as it is; `StoreUnavailable` says that nothing was stored. A
-        caller who is cancelled does not know whether it was: keys in the rows make a second try safe.
+        runs again when the database was locked or another function of its batch raised, so it must not change anything
+        but the database. What it raises takes back its own changes and reaches the caller as it is; `StoreUnavailable`
+        says that nothing was stored. A caller who is cancelled does not know whether it was: keys in the rows make a
+        second try safe.
         """
         if not self._is_open:
             raise StoreUnavailable(f"{self.path.name}: the store is closed")
@@ -244,10 +246,16 @@ class Store:
                 self._let_in()
                 await self._store_batch(self._running)
                 self._running = []
-        finally:
-            self._is_open = False
+        except asyncio.CancelledError:
             for write in self._running:
                 write.future.cancel()  # it may or may not be on disk
+            raise
+        except BaseException as error:
+            for write in self._running:
+                write.fail(error)
+            raise
+        finally:
+            self._is_open = False
             self._fail_waiting("the writer has stopped")
 
     def _fail_waiting(self, reason: str) -> None:
@@ -296,7 +304,13 @@ class Store:
                 if not write.future.done():  # the caller may have stopped waiting
                     write.future.set_result(write.result)
             else:
-                write.fail(unavailable(self.path, write.error) if is_trouble(write.error) else write.error)
+                write.fail(self._for_caller(write.error))
+
+    def _for_caller(self, error: BaseException) -> BaseException:
+        """The error as one caller gets it; one that ended the whole batch becomes an exception for each."""
+        if is_trouble(error):
+            return unavailable(self.path, error)
+        return StoreUnavailable(*error.args) if type(error) is StoreUnavailable else error
 
     def _patience_until(self, started: float) -> float:
         begun = started if self._is_open else min(started, self._closed_at)

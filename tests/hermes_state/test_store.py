@@ -136,6 +136,14 @@ class TestForeignFiles:
             db.execute(f"PRAGMA user_version = {newest_schema() + 1}")
         await self.refused(path, SchemaTooNew)
 
+    async def test_a_database_whose_making_was_interrupted_is_finished(self, tmp_path: Path) -> None:
+        path = tmp_path / "state.db"
+        with opened(path) as db:
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        store = await Store.open(path)
+        assert await store.read(pragma, "user_version") == newest_schema()
+        await store.close()
+
     async def test_an_empty_file_becomes_a_database(self, tmp_path: Path) -> None:
         (tmp_path / "state.db").touch()
         await (await Store.open(tmp_path / "state.db")).close()
@@ -257,6 +265,31 @@ class TestWriting:
             assert store.pulse.waiting == 10_000
         await asyncio.gather(*tasks)
         assert await store.read(load_note, "n") == "10299"
+
+    async def test_a_caller_who_gives_up_before_being_let_in_takes_no_place(self, store: Store) -> None:
+        async with one_batch(store):
+            inside = [asyncio.ensure_future(store.write(save_note, "n", "")) for _ in range(10_000)]
+            await asyncio.sleep(0)
+            outside = [asyncio.ensure_future(store.write(save_note, f"n{number}", "")) for number in range(50)]
+            await asyncio.sleep(0)
+            for task in outside[::2]:
+                task.cancel()
+        await asyncio.gather(*inside, *outside, return_exceptions=True)
+        assert await store.read(count_notes) == 1 + 25
+        assert store.pulse.waiting == 0
+
+    async def test_a_neighbour_of_a_failing_function_is_stored_once(self, store: Store) -> None:
+        def add_one(db: sqlite3.Connection) -> int:
+            save_note(db, "n", str(int(load_note(db, "n") or 0) + 1))
+            return int(load_note(db, "n") or 0)
+
+        async with one_batch(store):
+            counting = [asyncio.ensure_future(store.write(add_one)) for _ in range(3)]
+            failing = [asyncio.ensure_future(store.write(raising(LookupError(number)))) for number in range(3)]
+            counting += [asyncio.ensure_future(store.write(add_one)) for _ in range(3)]
+        assert await asyncio.gather(*counting) == [1, 2, 3, 4, 5, 6]
+        errors = await asyncio.gather(*failing, return_exceptions=True)
+        assert [str(error) for error in errors] == ["0", "1", "2"]
 
     async def test_the_pulse_tells_how_long_the_oldest_write_waits(self, store: Store) -> None:
         await store.write(save_note, "n", "")
