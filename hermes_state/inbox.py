@@ -175,6 +175,12 @@ def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, no
     return cursor.rowcount
 
 
+def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
+    """Steers that their turn ended without wait like any message: they were meant for no other turn."""
+    query = "UPDATE inbox SET mode = 'queue' WHERE chat_id = ? AND state = 'new' AND mode = 'steer'"
+    return db.execute(query, (chat_id,)).rowcount
+
+
 # ---- edits and deletions ----------------------------------------------------------------------------------
 
 

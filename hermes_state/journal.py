@@ -319,8 +319,12 @@ def _note_report(db: Connection, session_id: SessionId, reported_prompt_tokens: 
 
 
 def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
-    """Remember the placeholder that shows the turn's unfinished answer, so that a resumed turn reuses it."""
+    """Remember the placeholder that shows the turn's unfinished answer, so that a resumed turn reuses it.
+
+    A turn may be stopped while its first preview is on its way: what is owed for it then still takes its place.
+    """
     db.execute("UPDATE turns SET preview_ref = ? WHERE id = ?", (ref, turn_id))
+    outbox.replace_preview(db, turn_id, ref)
 
 
 # ---- ending -----------------------------------------------------------------------------------------------------
@@ -336,7 +340,7 @@ def finish_turn(db: Connection, turn_id: TurnId, answer: FinalAnswer, now: Milli
     _note_report(db, session_id, answer.reported_prompt_tokens, seq - 1)
     record_model_call(db, turn_id, turn.lineage_id, answer.call, now)
     _owe_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message_id, now)
-    _close(db, turn_id, TurnState.FINISHED, None, now)
+    _close(db, turn, TurnState.FINISHED, None, now)
     return message_id
 
 
@@ -351,7 +355,7 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
         return False
     _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
     text = partial_text.strip()
-    if text:
+    if text and text != _newest_text(db, turn_id):
         row = NewMessage(
             role=Role.ASSISTANT,
             origin=Origin.ASSISTANT,
@@ -363,7 +367,7 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
         _owe_reply(db, turn, OutboxKind.FINAL, f"{text} …", message_id, now)
     elif turn.preview_ref is not None:
         _owe_reply(db, turn, OutboxKind.STATUS, "(stopped)", None, now)
-    _close(db, turn_id, TurnState.STOPPED, reason, now)
+    _close(db, turn, TurnState.STOPPED, reason, now)
     return True
 
 
@@ -377,8 +381,15 @@ def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: M
         return False
     _answer_open_calls(db, turn, "not known: the turn failed before this call was answered", ToolRunState.UNKNOWN, now)
     _owe_reply(db, turn, OutboxKind.ERROR, sentence, None, now)
-    _close(db, turn_id, TurnState.FAILED, error, now)
+    _close(db, turn, TurnState.FAILED, error, now)
     return True
+
+
+def _newest_text(db: Connection, turn_id: TurnId) -> str:
+    """What the turn's last stored step said; while its tools run, a preview still shows just that."""
+    query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
+    row = db.execute(query, (turn_id,)).fetchone()
+    return (row[0] or "").strip() if row else ""
 
 
 # Purpose: the answers of a turn that may hold calls.
@@ -420,12 +431,13 @@ def _owe_reply(
     )
 
 
-def _close(db: Connection, turn_id: TurnId, state: TurnState, error: str | None, now: Millis) -> None:
-    db.execute("UPDATE turns SET state = ?, error = ?, ended_at = ? WHERE id = ?", (state, error, now, turn_id))
+def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | None, now: Millis) -> None:
+    db.execute("UPDATE turns SET state = ?, error = ?, ended_at = ? WHERE id = ?", (state, error, now, turn.id))
     db.execute(
         "UPDATE inbox SET state = 'done', settled_at = ?, payload = '' WHERE turn_id = ? AND state = 'claimed'",
-        (now, turn_id),
+        (now, turn.id),
     )
+    inbox.queue_late_steers(db, turn.chat_id)
 
 
 # ---- reading ----------------------------------------------------------------------------------------------------

@@ -114,6 +114,12 @@ def enqueue(db: Connection, reply: Reply, now: Millis) -> bool:
     return cursor.rowcount == 1
 
 
+def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
+    """Let what is owed for a turn take the place of its preview, unless it was tried already."""
+    query = "UPDATE outbox SET replaces = ? WHERE turn_id = ? AND part = 0 AND state = 'pending' AND attempts = 0"
+    db.execute(query, (ref, turn_id))
+
+
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
     """What is owed to a chat, in the order in which it must be sent."""
     return [_row(row) for row in db.execute(_OPEN, (chat_id, limit)).fetchall()]

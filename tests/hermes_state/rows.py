@@ -1,0 +1,146 @@
+"""A migrated database in memory and short ways to fill it, for tests of the table modules."""
+
+import contextlib
+import itertools
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from hermes_state import inbox, journal
+from hermes_state.chats import ensure_chat
+from hermes_state.connections import register_functions
+from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
+from hermes_state.journal import FinalAnswer, ModelStep, RunningTurn, ToolResult, ToolRunState
+from hermes_state.migrate import migrate
+from hermes_state.transcripts import load_view
+from hermes_state.values import (
+    CanonicalUsage,
+    ChatId,
+    ChatKey,
+    ChatKind,
+    InboxId,
+    LineageId,
+    Message,
+    MessageId,
+    Millis,
+    ModelCallRecord,
+    Quote,
+    ToolCall,
+    UserRef,
+)
+
+START = Millis(1_767_225_600_000)  # 2026-01-01 00:00 UTC
+ANN = UserRef("telegram:1")
+BOB = UserRef("telegram:2")
+CALL = ModelCallRecord(
+    purpose="turn",
+    route="test",
+    model="scripted",
+    outcome="ok",
+    usage=CanonicalUsage(input=10, output=5, cache_read=3, cache_write=2, reasoning=1),
+    took_ms=7,
+)
+_numbers = itertools.count(1)
+
+
+@contextlib.contextmanager
+def migrated() -> Iterator[sqlite3.Connection]:
+    """A fresh database in memory with the shipped schema and enforced references."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        register_functions(db)
+        migrate(db, Path("memory.db"))
+        db.execute("PRAGMA foreign_keys = ON")
+        yield db
+
+
+def key_of(chat_ref: str = "42", **changes: str) -> ChatKey:
+    return ChatKey(platform="telegram", account="telegram", chat_ref=chat_ref, **changes)
+
+
+def make_chat(db: sqlite3.Connection, chat_ref: str = "42", kind: ChatKind = ChatKind.DIRECT) -> ChatId:
+    return ensure_chat(db, key_of(chat_ref), kind, None, START)
+
+
+def receive(
+    db: sqlite3.Connection,
+    chat_id: ChatId,
+    text: str,
+    *,
+    kind: InboxKind = InboxKind.MESSAGE,
+    mode: InboxMode = InboxMode.QUEUE,
+    sender: UserRef = ANN,
+    ref: str | None = None,
+    at: int = START,
+    quote: Quote | None = None,
+    ticket: str | None = None,
+) -> InboxId:
+    """Store an inbound message."""
+    number = next(_numbers)
+    row = NewInboxRow(
+        platform="telegram",
+        account="telegram",
+        event_ref=f"9:{number}",
+        chat_id=chat_id,
+        kind=kind,
+        mode=mode,
+        sender_ref=sender,
+        sender_name=str(sender),
+        message_ref=ref or f"r{number}",
+        payload=InboxPayload(text=text, quote=quote, ticket=ticket),
+        expects_more=False,
+        sent_at=Millis(at),
+    )
+    stored = inbox.insert(db, row, Millis(at))
+    assert stored is not None
+    return stored
+
+
+def start(db: sqlite3.Connection, chat_id: ChatId, *texts: str, sender: UserRef = ANN, at: int = START) -> RunningTurn:
+    """Receive `texts` and start their turn."""
+    ids = [receive(db, chat_id, text, sender=sender, at=at) for text in texts]
+    return journal.start_turn(db, chat_id, ids, {}, Millis(at))
+
+
+def finish(db: sqlite3.Connection, turn: RunningTurn, text: str, *, at: int = START, tokens: int = 100) -> MessageId:
+    """End a turn with an answer."""
+    answer = FinalAnswer(text=text, call=CALL, reported_prompt_tokens=tokens)
+    return journal.finish_turn(db, turn.id, answer, Millis(at))
+
+
+def exchange(db: sqlite3.Connection, chat_id: ChatId, question: str, answer: str, *, at: int = START) -> RunningTurn:
+    """A whole turn."""
+    turn = start(db, chat_id, question, at=at)
+    finish(db, turn, answer, at=at)
+    return turn
+
+
+def call_tools(db: sqlite3.Connection, turn: RunningTurn, *ids: str, text: str = "") -> Message:
+    """The model answers with one call per id; none is begun."""
+    calls = tuple(ToolCall(id=one, name="look", arguments="{}") for one in ids)
+    step = ModelStep(text=text, calls=calls, call=CALL, reported_prompt_tokens=50)
+    return journal.append_calls(db, turn.id, step, START)
+
+
+def answer_call(
+    db: sqlite3.Connection, turn: RunningTurn, asked: Message, call_id: str, text: str = "found"
+) -> Message:
+    """A tool result."""
+    call = next(call for call in asked.body.calls if call.id == call_id)
+    result = ToolResult(call_message_id=asked.id, call=call, text=text, state=ToolRunState.DONE)
+    return journal.finish_tool(db, turn.id, result, START)
+
+
+def seen(db: sqlite3.Connection, lineage_id: LineageId) -> list[str]:
+    """The texts that the model sees."""
+    return [row.text or "" for row in load_view(db, lineage_id).transcript]
+
+
+def replies(db: sqlite3.Connection, chat_id: ChatId) -> list[tuple[str, str]]:
+    """Kind and payload of everything the chat was ever owed."""
+    query = "SELECT kind, payload FROM outbox WHERE chat_id = ? ORDER BY id"
+    return db.execute(query, (chat_id,)).fetchall()
+
+
+def states(db: sqlite3.Connection, chat_id: ChatId) -> list[str]:
+    """The states of a chat's inbox rows, in order."""
+    return [row[0] for row in db.execute("SELECT state FROM inbox WHERE chat_id = ? ORDER BY id", (chat_id,))]

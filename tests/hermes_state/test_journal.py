@@ -1,0 +1,381 @@
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from hermes_state import inbox, journal
+from hermes_state.inbox import InboxKind, InboxMode, InboxState
+from hermes_state.journal import FinalAnswer, InboxMoved, Prepared, ToolResult, ToolRunState, TurnClosed
+from hermes_state.sessions import load_active, load_session, load_tip
+from hermes_state.transcripts import load_said, load_view
+from hermes_state.values import (
+    AttachmentId,
+    ChatKind,
+    Document,
+    MessageBody,
+    Millis,
+    Origin,
+    Quote,
+    Role,
+    ToolCall,
+)
+from tests.hermes_state.rows import (
+    ANN,
+    BOB,
+    CALL,
+    START,
+    answer_call,
+    call_tools,
+    exchange,
+    finish,
+    make_chat,
+    migrated,
+    receive,
+    replies,
+    seen,
+    start,
+    states,
+)
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+# ---- starting
+
+
+def test_a_turn_binds_its_rows_and_stores_one_human_row_each(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "one", "two")
+    said = load_said(db, turn.lineage_id, 10)
+    assert [(row.text, row.role, row.origin, row.sender_ref) for row in said] == [
+        ("one", Role.USER, Origin.HUMAN, ANN),
+        ("two", Role.USER, Origin.HUMAN, ANN),
+    ]
+    assert all(row.turn_id == turn.id for row in said)
+    assert states(db, chat) == ["claimed", "claimed"]
+
+
+def test_a_row_that_was_withdrawn_keeps_the_turn_from_starting(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    kept, gone = receive(db, chat, "kept"), receive(db, chat, "gone", ref="x")
+    assert inbox.withdraw(db, chat, "x", START) == 1
+    with pytest.raises(InboxMoved):
+        journal.start_turn(db, chat, [kept, gone], {}, START)
+    assert states(db, chat) == ["new", "withdrawn"]
+    assert journal.find_open_turn(db, chat) is None
+    assert load_active(db, chat) is None
+
+
+def test_a_row_starts_one_turn_only(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    row = receive(db, chat, "once")
+    turn = journal.start_turn(db, chat, [row], {}, START)
+    finish(db, turn, "done")
+    with pytest.raises(InboxMoved):
+        journal.start_turn(db, chat, [row], {}, START)
+
+
+def test_a_chat_has_one_open_turn(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    start(db, chat, "one")
+    with pytest.raises(sqlite3.IntegrityError):
+        start(db, chat, "two")
+
+
+def test_the_starter_is_who_asked_not_who_edited_before(db: sqlite3.Connection) -> None:
+    chat = make_chat(db, kind=ChatKind.GROUP)
+    notice = receive(db, chat, "(changed)", kind=InboxKind.NOTICE, sender=BOB)
+    asked = receive(db, chat, "question", sender=ANN)
+    turn = journal.start_turn(db, chat, [notice, asked], {}, START)
+    assert turn.started_by == ANN
+    assert [row.origin for row in load_said(db, turn.lineage_id, 5)] == [Origin.NOTICE, Origin.HUMAN]
+
+
+def test_what_became_of_the_attachments_is_stored_with_the_row(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    row = receive(db, chat, "look at this")
+    db.execute(
+        "INSERT INTO attachments VALUES (5, ?, NULL, 'a', 'a', 'a', NULL, 1, 0)",
+        (chat,),
+    )
+    body = MessageBody(documents=(Document(name="a.txt", text="words"),))
+    prepared = {row: Prepared(body=body, attachment_ids=(AttachmentId(5),))}
+    turn = journal.start_turn(db, chat, [row], prepared, START)
+    [message] = load_said(db, turn.lineage_id, 5)
+    assert message.body == body
+    assert db.execute("SELECT message_id FROM attachments").fetchone() == (message.id,)
+
+
+def test_a_message_is_found_by_its_platform_id(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    row = receive(db, chat, "here", ref="777")
+    turn = journal.start_turn(db, chat, [row], {}, START)
+    [message] = load_said(db, turn.lineage_id, 5)
+    assert db.execute("SELECT ref, message_id FROM platform_messages").fetchall() == [("777", message.id)]
+
+
+def test_a_quote_of_the_newest_answer_needs_no_repeating(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    exchange(db, chat, "q", "older")
+    turn = start(db, chat, "q2")
+    newest = finish(db, turn, "newest")
+    older = db.execute("SELECT min(id) FROM messages WHERE role = 'assistant'").fetchone()[0]
+    db.execute("INSERT INTO platform_messages VALUES (?, 'old', ?, 0), (?, 'new', ?, 0)", (chat, older, chat, newest))
+    quotes = [Quote(message_ref=ref, author="bot", text="…", is_from_bot=True) for ref in ("old", "new", "unknown")]
+    ids = [receive(db, chat, f"reply {number}", quote=quote) for number, quote in enumerate(quotes)]
+    turn = journal.start_turn(db, chat, ids, {}, START)
+    rows = load_said(db, turn.lineage_id, 3)
+    assert [row.body.quote for row in rows] == [quotes[0], None, quotes[2]]
+
+
+# ---- steering
+
+
+def test_a_steer_joins_after_the_last_result(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "go")
+    asked = call_tools(db, turn, "a")
+    receive(db, chat, "also this", mode=InboxMode.STEER, at=START + 1)
+    receive(db, chat, "later", at=START + 2)
+    answer_call(db, turn, asked, "a")
+    assert journal.join_steers(db, turn.id, START) == 1
+    assert seen(db, turn.lineage_id) == ["go", "", "found", "also this"]
+    assert states(db, chat) == ["claimed", "claimed", "new"]
+    finish(db, turn, "done")
+    assert states(db, chat) == ["done", "done", "new"]
+
+
+def test_a_steer_that_came_too_late_waits_for_the_next_turn(db: sqlite3.Connection) -> None:
+    chat = make_chat(db, kind=ChatKind.GROUP)
+    first = start(db, chat, "ann asks", at=START)
+    queued = receive(db, chat, "bob asks", sender=BOB, at=START + 1)
+    receive(db, chat, "ann steers", mode=InboxMode.STEER, at=START + 2)
+    finish(db, first, "answer for ann")
+    second = journal.start_turn(db, chat, [queued], {}, Millis(START + 3))
+    asked = call_tools(db, second, "a")
+    answer_call(db, second, asked, "a")
+    assert journal.join_steers(db, second.id, Millis(START + 4)) == 0
+    assert [row.payload.text for row in inbox.load_waiting(db, chat)] == ["ann steers"]
+
+
+# ---- steps
+
+
+def test_a_step_of_a_closed_turn_is_refused(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "go")
+    asked = call_tools(db, turn, "a")
+    assert journal.stop_turn(db, turn.id, "", "stopped", START)
+    said = load_said(db, turn.lineage_id, 20)
+    with pytest.raises(TurnClosed):
+        call_tools(db, turn, "b")
+    with pytest.raises(TurnClosed):
+        journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
+    with pytest.raises(TurnClosed):
+        answer_call(db, turn, asked, "a")
+    with pytest.raises(TurnClosed):
+        journal.join_steers(db, turn.id, START)
+    with pytest.raises(TurnClosed):
+        finish(db, turn, "late")
+    with pytest.raises(TurnClosed):
+        journal.note_resumed(db, turn.id, True)
+    assert load_said(db, turn.lineage_id, 20) == said
+
+
+def test_beginning_a_call_twice_keeps_its_first_row(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "go")
+    asked = call_tools(db, turn, "a", "b")
+    journal.start_tools(db, turn.id, asked.id, asked.body.calls[:1], START)
+    answer_call(db, turn, asked, "a")
+    journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
+    assert journal.load_tool_runs(db, asked.id) == {"a": ToolRunState.DONE, "b": ToolRunState.STARTED}
+
+
+def test_reported_tokens_cover_the_rows_before_the_answer(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "one", "two")
+    finish(db, turn, "answer", tokens=321)
+    session = load_tip(db, turn.lineage_id)
+    assert (session.reported_prompt_tokens, session.reported_at_seq) == (321, 2)
+
+
+def test_an_answer_without_a_report_keeps_the_last_one(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    exchange(db, chat, "q", "a")
+    turn = start(db, chat, "q2")
+    journal.finish_turn(db, turn.id, FinalAnswer(text="a2", call=CALL, reported_prompt_tokens=None), START)
+    session = load_tip(db, turn.lineage_id)
+    assert (session.reported_prompt_tokens, session.reported_at_seq) == (100, 1)
+
+
+def test_every_call_is_in_the_ledger_and_in_the_totals(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "go")
+    asked = call_tools(db, turn, "a")
+    answer_call(db, turn, asked, "a")
+    finish(db, turn, "done")
+    session = load_tip(db, turn.lineage_id)
+    ledger = db.execute("SELECT lineage_id, session_id, turn_id, input_tokens FROM model_calls").fetchall()
+    assert ledger == [(turn.lineage_id, session.id, turn.id, 10)] * 2
+    totals = "SELECT input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens FROM sessions"
+    assert db.execute(totals).fetchone() == (20, 10, 6, 4, 2)
+
+
+# ---- ending
+
+
+def test_finishing_stores_the_answer_settles_the_inbox_and_owes_the_reply(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "one", "two")
+    message_id = finish(db, turn, "the answer")
+    assert states(db, chat) == ["done", "done"]
+    assert db.execute("SELECT DISTINCT payload FROM inbox").fetchall() == [("",)]
+    assert db.execute("SELECT kind, dedupe_key, message_id, turn_id FROM outbox").fetchall() == [
+        ("final", f"turn:{turn.id}", message_id, turn.id)
+    ]
+    assert journal.find_open_turn(db, chat) is None
+
+
+def test_only_a_shared_chat_gets_its_answer_as_a_reply(db: sqlite3.Connection) -> None:
+    direct, group = make_chat(db, "1"), make_chat(db, "2", ChatKind.GROUP)
+    exchange(db, direct, "q", "a")
+    exchange(db, group, "q", "a")
+    refs = dict(db.execute("SELECT chat_id, reply_to FROM outbox").fetchall())
+    assert refs[direct] is None
+    assert refs[group] is not None
+
+
+def test_the_answer_takes_the_place_of_the_preview_and_uses_the_ticket(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    row = receive(db, chat, "q", ticket="t1")
+    turn = journal.start_turn(db, chat, [row], {}, START)
+    journal.note_preview(db, turn.id, "p9")
+    finish(db, turn, "a")
+    assert db.execute("SELECT replaces, ticket FROM outbox").fetchone() == ("p9", "t1")
+
+
+def test_stopping_keeps_the_partial_answer_and_answers_open_calls(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "go")
+    asked = call_tools(db, turn, "a", "b", "c", text="let me see")
+    journal.start_tools(db, turn.id, asked.id, asked.body.calls[:2], START)
+    answer_call(db, turn, asked, "a")
+    assert journal.stop_turn(db, turn.id, "so far I found", "stopped by the person", START)
+    view = load_view(db, turn.lineage_id).transcript
+    assert [(row.role, row.tool_call_id, row.text) for row in view[2:]] == [
+        (Role.TOOL, "a", "found"),
+        (Role.TOOL, "b", "stopped by the person"),
+        (Role.TOOL, "c", "stopped by the person"),
+        (Role.ASSISTANT, None, "so far I found"),
+    ]
+    assert view[-1].body.was_interrupted
+    runs = journal.load_tool_runs(db, asked.id)
+    assert runs == {"a": ToolRunState.DONE, "b": ToolRunState.STOPPED, "c": ToolRunState.STOPPED}
+    assert states(db, chat) == ["done"]
+    [(kind, payload)] = replies(db, chat)
+    assert kind == "final"
+    assert "so far I found" in payload
+
+
+def test_stopping_during_a_tool_does_not_tell_the_last_step_twice(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "go")
+    call_tools(db, turn, "a", text="Let me look.")
+    journal.note_preview(db, turn.id, "p1")
+    assert journal.stop_turn(db, turn.id, "Let me look. ", "stopped", START)
+    assert seen(db, turn.lineage_id) == ["go", "Let me look.", "stopped"]
+    assert [kind for kind, _ in replies(db, chat)] == ["status"]
+
+
+def test_a_turn_that_ended_cannot_be_stopped_or_fail(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = exchange(db, chat, "q", "a")
+    assert not journal.stop_turn(db, turn.id, "partial", "stopped", START)
+    assert not journal.fail_turn(db, turn.id, "error", "Sorry.", START)
+    assert seen(db, turn.lineage_id) == ["q", "a"]
+    assert len(replies(db, chat)) == 1
+
+
+def test_failing_leaves_a_legal_transcript_and_one_sentence(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "go")
+    asked = call_tools(db, turn, "a")
+    journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
+    assert journal.fail_turn(db, turn.id, "ModelTimeout", "It took too long.", START)
+    view = load_view(db, turn.lineage_id).transcript
+    assert [row.role for row in view] == [Role.USER, Role.ASSISTANT, Role.TOOL]
+    assert journal.load_tool_runs(db, asked.id) == {"a": ToolRunState.UNKNOWN}
+    assert [(kind, "took too long" in payload) for kind, payload in replies(db, chat)] == [("error", True)]
+    assert db.execute("SELECT state, error FROM turns").fetchone() == ("failed", "ModelTimeout")
+
+
+def test_a_placeholder_that_is_named_after_the_stop_is_still_replaced(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "go")
+    journal.stop_turn(db, turn.id, "partial", "stopped", START)
+    journal.note_preview(db, turn.id, "p1")
+    assert db.execute("SELECT replaces FROM outbox").fetchall() == [("p1",)]
+
+
+# ---- resuming
+
+
+def test_only_restarts_are_counted(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "go")
+    assert journal.note_resumed(db, turn.id, False).restarts == 0
+    assert journal.note_resumed(db, turn.id, True).restarts == 1
+    found = journal.find_open_turn(db, chat)
+    assert found is not None
+    assert found.restarts == 1
+
+
+def test_a_retry_binds_its_command_and_settles_it_with_the_answer(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    exchange(db, chat, "q", "a")
+    command = receive(db, chat, "/retry", kind=InboxKind.COMMAND)
+    turn = journal.start_retry(db, command, chat, ANN, START)
+    with pytest.raises(sqlite3.IntegrityError):
+        journal.start_retry(db, command, chat, ANN, START)
+    finish(db, turn, "better")
+    assert states(db, chat) == ["done", "done"]
+    with pytest.raises(InboxMoved):
+        journal.start_retry(db, command, chat, ANN, START)
+
+
+def test_a_call_that_was_refused_gets_a_run_of_its_own(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "go")
+    asked = call_tools(db, turn, "a")
+    refused = ToolResult(
+        call_message_id=asked.id,
+        call=ToolCall(id="a", name="nothing", arguments="{}"),
+        text="no such tool",
+        state=ToolRunState.FAILED,
+    )
+    row = journal.finish_tool(db, turn.id, refused, START)
+    assert (row.role, row.tool_call_id, row.text) == (Role.TOOL, "a", "no such tool")
+    assert journal.load_tool_runs(db, asked.id) == {"a": ToolRunState.FAILED}
+
+
+def test_a_message_after_the_conversation_ended_starts_a_new_one(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    first = exchange(db, chat, "q", "a")
+    db.execute("UPDATE sessions SET ended_at = started_at, end_reason = 'expired'")
+    second = start(db, chat, "hello again")
+    assert second.lineage_id != first.lineage_id
+    assert load_session(db, load_tip(db, first.lineage_id).id).end_reason == "expired"
+
+
+def test_settling_twice_changes_nothing(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    row = receive(db, chat, "q")
+    assert inbox.settle(db, row, InboxState.DROPPED, START)
+    before = db.execute("SELECT * FROM inbox").fetchall()
+    assert not inbox.settle(db, row, InboxState.DONE, Millis(START + 5))
+    assert db.execute("SELECT * FROM inbox").fetchall() == before
