@@ -5,7 +5,7 @@ its context references by position, then its own rows by `seq`, with `view_edits
 or replaced by another). Undo, retry and pruning only ever write view edits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any, TypeAlias
@@ -158,21 +158,41 @@ def _load_rows(db: Connection, ids: list[int]) -> dict[int, Message]:
     return found
 
 
-def edit_view(
-    db: Connection,
-    session_id: SessionId,
-    message_ids: Iterable[MessageId],
-    reason: str,
-    now: Millis,
-    replacement_id: MessageId | None = None,
-) -> int:
-    """Hide rows from the model (or show `replacement_id` instead); returns how many.
+def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId], reason: str, now: Millis) -> int:
+    """Hide rows of a view from the model; returns how many.
 
     The session's `version` moves, so that a compression planned on the older view is refused.
     """
-    rows = [(session_id, message_id, replacement_id, reason, now) for message_id in message_ids]
+    return _edit(db, session_id, [(message_id, None) for message_id in message_ids], reason, now)
+
+
+def replace_row(
+    db: Connection, session_id: SessionId, message_id: MessageId, replacement_id: MessageId, reason: str, now: Millis
+) -> None:
+    """Show the model `replacement_id` (made by `append_view_row`) where it saw `message_id`; moves the `version`."""
+    _edit(db, session_id, [(message_id, replacement_id)], reason, now)
+
+
+# Purpose: edit a row of the view; one that stands for another is edited where that one stands.
+_EDIT = """
+INSERT OR REPLACE INTO view_edits
+SELECT :session_id, coalesce(
+  (SELECT message_id FROM view_edits WHERE session_id = :session_id AND replacement_id = :message_id), :message_id),
+  :replacement_id, :reason, :now
+"""
+
+
+def _edit(
+    db: Connection,
+    session_id: SessionId,
+    edits: Sequence[tuple[MessageId, MessageId | None]],
+    reason: str,
+    now: Millis,
+) -> int:
+    shared = {"session_id": session_id, "reason": reason, "now": now}
+    rows = [{"message_id": old, "replacement_id": new, **shared} for old, new in edits]
     if rows:
-        db.executemany("INSERT OR REPLACE INTO view_edits VALUES (?, ?, ?, ?, ?)", rows)
+        db.executemany(_EDIT, rows)
         db.execute("UPDATE sessions SET version = version + 1 WHERE id = ?", (session_id,))
     return len(rows)
 
@@ -189,9 +209,14 @@ def load_said(db: Connection, lineage_id: LineageId, limit: int, before: Message
     return tuple(map(_message, reversed(rows)))
 
 
-def hidden_ids(db: Connection, session_id: SessionId) -> set[MessageId]:
-    """The rows that view edits of this session hide or replace."""
-    return {MessageId(row[0]) for row in db.execute(_EDITS, (session_id,)).fetchall()}
+# Purpose: what view edits hide, in whichever session of the conversation that happened.
+_TAKEN_BACK = """SELECT e.message_id FROM view_edits e JOIN sessions s ON s.id = e.session_id
+WHERE s.lineage_id = ? AND e.replacement_id IS NULL"""
+
+
+def taken_back(db: Connection, lineage_id: LineageId) -> set[MessageId]:
+    """The rows of a conversation that undo or retry have hidden from the model."""
+    return {MessageId(row[0]) for row in db.execute(_TAKEN_BACK, (lineage_id,)).fetchall()}
 
 
 def _message(row: _Row) -> Message:

@@ -8,7 +8,7 @@ from gateway.commands.registry import Command, Effect, Invocation, Kind, say
 from gateway.commands.turns import shortened
 from hermes_state import sessions
 from hermes_state.errors import CommandError
-from hermes_state.transcripts import hidden_ids, load_said
+from hermes_state.transcripts import load_said, taken_back
 from hermes_state.values import ChatId, Message, MessageId, Millis, Origin, Transcript
 
 SESSIONS_SHOWN = 15
@@ -100,7 +100,7 @@ def _load_history(db: Connection, chat_id: ChatId, wanted: int) -> tuple[Transcr
     # Tool rows stand between what people read: look further back than the number asked for.
     said = load_said(db, session.lineage_id, wanted * 8)
     shown = [row for row in said if row.origin in (Origin.HUMAN, Origin.ASSISTANT) and row.text]
-    return tuple(shown[-wanted:]), hidden_ids(db, session.id)
+    return tuple(shown[-wanted:]), taken_back(db, session.lineage_id)
 
 
 def _history_line(row: Message, is_hidden: bool) -> str:

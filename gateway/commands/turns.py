@@ -11,7 +11,7 @@ from hermes_state.inbox import InboxKind, InboxRow
 from hermes_state.journal import RunningTurn
 from hermes_state.pairings import Role
 from hermes_state.sessions import Session, load_active, load_title
-from hermes_state.transcripts import View, edit_view, load_view
+from hermes_state.transcripts import View, hide, load_view
 from hermes_state.values import ChatId, Message, Millis, Origin
 from platforms.base import AdapterState
 
@@ -161,7 +161,7 @@ def _retry(invocation: Invocation, db: Connection, now: Millis) -> RunningTurn:
         raise CommandError("There is no message to try again.")
     newest = exchanges[-1]
     answers = [message.id for message in newest if message.origin in (Origin.ASSISTANT, Origin.TOOL)]
-    edit_view(db, view.session.id, answers, "retry", now)
+    hide(db, view.session.id, answers, "retry", now)
     row = invocation.row
     return journal.start_retry(db, row.id, invocation.chat.id, row.sender_ref, now)
 
@@ -179,7 +179,7 @@ def _undo(invocation: Invocation, count: int, db: Connection, now: Millis) -> st
     if not exchanges:
         raise CommandError("There is nothing to take back.")
     taken = exchanges[-count:]
-    edit_view(db, view.session.id, [message.id for exchange in taken for message in exchange], "undo", now)
+    hide(db, view.session.id, [message.id for exchange in taken for message in exchange], "undo", now)
     words = shortened(taken[0][0].text or "")
     count_said = _count(len(taken), "exchange")
     return f"Took back {count_said}, from “{words}” on. The model does not see it any more; /history does."

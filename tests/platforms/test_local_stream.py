@@ -11,7 +11,7 @@ import pytest
 
 from hermes_state import inbox, journal, outbox, sessions
 from hermes_state.chats import ensure_chat
-from hermes_state.transcripts import edit_view
+from hermes_state.transcripts import hide
 from hermes_state.values import (
     ChatId,
     ChatKind,
@@ -324,7 +324,7 @@ async def test_what_was_taken_back_stays_and_is_marked(local: LocalHarness, inta
 
     def undo(db: Connection) -> None:
         [(session_id, message_id)] = db.execute("SELECT session_id, id FROM messages WHERE text = 'a slip'").fetchall()
-        edit_view(db, session_id, [message_id], "undo", local.clock.now())
+        hide(db, session_id, [message_id], "undo", local.clock.now())
 
     await local.store.write(undo)
     [slip, answer] = (await local.screen()).entries

@@ -1,0 +1,123 @@
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from hermes_state.errors import SessionNotFound
+from hermes_state.sessions import load_session, load_tip
+from hermes_state.transcripts import (
+    NewMessage,
+    append,
+    append_view_row,
+    hide,
+    load_message,
+    load_said,
+    load_view,
+    replace_row,
+    taken_back,
+)
+from hermes_state.values import (
+    LineageId,
+    MessageBody,
+    MessageId,
+    Millis,
+    Origin,
+    Role,
+    SessionId,
+    ToolCall,
+)
+from tests.hermes_state.rows import START, exchange, make_chat, migrated, seen
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def stub(db: sqlite3.Connection, session_id: SessionId, text: str, replaces: MessageId | None = None) -> MessageId:
+    new = NewMessage(role=Role.USER, origin=Origin.SYSTEM, text=text)
+    return append_view_row(db, session_id, new, replaces, START)
+
+
+def ids(db: sqlite3.Connection, lineage_id: LineageId) -> list[MessageId]:
+    return [row.id for row in load_view(db, lineage_id).transcript]
+
+
+@pytest.fixture
+def talk(db: sqlite3.Connection) -> LineageId:
+    """A conversation of two exchanges: q1 a1 q2 a2."""
+    chat = make_chat(db)
+    exchange(db, chat, "q1", "a1")
+    return exchange(db, chat, "q2", "a2").lineage_id
+
+
+def test_rows_come_back_as_they_were_stored(db: sqlite3.Connection, talk: LineageId) -> None:
+    session = load_tip(db, talk)
+    body = MessageBody(calls=(ToolCall(id="c", name="look", arguments='{"a": 1}'),), notes=("n",))
+    new = NewMessage(role=Role.ASSISTANT, origin=Origin.ASSISTANT, text=None, body=body)
+    message = load_message(db, append(db, session.id, new, Millis(START + 9)))
+    assert (message.role, message.origin, message.text, message.body) == (Role.ASSISTANT, Origin.ASSISTANT, None, body)
+    assert (message.seq, message.session_id, message.created_at) == (5, session.id, START + 9)
+
+
+def test_an_unknown_session_takes_no_row(db: sqlite3.Connection) -> None:
+    with pytest.raises(SessionNotFound):
+        append(db, SessionId(9), NewMessage(role=Role.USER, origin=Origin.HUMAN, text="x"), START)
+
+
+def test_a_hidden_row_leaves_the_view_and_stays_in_what_was_said(db: sqlite3.Connection, talk: LineageId) -> None:
+    session = load_tip(db, talk)
+    assert hide(db, session.id, ids(db, talk)[2:], "undo", START) == 2
+    assert seen(db, talk) == ["q1", "a1"]
+    assert [row.text for row in load_said(db, talk, 10)] == ["q1", "a1", "q2", "a2"]
+
+
+def test_a_replaced_row_shows_its_replacement_in_its_place(db: sqlite3.Connection, talk: LineageId) -> None:
+    session = load_tip(db, talk)
+    old = ids(db, talk)[1]
+    replace_row(db, session.id, old, stub(db, session.id, "short", old), "prune", START)
+    assert seen(db, talk) == ["q1", "short", "q2", "a2"]
+    assert "short" not in [row.text for row in load_said(db, talk, 10)]
+
+
+def test_a_replacement_can_be_replaced_and_hidden(db: sqlite3.Connection, talk: LineageId) -> None:
+    session = load_tip(db, talk)
+    old = ids(db, talk)[1]
+    replace_row(db, session.id, old, stub(db, session.id, "short"), "prune", START)
+    replace_row(db, session.id, ids(db, talk)[1], stub(db, session.id, "shorter"), "prune", START)
+    assert seen(db, talk) == ["q1", "shorter", "q2", "a2"]
+    hide(db, session.id, ids(db, talk)[:2], "undo", START)
+    assert seen(db, talk) == ["q2", "a2"]
+
+
+def test_every_change_of_the_view_moves_the_version(db: sqlite3.Connection, talk: LineageId) -> None:
+    session = load_tip(db, talk)
+    assert hide(db, session.id, [], "undo", START) == 0
+    assert load_session(db, session.id).version == session.version
+    hide(db, session.id, ids(db, talk)[:1], "undo", START)
+    replace_row(db, session.id, ids(db, talk)[0], stub(db, session.id, "x"), "prune", START)
+    assert load_session(db, session.id).version == session.version + 2
+
+
+def test_rows_made_for_a_view_are_not_counted_as_said(db: sqlite3.Connection, talk: LineageId) -> None:
+    session = load_tip(db, talk)
+    first, second = stub(db, session.id, "one"), stub(db, session.id, "two")
+    assert [load_message(db, one).seq for one in (first, second)] == [-1, -2]
+    after = load_session(db, session.id)
+    assert (after.next_seq, after.message_count) == (session.next_seq, session.message_count)
+    assert seen(db, talk) == ["q1", "a1", "q2", "a2"]
+
+
+def test_what_was_said_is_read_backwards_in_pages(db: sqlite3.Connection, talk: LineageId) -> None:
+    newest = load_said(db, talk, 3)
+    assert [row.text for row in newest] == ["a1", "q2", "a2"]
+    assert [row.text for row in load_said(db, talk, 3, newest[0].id)] == ["q1"]
+
+
+def test_only_hidden_rows_were_taken_back(db: sqlite3.Connection, talk: LineageId) -> None:
+    session = load_tip(db, talk)
+    q1, a1, *_ = ids(db, talk)
+    replace_row(db, session.id, a1, stub(db, session.id, "short"), "prune", START)
+    hide(db, session.id, [q1], "undo", START)
+    assert taken_back(db, talk) == {q1}
