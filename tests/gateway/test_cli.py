@@ -1,0 +1,386 @@
+"""The command line as people and scripts meet it."""
+
+import asyncio
+import json
+import os
+import pty
+import select
+import sqlite3
+import stat
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli import app
+from gateway.control import serve_control
+from hermes_state import pairings
+from hermes_state.errors import CommandError
+from hermes_state.lock import FileLock
+from hermes_state.store import Store
+from hermes_state.values import Millis, Sender, SystemClock
+from tests.fakes import fake_discord, fake_llm, fake_telegram
+from tests.fakes.labkit import Server
+
+TELEGRAM_TOKEN = "123456:LABTOKEN"
+DISCORD_TOKEN = "lab-discord-token"
+
+Run: TypeAlias = Callable[..., Result]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def made_home(home: Path) -> Path:
+    home.mkdir(mode=0o700)
+    return home
+
+
+@pytest.fixture
+def environ(home: Path, tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path), "HERMES_HOME": str(home), "PATH": os.environ["PATH"]}
+
+
+@pytest.fixture
+def run(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in this process, with this environment and no other."""
+    for name in list(os.environ):
+        if name.startswith(("HERMES_", "OPENAI_", "TELEGRAM_", "DISCORD_")) or name == "CREDENTIALS_DIRECTORY":
+            monkeypatch.delenv(name)
+
+    def runner(*words: str, **variables: str) -> Result:
+        return CliRunner().invoke(app, list(words), env={**environ, **variables})
+
+    return runner
+
+
+def spawned(environ: Mapping[str, str], *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command as a process: exit codes and standard error as a shell sees them."""
+    command = [sys.executable, "-m", "gateway", *words]
+    return subprocess.run(
+        command, env=dict(environ), input=stdin, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+async def threaded(run: Run, *words: str, **variables: str) -> Result:
+    """Beside the fake servers of this loop."""
+    return await asyncio.to_thread(run, *words, **variables)
+
+
+# -- as a process --------------------------------------------------------------------------------------------------
+
+
+def test_a_configuration_error_exits_78_with_the_reason_and_no_traceback(environ: dict[str, str], home: Path) -> None:
+    home.mkdir()
+    (home / "config.yaml").write_text("telegram: {tokn: x}")
+    for words in (("run",), ("config", "check"), ("config", "show"), ("status",)):
+        done = spawned(environ, *words)
+        assert done.returncode == 78, words
+        assert "telegram.token" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert os.listdir(home) == ["config.yaml"]
+
+
+def test_run_refuses_a_foreign_state_directory_and_touches_nothing(environ: dict[str, str], home: Path) -> None:
+    home.mkdir()
+    with sqlite3.connect(home / "state.db") as db:
+        db.execute("CREATE TABLE sessions (id TEXT)")
+    db.close()
+    before = (home / "state.db").read_bytes()
+    done = spawned(environ, "run")
+    assert done.returncode == 78
+    assert str(home / "state.db") in done.stderr
+    assert os.listdir(home) == ["state.db"]
+    assert (home / "state.db").read_bytes() == before
+
+
+def test_a_database_held_by_another_process_exits_75_and_names_it(environ: dict[str, str], home: Path) -> None:
+    home.mkdir()
+    with FileLock.acquire(home / "state.db.lock", what="the database"):
+        done = spawned({**environ, "HERMES_LOCAL__PORT": "0"}, "run")
+    assert done.returncode == 75
+    assert f"process {os.getpid()}" in done.stderr
+
+
+def test_a_wrong_command_line_is_no_configuration_error(environ: dict[str, str]) -> None:
+    assert spawned(environ, "rnu").returncode == 2
+
+
+def test_the_command_line_starts_without_the_sdks(environ: dict[str, str]) -> None:
+    code = (
+        "import sys, time; at = time.perf_counter(); import gateway.cli; took = time.perf_counter() - at\n"
+        "sdks = ('telegram', 'discord', 'openai', 'httpx', 'aiohttp', 'apscheduler')\n"
+        "heavy = [name for name in sdks if name in sys.modules]\n"
+        "print(took, *heavy)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    took, *heavy = done.stdout.split()
+    assert heavy == []
+    assert float(took) < 2.5, "usually 0.2 s; the bar leaves room for a busy machine"
+
+
+# -- config --------------------------------------------------------------------------------------------------------
+
+
+def test_config_check_says_what_would_be_served(run: Run, home: Path) -> None:
+    done = run("config", "check", HERMES_TELEGRAM__TOKEN=TELEGRAM_TOKEN, HERMES_NONSENSE="1")
+    assert done.exit_code == 0
+    assert "warning: HERMES_NONSENSE" in done.output
+    assert "Telegram" in done.output
+    assert TELEGRAM_TOKEN not in done.output
+    assert not home.exists()
+
+
+def test_config_check_answers_programs(run: Run) -> None:
+    assert json.loads(run("config", "check", "--json").output)["ok"] is True
+    done = run("config", "check", "--json", HERMES_LOCAL__PORT="99999")
+    assert done.exit_code == 78
+    assert json.loads(done.output)["ok"] is False
+    assert "local.port" in json.loads(done.output)["errors"][0]
+
+
+def test_config_show_masks_secrets_and_names_sources(run: Run) -> None:
+    variables = {"HERMES_TELEGRAM__TOKEN": TELEGRAM_TOKEN, "OPENAI_API_KEY": "sk-secret", "HERMES_MODEL__NAME": "gpt-5"}
+    shown = run("config", "show", "--json", **variables).output
+    assert TELEGRAM_TOKEN not in shown
+    assert "sk-secret" not in shown
+    settings = json.loads(shown)["settings"]
+    assert settings["telegram.token"] == {"value": "[redacted]", "source": "HERMES_TELEGRAM__TOKEN"}
+    assert settings["model.api_key"] == {"value": "[redacted]", "source": "OPENAI_API_KEY"}
+    assert settings["model.protocol"] == {"value": "chat_completions", "source": "default"}
+    assert settings["discord.token"] == {"value": None, "source": "default"}
+    text = run("config", "show", **variables).output
+    assert "HERMES_MODEL__NAME" in text
+    assert TELEGRAM_TOKEN not in text
+
+
+def test_config_keys_lists_every_setting(run: Run) -> None:
+    rows = json.loads(run("config", "keys", "--format", "json").output)
+    assert {"local.port", "model.name", "sessions.busy_mode"} <= {row["key"] for row in rows}
+    assert all(row["text"] for row in rows)
+
+
+# -- status, pair, url ---------------------------------------------------------------------------------------------
+
+
+def test_status_of_a_gateway_that_never_ran(run: Run, home: Path) -> None:
+    done = run("status", "--json")
+    assert done.exit_code == 3
+    assert json.loads(done.output) == {"running": False, "home": str(home)}
+    assert not home.exists()
+
+
+async def test_status_of_a_gateway_at_rest_counts_what_it_left(run: Run, home: Path) -> None:
+    store = await Store.open(home / "state.db")
+    await store.close()
+    done = await threaded(run, "status", "--json")
+    assert done.exit_code == 3
+    assert json.loads(done.output)["database"]["messages"] == 0
+
+
+async def test_status_asks_the_running_daemon(run: Run, made_home: Path) -> None:
+    async def status(_args: Mapping[str, Any]) -> Any:
+        return {"model": "offline", "platforms": {"local": {"state": "running"}}, "started_at": 0}
+
+    async with serve_control(made_home / "control.sock", {"status": status}):
+        done = await threaded(run, "status")
+    assert done.exit_code == 0
+    assert "running: yes" in done.output
+    assert "state: running" in done.output
+
+
+async def test_the_database_is_left_alone_while_somebody_holds_it(run: Run, home: Path) -> None:
+    store = await Store.open(home / "state.db")
+    try:
+        for words in (("status",), ("pair", "list")):
+            done = await threaded(run, *words)
+            assert done.exit_code != 0
+            assert f"process {os.getpid()}" in str(done.exception)
+    finally:
+        await store.close()
+
+
+async def test_pairings_are_listed_from_a_resting_database(run: Run, home: Path) -> None:
+    store = await Store.open(home / "state.db")
+    person = Sender(platform="telegram", id="42", name="Ada")
+    now = SystemClock().now()
+    await store.write(pairings.offer, person, pairings.new_code(), 60_000, 10, Millis(now))
+    await store.close()
+    rows = json.loads((await threaded(run, "pair", "list", "--json")).output)
+    assert [(row["user"], row["name"], row["state"]) for row in rows] == [("telegram:42", "Ada", "pending")]
+    text = (await threaded(run, "pair", "list")).output
+    assert "telegram:42" in text
+    assert "Ada" in text
+
+
+async def test_pairing_is_decided_by_the_daemon(run: Run, made_home: Path) -> None:
+    asked: list[Mapping[str, Any]] = []
+
+    async def approve(args: Mapping[str, Any]) -> Any:
+        asked.append(args)
+        if args["code"] == "WRONG":
+            raise CommandError("That code is not valid.")
+        return {"user": "telegram:42", "name": "Ada", "role": args["role"], "state": "approved"}
+
+    async def revoke(args: Mapping[str, Any]) -> Any:
+        asked.append(args)
+        return {"user": args["user"], "name": "Ada", "role": "user", "state": "revoked"}
+
+    async with serve_control(made_home / "control.sock", {"pair.approve": approve, "pair.revoke": revoke}):
+        done = await threaded(run, "pair", "approve", "K7QM4XPA", "--admin")
+        assert "Ada (telegram:42) may write now, as admin." in done.output
+        done = await threaded(run, "pair", "revoke", "telegram:42", "--json")
+        assert json.loads(done.output)["state"] == "revoked"
+        done = await threaded(run, "pair", "approve", "WRONG")
+        assert done.exit_code != 0
+        assert "not valid" in str(done.exception)
+    assert [dict(args) for args in asked[:2]] == [{"code": "K7QM4XPA", "role": "admin"}, {"user": "telegram:42"}]
+
+
+def test_pairing_without_a_daemon_says_so(environ: dict[str, str]) -> None:
+    done = spawned(environ, "pair", "approve", "K7QM4XPA")
+    assert done.returncode == 1
+    assert "no daemon answers" in done.stderr
+
+
+# -- init ----------------------------------------------------------------------------------------------------------
+
+
+def modes(home: Path) -> dict[str, int]:
+    return {name: stat.S_IMODE((home / name).stat().st_mode) for name in ("config.yaml", ".env")}
+
+
+def content(path: Path) -> str | None:
+    """Of a file; None when nothing is there."""
+    return path.read_text() if path.exists() else None
+
+
+def test_init_without_a_terminal_and_without_options_says_what_it_needs(environ: dict[str, str], home: Path) -> None:
+    done = spawned(environ, "init")
+    assert done.returncode == 1
+    assert "needs a terminal" in done.stderr
+    assert not home.exists()
+
+
+async def test_init_tries_what_it_was_given_and_writes_private_files(run: Run, home: Path) -> None:
+    async with (
+        Server(fake_telegram.make_app(token=TELEGRAM_TOKEN)) as telegram,
+        Server(fake_discord.make_app(token=DISCORD_TOKEN)) as discord,
+        Server(fake_llm.make_app()) as llm,
+    ):
+        done = await threaded(
+            run,
+            *("init", "--telegram-token", TELEGRAM_TOKEN, "--discord-token", DISCORD_TOKEN),
+            *("--model-name", "lab-model", "--model-base-url", f"{llm.url}/v1", "--model-key", "sk-lab'key"),
+            *("--admin", "telegram:42"),
+            HERMES_TELEGRAM__BASE_URL=telegram.url,
+            HERMES_DISCORD__API_URL=discord.url,
+        )
+        assert done.exit_code == 0, done.output
+        assert "lab_gateway_bot" in done.output
+    assert modes(home) == {"config.yaml": 0o600, ".env": 0o600}
+    assert stat.S_IMODE(os.stat(home).st_mode) == 0o700
+    for secret in (TELEGRAM_TOKEN, DISCORD_TOKEN, "sk-lab"):
+        assert secret not in (content(home / "config.yaml") or secret)
+        assert secret not in done.output
+    settings = json.loads(run("config", "show", "--json").output)["settings"]
+    assert settings["model.name"]["value"] == "lab-model"
+    assert settings["access.admins"]["value"] == ["telegram:42"]
+    assert settings["model.api_key"]["source"].endswith(".env: HERMES_MODEL__API_KEY")
+
+
+async def test_init_writes_nothing_when_a_token_is_refused(run: Run, home: Path) -> None:
+    async with Server(fake_telegram.make_app(token=TELEGRAM_TOKEN)) as telegram:
+        done = await threaded(run, "init", "--telegram-token", "999:WRONG", HERMES_TELEGRAM__BASE_URL=telegram.url)
+    assert done.exit_code != 0
+    assert "does not know this token" in str(done.exception)
+    assert content(home) is None
+
+
+def test_init_checks_the_answers_as_run_would(run: Run, home: Path) -> None:
+    done = run("init", "--admin", "@alice", "--no-test")
+    assert "access.admins: '@alice' is not an id" in str(done.exception)
+    assert not home.exists()
+
+
+def test_init_replaces_a_configuration_only_when_told_so_and_keeps_the_old_one(run: Run, home: Path) -> None:
+    home.mkdir(mode=0o700)
+    (home / "config.yaml").write_text("sessions: {merge_seconds: 7}\n")
+    done = run("init", "--model-name", "m", "--no-test")
+    assert "--force" in str(done.exception)
+    assert (home / "config.yaml").read_text() == "sessions: {merge_seconds: 7}\n"
+    assert run("init", "--model-name", "m", "--no-test", "--force").exit_code == 0
+    assert "name: m" in (home / "config.yaml").read_text()
+    assert (home / "config.yaml.bak").read_text() == "sessions: {merge_seconds: 7}\n"
+
+
+def test_init_leaves_another_programs_directory_alone(run: Run, home: Path) -> None:
+    home.mkdir()
+    (home / "state.db").write_bytes(b"somebody else's")
+    done = run("init", "--model-name", "m", "--no-test", "--force")
+    assert "state.db" in str(done.exception)
+    assert os.listdir(home) == ["state.db"]
+
+
+def test_init_asks_at_a_terminal_and_does_not_echo_secrets(environ: dict[str, str], home: Path) -> None:
+    answers = {
+        "Telegram bot token": TELEGRAM_TOKEN,
+        "Discord bot token": "",
+        "Name of the model": "lab-model",
+        "Address of its API": "http://127.0.0.1:9/v1",
+        "Key for that API": "sk-typed-by-hand",
+        "Your own id": "telegram:42",
+    }
+    shown = at_a_terminal(environ, ["init", "--no-test"], answers)
+    assert "Start with: hermes-gateway run" in shown
+    assert TELEGRAM_TOKEN not in shown
+    assert "sk-typed-by-hand" not in shown
+    assert modes(home) == {"config.yaml": 0o600, ".env": 0o600}
+    assert "sk-typed-by-hand" in (home / ".env").read_text()
+    assert "lab-model" in (home / "config.yaml").read_text()
+
+
+def at_a_terminal(environ: Mapping[str, str], words: list[str], answers: Mapping[str, str]) -> str:
+    """Run a command with a terminal for standard input and output, answering each question as it appears.
+
+    A question for a secret is answered once the echo is off: what is typed before is thrown away by the prompt.
+    """
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "gateway", *words]
+    child = subprocess.Popen(
+        command, env={**environ, "TERM": "dumb"}, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    shown, waiting = "", list(answers)
+    deadline = time.monotonic() + 60
+    try:
+        while time.monotonic() < deadline:
+            if select.select([terminal], [], [], 0.02)[0]:
+                try:
+                    shown += os.read(terminal, 65_536).decode(errors="replace")
+                except OSError:  # Linux reports the other side's end so
+                    break
+            elif waiting and waiting[0] in shown and _is_ready(terminal, is_secret=waiting[0] in SECRET_QUESTIONS):
+                os.write(terminal, answers[waiting.pop(0)].encode() + b"\n")
+    finally:
+        os.close(terminal)
+        child.kill()
+        child.wait()
+    assert waiting == [], shown
+    return shown
+
+
+SECRET_QUESTIONS = ("Telegram bot token", "Discord bot token", "Key for that API")
+
+
+def _is_ready(terminal: int, *, is_secret: bool) -> bool:
+    return bool(termios.tcgetattr(terminal)[3] & termios.ECHO) is not is_secret

@@ -1,0 +1,228 @@
+"""What doctor sees, and that looking changes nothing."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.control import serve_control
+from gateway.doctor import Finding, Verdict, database_finding, examine
+from hermes_state.lock import FileLock
+from hermes_state.store import Store
+from tests.fakes import fake_discord, fake_llm, fake_telegram
+from tests.fakes.labkit import Server
+
+TELEGRAM_TOKEN = "123456:LABTOKEN"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def environ(home: Path, tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path), "HERMES_HOME": str(home), "PATH": os.environ["PATH"]}
+
+
+def findings(environ: Mapping[str, str], *, is_online: bool = False) -> dict[str, Finding]:
+    """By check; of several findings of one check the worst."""
+    order = list(Verdict)
+    found: dict[str, Finding] = {}
+    for finding in sorted(examine(environ, is_online=is_online), key=lambda one: order.index(one.verdict)):
+        found[finding.check] = finding
+    return found
+
+
+async def examined(environ: Mapping[str, str], *, is_online: bool = False) -> dict[str, Finding]:
+    return await asyncio.to_thread(findings, environ, is_online=is_online)
+
+
+def test_a_fresh_machine_has_nothing_wrong_but_no_model(environ: dict[str, str], home: Path) -> None:
+    found = findings(environ)
+    assert {name for name, one in found.items() if one.verdict is Verdict.FAILED} == set()
+    assert found["model"].verdict is Verdict.WARNING
+    assert "offline" in found["model"].text
+    assert list(home.iterdir()) == []
+
+
+def test_a_wrong_configuration_is_the_loaders_own_sentence(environ: dict[str, str], home: Path) -> None:
+    (home / "config.yaml").write_text("sessions: {groups: both}")
+    found = findings(environ)
+    assert found["config"].verdict is Verdict.FAILED
+    assert "shared, per_user" in found["config"].text
+
+
+def test_foreign_variables_are_told(environ: dict[str, str]) -> None:
+    found = findings({**environ, "HERMES_TELEGRAM_TOKEN": "x"})
+    assert found["environment"].verdict is Verdict.WARNING
+    assert "HERMES_TELEGRAM__TOKEN" in found["environment"].text
+
+
+@pytest.mark.parametrize(("name", "mode"), [("", 0o755), (".env", 0o644), ("config.yaml", 0o640)])
+def test_files_open_to_others_are_told_with_the_remedy(
+    environ: dict[str, str], home: Path, name: str, mode: int
+) -> None:
+    path = home / name
+    if name:
+        path.write_text("")
+    path.chmod(mode)
+    found = findings(environ)
+    assert found["home"].verdict is Verdict.WARNING
+    assert f"{mode:04o}" in found["home"].text
+    assert f"chmod {'0600' if name else '0700'} {path}" in found["home"].text
+
+
+async def test_a_resting_database_is_checked(environ: dict[str, str], home: Path) -> None:
+    store = await Store.open(home / "state.db")
+    await store.close()
+    found = await examined(environ)
+    assert found["database"].verdict is Verdict.FINE
+    assert found["daemon"].verdict is Verdict.SKIPPED
+
+
+async def test_a_damaged_database_is_noticed(environ: dict[str, str], home: Path) -> None:
+    store = await Store.open(home / "state.db")
+    await store.close()
+    damage(home / "state.db")
+    assert (await examined(environ))["database"].verdict is Verdict.FAILED
+
+
+def damage(path: Path) -> None:
+    """Overwrite every page but the first two."""
+    content = bytearray(path.read_bytes())
+    content[8192:] = b"\x55" * (len(content) - 8192)
+    path.write_bytes(bytes(content))
+
+
+async def test_a_running_daemon_checks_its_own_database(environ: dict[str, str], home: Path) -> None:
+    store = await Store.open(home / "state.db")
+
+    async def doctor(_args: Mapping[str, Any]) -> Any:
+        return [await store.read(database_finding)]
+
+    try:
+        async with serve_control(home / "control.sock", {"doctor": doctor}):
+            found = await examined(environ)
+    finally:
+        await store.close()
+    assert found["daemon"].verdict is Verdict.FINE
+    assert found["database"].verdict is Verdict.FINE
+    assert "sound" in found["database"].text
+
+
+def test_a_holder_that_does_not_answer_is_named(environ: dict[str, str], home: Path) -> None:
+    with FileLock.acquire(home / "state.db.lock", what="the database"):
+        found = findings(environ)
+    assert found["daemon"].verdict is Verdict.FAILED
+    assert str(os.getpid()) in found["daemon"].text
+    assert "database" not in found
+
+
+async def test_tokens_are_tried_only_when_asked_to(environ: dict[str, str]) -> None:
+    async with (
+        Server(fake_telegram.make_app(token=TELEGRAM_TOKEN)) as telegram,
+        Server(fake_discord.make_app()) as discord,
+    ):
+        variables = {
+            **environ,
+            "HERMES_TELEGRAM__TOKEN": TELEGRAM_TOKEN,
+            "HERMES_TELEGRAM__BASE_URL": telegram.url,
+            "HERMES_DISCORD__TOKEN": "lab",
+            "HERMES_DISCORD__API_URL": discord.url,
+        }
+        offline = await examined(variables)
+        assert offline["telegram"].verdict is offline["discord"].verdict is Verdict.SKIPPED
+        online = await examined(variables, is_online=True)
+        assert "lab_gateway_bot" in online["telegram"].text
+        assert online["discord"].verdict is Verdict.FINE
+        wrong = await examined({**variables, "HERMES_TELEGRAM__TOKEN": "1:WRONG"}, is_online=True)
+        assert wrong["telegram"].verdict is Verdict.FAILED
+        assert "1:WRONG" not in wrong["telegram"].text
+
+
+async def test_the_models_server_is_asked(environ: dict[str, str]) -> None:
+    async with Server(fake_llm.make_app()) as llm:
+        variables = {**environ, "HERMES_MODEL__NAME": "lab-model", "HERMES_MODEL__BASE_URL": f"{llm.url}/v1"}
+        assert (await examined(variables))["model"].verdict is Verdict.FINE
+    gone = (await examined(variables))["model"]
+    assert gone.verdict is Verdict.FAILED
+    assert "cannot be reached" in gone.text
+
+
+async def test_a_probe_follows_no_redirect_with_its_key(environ: dict[str, str]) -> None:
+    seen: list[str] = []
+
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        seen.append(request.path)
+        raise web.HTTPFound("/elsewhere")
+
+    app = web.Application()
+    app.router.add_route("*", "/{anything:.*}", redirect)
+    async with Server(app) as server:
+        variables = {
+            **environ,
+            "HERMES_MODEL__NAME": "m",
+            "HERMES_MODEL__BASE_URL": server.url,
+            "OPENAI_API_KEY": "sk-1",
+        }
+        assert (await examined(variables))["model"].verdict is Verdict.FAILED
+    assert seen == ["/models"]
+
+
+def test_access_that_lets_everybody_or_nobody_in_is_told(environ: dict[str, str]) -> None:
+    token = {"HERMES_TELEGRAM__TOKEN": TELEGRAM_TOKEN}
+    assert findings({**environ, **token, "HERMES_ACCESS__ALLOW_ALL": "true"})["access"].verdict is Verdict.WARNING
+    nobody = findings({**environ, **token, "HERMES_PAIRING__ENABLED": "false"})["access"]
+    assert nobody.verdict is Verdict.WARNING
+    assert "access.allow" in nobody.text
+    assert findings({**environ, **token})["access"].verdict is Verdict.FINE
+
+
+def user_unit(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / ".config/systemd/user"
+    folder.mkdir(parents=True)
+    (folder / "hermes-gateway.service").write_text(text)
+
+
+def test_a_stop_timeout_below_the_drain_is_told(environ: dict[str, str], tmp_path: Path) -> None:
+    user_unit(tmp_path, "[Service]\nTimeoutStopSec=60\n")
+    assert "TimeoutStopSec" not in findings(environ)["service"].text
+    found = findings({**environ, "HERMES_LIFECYCLE__DRAIN_SECONDS": "120"})["service"]
+    assert found.verdict is Verdict.WARNING
+    assert "raise TimeoutStopSec" in found.text
+
+
+@pytest.mark.parametrize(("answer", "verdict"), [("no", Verdict.WARNING), ("yes", Verdict.FINE)])
+def test_a_user_service_without_linger_is_told(
+    environ: dict[str, str], tmp_path: Path, answer: str, verdict: Verdict
+) -> None:
+    user_unit(tmp_path, "[Service]\nTimeoutStopSec=60\n")
+    loginctl = tmp_path / "loginctl"
+    loginctl.write_text(f"#!/bin/sh\necho {answer}\n")
+    loginctl.chmod(0o755)
+    found = findings({**environ, "PATH": f"{tmp_path}:{environ['PATH']}"})["service"]
+    assert found.verdict is verdict
+    assert ("enable-linger" in found.text) is (answer == "no")
+
+
+async def test_looking_changes_nothing(environ: dict[str, str], home: Path) -> None:
+    store = await Store.open(home / "state.db")
+    await store.close()
+    before = snapshot(home)
+    await examined(environ)
+    assert snapshot(home) == before
+
+
+def snapshot(home: Path) -> dict[str, bytes]:
+    return {
+        path.name: path.read_bytes()
+        for path in home.iterdir()
+        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+    }
