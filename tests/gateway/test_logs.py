@@ -12,7 +12,7 @@ import pytest
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from gateway.logs import configure_logging, set_level
+from gateway.logs import configure_logging, set_level, update_logging
 from gateway.settings import LoggingSettings
 
 TOKEN = "1234567:AAE-notARealToken_notARealToken_123"
@@ -131,6 +131,15 @@ def test_another_level_takes_effect_at_once(lines: Lines) -> None:
     set_level("error")
     log.warning("thing.hidden")
     assert [line["event"] for line in lines()] == ["thing.shown"]
+
+
+def test_a_reload_brings_its_level_and_its_secrets(lines: Lines, stream: io.StringIO) -> None:
+    log = structlog.get_logger("x")
+    log.info("thing.before", detail="a-new-secret-value")
+    update_logging("warning", ["a-new-secret-value"])
+    log.info("thing.hidden")
+    log.warning("thing.after", detail="a-new-secret-value")
+    assert [line["detail"] for line in lines()] == ["a-new-secret-value", "[redacted]"]
 
 
 def test_the_file_gets_json_even_at_a_terminal(tmp_path: Path) -> None:
