@@ -6,22 +6,22 @@ JSON costs.
 """
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Final
 
 import httpx2
 import openai
 import orjson
-from openai import AsyncOpenAI, AsyncStream
+from openai import AsyncStream
 
 from agent.model import wire
 from agent.model.base import Finish, ModelReply, ModelRequest, ToolSchema
+from agent.model.connections import Connections
 from agent.model.provider_errors import status_error, stream_error
 from agent.model.usage import normalize_usage
-from hermes_state.errors import ContentFiltered, ModelTimeout, ModelUnavailable, ReplyMalformed
+from hermes_state.errors import ContentFiltered, ModelError, ModelTimeout, ModelUnavailable, ReplyMalformed
 from hermes_state.values import CanonicalUsage, ToolCall
 
 
@@ -40,8 +40,13 @@ class ChatCompletionsSettings:
     pool_seconds: float = 10.0
 
 
-_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=256)
-"""`sessions.max_turns` is the limit on concurrent calls; a smaller pool here would be a hidden one."""
+_LIMIT_KEY: Final = "max_tokens"
+_NEWER_LIMIT_KEY: Final = "max_completion_tokens"
+"""OpenAI's newer models know only this name of the output limit, most other servers only the older one."""
+
+
+class _LimitKeyRefused(ModelError):
+    """The model knows the output limit only by its newer name."""
 
 
 class ChatCompletionsModel:
@@ -55,56 +60,62 @@ class ChatCompletionsModel:
             pool=settings.pool_seconds,
         )
         self.name = settings.model
-        self._client = AsyncOpenAI(
+        self._connections = Connections(
             api_key=settings.api_key or "none",  # local servers want no key, the SDK insists on one
             base_url=settings.base_url,
             timeout=timeout,
-            max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(timeout=timeout, limits=_LIMITS),
         )
-        self.route = f"chat_completions:{urlsplit(str(self._client.base_url)).hostname}"
+        self._limit_key = _LIMIT_KEY
+        self.route = f"chat_completions:{self._connections.host}"
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._connections.close()
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """See `ChatModel.complete`."""
-        reply = _StreamedReply(on_text)
-        async with self._stream(_encoded(self.name, request)) as chunks:
-            async for chunk in chunks:
-                reply.add(chunk)
-        return reply.finished()
-
-    @asynccontextmanager
-    async def _stream(self, payload: bytes) -> AsyncIterator[AsyncStream[object]]:
-        """The open event stream; what the SDK raises while it is read becomes ours. Leaving closes the connection."""
         try:
-            stream = await self._client.post(
-                "/chat/completions",
-                cast_to=object,
-                content=payload,
-                stream=True,
-                stream_cls=AsyncStream[object],
+            return await self._complete(request, on_text, self._limit_key)
+        except _LimitKeyRefused:
+            self._limit_key = _NEWER_LIMIT_KEY
+            return await self._complete(request, on_text, self._limit_key)
+
+    async def _complete(self, request: ModelRequest, on_text: Callable[[str], None], limit_key: str) -> ModelReply:
+        reply = _StreamedReply(on_text)
+        payload = _encoded(self.name, request, limit_key)
+        with self._connections.client() as client, _errors_translated():
+            stream = await client.post(
+                "/chat/completions", cast_to=object, content=payload, stream=True, stream_cls=AsyncStream[object]
             )
             async with stream:
-                yield stream
-        except openai.APITimeoutError as error:
-            raise ModelTimeout("the provider stopped answering") from error
-        except openai.APIConnectionError as error:
-            raise ModelUnavailable("the connection to the provider failed") from error
-        except openai.APIStatusError as error:
-            raise status_error(error.status_code, error.response.headers, error.body) from error
-        except openai.APIError as error:
-            raise stream_error(error.body) from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ReplyMalformed("the provider's event stream is not JSON") from error
+                async for chunk in stream:
+                    reply.add(chunk)
+        return reply.finished()
 
 
-def _encoded(model: str, request: ModelRequest) -> bytes:
+@contextmanager
+def _errors_translated() -> Iterator[None]:
+    """What the SDK raises while a call is made or its stream is read becomes ours."""
+    try:
+        yield
+    except openai.APITimeoutError as error:
+        raise ModelTimeout("the provider stopped answering") from error
+    except openai.APIConnectionError as error:
+        raise ModelUnavailable("the connection to the provider failed") from error
+    except openai.APIStatusError as error:
+        if error.code == "unsupported_parameter" and error.param == _LIMIT_KEY:
+            raise _LimitKeyRefused(f"HTTP {error.status_code} {error.code}") from error
+        raise status_error(error.status_code, error.response.headers, error.body) from error
+    except openai.APIError as error:
+        raise stream_error(error.body) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ReplyMalformed("the provider's event stream is not JSON") from error
+
+
+def _encoded(model: str, request: ModelRequest, limit_key: str) -> bytes:
     body: dict[str, Any] = {
         "model": model,
         "messages": wire.chat_messages(request.system, request.transcript, request.style),
-        "max_tokens": request.max_output_tokens,
+        limit_key: request.max_output_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
     }

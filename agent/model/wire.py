@@ -7,7 +7,7 @@ result gets a stub, and a result that lost its call is dropped.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import Message, Origin, Role, ToolCall, Transcript
 
 WireMessage: TypeAlias = dict[str, Any]  # the provider's JSON: it leaves this module only to be serialised
@@ -142,8 +143,11 @@ def _legal(arguments: str) -> str:
 # --- the rows of people, and what stands in their place
 
 
-def _add_people(wire: list[WireMessage], rows: Iterable[Message], style: WireStyle) -> None:
+def _add_people(wire: list[WireMessage], rows: Sequence[Message], style: WireStyle) -> None:
     """One user message of adjacent rows. Pieces of one turn by one sender are stamped once."""
+    if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
+        wire.append({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])})
+        return
     blocks: list[str | _Part] = []
     before: Message | None = None
     for row in rows:
@@ -183,6 +187,7 @@ def _escaped_name(name: str) -> str:
     return flat[:64] or "?"
 
 
+_NOTHING = "(no text)"
 _LOOKS_LIKE_OURS = re.compile(r"^(?=[^\S\n]*\[(?:\d{4}-\d\d-\d\d \d\d:\d\d|gateway notice)\])", re.MULTILINE)
 _CLOSES_BLOCK = re.compile(r"<(?=/(?:quoted_message|document)\b)", re.IGNORECASE)
 
@@ -193,6 +198,8 @@ def _human_text(row: Message) -> str:
     if "[" in text:
         text = _LOOKS_LIKE_OURS.sub(r"\\", text)
     body = row.body
+    if body is EMPTY_BODY:
+        return text or _NOTHING
     pieces = [text] if text else []
     if body.quote is not None:
         author = "this assistant" if body.quote.is_from_bot else _attribute(body.quote.author)
@@ -201,7 +208,7 @@ def _human_text(row: Message) -> str:
         cut = ' truncated="yes"' if document.was_truncated else ""
         pieces.append(f'<document name="{_attribute(document.name)}"{cut}>\n{_enclosed(document.text)}\n</document>')
     pieces += [f"{NOTICE} {note}" for note in body.notes]
-    return "\n".join(pieces) or "(no text)"
+    return "\n".join(pieces) or _NOTHING
 
 
 def _attribute(value: str) -> str:

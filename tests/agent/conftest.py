@@ -140,7 +140,7 @@ def llm(server: labkit.Server) -> fake_llm.LLM:
 async def model(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
     made = ChatCompletionsModel(
         ChatCompletionsSettings(
-            model="lab-128k", api_key="lab-key", base_url=f"{server.url}/v1", connect_seconds=2.0, read_seconds=2.0
+            model="lab-128k", api_key="lab-key", base_url=f"{server.url}/v1", connect_seconds=20.0, read_seconds=20.0
         )
     )
     yield made

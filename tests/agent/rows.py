@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import (
     Message,
     MessageBody,
@@ -29,7 +30,7 @@ def row(role: Role, text: str | None, *, origin: Origin | None = None, **changes
         "role": role,
         "origin": origin or default,
         "text": text,
-        "body": MessageBody(),
+        "body": EMPTY_BODY,
         "sender_ref": "telegram:42" if role is Role.USER else None,
         "sender_name": "Ann" if role is Role.USER else None,
         "turn_id": TurnId(number),

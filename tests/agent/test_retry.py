@@ -7,6 +7,7 @@ import pytest
 from agent.model.base import Finish, ModelReply, ModelRequest
 from agent.model.failures import REMEDIES, remedy_for, sentence_for
 from agent.model.retry import Completion, RetryPolicy, complete
+from hermes_state import errors
 from hermes_state.errors import (
     AuthRejected,
     ContentFiltered,
@@ -153,7 +154,8 @@ async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
 
 def test_every_kind_of_model_error_has_its_own_row() -> None:
     kinds = {remedy.kind for remedy in REMEDIES}
-    assert kinds == {ModelError, *ModelError.__subclasses__()}
+    declared = {kind for kind in ModelError.__subclasses__() if kind.__module__ == errors.__name__}
+    assert kinds == {ModelError, *declared}
     assert len({remedy.outcome for remedy in REMEDIES}) == len(REMEDIES)
 
 

@@ -3,12 +3,14 @@
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.model.wire import INTERRUPTED, LOST_RESULT, NOTICE, WireStyle, chat_messages
+from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import (
     Document,
     Image,
@@ -212,6 +214,12 @@ def test_new_rows_change_no_earlier_byte(rows: list[Message], more: list[Message
     assert [orjson.dumps(message) for message in new[: len(old) - 1]] == [orjson.dumps(m) for m in old[:-1]]
     was, now = old[-1]["content"], new[len(old) - 1]["content"]
     assert (now or "").startswith(was or "")
+
+
+@given(rows=_histories, style=_styles)
+def test_an_empty_body_is_an_empty_body_however_it_was_made(rows: list[Message], style: WireStyle) -> None:
+    made_anew = [msgspec.structs.replace(one, body=MessageBody()) if one.body == EMPTY_BODY else one for one in rows]
+    assert chat_messages("S", tuple(made_anew), style) == chat_messages("S", tuple(rows), style)
 
 
 @given(rows=_histories, style=_styles)
