@@ -27,6 +27,7 @@ from gateway.config_file import KeyPath, YamlFile, read_env_file, read_yaml
 from gateway.home import check_config_is_ours, check_home, locate_home
 from gateway.settings import Config
 from hermes_state.errors import ConfigError
+from hermes_state.redaction import redact
 
 CUSTOMARY: Mapping[str, KeyPath] = {
     "TELEGRAM_BOT_TOKEN": ("telegram", "token"),
@@ -309,7 +310,7 @@ def _explain(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], pa
         text = "must be true or false"
     elif detail["type"] == "value_error":
         shown = ""
-    return f"{where}: {'.'.join(key)}: {text}{shown}"
+    return f"{where}: {'.'.join(key)}: {text}{redact(shown)}"  # an address may carry a password
 
 
 def _known_part(location: Iterable[int | str]) -> KeyPath | None:

@@ -9,7 +9,7 @@ from gateway.cli.output import Json, print_json, print_table
 from gateway.config import FIELDS, LoadedConfig, load_config, process_environment, setting_values
 from gateway.config_docs import describe_settings, settings_markdown
 from hermes_state.errors import ConfigError
-from hermes_state.redaction import MARK
+from hermes_state.redaction import MARK, redact
 
 app = typer.Typer(no_args_is_help=True, help="Check and show the configuration.", rich_markup_mode=None)
 
@@ -79,8 +79,11 @@ def _summary(loaded: LoadedConfig) -> str:
 
 
 def _shown(value: Any) -> Any:
+    """For people's eyes: secrets masked, also the password that an address may carry."""
     if isinstance(value, SecretStr):
         return MARK
+    if isinstance(value, str):
+        return redact(value)
     return list(value) if isinstance(value, tuple) else value
 
 

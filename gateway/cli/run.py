@@ -32,7 +32,7 @@ def serve(environ: Mapping[str, str], **options: Any) -> int:
     # The SDKs take half a second to import; `--help`, `status` and a configuration error need none of them.
     from gateway.daemon import run_daemon
 
-    return asyncio.run(run_daemon(loaded, **options))
+    return asyncio.run(run_daemon(loaded, environ=environ, **options))
 
 
 def prepare_process(loaded: LoadedConfig) -> None:

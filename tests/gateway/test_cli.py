@@ -163,6 +163,14 @@ def test_config_show_masks_secrets_and_names_sources(run: Run) -> None:
     assert TELEGRAM_TOKEN not in text
 
 
+def test_an_address_is_shown_without_the_password_in_it(run: Run) -> None:
+    address = {"HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": "https://me:geheim@example.org/v1"}
+    assert "geheim" not in run("config", "show", "--json", **address).output
+    assert "geheim" not in str(
+        run("config", "show", **{**address, "HERMES_MODEL__BASE_URL": "ftp://me:geheim@h"}).exception
+    )
+
+
 def test_config_keys_lists_every_setting(run: Run) -> None:
     rows = json.loads(run("config", "keys", "--format", "json").output)
     assert {"local.port", "model.name", "sessions.busy_mode"} <= {row["key"] for row in rows}

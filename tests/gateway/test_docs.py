@@ -1,11 +1,14 @@
 """The documentation says what the code does; each test here fails when one changes without the other."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from typer.main import get_command
 
 from gateway.cli import EXIT_CONFIG, EXIT_OWNED_ELSEWHERE, app
@@ -129,6 +132,18 @@ def test_the_tables_of_the_database_are_documented() -> None:
     text = read("docs/storage.md")
     for table in re.findall(r"^CREATE (?:VIRTUAL )?TABLE (\w+)", schema, re.MULTILINE):
         assert f"`{table}`" in text, table
+
+
+def test_requirements_hold_what_the_project_names() -> None:
+    project = tomllib.loads(read("pyproject.toml"))["project"]["dependencies"]
+    development = [line for line in read("requirements-dev.in").splitlines() if line and line[0] not in "#-"]
+    for name, wanted in (("requirements.txt", project), ("requirements-dev.txt", development)):
+        pinned = dict(re.findall(r"^([a-z0-9][^\s=]*)==([^\s;]+)", read(name), re.MULTILINE))
+        for line in wanted:
+            requirement = Requirement(line)
+            version = pinned.get(canonicalize_name(requirement.name))
+            assert version is not None, f"{line} is not in {name}: make lock"
+            assert version in requirement.specifier, f"{line} but {name} has {version}: make lock"
 
 
 def test_requirements_have_hashes_and_no_index_address() -> None:
