@@ -81,7 +81,7 @@ class ChatCompletionsModel:
 
     async def _complete(self, request: ModelRequest, on_text: Callable[[str], None], limit_key: str) -> ModelReply:
         reply = _StreamedReply(on_text)
-        payload = _encoded(self.name, request, limit_key)
+        payload = encoded_request(self.name, request, limit_key)
         with self._connections.client() as client, _errors_translated():
             stream = await client.post(
                 "/chat/completions", cast_to=object, content=payload, stream=True, stream_cls=AsyncStream[object]
@@ -111,7 +111,8 @@ def _errors_translated() -> Iterator[None]:
         raise ReplyMalformed("the provider's event stream is not JSON") from error
 
 
-def _encoded(model: str, request: ModelRequest, limit_key: str) -> bytes:
+def encoded_request(model: str, request: ModelRequest, limit_key: str = _LIMIT_KEY) -> bytes:
+    """The body of the HTTP request."""
     body: dict[str, Any] = {
         "model": model,
         "messages": wire.chat_messages(request.system, request.transcript, request.style),
