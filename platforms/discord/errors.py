@@ -1,6 +1,7 @@
 """Discord's and aiohttp's exceptions become ours, once, here."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 
 import aiohttp
@@ -106,7 +107,7 @@ def connection_errors(client: discord.Client) -> Iterator[None]:
         if sentence := OPERATOR_CODES.get(error.code):
             raise TokenRejected(sentence) from error
         raise PlatformUnavailable(f"Discord closed the connection ({error.code})") from error
-    except (discord.DiscordException, aiohttp.ClientError, OSError, TimeoutError) as error:
+    except (discord.DiscordException, aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
         raise PlatformUnavailable(f"Discord cannot be reached: {type(error).__name__}") from error
     except AttributeError as error:
         # discord.py 2.7.1 stumbles over its missing socket when the very first connect fails (its types say there

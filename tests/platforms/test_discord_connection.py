@@ -11,8 +11,7 @@ from discord.gateway import DiscordWebSocket
 from discord.http import Route
 
 from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
-from platforms.base import AdapterState
-from platforms.discord import DiscordAdapter
+from platforms.base import AdapterState, PlatformAdapter
 from platforms.discord.errors import connection_errors
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.discord_harness import TOKEN, DiscordHarness
@@ -26,7 +25,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
         yield harness
 
 
-async def failure(adapter: DiscordAdapter, seconds: float = 20) -> PlatformError:
+async def failure(adapter: PlatformAdapter, seconds: float = 20) -> PlatformError:
     """What `run` raises by itself."""
     with pytest.raises(PlatformError) as caught:
         await asyncio.wait_for(adapter.run(RecordingIntake()), seconds)
@@ -39,7 +38,6 @@ async def test_a_wrong_token_is_fatal_and_says_what_to_do(harness: DiscordHarnes
     error = await failure(adapter)
     assert isinstance(error, TokenRejected)
     assert "discord.token" in str(error)
-    assert "wrong" not in repr(adapter._settings)
     assert adapter.health().state is AdapterState.FAILED
 
 
@@ -161,7 +159,7 @@ async def test_a_goodbye_that_is_not_answered_does_not_hold_up_the_end(harness: 
     [connection] = harness.discord.conns
     transport = connection.request.transport
     assert transport is not None
-    transport.pause_reading()  # type: ignore[attr-defined]  # a TCP transport has it
+    transport.pause_reading()
     started = time.monotonic()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

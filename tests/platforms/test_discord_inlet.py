@@ -11,7 +11,7 @@ from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender
 from platforms.discord.inbound import millis_of, snowflake_at
 from platforms.discord.inlet import Arrived, Connected, Inlet
-from tests.platforms.contract import RecordingIntake
+from tests.platforms.contract import RecordingIntake, eventually
 
 START = Millis(1_700_000_000_000)
 CHANNELS = ("1", "2", "3")
@@ -96,9 +96,9 @@ async def _play(seed: int) -> Weather:
     weather.connect()
     wanted = {row.event.event_ref for rows in weather.channels.values() for row in rows if row.event is not None}
     newest = {channel: str(rows[-1].message_id) for channel, rows in weather.channels.items()}
-    async with asyncio.timeout(20):
-        while len(weather.intake.events) < len(wanted) or weather.intake.cursors != newest:
-            await asyncio.sleep(0.001)
+    await eventually(
+        lambda: len(weather.intake.events) >= len(wanted) and weather.intake.cursors == newest, "all is stored"
+    )
     worker.cancel()
     await asyncio.gather(worker, return_exceptions=True)
     return weather

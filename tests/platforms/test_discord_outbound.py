@@ -106,8 +106,9 @@ async def test_a_late_repeat_searches_a_busy_channel(live: DiscordHarness) -> No
         await live.adapter.send(request(live.direct_chat, "the answer"))
     first = int((await live.sent("send"))[0]["message_id"])
     for number in range(150):  # just before our message, so that it is on the second page
-        row = {"id": str(first - 200 + number), "author": {"id": "1"}, "content": "talk", "components": []}
-        live.discord.messages[live.direct_chat.chat_ref][row["id"]] = row
+        message_id = str(first - 200 + number)
+        row = {"id": message_id, "author": {"id": "1"}, "content": "talk", "components": []}
+        live.discord.messages[live.direct_chat.chat_ref][message_id] = row
     ref = await live.adapter.send(request(live.direct_chat, "the answer", tried_before=LATE))
     assert ref == str(first)
 

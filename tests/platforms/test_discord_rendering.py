@@ -18,11 +18,12 @@ from tests.platforms.discord_harness import DiscordHarness, chat
 ANSWERS = 2_000
 _PARSER = MarkdownIt("commonmark").enable("table")
 
-WORDS = (
+_SAMPLE = (
     "the gateway keeps every message 世界 を守る привет 👋🏽 👨‍👩‍👧 naïve café `code` **bold** *it* _under_ ~~gone~~ "
     "a_b_c x*y 1.5 https://example.org/a_(b)?c=d&e [link](https://example.org) `` `tick` `` ```inline``` ```odd <tag> "
     "||spoiler|| @everyone <@42> \\* $x^2$ C:\\dir # - > | ~ ` `` ̈ ́"
-).split(" ")
+)
+WORDS = _SAMPLE.split(" ")
 
 
 def texts(markdown: str) -> list[str]:
