@@ -144,6 +144,10 @@ async def _send_frames(call: Call, reply: Json, frames: Sequence[bytes], respons
             call.row["outcome"] = "hung"
             await hold(call, float(reply.get("hang_seconds", labkit.FOREVER_SECONDS)))
             raise labkit.Hangups
+        while n == reply.get("pause_after") and not call.llm.resumed.is_set():
+            call.row["paused"] = True
+            await hold(call, _LOOK_SECONDS)
+        call.row["paused"] = False
         if reply.get("malformed") and n == int(reply["malformed"]):
             await response.write(b'data: {"id": "broken", "choices": [{"delta": {"content": \n\n')
         if reply.get("error_mid") is not None and n == int(reply["error_mid"]):

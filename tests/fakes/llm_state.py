@@ -1,5 +1,6 @@
 """What the fake model server knows and how it decides what to say, apart from any protocol."""
 
+import asyncio
 import itertools
 import json
 import math
@@ -72,6 +73,7 @@ class LLM:
     def reset(self) -> None:
         self.requests = labkit.Journal()
         self.scripts: list[Json] = []
+        self.resumed = asyncio.Event()
         self.faults.clear()
         self.faults.fired.clear()
         self.stored_responses: dict[str, list[Json]] = {}
