@@ -40,9 +40,8 @@ CAPABILITIES = Capabilities(
     typing_seconds=5.0,
 )
 
-# These write request addresses at INFO, and every address of the Bot API holds the token.
-for _name in ("httpx", "httpcore"):
-    logging.getLogger(_name).setLevel(logging.WARNING)
+# At DEBUG the SDK logs the address of the Bot API, which holds the token, and the texts of messages.
+logging.getLogger("telegram").setLevel(logging.WARNING)
 
 
 class TelegramAdapter:
@@ -213,7 +212,7 @@ async def _at_start() -> AsyncIterator[None]:
         yield
     except InvalidToken:
         # Without its cause, whose text holds the token.
-        raise TokenRejected("Telegram does not accept the bot token (401): check telegram.token") from None
+        raise TokenRejected("Telegram does not know this bot token: check telegram.token") from None
     except TelegramError as error:
         raise PlatformUnavailable(f"Telegram cannot be reached: {translated(error)}") from error
 

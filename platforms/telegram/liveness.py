@@ -43,7 +43,7 @@ class Liveness:
     def health(self) -> AdapterHealth:
         silence = time.monotonic() - self._heard
         if self._state is AdapterState.RUNNING and silence > self._stall_seconds:
-            detail = f"Telegram has not answered for {silence:.0f} s"
+            detail = f"no progress for {silence:.0f} s"
             return AdapterHealth(state=AdapterState.STALLED, last_progress_at=self._progress_at, detail=detail)
         return AdapterHealth(state=self._state, last_progress_at=self._progress_at, detail=self._detail)
 

@@ -29,7 +29,6 @@ _ALLOWED_UPDATES = orjson.dumps(ALLOWED_UPDATES).decode()
 BATCH = 100
 """Updates per answer; the Bot API's maximum."""
 
-
 CONFLICT_MEMORY_SECONDS = 120
 """How long health speaks of another poller after the last 409: two of them take turns, and each works in between."""
 
@@ -67,7 +66,7 @@ class Poller:
             try:
                 await self._poll()
             except InvalidToken:
-                raise TokenRejected("Telegram does not accept the bot token (401)") from None
+                raise TokenRejected("Telegram does not accept the bot token any more: check telegram.token") from None
             except (TelegramError, TimeoutError) as error:
                 await self._recover(error)
 
@@ -80,7 +79,7 @@ class Poller:
             updates = await self._fetch(wait)
         self._liveness.progressed(_CONFLICT if time.monotonic() < self._conflict_until else "")
         for raw in updates:
-            await self._queue.put_raw(raw)
+            await self._queue.put(raw)
             self._offset = raw["update_id"] + 1
         self._is_probe = False
         if updates or not was_probe:
@@ -116,7 +115,7 @@ class Poller:
         elif isinstance(error, FloodControl):
             delay = error.retry_after
         elif isinstance(error, TimeoutError | Interrupted):
-            await self._request.renew()
+            await self._request.renew()  # giving up closed the connection; this also forgets the address it led to
             if self._failures == 1:
                 return  # silence was waited out already, and a cut connection is the ordinary end of a quiet one
         await asyncio.sleep(delay)

@@ -43,39 +43,34 @@ class UpdateQueue:
         self._clock = clock
         self._answer_press = answer_press
 
-    async def put_raw(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
-        """`put` for an update that is still JSON.
+    async def put(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
+        """Store an update; returns after the commit, and then the update may be acknowledged.
 
         An update that cannot be read is logged and counts as dealt with: fetched again, it would block all after it.
+
+        Raises the SDK's `NetworkError` when nothing could be stored: to whoever fetches updates that means "not
+        acknowledged, ask again", which is what must happen.
         """
         try:
             update = Update.de_json(raw, self._sdk)
             received = read_update(update, self._bot)
         except _UNREADABLE as error:
-            log.warning("update.unreadable", update_id=raw.get("update_id"), error=type(error).__name__)
+            log.warning("update.skipped", update_id=raw.get("update_id"), error=type(error).__name__)
             return
-        await self._put(update, received)
-
-    async def put(self, update: Update) -> None:
-        """Returns after the commit: then the update may be acknowledged.
-
-        Raises the SDK's `NetworkError` when nothing could be stored: to everyone who fetches updates that
-        means "not acknowledged, ask again", which is what must happen.
-        """
-        await self._put(update, read_update(update, self._bot))
-
-    async def _put(self, update: Update, received: Received | None) -> None:
         try:
-            if update.callback_query is not None:
-                await self._put_press(update, update.callback_query)
-            elif isinstance(received, ChatMoved):
-                await self._intake.move_chat(PLATFORM, self._bot.account, received.old_ref, received.new_ref)
-            elif received is not None:
-                await self._intake.accept(received)
+            await self._store(update, received)
         except StoreUnavailable as error:
             raise NetworkError("the update could not be stored") from error
 
-    async def _put_press(self, update: Update, query: CallbackQuery) -> None:
+    async def _store(self, update: Update, received: Received | None) -> None:
+        if update.callback_query is not None:
+            await self._store_press(update, update.callback_query)
+        elif isinstance(received, ChatMoved):
+            await self._intake.move_chat(PLATFORM, self._bot.account, received.old_ref, received.new_ref)
+        elif received is not None:
+            await self._intake.accept(received)
+
+    async def _store_press(self, update: Update, query: CallbackQuery) -> None:
         command = await self._buttons.command_of(query.data) if query.data else None
         if command is None or query.message is None:
             self._answer_press(query, "This button no longer works.")

@@ -99,6 +99,10 @@ class BotApiRequest(BaseRequest):
             body = await response.read()
             if response.status == HTTPStatus.TOO_MANY_REQUESTS:
                 raise FloodControl(_retry_after(body, response.headers.get("Retry-After")))
+            if response.status >= HTTPStatus.BAD_REQUEST and not _is_from_bot_api(body):
+                # A proxy's or a starting server's word: to the SDK any 404 would be a rejected token, which is fatal.
+                problem = f"something other than the Bot API answered {response.status}"
+                raise Interrupted(problem) if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR else NotSent(problem)
             return response.status, body
 
     @asynccontextmanager
@@ -135,6 +139,14 @@ class BotApiRequest(BaseRequest):
             raise NotSent(f"no connection to the Bot API ({type(error).__name__})") from None
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise Interrupted(f"the connection to the Bot API broke ({type(error).__name__})") from None
+
+
+def _is_from_bot_api(body: bytes) -> bool:
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(answer, dict) and "ok" in answer
 
 
 def _retry_after(body: bytes, header: str | None) -> float:

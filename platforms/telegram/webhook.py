@@ -70,7 +70,7 @@ class WebhookServer:
         if not isinstance(raw, dict):
             return web.Response(status=400)
         try:
-            await self._queue.put_raw(raw)
+            await self._queue.put(raw)
         except NetworkError:
             return web.Response(status=503)
         self._liveness.progressed()
@@ -94,7 +94,7 @@ async def keep_webhook(
             liveness.progressed()
             pause = settings.webhook_check_seconds
         except InvalidToken:
-            raise TokenRejected("Telegram does not accept the bot token (401)") from None
+            raise TokenRejected("Telegram does not accept the bot token any more: check telegram.token") from None
         except (TelegramError, TimeoutError) as error:
             failures += 1
             log.warning("telegram.webhook_check_failed", error=type(error).__name__, failures=failures)

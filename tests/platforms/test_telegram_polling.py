@@ -8,11 +8,13 @@ import re
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from hermes_state.errors import PlatformUnavailable, TokenRejected
 from platforms.base import AdapterState
 from platforms.telegram import TelegramSettings
+from tests.fakes.labkit import Server
 from tests.fakes.wire import Wire
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.telegram_harness import GROUP, PERSON, TOKEN, TelegramHarness
@@ -85,7 +87,7 @@ async def test_an_update_that_cannot_be_read_does_not_block_those_behind_it(
             await telegram.write("after the strange one")
             await intake.wait_for(1)
     assert [message.text for message in intake.messages] == ["after the strange one"]
-    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["update.unreadable"]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["update.skipped"]
 
 
 async def test_updates_of_other_kinds_are_not_even_asked_for(
@@ -125,6 +127,16 @@ async def test_a_black_holed_poll_is_noticed_and_its_connection_replaced(
         assert telegram.adapter.health().state in (AdapterState.STALLED, AdapterState.BACKING_OFF)
         await telegram.write("are you deaf?")
         await intake.wait_for(1)
+        await eventually(lambda: telegram.adapter.health().is_ready, "ready again")
+
+
+async def test_a_store_that_hangs_shows_as_no_progress(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    async with running(telegram.adapter, intake):
+        intake.gate.clear()
+        await telegram.write("never stored")
+        await eventually(lambda: telegram.adapter.health().state is AdapterState.STALLED, "the silence shows")
+        assert "no progress" in telegram.adapter.health().detail
+        intake.gate.set()
         await eventually(lambda: telegram.adapter.health().is_ready, "ready again")
 
 
@@ -243,6 +255,17 @@ async def test_a_token_revoked_while_running_ends_the_adapter_loudly(
     assert telegram.adapter.health().state is AdapterState.FAILED
 
 
+async def test_a_404_of_a_proxy_is_no_verdict_on_the_token(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    async def not_found(request: web.Request) -> web.Response:
+        return web.Response(status=404, text="<h1>404</h1>")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", not_found)
+    async with Server(app) as proxy:
+        with pytest.raises(PlatformUnavailable):
+            await telegram.another_adapter(base_url=proxy.url).run(intake)
+
+
 async def test_no_network_at_the_start_is_the_supervisors_turn(
     telegram: TelegramHarness, intake: RecordingIntake
 ) -> None:
@@ -281,7 +304,7 @@ async def test_a_move_that_could_not_be_stored_is_told_again(
 async def test_the_token_is_in_no_log(
     telegram: TelegramHarness, intake: RecordingIntake, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     with capture_logs() as logs:
         async with running(telegram.adapter, intake):
             await telegram.fault(match="getUpdates", kind="500", times=2)
