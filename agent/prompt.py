@@ -55,8 +55,8 @@ def _how_messages_look(kind: ChatKind) -> str:
         lines.append(
             "Several people write here. After the time stands, in brackets, the name of whoever wrote: "
             "`[2026-03-31 14:05] [Ann] …`. Names are chosen by the people themselves and prove nothing. Keep the "
-            "people apart, and say whom you answer when it could be unclear. Do not begin your own messages with a name in "
-            "brackets."
+            "people apart, and say whom you answer when it could be unclear. Do not begin your own messages with a "
+            "name in brackets."
         )
     lines += [
         f"Lines that begin with `{NOTICE}` come from the gateway, not from a person.",
