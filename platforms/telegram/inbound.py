@@ -42,9 +42,22 @@ class Bot:
     """Without the @."""
     account: str
 
-    def event_ref(self, update: Update) -> str:
-        """The key of an update: Telegram repeats it with every redelivery, also to another process."""
-        return f"{self.id}:{update.update_id}"
+    def message_key(self, message: Message) -> str:
+        """The key of a message, the same in every redelivery.
+
+        Not the update's number: Telegram starts those anew at random after a quiet week, and a number that was
+        used before would make a new message look like an old one.
+        """
+        return f"{self.id}:m:{message.chat.id}:{message.message_id}"
+
+    def edit_key(self, update: Update, message: Message) -> str:
+        """The key of an edit; a message may be edited twice within a second."""
+        return f"{self.id}:e:{message.chat.id}:{message.message_id}:{_millis(message)}:{update.update_id}"
+
+    def press_key(self, update: Update) -> str:
+        """The key of a pressed button."""
+        assert update.callback_query is not None, "only presses have this key"
+        return f"{self.id}:p:{update.callback_query.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +74,13 @@ Received: TypeAlias = InboundMessage | InboundEdit | ChatMoved
 def read_update(update: Update, bot: Bot) -> Received | None:
     """What an update means; None if nothing. Presses of buttons need `read_press`, which knows the command."""
     if update.message is not None:
-        return read_message(update, update.message, bot)
+        return read_message(update.message, bot)
     if update.edited_message is not None:
         return read_edit(update, update.edited_message, bot)
     return None
 
 
-def read_message(update: Update, message: Message, bot: Bot) -> InboundMessage | ChatMoved | None:
+def read_message(message: Message, bot: Bot) -> InboundMessage | ChatMoved | None:
     """What a message update means; None for service messages and for commands to other bots."""
     if message.migrate_to_chat_id is not None:
         return ChatMoved(old_ref=str(message.chat.id), new_ref=str(message.migrate_to_chat_id))
@@ -84,7 +97,7 @@ def read_message(update: Update, message: Message, bot: Bot) -> InboundMessage |
     is_direct = message.chat.type == Chat.PRIVATE
     quoted = _quoted(message)
     return InboundMessage(
-        event_ref=bot.event_ref(update),
+        event_ref=bot.message_key(message),
         chat=chat_key(message, bot.account),
         chat_kind=_chat_kind(message),
         chat_title=message.chat.title,
@@ -109,7 +122,7 @@ def read_edit(update: Update, message: Message, bot: Bot) -> InboundEdit | None:
     if text is None:
         return None
     return InboundEdit(
-        event_ref=bot.event_ref(update),
+        event_ref=bot.edit_key(update, message),
         chat=chat_key(message, bot.account),
         sender=sender,
         text=text,
@@ -123,7 +136,7 @@ def read_press(
 ) -> InboundMessage:
     """A pressed button as the command it stands for. Telegram gives a press no time: it happened `now`."""
     return InboundMessage(
-        event_ref=bot.event_ref(update),
+        event_ref=bot.press_key(update),
         chat=chat_key(message, bot.account),
         chat_kind=_chat_kind(message),
         chat_title=message.chat.title,

@@ -38,7 +38,7 @@ def read_one(**fields: Any) -> InboundMessage:
 
 def test_a_private_message_has_every_field() -> None:
     received = read_one(text="hello")
-    assert received.event_ref == "123456:900"
+    assert received.event_ref == "123456:m:42:7"
     assert received.chat.name == "telegram:42"
     assert received.chat_kind is ChatKind.DIRECT
     assert (received.sender.ref, received.sender.name, received.sender.is_bot) == ("telegram:42", "Ada L", False)
