@@ -1,0 +1,23 @@
+"""`python -m bench`: every figure with its bar, as one table."""
+
+import argparse
+import asyncio
+import platform
+
+from bench import gateway_bench, store_bench
+from bench.measure import table
+
+
+def main() -> None:
+    """Run the suites and print the table; the exit code says whether every bar holds."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller databases and fewer messages")
+    quick = parser.parse_args().quick
+    print(f"Python {platform.python_version()}, {platform.machine()}; ratios are within this run\n")
+    measures = [*store_bench.run(quick), *asyncio.run(gateway_bench.run(quick=quick))]
+    print(table(measures))
+    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The floor: a minimal bot that does what any bot must, and nothing that ours promises beyond it.
+
+A raw long-poll loop, one model call, one SQLite commit per message (WAL, synchronous=FULL), one sendMessage.
+Order per chat is kept. Every figure of the gateway is read as a multiple of this.
+"""
+
+import argparse
+import asyncio
+import json
+import sqlite3
+import time
+from typing import Any
+
+import aiohttp
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS m (id INTEGER PRIMARY KEY, chat INTEGER, role TEXT, text TEXT, ts REAL)"
+
+
+class FloorBot:
+    """One bot between a Bot API server and a model."""
+
+    def __init__(self, telegram_url: str, model_url: str, token: str, database: str) -> None:
+        self._telegram = f"{telegram_url}/bot{token}/"
+        self._model = model_url
+        self._db = sqlite3.connect(database, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(SCHEMA)
+        self._locks: dict[int, asyncio.Lock] = {}
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=90)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
+            offset = 0
+            print(json.dumps({"ready": "floor"}), flush=True)
+            while True:
+                async with session.post(
+                    f"{self._telegram}getUpdates", json={"offset": offset, "timeout": 30}
+                ) as answer:
+                    updates: list[dict[str, Any]] = (await answer.json()).get("result") or []
+                for update in updates:
+                    offset = update["update_id"] + 1
+                    if "text" in update.get("message", {}):
+                        group.create_task(self._handle(session, update["message"]))
+
+    async def _handle(self, session: aiohttp.ClientSession, message: dict[str, Any]) -> None:
+        chat = message["chat"]["id"]
+        async with self._locks.setdefault(chat, asyncio.Lock()):
+            self._store(chat, "user", message["text"])
+            body = {"model": "m", "messages": [{"role": "user", "content": message["text"]}]}
+            async with session.post(f"{self._model}/chat/completions", json=body) as answer:
+                text = (await answer.json())["choices"][0]["message"]["content"]
+            self._store(chat, "assistant", text)
+            async with session.post(f"{self._telegram}sendMessage", json={"chat_id": chat, "text": text}) as sent:
+                await sent.read()
+
+    def _store(self, chat: int, role: str, text: str) -> None:
+        self._db.execute("INSERT INTO m (chat, role, text, ts) VALUES (?, ?, ?, ?)", (chat, role, text, time.time()))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    for name in ("--telegram", "--model", "--token", "--database"):
+        parser.add_argument(name, required=True)
+    given = parser.parse_args()
+    asyncio.run(FloorBot(given.telegram, given.model, given.token, given.database).run())

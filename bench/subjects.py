@@ -1,0 +1,146 @@
+"""What is measured end to end: the gateway and the floor as processes between fake services, which are processes too."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.proc import Proc
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKEN = "123456:LABTOKEN"
+READY_SECONDS = 60.0
+ANSWER_SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class Lab:
+    """The fake services of one measurement."""
+
+    telegram: Proc
+    discord: Proc
+    model: Proc
+
+    async def say(self, chat_id: int, text: str) -> float:
+        """Write to the bot; returns when (monotonic seconds, the same clock in every process)."""
+        began = time.monotonic()
+        await self.telegram.post("message", {"chat_id": chat_id, "user_id": chat_id, "text": text})
+        return began
+
+    async def answers(self, count: int, *, since: int = 0, chat_id: int | None = None) -> list[dict[str, Any]]:
+        """Wait for `count` answers sent after the journal row `since`."""
+        where = {} if chat_id is None else {"chat_id": chat_id}
+        rows: list[dict[str, Any]] = await self.telegram.get(
+            "sent", method="sendMessage", count=count, since=since, wait=ANSWER_SECONDS, **where
+        )
+        if len(rows) < count:
+            raise RuntimeError(f"{len(rows)} of {count} messages were answered")
+        return rows
+
+
+@asynccontextmanager
+async def lab() -> AsyncIterator[Lab]:
+    """Three fake services, gone at the end."""
+    async with (
+        Proc("fake_telegram.py", "--token", TOKEN) as telegram,
+        Proc("fake_discord.py") as discord,
+        Proc("fake_llm.py") as model,
+    ):
+        yield Lab(telegram=telegram, discord=discord, model=model)
+
+
+class Subject:
+    """A bot as a child process."""
+
+    def __init__(self, name: str, command: list[str], environ: Mapping[str, str], ready: str) -> None:
+        self.name = name
+        self._command = command
+        self._environ = dict(environ)
+        self._ready = ready
+        self._reader: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Subject":
+        self.started_at = time.monotonic()
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, *self._command),
+            env=self._environ,
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        assert self._process.stdout is not None
+        tail: list[str] = []
+        async with asyncio.timeout(READY_SECONDS):
+            while line := (await self._process.stdout.readline()).decode(errors="replace"):
+                tail.append(line)
+                if self._ready in line:
+                    break
+            else:
+                raise RuntimeError(f"{self.name} ended before it was ready:\n{''.join(tail)}")
+        self._reader = asyncio.create_task(_discard(self._process.stdout), name=f"output of {self.name}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._process.terminate()
+        await self._process.wait()
+        if self._reader is not None:
+            await self._reader
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time used so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def memory_mb(self) -> float:
+        """Resident memory now."""
+        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise RuntimeError(f"{self.name} has ended")
+
+
+def floor(here: Lab, folder: Path) -> Subject:
+    """The minimal bot."""
+    command = ["-m", "bench.floor_bot", "--telegram", here.telegram.url, "--model", f"{here.model.url}/v1"]
+    command += ["--token", TOKEN, "--database", str(folder / "floor.db")]
+    return Subject("floor", command, {"PATH": os.environ["PATH"]}, json.dumps({"ready": "floor"}))
+
+
+def gateway(here: Lab, folder: Path, *, has_discord: bool = False) -> Subject:
+    """The gateway with Telegram, merging off as for the floor."""
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "HERMES_HOME": str(folder / "home"),
+        "HERMES_TELEGRAM__TOKEN": TOKEN,
+        "HERMES_TELEGRAM__BASE_URL": here.telegram.url,
+        "HERMES_MODEL__NAME": "lab-128k",
+        "HERMES_MODEL__BASE_URL": f"{here.model.url}/v1",
+        "HERMES_MODEL__CONTEXT_LENGTH": "10000000",
+        "HERMES_LOCAL__ENABLED": "false",
+        "HERMES_LOGGING__FORMAT": "json",
+        "HERMES_LOGGING__FILE": "false",
+        "HERMES_ACCESS__ALLOW_ALL": "true",
+        "HERMES_SESSIONS__MERGE_SECONDS": "0",
+    }
+    if has_discord:
+        environ |= {
+            "HERMES_DISCORD__TOKEN": "lab-discord-token",
+            "HERMES_DISCORD__API_URL": here.discord.url,
+            "HERMES_DISCORD__GATEWAY_URL": here.discord.url.replace("http", "ws", 1) + "/gateway",
+        }
+    return Subject("gateway", ["-m", "gateway", "run"], environ, "daemon.started")
+
+
+async def _discard(stream: asyncio.StreamReader) -> None:
+    while await stream.read(65_536):
+        pass
