@@ -26,7 +26,7 @@ async def test_three_pieces_of_one_long_paste_become_one_turn(world: World) -> N
     for piece in pieces:
         await world.say(piece)
         await asyncio.sleep(1.0)  # as Telegram delivers the pieces of a paste: one after the other
-    [reply] = await world.replies(1, match="^echo")
+    assert len(await world.replies(1, match="^echo")) == 1
     assert world.query("SELECT count(*) FROM turns") == [(1,)]
     assert world.query("SELECT count(*), count(DISTINCT turn_id) FROM messages WHERE role = 'user'") == [(3, 1)]
     [request] = await world.asked(1)

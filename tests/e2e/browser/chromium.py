@@ -1,0 +1,114 @@
+"""A headless Chromium, driven from async tests: every call waits in a thread, so that the fakes go on serving."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+T = TypeVar("T")
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+
+WAIT_SECONDS = 15.0
+"""Longest wait for something that takes a fraction of a second on an idle machine."""
+
+_FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+)
+
+
+class Chromium:
+    """One browser with a profile of its own and one window."""
+
+    def __init__(self, profile: Path) -> None:
+        self._profile = profile
+
+    async def __aenter__(self) -> Self:
+        assert BROWSER is not None
+        assert DRIVER is not None
+        options = webdriver.ChromeOptions()
+        options.binary_location = BROWSER
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        for flag in (*_FLAGS, f"--user-data-dir={self._profile}"):
+            options.add_argument(flag)
+        service = webdriver.ChromeService(DRIVER)
+        self._driver = await asyncio.to_thread(webdriver.Chrome, options=options, service=service)
+        await self.look(1280, 860)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._driver.quit)
+
+    async def open(self, url: str) -> None:
+        await asyncio.to_thread(self._driver.get, url)
+
+    async def reload(self) -> None:
+        await asyncio.to_thread(self._driver.refresh)
+
+    async def look(self, width: int, height: int, *, scheme: str = "light") -> None:
+        """The size of the window in CSS pixels, and the colour scheme its owner prefers."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        await asyncio.to_thread(self._driver.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", size)
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        await asyncio.to_thread(self._driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", media)
+
+    async def screenshot(self, path: Path) -> None:
+        assert await asyncio.to_thread(self._driver.save_screenshot, str(path))
+
+    async def run(self, script: str, *values: object) -> Any:  # Any: JSON
+        """The value of a script's `return`."""
+        return await asyncio.to_thread(self._driver.execute_script, script, *values)
+
+    async def press(self, *keys: str) -> None:
+        """Type into whatever has the focus."""
+        await asyncio.to_thread(lambda: self._driver.switch_to.active_element.send_keys(*keys))
+
+    async def write(self, text: str) -> None:
+        """Type a message and send it."""
+        box = await asyncio.to_thread(self._driver.find_element, By.ID, "text")
+        await asyncio.to_thread(box.send_keys, text, Keys.ENTER)
+
+    async def choose_file(self, path: Path) -> None:
+        field = await asyncio.to_thread(self._driver.find_element, By.ID, "files")
+        await asyncio.to_thread(field.send_keys, str(path))
+
+    async def click(self, selector: str) -> None:
+        element = await asyncio.to_thread(self._driver.find_element, By.CSS_SELECTOR, selector)
+        await asyncio.to_thread(element.click)
+
+    async def texts(self, selector: str) -> list[str]:
+        """What can be read in every element that matches, in the order of the page."""
+        read = "return [...document.querySelectorAll(arguments[0])].map((element) => element.innerText.trim())"
+        found: list[str] = await self.run(read, selector)
+        return found
+
+    async def wait_for(self, selector: str, claim: Callable[[list[str]], bool]) -> list[str]:
+        """Wait until what `selector` finds is as claimed; returns it."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        found: list[str] = []
+        while time.monotonic() < deadline:
+            try:
+                found = await self.texts(selector)
+            except StaleElementReferenceException:
+                continue
+            if claim(found):
+                return found
+            await asyncio.sleep(0.05)  # the page tells nobody outside of its changes
+        raise AssertionError(f"{selector} never was as claimed, in the end: {found}")
+
+    async def complaints(self) -> list[str]:
+        """What the browser's console holds since the last look: errors, refused loads, policy violations."""
+        rows = await asyncio.to_thread(self._driver.get_log, "browser")
+        return [row["message"] for row in rows if row["level"] in ("SEVERE", "WARNING")]

@@ -1,0 +1,79 @@
+"""The same promises on Discord."""
+
+from typing import Any
+
+from tests.e2e.world import World
+
+ALICE = 100000000000000001
+
+
+async def say(world: World, content: str, **place: object) -> Any:
+    where = place or {"dm_user_id": ALICE}
+    return await world.dc.post("message", {"user_id": ALICE, "content": content, **where})
+
+
+async def sent(world: World, count: int, wait: float = 20, **filters: object) -> list[str]:
+    """The texts of messages that the bot sent; waits for `count` of them."""
+    rows = await world.dc.get("sent", action="send", wait=wait, count=count, **filters)
+    return [row["text"] for row in rows]
+
+
+async def ready(world: World, **changes: str) -> None:
+    since = len(world.gateway.log_bytes())
+    await world.gateway.start(**changes)
+    await world.gateway.wait_for_log("discord running", since=since)
+
+
+async def test_a_direct_message_gets_an_answer(discord_world: World) -> None:
+    await ready(discord_world)
+    await say(discord_world, "hello")
+    [reply] = await sent(discord_world, 1)
+    assert reply.endswith("hello")
+    assert await discord_world.gateway.stop() == 0
+
+
+async def test_six_messages_sent_while_the_daemon_is_stopped_are_answered_once_each_in_order(
+    discord_world: World,
+) -> None:
+    world = discord_world
+    await ready(world, HERMES_SESSIONS__MERGE_SECONDS="0")
+    await say(world, "before")
+    await sent(world, 1)
+    assert await world.gateway.stop() == 0
+    for number in range(6):
+        await say(world, f"missed-{number}")
+    await ready(world)
+    replies = await sent(world, 7)
+    assert [number for reply in replies for number in range(6) if f"missed-{number}" in reply] == list(range(6))
+    assert world.query("SELECT count(*), count(DISTINCT turn_id) FROM messages WHERE text LIKE 'missed-%'") == [(6, 6)]
+
+
+async def test_a_lost_acknowledgement_shows_one_copy(discord_world: World) -> None:
+    world = discord_world
+    await ready(world)
+    await world.dc.post("faults", {"kind": "reset_after", "match": r"POST /channels/\d+/messages"})
+    message = await say(world, "say it once")
+    await sent(world, 1)
+    await world.dc.get("sent", action="nonce_duplicate", wait=20, count=1)
+    shown = await world.dc.get("messages", channel_id=message["channel_id"])
+    assert sum("say it once" in row["content"] for row in shown if row["author"].get("bot")) == 1
+
+
+async def test_a_slash_command_is_answered_in_its_own_place(discord_world: World) -> None:
+    world = discord_world
+    await ready(world)
+    await world.gateway.wait_for_log("discord.menu_published")
+    await world.dc.post("interaction", {"name": "whoami", "channel": "general", "user_id": ALICE})
+    [row] = await world.dc.get("sent", action="interaction_(edit|followup|reply)", wait=10, count=1)
+    assert f"discord:{ALICE}" in row["text"]
+    assert world.query("SELECT count(*) FROM turns") == [(0,)]
+
+
+async def test_a_mention_in_a_channel_is_answered_and_other_talk_is_not(discord_world: World) -> None:
+    world = discord_world
+    await ready(world)
+    await say(world, "just talking", channel="general")
+    await say(world, "hello bot", channel="general", mention=True)
+    [reply] = await sent(world, 1)
+    assert "hello bot" in reply
+    assert world.query("SELECT count(*) FROM inbox") == [(1,)]

@@ -1,0 +1,49 @@
+"""Replaying any platform event or command starts nothing; a lost acknowledgement shows nothing twice."""
+
+import re
+
+from tests.e2e.world import World
+
+
+async def test_replaying_messages_and_commands_starts_nothing(world: World) -> None:
+    await world.gateway.start()
+    await world.say("once")
+    await world.replies(1)
+    await world.say("/new")
+    await world.replies(2)
+    before = (world.query("SELECT count(*) FROM inbox"), world.query("SELECT count(*) FROM sessions"))
+    said = [row for row in (await world.tg.get("chat/42"))["messages"] if not row["from"]["is_bot"]]
+    fields = ("message_id", "from", "chat", "date", "text")
+    for number, row in enumerate(said * 2):
+        message = {name: row[name] for name in fields}
+        await world.tg.post("update", {"update": {"update_id": 900_000 + number, "message": message}})
+    await world.say("/whoami")
+    assert await world.replies(1, match="telegram:42")
+    after = (world.query("SELECT count(*) - 1 FROM inbox"), world.query("SELECT count(*) FROM sessions"))
+    assert after == before
+
+
+async def test_a_lost_acknowledgement_in_a_group_with_a_placeholder_shows_one_copy(world: World) -> None:
+    await world.gateway.start()
+    group = {"chat_id": -100200, "chat_type": "supergroup", "user_id": 42}
+    await world.script(match="story", text="word " * 40, chunk_chars=5, chunk_delay=0.1)
+    await world.tg.post("message", {**group, "text": "@lab_gateway_bot story"})
+    await world.tg.get("sent", method="sendMessage", chat_id=-100200, wait=15, count=1)
+    await world.tg.post("faults", {"kind": "reset_after", "match": "editMessageText", "times": 2})
+    await world.gateway.wait_for_log("delivery.failed")
+    await world.tg.get("calls", method="editMessageText", wait=15, count=3)
+    await world.say("done?")
+    await world.replies(1)
+    shown = await world.visible(-100200)
+    assert len(shown) == 1
+    assert len(re.findall("word", shown[0])) == 40
+
+
+async def test_a_lost_acknowledgement_without_a_placeholder_is_labelled(world: World) -> None:
+    await world.gateway.start()
+    await world.tg.post("faults", {"kind": "reset_after", "match": "sendMessage$"})
+    await world.say("short one")
+    replies = await world.replies(2)
+    assert len(replies) == 2
+    assert replies[0] in replies[1]
+    assert replies[0] != replies[1], "the second copy says that it may be one"
