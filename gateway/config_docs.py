@@ -6,7 +6,16 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.config import FIELDS, field_choices, field_notes, field_range, is_secret, variable_name
+from gateway.fields import (
+    FIELDS,
+    dotted,
+    field_choices,
+    field_notes,
+    field_range,
+    is_secret,
+    needs_restart,
+    variable_name,
+)
 from gateway.settings import Config
 
 
@@ -26,11 +35,11 @@ def describe_settings() -> tuple[SettingRow, ...]:
     """Every setting, in the order of the file."""
     return tuple(
         SettingRow(
-            key=".".join(key),
+            key=dotted(key),
             variable=variable_name(key),
             default=_default(field),
             allowed=_allowed(field),
-            needs_restart=bool(field_notes(field)["restart"]),
+            needs_restart=needs_restart(key),
             text=field.description or "",
         )
         for key, field in FIELDS.items()

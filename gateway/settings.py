@@ -8,23 +8,21 @@ running daemon takes over a changed value (`SIGHUP`) or needs a restart for it.
 """
 
 import ipaddress
-import json
 import re
-import zoneinfo
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from gateway.setting_types import AnyCase, OffOrNumber, People, Secret, SocketUrl, TimeZone, Url, WebhookSecret
 
 MIN_INPUT_WINDOW = 2_048
 """Tokens. Below this a system prompt and one exchange do not fit."""
 
 DEFAULT_OUTPUT_TOKENS = 8_192
 """Tokens reserved for the answer, unless a quarter of a small context is less."""
-
-PLATFORMS = ("telegram", "discord", "local")
 
 
 def setting(
@@ -48,93 +46,6 @@ def setting(
     return Field(default, description=text, json_schema_extra=notes, ge=ge, le=le)
 
 
-def _listed(value: object) -> object:
-    """`a, b` or a JSON list from a variable; a lone value in YAML."""
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except ValueError:
-            raise ValueError("is not a JSON list") from None
-    return [part.strip() for part in value.split(",") if part.strip()]
-
-
-def _switched_off(value: object) -> object:
-    """YAML reads `off` as false; a variable brings the word itself. Both mean: no value."""
-    if isinstance(value, str):
-        return None if value.strip().lower() in ("off", "false", "none", "null", "0", "") else value
-    return None if value == 0 else value
-
-
-def _lowered(value: object) -> object:
-    """`FULL` and ` full` mean `full`."""
-    return value.strip().lower() if isinstance(value, str) else value
-
-
-_ID_SHAPES = {
-    "telegram": (re.compile(r"[1-9][0-9]{0,15}"), "the number from /whoami, such as telegram:42"),
-    "discord": (re.compile(r"[1-9][0-9]{0,19}"), "the number from /whoami, such as discord:80351110224678912"),
-    "local": (re.compile(r"[a-z0-9_-]{1,32}"), "the name of a local person, such as local:owner"),
-}
-
-
-def _user_ref(value: object) -> object:
-    """`platform:id`. Names are refused: they can change hands, ids cannot."""
-    if not isinstance(value, str):
-        raise ValueError("must be a list of ids such as telegram:42 (no space after the colon)")
-    platform, colon, ident = value.strip().partition(":")
-    platform = platform.lower()
-    if not colon or platform not in _ID_SHAPES:
-        known = ", ".join(PLATFORMS)
-        raise ValueError(f"{value!r} is not an id: write platform:id with one of {known}, such as telegram:42")
-    shape, example = _ID_SHAPES[platform]
-    if re.fullmatch(r"-[0-9]+", ident):
-        raise ValueError(f"{value!r} names a group; access is given to people: {example}")
-    if shape.fullmatch(ident) is None:
-        raise ValueError(f"{value!r} is a name, and names can change hands; write the stable id: {example}")
-    return f"{platform}:{ident}"
-
-
-def _root_url(value: str) -> str:
-    if re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", value) is None:
-        raise ValueError("must be an address such as https://example.org, without a query")
-    return value.rstrip("/")
-
-
-def _socket_url(value: str) -> str:
-    if re.fullmatch(r"wss?://[^\s?#]+", value) is None:
-        raise ValueError("must be an address such as wss://gateway.example.org, without a query")
-    return value.rstrip("/")
-
-
-def _secret_word(value: SecretStr) -> SecretStr:
-    """Telegram's rule for webhook secrets."""
-    if re.fullmatch(r"[A-Za-z0-9_-]{16,256}", value.get_secret_value()) is None:
-        raise ValueError("must be 16 to 256 of the characters A-Z a-z 0-9 _ -")
-    return value
-
-
-def _trimmed(value: object) -> object:
-    """A pasted key often brings a line break with it."""
-    return value.strip() if isinstance(value, str) else value
-
-
-def _time_zone(value: str) -> str:
-    try:
-        zoneinfo.ZoneInfo(value)
-    except (ValueError, OSError):
-        raise ValueError(f"{value!r} is not a time zone; write one such as Europe/Berlin or UTC") from None
-    return value
-
-
-Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(_trimmed)]
-Url: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_root_url)]
-SocketUrl: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_socket_url)]
-Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
-People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(_listed)]
-
-
 class Section(BaseModel):
     """One block of the file; a misspelt key is an error, never ignored."""
 
@@ -149,7 +60,7 @@ class WebhookSettings(Section):
         restart=True,
         text="Public address that Telegram calls; its path is served. Set: webhook mode; not set: long polling.",
     )
-    secret: Annotated[Secret, AfterValidator(_secret_word)] | None = setting(
+    secret: WebhookSecret | None = setting(
         None,
         restart=True,
         default_text="made at each start",
@@ -242,7 +153,7 @@ class ModelSettings(Section):
         None, default_text="OpenAI's", text="Root of an OpenAI-compatible API, such as `http://127.0.0.1:11434/v1`."
     )
     api_key: Secret | None = setting(None, text="Key for that API. Servers on your own machine usually need none.")
-    protocol: Annotated[Literal["chat_completions", "offline"], BeforeValidator(_lowered)] = setting(
+    protocol: Annotated[Literal["chat_completions", "offline"], AnyCase] = setting(
         default_factory=_protocol,
         default_text="`offline` while none of key, base URL and name is set, else `chat_completions`",
         text="How the model is spoken to. `offline` is built in and says so in every answer.",
@@ -322,7 +233,7 @@ class AgentHabits(Section):
     persona: str | None = setting(
         None, default_text="built in", text="Who the agent is, in the words that open its system prompt."
     )
-    time_zone: Annotated[str, AfterValidator(_time_zone)] | None = setting(
+    time_zone: TimeZone | None = setting(
         None,
         default_text="the server's",
         text="Time zone in which messages are stamped for the model, such as `Europe/Berlin`.",
@@ -368,10 +279,10 @@ class PairingSettings(Section):
 class SessionSettings(Section):
     """How chats become conversations and turns."""
 
-    groups: Annotated[Literal["shared", "per_user"], BeforeValidator(_lowered)] = setting(
+    groups: Annotated[Literal["shared", "per_user"], AnyCase] = setting(
         "shared", text="One conversation per group, or one per person in it."
     )
-    busy_mode: Annotated[Literal["queue", "steer", "interrupt"], BeforeValidator(_lowered)] = setting(
+    busy_mode: Annotated[Literal["queue", "steer", "interrupt"], AnyCase] = setting(
         "queue", text="What a message does that arrives during a turn: wait for the next one, join it, or end it."
     )
     merge_seconds: float = setting(
@@ -399,7 +310,7 @@ class SessionSettings(Section):
         unit="messages",
         text="Messages of one sender that may wait; one sentence refuses the next.",
     )
-    idle_reset_hours: Annotated[float | None, BeforeValidator(_switched_off)] = setting(
+    idle_reset_hours: OffOrNumber = setting(
         None,
         ge=0.1,
         le=8_760,
@@ -435,7 +346,7 @@ class AttachmentSettings(Section):
 class StoreSettings(Section):
     """The database."""
 
-    synchronous: Annotated[Literal["full", "normal"], BeforeValidator(_lowered)] = setting(
+    synchronous: Annotated[Literal["full", "normal"], AnyCase] = setting(
         "full",
         restart=True,
         text="`full`: what was acknowledged survives a power cut. `normal`: faster, may lose the last moments in one.",
@@ -461,10 +372,10 @@ class StoreSettings(Section):
 class LoggingSettings(Section):
     """What the daemon writes about itself; never message text or secrets."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lowered)] = setting(
+    level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = setting(
         "info", text="Least level that is written."
     )
-    format: Annotated[Literal["auto", "json", "console"], BeforeValidator(_lowered)] = setting(
+    format: Annotated[Literal["auto", "json", "console"], AnyCase] = setting(
         "auto", restart=True, text="On standard error. `auto`: `console` at a terminal, else `json`."
     )
     file: bool = setting(

@@ -6,8 +6,9 @@ import typer
 from pydantic import SecretStr
 
 from gateway.cli.output import Json, print_json, print_table
-from gateway.config import FIELDS, LoadedConfig, load_config, process_environment, setting_values
+from gateway.config import LoadedConfig, load_config, process_environment
 from gateway.config_docs import describe_settings, settings_markdown
+from gateway.fields import FIELDS, dotted, values_of
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import MARK, redact
 
@@ -40,7 +41,7 @@ def check(as_json: Json = False) -> None:
 def show(as_json: Json = False) -> None:
     """Show every setting, its value and where it comes from. Secrets are masked."""
     loaded = load_config(process_environment())
-    rows = [(name, _shown(value), loaded.sources[name]) for name, value in setting_values(loaded.config)]
+    rows = [(dotted(key), _shown(value), loaded.sources[dotted(key)]) for key, value in values_of(loaded.config)]
     if as_json:
         settings = {name: {"value": value, "source": source} for name, value, source in rows}
         print_json({"home": str(loaded.home), "settings": settings, "warnings": loaded.warnings})

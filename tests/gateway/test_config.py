@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from gateway.config import (
     CUSTOMARY,
-    FIELDS,
     LoadedConfig,
-    field_range,
     load_config,
     merge_for_reload,
     reload_differences,
-    variable_name,
 )
+from gateway.fields import FIELDS, field_range, variable_name
 from gateway.settings import Config
 from hermes_state.errors import ConfigError
 
@@ -142,8 +140,9 @@ def test_a_credential_may_be_named_like_the_key_or_like_the_variable(load: Load,
 
 
 def test_an_empty_value_counts_as_not_set(load: Load) -> None:
-    loaded = load("telegram: {token: }\nlocal:\n", HERMES_LOCAL__PORT="", TELEGRAM_BOT_TOKEN=" ")
+    loaded = load("telegram: {token: }\ndiscord: {token: ''}\nlocal:\n", HERMES_LOCAL__PORT="", TELEGRAM_BOT_TOKEN=" ")
     assert loaded.config.telegram.token is None
+    assert loaded.config.discord.token is None
     assert loaded.config.local.port == 8765
 
 
@@ -326,6 +325,16 @@ def test_people_are_given_by_stable_id_never_by_name(load: Load, name: str) -> N
 
 def test_a_group_is_no_person(load: Load) -> None:
     assert "names a group" in refusal(load, HERMES_ACCESS__ADMINS="telegram:-1001234")
+
+
+def test_a_time_zone_must_exist(load: Load) -> None:
+    assert load(HERMES_AGENT__TIME_ZONE="Europe/Berlin").config.agent.time_zone == "Europe/Berlin"
+    for wrong in ("Europe/Bremen-Nord", "../etc/passwd", "/etc/localtime", "CEST+x"):
+        assert "agent.time_zone" in refusal(load, HERMES_AGENT__TIME_ZONE=wrong)
+
+
+def test_words_may_be_written_in_any_case(load: Load) -> None:
+    assert load(HERMES_STORE__SYNCHRONOUS="NORMAL").config.store.synchronous == "normal"
 
 
 def test_a_space_in_an_id_is_explained(load: Load) -> None:

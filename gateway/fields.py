@@ -1,0 +1,107 @@
+"""The settings as a flat table: what the loader, the documentation and the command line ask of the model.
+
+A key path is the names from the top down (`("local", "port")`); people read it with dots (`local.port`).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gateway.config_file import KeyPath
+from gateway.settings import Config
+
+Model = TypeVar("Model", bound=BaseModel)
+
+PREFIX = "HERMES_"
+DEFAULT_SOURCE = "default"
+"""Where a value comes from that nobody set."""
+
+
+def dotted(key: KeyPath) -> str:
+    """`local.port`."""
+    return ".".join(key)
+
+
+def variable_name(key: KeyPath) -> str:
+    """`HERMES_LOCAL__PORT` for `local.port`."""
+    return PREFIX + "__".join(key).upper()
+
+
+def values_of(config: BaseModel, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every key with its effective value; secrets stay wrapped."""
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield from values_of(value, (*above, name))
+        else:
+            yield (*above, name), value
+
+
+def with_values(model: Model, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Model:
+    """A copy with some values put in as they are: they were checked when they were loaded."""
+    changed: dict[str, Any] = {}
+    for name in type(model).model_fields:
+        value, key = getattr(model, name), (*above, name)
+        if isinstance(value, BaseModel):
+            changed[name] = with_values(value, kept, key)
+        elif key in kept:
+            changed[name] = kept[key]
+    return model.model_copy(update=changed)
+
+
+def needs_restart(key: KeyPath) -> bool:
+    """Whether a running daemon keeps the old value of `key`."""
+    return bool(field_notes(FIELDS[key])["restart"])
+
+
+def field_notes(field: FieldInfo) -> Mapping[str, Any]:
+    """What `setting()` noted about a field: `unit`, `restart`, `default_text`."""
+    return cast(Mapping[str, Any], field.json_schema_extra or {"unit": "", "restart": False, "default_text": ""})
+
+
+def field_range(field: FieldInfo) -> tuple[float | None, float | None]:
+    """Least and greatest value allowed, None where there is no bound."""
+    low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
+    high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
+    return low, high
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether the value is masked wherever it is shown."""
+    return "SecretStr" in str(field.annotation)
+
+
+def field_choices(field: FieldInfo) -> list[str]:
+    """The words that a setting may have; empty when it takes more than words."""
+    found: list[str] = []
+    pending = [field.annotation]
+    while pending:
+        kind = pending.pop()
+        for part in getattr(kind, "__args__", ()):
+            if isinstance(part, str):
+                found.append(part)
+            else:
+                pending.append(part)
+        if kind is bool:
+            found += ["true", "false"]
+    return found
+
+
+def _fields(model: type[BaseModel], above: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _fields(kind, (*above, name))
+        else:
+            yield (*above, name), field
+
+
+FIELDS: Mapping[KeyPath, FieldInfo] = dict(_fields(Config))
+"""Every key that can be set, in the order of the documentation."""
+
+SECTIONS = {key[:depth] for key in FIELDS for depth in range(1, len(key))}
+"""Every block of keys."""
+
+VARIABLES = {variable_name(key): key for key in FIELDS}

@@ -1,0 +1,103 @@
+"""The kinds of value that people write into settings, and how each is read: lists, ids, addresses, secrets, words."""
+
+import json
+import re
+import zoneinfo
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, SecretStr
+
+PLATFORMS = ("telegram", "discord", "local")
+
+
+def _listed(value: object) -> object:
+    """`a, b` or a JSON list from a variable; a lone value in YAML."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError("is not a JSON list") from None
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _switched_off(value: object) -> object:
+    """YAML reads `off` as false; a variable brings the word itself. Both mean: no value."""
+    if isinstance(value, str):
+        return None if value.strip().lower() in ("off", "false", "none", "null", "0", "") else value
+    return None if value == 0 else value
+
+
+def _lowered(value: object) -> object:
+    """`FULL` and ` full` mean `full`."""
+    return value.strip().lower() if isinstance(value, str) else value
+
+
+_ID_SHAPES = {
+    "telegram": (re.compile(r"[1-9][0-9]{0,15}"), "the number from /whoami, such as telegram:42"),
+    "discord": (re.compile(r"[1-9][0-9]{0,19}"), "the number from /whoami, such as discord:80351110224678912"),
+    "local": (re.compile(r"[a-z0-9_-]{1,32}"), "the name of a local person, such as local:owner"),
+}
+
+
+def _user_ref(value: object) -> object:
+    """`platform:id`. Names are refused: they can change hands, ids cannot."""
+    if not isinstance(value, str):
+        raise ValueError("must be a list of ids such as telegram:42 (no space after the colon)")
+    platform, colon, ident = value.strip().partition(":")
+    platform = platform.lower()
+    if not colon or platform not in _ID_SHAPES:
+        known = ", ".join(PLATFORMS)
+        raise ValueError(f"{value!r} is not an id: write platform:id with one of {known}, such as telegram:42")
+    shape, example = _ID_SHAPES[platform]
+    if re.fullmatch(r"-[0-9]+", ident):
+        raise ValueError(f"{value!r} names a group; access is given to people: {example}")
+    if shape.fullmatch(ident) is None:
+        raise ValueError(f"{value!r} is a name, and names can change hands; write the stable id: {example}")
+    return f"{platform}:{ident}"
+
+
+def _root_url(value: str) -> str:
+    if re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", value) is None:
+        raise ValueError("must be an address such as https://example.org, without a query")
+    return value.rstrip("/")
+
+
+def _socket_url(value: str) -> str:
+    if re.fullmatch(r"wss?://[^\s?#]+", value) is None:
+        raise ValueError("must be an address such as wss://gateway.example.org, without a query")
+    return value.rstrip("/")
+
+
+def _secret_word(value: SecretStr) -> SecretStr:
+    """Telegram's rule for webhook secrets."""
+    if re.fullmatch(r"[A-Za-z0-9_-]{16,256}", value.get_secret_value()) is None:
+        raise ValueError("must be 16 to 256 of the characters A-Z a-z 0-9 _ -")
+    return value
+
+
+def _trimmed(value: object) -> object:
+    """A pasted key often brings a line break with it."""
+    return value.strip() if isinstance(value, str) else value
+
+
+def _time_zone(value: str) -> str:
+    try:
+        zoneinfo.ZoneInfo(value)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(f"{value!r} is not a time zone; write one such as Europe/Berlin or UTC") from None
+    return value
+
+
+Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(_trimmed)]
+Url: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_root_url)]
+SocketUrl: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_socket_url)]
+Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
+People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(_listed)]
+WebhookSecret: TypeAlias = Annotated[Secret, AfterValidator(_secret_word)]
+TimeZone: TypeAlias = Annotated[str, AfterValidator(_time_zone)]
+OffOrNumber: TypeAlias = Annotated[float | None, BeforeValidator(_switched_off)]
+
+AnyCase = BeforeValidator(_lowered)
+"""For words: `FULL` is meant as `full`."""
