@@ -85,6 +85,7 @@ class TelegramAdapter:
                 self._connection = connection
                 bot = await connection.sign_in(self._account)
                 connection.outbound = Outbound(connection.sdk, self._buttons)
+                log.info("telegram.signed_in", bot=bot.username)
                 connection.spawn(publish_menu(connection.sdk, self._menu), "telegram.menu")
                 await self._receive(connection, self._queue(intake, bot, connection))
         except TokenRejected as error:

@@ -20,6 +20,8 @@ _NAME = re.compile(r"[a-z0-9_]{1,32}")
 async def publish_menu(sdk: telegram.Bot, items: Sequence[CommandMenuItem]) -> None:
     """Set the command menu if Telegram shows another one. A menu that cannot be set is logged, nothing more."""
     wanted = commands(items)
+    if not wanted:
+        return  # nothing to offer; a menu that the operator made by hand stays
     try:
         if await sdk.get_my_commands() == tuple(wanted):
             return

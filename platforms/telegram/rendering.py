@@ -120,7 +120,7 @@ def _masked(source: str) -> tuple[str, dict[str, str]]:
     one unit, so offsets stay right when the originals are put back.
     """
     mask: dict[str, str] = {}
-    free = iter([stand_in for stand_in in _PRIVATE_USE if stand_in not in source])
+    free = (stand_in for stand_in in _PRIVATE_USE if stand_in not in source)  # looked for only when needed
     if "<" in source and (stand_in := next(free, None)):
         mask[stand_in] = "<"
         source = source.replace("<", stand_in)

@@ -13,7 +13,6 @@ from typing import Any
 
 import aiohttp
 import orjson
-from telegram._utils.types import ODVInput  # the SDK names the type of its timeouts nowhere else
 from telegram.error import NetworkError, TelegramError
 from telegram.request import BaseRequest, RequestData
 
@@ -87,12 +86,15 @@ class BotApiRequest(BaseRequest):
         url: str,
         method: str,
         request_data: RequestData | None = None,
-        read_timeout: ODVInput[float] = BaseRequest.DEFAULT_NONE,
-        write_timeout: ODVInput[float] = BaseRequest.DEFAULT_NONE,
-        connect_timeout: ODVInput[float] = BaseRequest.DEFAULT_NONE,
-        pool_timeout: ODVInput[float] = BaseRequest.DEFAULT_NONE,
+        read_timeout: object = BaseRequest.DEFAULT_NONE,
+        write_timeout: object = BaseRequest.DEFAULT_NONE,
+        connect_timeout: object = BaseRequest.DEFAULT_NONE,
+        pool_timeout: object = BaseRequest.DEFAULT_NONE,
     ) -> tuple[int, bytes]:
-        """Status and body of the answer. Raises `NotSent`, `Interrupted` or `FloodControl`."""
+        """Status and body of the answer. Raises `NotSent`, `Interrupted` or `FloodControl`.
+
+        Of the timeouts only `read_timeout` is heeded, and only as a number: the others are fixed for the pool.
+        """
         data = request_data.json_parameters if request_data is not None else None
         silent_seconds = read_timeout if isinstance(read_timeout, int | float) else self._request_seconds
         async with self._open(method, url, silent_seconds, data=data) as response:
