@@ -43,7 +43,7 @@ CREATE INDEX sessions_chat ON sessions(chat_id, started_at);
 CREATE INDEX sessions_open ON sessions(last_human_at) WHERE ended_at IS NULL;
 
 CREATE TABLE turns (                                                   -- the journal: a turn belongs to a lineage and may cross a split
-  id INTEGER PRIMARY KEY, chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE, lineage_id INTEGER NOT NULL,
+  id INTEGER PRIMARY KEY AUTOINCREMENT, chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE, lineage_id INTEGER NOT NULL,
   state TEXT NOT NULL CHECK (state IN ('running','waiting','finished','stopped','failed')),
   started_by TEXT NOT NULL, restarts INTEGER NOT NULL DEFAULT 0, preview_ref TEXT, error TEXT,
   started_at INTEGER NOT NULL, ended_at INTEGER,
@@ -53,7 +53,8 @@ CREATE UNIQUE INDEX turns_open ON turns(chat_id) WHERE state IN ('running','wait
 CREATE INDEX turns_lineage ON turns(lineage_id);
 
 CREATE TABLE inbox (                                                   -- committed BEFORE the platform event is acknowledged
-  id INTEGER PRIMARY KEY, platform TEXT NOT NULL, account TEXT NOT NULL, event_ref TEXT NOT NULL,   -- event_ref starts with the bot's id
+  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: dedupe keys of the outbox name it
+  platform TEXT NOT NULL, account TEXT NOT NULL, event_ref TEXT NOT NULL,   -- event_ref starts with the bot's id
   chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
   kind TEXT NOT NULL CHECK (kind IN ('message','command','notice')),   -- notice: an edit of a message that a turn already has
   mode TEXT NOT NULL DEFAULT 'queue' CHECK (mode IN ('queue','steer','alone')), -- alone: never merged with its neighbours

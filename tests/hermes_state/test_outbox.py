@@ -1,0 +1,184 @@
+import itertools
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_state import outbox
+from hermes_state.outbox import OutboxKind, OutboxState, Reply
+from hermes_state.values import Button, ChatId, Millis, OutboundPart, OutboxId
+from tests.hermes_state.rows import START, exchange, make_chat, migrated
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def owe(db: sqlite3.Connection, chat: ChatId, text: str, key: str | None = None) -> bool:
+    reply = Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown=text, dedupe_key=key or text)
+    return outbox.enqueue(db, reply, START)
+
+
+def parts(*texts: str) -> list[OutboundPart]:
+    return [OutboundPart(text=text, plain=text) for text in texts]
+
+
+def first(db: sqlite3.Connection, chat: ChatId) -> outbox.OutboxRow:
+    return outbox.load_open(db, chat, 1)[0]
+
+
+def test_the_same_reason_owes_one_reply(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    assert owe(db, chat, "hello", "turn:1")
+    assert not owe(db, chat, "hello again", "turn:1")
+    assert [row.written for row in outbox.load_open(db, chat)] == [outbox.Written(markdown="hello")]
+
+
+def test_a_reply_stays_said_after_it_was_sent(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    owe(db, chat, "hello", "turn:1")
+    outbox.mark_sent(db, first(db, chat).id, "p1", START)
+    assert not owe(db, chat, "hello", "turn:1")
+    assert outbox.load_open(db, chat) == []
+    assert outbox.load_chats_owed(db) == []
+
+
+def test_buttons_and_references_survive_until_rendering(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    buttons = (Button(label="Yes", command="/approve"),)
+    reply = Reply(
+        chat_id=chat,
+        kind=OutboxKind.FINAL,
+        markdown="sure?",
+        dedupe_key="k",
+        reply_to="5",
+        ticket="t",
+        replaces="p",
+        buttons=buttons,
+    )
+    outbox.enqueue(db, reply, START)
+    row = first(db, chat)
+    assert row.written == outbox.Written(markdown="sure?", buttons=buttons)
+    assert (row.reply_to, row.ticket, row.replaces, row.rendered) == ("5", "t", "p", None)
+
+
+def test_parts_are_stored_with_the_first_attempt(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    reply = Reply(chat_id=chat, kind=OutboxKind.FINAL, markdown="long", dedupe_key="k", reply_to="5", replaces="p")
+    outbox.enqueue(db, reply, START)
+    outbox.begin_send(db, first(db, chat).id, parts("one", "two", "three"), START)
+    rows = outbox.load_open(db, chat)
+    assert [(row.part, row.rendered and row.rendered.text, row.state) for row in rows] == [
+        (0, "one", OutboxState.SENDING),
+        (1, "two", OutboxState.PENDING),
+        (2, "three", OutboxState.PENDING),
+    ]
+    assert [(row.reply_to, row.replaces) for row in rows] == [("5", "p"), (None, None), (None, None)]
+    assert (rows[0].attempts, rows[0].first_tried_at) == (1, START)
+
+
+def test_parts_stay_together_when_another_reply_comes_between(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    owe(db, chat, "long")
+    owe(db, chat, "short")
+    outbox.begin_send(db, first(db, chat).id, parts("one", "two"), START)
+    owe(db, chat, "later")
+    order = [(row.dedupe_key, row.part) for row in outbox.load_open(db, chat)]
+    assert order == [("long", 0), ("long", 1), ("short", 0), ("later", 0)]
+    outbox.mark_sent(db, first(db, chat).id, "p1", START)
+    assert (first(db, chat).dedupe_key, first(db, chat).part) == ("long", 1)
+
+
+@given(st.lists(st.one_of(st.just(0), st.integers(1, 4)), max_size=30))
+def test_whatever_is_stored_between_sends_every_reply_is_sent_whole_and_in_order(steps: list[int]) -> None:
+    """0 stores a reply; n sends the next part of what is owed, rendered to n parts if it is new."""
+    with migrated() as db:
+        chat = make_chat(db)
+        stored: list[str] = []
+        sent: list[tuple[str, int]] = []
+
+        def send(count: int) -> None:
+            rows = outbox.load_open(db, chat, 1)
+            if rows:
+                new = parts(*"x" * count) if rows[0].written is not None else None
+                outbox.begin_send(db, rows[0].id, new, START)
+                outbox.mark_sent(db, rows[0].id, f"p{len(sent)}", START)
+                sent.append((rows[0].dedupe_key, rows[0].part))
+
+        for step in steps:
+            if step:
+                send(step)
+            else:
+                stored.append(f"k{len(stored)}")
+                owe(db, chat, stored[-1])
+        while outbox.load_open(db, chat, 1):
+            send(2)
+        assert [key for key, part in sent if part == 0] == stored
+        for before, after in itertools.pairwise(sent):
+            assert after == (before[0], before[1] + 1) or after[1] == 0
+
+
+def test_a_retry_keeps_the_bytes_and_the_time_of_the_first_attempt(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    owe(db, chat, "hello")
+    row_id = first(db, chat).id
+    outbox.begin_send(db, row_id, parts("hello"), START)
+    outbox.mark_retry(db, row_id, False, "refused", Millis(START + 500))
+    row = first(db, chat)
+    assert (row.state, row.next_at, row.attempts) == (OutboxState.PENDING, START + 500, 1)
+    outbox.begin_send(db, row_id, None, Millis(START + 500))
+    row = first(db, chat)
+    assert row.rendered == parts("hello")[0]
+    assert (row.attempts, row.first_tried_at) == (2, START)
+
+
+def test_what_was_being_sent_when_the_process_ended_is_ambiguous(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    owe(db, chat, "one")
+    owe(db, chat, "two")
+    outbox.begin_send(db, first(db, chat).id, parts("one"), START)
+    assert outbox.mark_interrupted(db) == 1
+    assert [row.state for row in outbox.load_open(db, chat)] == [OutboxState.AMBIGUOUS, OutboxState.PENDING]
+    assert outbox.mark_interrupted(db) == 0
+
+
+def test_what_can_never_be_delivered_is_settled_and_kept_for_the_operator(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    owe(db, chat, "hello")
+    outbox.begin_send(db, first(db, chat).id, parts("hello"), START)
+    outbox.mark_dead(db, first(db, chat).id, "blocked", START)
+    assert outbox.load_open(db, chat) == []
+    [(state, error, payload)] = db.execute("SELECT state, error, payload FROM outbox").fetchall()
+    assert (state, error) == ("dead", "blocked")
+    assert "hello" in payload
+
+
+def test_each_sent_part_leads_back_to_the_row_that_it_shows(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    exchange(db, chat, "q", "a")
+    message_id = db.execute("SELECT message_id FROM outbox").fetchone()[0]
+    outbox.begin_send(db, first(db, chat).id, parts("one", "two"), START)
+    for ref in ("p1", "p2"):
+        outbox.mark_sent(db, first(db, chat).id, ref, START)
+    query = "SELECT ref, message_id, part FROM platform_messages WHERE message_id = ? ORDER BY part"
+    assert db.execute(query, (message_id,)).fetchall() == [("p1", message_id, 0), ("p2", message_id, 1)]
+
+
+def test_only_what_was_not_tried_takes_the_place_of_a_late_preview(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = exchange(db, chat, "q", "a")
+    outbox.begin_send(db, first(db, chat).id, parts("a"), START)
+    outbox.replace_preview(db, turn.id, "p")
+    assert first(db, chat).replaces is None
+
+
+def test_settled_rows_are_no_ones_work(db: sqlite3.Connection) -> None:
+    one, two = make_chat(db, "1"), make_chat(db, "2")
+    owe(db, one, "a")
+    owe(db, two, "b")
+    outbox.mark_dead(db, OutboxId(1), "gone", START)
+    assert outbox.load_chats_owed(db) == [two]
