@@ -78,8 +78,10 @@ def list_chats(db: Connection, platform: str) -> list[Chat]:
     return [_chat(row) for row in rows.fetchall()]
 
 
-def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref: str, now: Millis) -> None:
+def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref: str, now: Millis) -> list[ChatId]:
     """Follow a chat to the id that the platform gave it, with all its threads and per-person chats.
+
+    Returns the chats that live on: what waits or is owed may be in another one now.
 
     When the new id was seen already, the old chat's conversation wins and the new chat's waiting and
     unsent rows move into it; a new chat that already has a conversation of its own keeps it, and what
@@ -87,6 +89,7 @@ def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref
     """
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
     rows = db.execute(query, (platform, account, old_ref)).fetchall()
+    living = []
     for row in rows:
         old = _chat(row)
         key = ChatKey(
@@ -99,13 +102,17 @@ def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref
         new = find_chat(db, key)
         if new is not None and new.active_session_id is not None:
             _move_open_rows(db, old.id, new.id)
+            living.append(new.id)
             continue
         if new is not None:
+            # The two change places: a row that somebody works with right now must not disappear.
             _move_open_rows(db, new.id, old.id)
-            db.execute("UPDATE inbox SET chat_id = ? WHERE chat_id = ?", (old.id, new.id))
-            db.execute("UPDATE outbox SET chat_id = ? WHERE chat_id = ?", (old.id, new.id))
-            db.execute("DELETE FROM chats WHERE id = ?", (new.id,))
+            db.execute("UPDATE chats SET chat_ref = 'moving ' || chat_ref WHERE id = ?", (new.id,))
         db.execute("UPDATE chats SET chat_ref = ?, updated_at = ? WHERE id = ?", (new_ref, now, old.id))
+        if new is not None:
+            db.execute("UPDATE chats SET chat_ref = ? WHERE id = ?", (old_ref, new.id))
+        living.append(old.id)
+    return living
 
 
 def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:

@@ -6,7 +6,7 @@ from sqlite3 import Connection
 from typing import Literal, TypeAlias
 
 from hermes_state.errors import LineageMoved
-from hermes_state.sessions import end_session, load_session, new_session_key
+from hermes_state.sessions import end_session, free_session_key, load_session
 from hermes_state.transcripts import NewMessage, append_view_row
 from hermes_state.values import EndReason, MessageId, Millis, SessionId
 
@@ -75,7 +75,7 @@ def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
     cursor = db.execute(
         _INSERT_CHILD,
         {
-            "key": new_session_key(now),
+            "key": free_session_key(db, parent.chat_id, now),
             "parent_id": parent.id,
             "system_prompt": plan.system_prompt,
             "context_state": plan.context_state,

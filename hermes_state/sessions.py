@@ -76,6 +76,17 @@ def new_session_key(now: Millis) -> str:
     return "".join(reversed(digits)) + "".join(secrets.choice(_BASE32) for _ in range(9))
 
 
+def free_session_key(db: Connection, chat_id: ChatId, now: Millis) -> str:
+    """A new public id whose visible characters no other session of the chat has."""
+    query = "SELECT 1 FROM sessions WHERE key >= ? AND key < ? AND chat_id = ?"
+    while True:
+        key = new_session_key(now)
+        shown = key[:SHORT_KEY_LENGTH]
+        if db.execute(query, (shown, shown + "~", chat_id)).fetchone() is None:
+            return key
+        now = Millis(now + 32)
+
+
 def load_session(db: Connection, session_id: SessionId) -> Session:
     """Raises `SessionNotFound`."""
     row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (session_id,)).fetchone()
@@ -114,7 +125,7 @@ def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
 def start_session(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     """Start a lineage of its own and make it the chat's active one."""
     insert = "INSERT INTO sessions (key, chat_id, lineage_id, started_at) VALUES (?, ?, 0, ?)"
-    cursor = db.execute(insert, (new_session_key(now), chat_id, now))
+    cursor = db.execute(insert, (free_session_key(db, chat_id, now), chat_id, now))
     assert cursor.lastrowid is not None
     session_id = SessionId(cursor.lastrowid)
     db.execute("UPDATE sessions SET lineage_id = id WHERE id = ?", (session_id,))

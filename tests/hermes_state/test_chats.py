@@ -1,0 +1,106 @@
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from hermes_state import inbox, outbox
+from hermes_state.chats import ensure_chat, find_chat, find_chats_at, list_chats, load_chat, move_chat
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.sessions import load_active
+from hermes_state.values import ChatId, ChatKind, Millis
+from tests.hermes_state.rows import START, exchange, key_of, make_chat, migrated, receive, seen, start
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def move(db: sqlite3.Connection, old: str, new: str) -> list[ChatId]:
+    return move_chat(db, "telegram", "telegram", old, new, Millis(START + 1))
+
+
+def owe(db: sqlite3.Connection, chat: ChatId, key: str) -> None:
+    outbox.enqueue(db, Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown=key, dedupe_key=key), START)
+
+
+def test_a_chat_is_one_row_however_often_it_is_seen(db: sqlite3.Connection) -> None:
+    first = ensure_chat(db, key_of(), ChatKind.GROUP, "Team", START)
+    assert ensure_chat(db, key_of(), ChatKind.GROUP, "Team", START) == first
+    assert db.execute("SELECT count(*) FROM chats").fetchone() == (1,)
+
+
+def test_every_part_of_the_key_tells_chats_apart(db: sqlite3.Connection) -> None:
+    keys = [key_of(), key_of("43"), key_of(thread_ref="7"), key_of(user_ref="1"), key_of(thread_ref="7", user_ref="1")]
+    assert len({ensure_chat(db, key, ChatKind.GROUP, None, START) for key in keys}) == len(keys)
+
+
+def test_a_new_title_is_learned_and_a_missing_one_forgets_nothing(db: sqlite3.Connection) -> None:
+    chat = ensure_chat(db, key_of(), ChatKind.GROUP, "Old", START)
+    ensure_chat(db, key_of(), ChatKind.GROUP, "New", START)
+    ensure_chat(db, key_of(), ChatKind.GROUP, None, START)
+    assert load_chat(db, chat).title == "New"
+    ensure_chat(db, key_of(), ChatKind.CHANNEL, None, START)
+    assert load_chat(db, chat).kind is ChatKind.CHANNEL
+
+
+def test_the_chats_of_a_place_are_found_whoever_they_belong_to(db: sqlite3.Connection) -> None:
+    ids = {ensure_chat(db, key_of(user_ref=user), ChatKind.GROUP, None, START) for user in ("", "1", "2")}
+    ensure_chat(db, key_of(thread_ref="7"), ChatKind.GROUP, None, START)
+    assert {chat.id for chat in find_chats_at(db, key_of())} == ids
+    assert len(list_chats(db, "telegram")) == 4
+    assert list_chats(db, "discord") == []
+
+
+def test_a_moved_chat_keeps_its_conversation_its_threads_and_its_people(db: sqlite3.Connection) -> None:
+    main = make_chat(db, "old", ChatKind.GROUP)
+    topic = ensure_chat(db, key_of("old", thread_ref="7"), ChatKind.GROUP, None, START)
+    lineage = exchange(db, main, "q", "a").lineage_id
+    assert set(move(db, "old", "new")) == {main, topic}
+    found = find_chat(db, key_of("new"))
+    assert found is not None
+    assert found.id == main
+    assert load_chat(db, topic).key == key_of("new", thread_ref="7")
+    assert seen(db, lineage) == ["q", "a"]
+    assert find_chat(db, key_of("old")) is None
+
+
+def test_what_waits_under_the_new_id_joins_the_conversation(db: sqlite3.Connection) -> None:
+    old, new = make_chat(db, "old", ChatKind.GROUP), make_chat(db, "new", ChatKind.GROUP)
+    exchange(db, old, "q", "a")
+    receive(db, new, "written after the move")
+    owe(db, new, "owed")
+    assert move(db, "old", "new") == [old]
+    assert load_chat(db, old).key == key_of("new")
+    assert [row.payload.text for row in inbox.load_waiting(db, old)] == ["written after the move"]
+    assert {row.dedupe_key for row in outbox.load_open(db, old)} >= {"owed"}
+
+
+def test_no_row_disappears_under_somebody_who_works_with_it(db: sqlite3.Connection) -> None:
+    old, new = make_chat(db, "old", ChatKind.GROUP), make_chat(db, "new", ChatKind.GROUP)
+    exchange(db, old, "q", "a")
+    move(db, "old", "new")
+    assert load_chat(db, new).key == key_of("old")
+
+
+def test_a_conversation_under_the_new_id_stays_and_takes_over_what_waits(db: sqlite3.Connection) -> None:
+    old, new = make_chat(db, "old", ChatKind.GROUP), make_chat(db, "new", ChatKind.GROUP)
+    exchange(db, old, "q", "a")
+    exchange(db, new, "q2", "a2")
+    receive(db, old, "late")
+    assert move(db, "old", "new") == [new]
+    assert [row.payload.text for row in inbox.load_waiting(db, new)] == ["late"]
+    assert outbox.load_open(db, old) == []
+    active = load_active(db, new)
+    assert active is not None
+    assert seen(db, active.lineage_id) == ["q2", "a2"]
+
+
+def test_moving_again_or_from_an_unknown_id_changes_nothing(db: sqlite3.Connection) -> None:
+    chat = make_chat(db, "old", ChatKind.GROUP)
+    start(db, chat, "go")
+    move(db, "old", "new")
+    before = db.execute("SELECT * FROM chats").fetchall()
+    assert move(db, "old", "new") == []
+    assert db.execute("SELECT * FROM chats").fetchall() == before

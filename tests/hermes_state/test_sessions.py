@@ -1,0 +1,252 @@
+import os
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from hermes_state import inbox, journal
+from hermes_state.errors import CommandError, LineageMoved, SessionNotFound
+from hermes_state.inbox import InboxKind
+from hermes_state.lineage import SplitPlan, split
+from hermes_state.sessions import (
+    end_session,
+    ensure_active,
+    expire_idle,
+    find_conversation,
+    get_compression_tip,
+    list_conversations,
+    load_active,
+    load_session,
+    load_tip,
+    load_title,
+    new_session_key,
+    reset,
+    resume,
+    set_system_prompt,
+    set_title,
+)
+from hermes_state.transcripts import load_view
+from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
+from tests.hermes_state.rows import ANN, START, exchange, finish, make_chat, migrated, receive, seen, start
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def compress(db: sqlite3.Connection, lineage: LineageId) -> SessionId:
+    view = load_view(db, lineage)
+    plan = SplitPlan(
+        parent_id=view.session.id,
+        version=view.session.version,
+        watermark_seq=view.session.next_seq - 1,
+        context=[row.id for row in view.transcript],
+        layer="manual",
+    )
+    return split(db, plan, START)
+
+
+def active(db: sqlite3.Connection, chat: ChatId) -> SessionId:
+    session = load_active(db, chat)
+    assert session is not None
+    return session.id
+
+
+def test_a_chat_stays_in_its_session_until_that_ends(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    assert load_active(db, chat) is None
+    first = ensure_active(db, chat, START)
+    assert ensure_active(db, chat, START).id == first.id
+    assert (int(first.lineage_id), first.depth, first.ended_at) == (first.id, 0, None)
+    end_session(db, first.id, EndReason.EXPIRED, START)
+    assert ensure_active(db, chat, START).id != first.id
+
+
+def test_a_session_ends_once(db: sqlite3.Connection) -> None:
+    session = ensure_active(db, make_chat(db), START)
+    end_session(db, session.id, EndReason.RESET, Millis(START - 5))
+    ended = load_session(db, session.id)
+    assert (ended.ended_at, ended.end_reason, ended.version) == (START, EndReason.RESET, 1)
+    with pytest.raises(LineageMoved):
+        end_session(db, session.id, EndReason.EXPIRED, START)
+
+
+def test_what_does_not_exist_is_said_to_be_missing(db: sqlite3.Connection) -> None:
+    with pytest.raises(SessionNotFound):
+        load_session(db, SessionId(1))
+    with pytest.raises(SessionNotFound):
+        load_tip(db, LineageId(1))
+    with pytest.raises(SessionNotFound):
+        get_compression_tip(db, SessionId(1))
+
+
+def test_a_reset_ends_the_conversation_and_starts_another(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = exchange(db, chat, "q", "a")
+    fresh = reset(db, chat, Millis(START + 5))
+    assert int(fresh.lineage_id) == fresh.id
+    assert fresh.lineage_id != turn.lineage_id
+    assert load_tip(db, turn.lineage_id).end_reason is EndReason.RESET
+    assert active(db, chat) == fresh.id
+
+
+def test_resuming_by_any_id_of_the_chain_reopens_its_tip(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    lineage = exchange(db, chat, "q", "a").lineage_id
+    root = load_tip(db, lineage)
+    tip = compress(db, lineage)
+    fresh = reset(db, chat, START)
+    back = resume(db, chat, root.short_key.upper(), START)
+    assert (back.id, back.ended_at, back.end_reason) == (tip, None, None)
+    assert active(db, chat) == tip
+    assert load_session(db, fresh.id).end_reason is EndReason.SWITCHED
+    assert exchange(db, chat, "q2", "a2").lineage_id == lineage
+    assert seen(db, lineage) == ["q", "a", "q2", "a2"]
+
+
+def test_resuming_moves_the_version_so_that_an_old_plan_is_refused(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    lineage = exchange(db, chat, "q", "a").lineage_id
+    before = load_tip(db, lineage)
+    reset(db, chat, START)
+    assert resume(db, chat, before.key, START).version > before.version
+
+
+@pytest.mark.parametrize("prefix", ["", "abc", "abc!", "zzzzzzzz", "%%%%", "....", "' or 1=1"])
+def test_an_id_that_names_nothing_is_refused_with_a_sentence(db: sqlite3.Connection, prefix: str) -> None:
+    chat = make_chat(db)
+    exchange(db, chat, "q", "a")
+    with pytest.raises(CommandError):
+        resume(db, chat, prefix, START)
+
+
+def test_the_active_conversation_is_not_resumed(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    session = ensure_active(db, chat, START)
+    with pytest.raises(CommandError, match="already"):
+        resume(db, chat, session.key, START)
+
+
+def test_an_expired_conversation_is_resumed_in_place(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    session = ensure_active(db, chat, START)
+    end_session(db, session.id, EndReason.EXPIRED, START)
+    assert resume(db, chat, session.key, START).id == session.id
+
+
+def test_a_conversation_of_another_chat_cannot_be_reached(db: sqlite3.Connection) -> None:
+    theirs = ensure_active(db, make_chat(db, "theirs"), START)
+    mine = make_chat(db, "mine")
+    with pytest.raises(CommandError):
+        resume(db, mine, theirs.key, START)
+
+
+def test_an_id_that_begins_two_conversations_asks_for_more_of_it(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    first = ensure_active(db, chat, START)
+    second = reset(db, chat, Millis(START + 1_000))
+    shared = os.path.commonprefix([first.key, second.key])
+    with pytest.raises(CommandError, match="more characters"):
+        find_conversation(db, chat, shared)
+
+
+def test_ids_that_people_see_differ_even_when_made_in_one_moment(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    keys = [ensure_active(db, chat, START).short_key] + [reset(db, chat, START).short_key for _ in range(20)]
+    assert len(set(keys)) == 21
+    assert keys == sorted(keys)
+
+
+def test_keys_sort_by_time() -> None:
+    assert new_session_key(Millis(START)) < new_session_key(Millis(START + 1)) < new_session_key(Millis(START + HOUR))
+
+
+def test_the_system_prompt_is_set_once(db: sqlite3.Connection) -> None:
+    session = ensure_active(db, make_chat(db), START)
+    assert set_system_prompt(db, session.id, "first") == "first"
+    assert set_system_prompt(db, session.id, "second") == "first"
+
+
+def test_a_title_holds_across_a_compression_and_the_newest_wins(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    lineage = exchange(db, chat, "q", "a").lineage_id
+    assert load_title(db, lineage) is None
+    set_title(db, load_tip(db, lineage).id, "Plans")
+    compress(db, lineage)
+    assert load_title(db, lineage) == "Plans"
+    set_title(db, load_tip(db, lineage).id, "New plans")
+    assert load_title(db, lineage) == "New plans"
+
+
+def test_one_conversation_is_one_line_whatever_its_length(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    first = exchange(db, chat, "q", "a", at=START).lineage_id
+    compress(db, first)
+    exchange(db, chat, "q2", "a2", at=START + 10)
+    reset(db, chat, Millis(START + 20))
+    second = exchange(db, chat, "q3", "a3", at=START + 30).lineage_id
+    reset(db, chat, Millis(START + 40))
+    found = list_conversations(db, chat, 10)
+    assert [(one.tip.lineage_id, one.message_count, one.is_active) for one in found] == [
+        (second, 2, False),
+        (first, 4, False),
+    ]
+    assert found[1].tip.id == load_tip(db, first).id
+    assert len(list_conversations(db, chat, 1)) == 1
+
+
+# ---- expiry
+
+
+def expire(db: sqlite3.Connection, at: int, hours: int = 1) -> list[SessionId]:
+    return expire_idle(db, Millis(at - hours * HOUR), 100, Millis(at))
+
+
+def test_a_silent_conversation_expires_and_the_next_message_starts_anew(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = exchange(db, chat, "q", "a")
+    session = active(db, chat)
+    assert expire(db, START + HOUR) == []
+    assert expire(db, START + HOUR + 1) == [session]
+    assert load_session(db, session).end_reason is EndReason.EXPIRED
+    assert expire(db, START + 9 * HOUR) == []
+    assert exchange(db, chat, "q2", "a2").lineage_id != turn.lineage_id
+
+
+def test_a_conversation_with_work_in_it_does_not_expire(db: sqlite3.Connection) -> None:
+    running, waiting = make_chat(db, "1"), make_chat(db, "2")
+    turn = start(db, running, "go")
+    exchange(db, waiting, "q", "a")
+    receive(db, waiting, "waits")
+    assert expire(db, START + 9 * HOUR) == []
+    finish(db, turn, "done")
+    assert len(expire(db, START + 9 * HOUR)) == 1
+
+
+def test_only_people_keep_a_conversation_alive(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "q", at=START)
+    finish(db, turn, "a", at=START + 5 * HOUR)
+    command = receive(db, chat, "/retry", kind=InboxKind.COMMAND)
+    retried = journal.start_retry(db, command, chat, ANN, Millis(START + 5 * HOUR))
+    finish(db, retried, "b", at=START + 5 * HOUR)
+    inbox.settle(db, command, inbox.InboxState.DONE, START)
+    assert len(expire(db, START + 6 * HOUR)) == 1
+
+
+def test_the_childs_silence_counts_from_the_last_human_message(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    lineage = exchange(db, chat, "q", "a").lineage_id
+    child = compress(db, lineage)
+    assert expire(db, START + 2 * HOUR) == [child]
+
+
+def test_expiry_works_in_slices(db: sqlite3.Connection) -> None:
+    for number in range(5):
+        exchange(db, make_chat(db, str(number)), "q", "a")
+    counts = [len(expire_idle(db, Millis(START + 1), 2, Millis(START + HOUR))) for _ in range(4)]
+    assert counts == [2, 2, 1, 0]
