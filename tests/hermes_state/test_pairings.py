@@ -1,0 +1,125 @@
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from hermes_state.errors import CommandError
+from hermes_state.pairings import (
+    CODE_LENGTH,
+    PairingState,
+    Role,
+    approve,
+    hash_code,
+    list_pairings,
+    load_roles,
+    new_code,
+    offer,
+    revoke,
+)
+from hermes_state.values import Millis, Sender, UserRef
+from tests.hermes_state.rows import START, migrated
+
+HOUR = 3_600_000
+EVE = Sender(platform="telegram", id="7", name="Eve")
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def ask(db: sqlite3.Connection, code: str, sender: Sender = EVE, *, at: int = START, most: int = 10) -> bool:
+    return offer(db, sender, code, HOUR, most, Millis(at))
+
+
+def let_in(db: sqlite3.Connection, code: str, role: Role = Role.USER, *, at: int = START) -> UserRef:
+    return approve(db, code, role, "admin", Millis(at)).user_ref
+
+
+def test_an_approved_code_gives_access_with_its_role(db: sqlite3.Connection) -> None:
+    assert ask(db, "ABCDEFGH")
+    assert load_roles(db) == {}
+    assert let_in(db, "ABCDEFGH", Role.ADMIN) == "telegram:7"
+    assert load_roles(db) == {"telegram:7": Role.ADMIN}
+
+
+def test_a_code_is_read_whatever_its_case_and_separators(db: sqlite3.Connection) -> None:
+    ask(db, "ABCDEFGH")
+    assert let_in(db, " abcd-efgh ") == EVE.ref
+
+
+def test_a_code_works_once(db: sqlite3.Connection) -> None:
+    ask(db, "ABCDEFGH")
+    let_in(db, "ABCDEFGH")
+    with pytest.raises(CommandError):
+        let_in(db, "ABCDEFGH", Role.ADMIN)
+    assert load_roles(db) == {EVE.ref: Role.USER}
+
+
+def test_a_code_expires(db: sqlite3.Connection) -> None:
+    ask(db, "ABCDEFGH")
+    with pytest.raises(CommandError):
+        let_in(db, "ABCDEFGH", at=START + HOUR)
+    assert list_pairings(db, Millis(START + HOUR)) == []
+    assert load_roles(db) == {}
+
+
+@pytest.mark.parametrize("code", ["", "WRONG234", "--------", "0000"])
+def test_a_wrong_code_gives_nothing(db: sqlite3.Connection, code: str) -> None:
+    ask(db, "ABCDEFGH")
+    with pytest.raises(CommandError):
+        let_in(db, code)
+
+
+def test_a_person_has_one_code_at_a_time(db: sqlite3.Connection) -> None:
+    assert ask(db, "ABCDEFGH")
+    assert not ask(db, "HGFEDCBA", at=START + HOUR - 1)
+    assert ask(db, "HGFEDCBA", at=START + HOUR)
+    with pytest.raises(CommandError):
+        let_in(db, "ABCDEFGH", at=START + HOUR)
+
+
+def test_a_crowd_of_strangers_gets_no_more_codes_than_allowed(db: sqlite3.Connection) -> None:
+    crowd = [Sender(platform="telegram", id=str(number), name="x") for number in range(5)]
+    given = [ask(db, new_code(), sender, most=3) for sender in crowd]
+    assert given == [True, True, True, False, False]
+    assert ask(db, new_code(), crowd[4], at=START + HOUR, most=3)
+
+
+def test_revoking_takes_access_away_and_a_new_code_can_give_it_back(db: sqlite3.Connection) -> None:
+    ask(db, "ABCDEFGH")
+    let_in(db, "ABCDEFGH", Role.ADMIN)
+    assert revoke(db, EVE.ref, "admin", START).role is Role.ADMIN
+    assert load_roles(db) == {}
+    with pytest.raises(CommandError):
+        revoke(db, EVE.ref, "admin", START)
+    ask(db, "HGFEDCBA")
+    let_in(db, "HGFEDCBA")
+    assert load_roles(db) == {EVE.ref: Role.USER}
+    assert [pairing.state for pairing in list_pairings(db, START)] == [PairingState.APPROVED]
+
+
+def test_revoking_somebody_who_waits_spoils_the_code(db: sqlite3.Connection) -> None:
+    ask(db, "ABCDEFGH")
+    revoke(db, EVE.ref, "admin", START)
+    with pytest.raises(CommandError):
+        let_in(db, "ABCDEFGH")
+
+
+def test_somebody_who_was_never_paired_cannot_be_revoked(db: sqlite3.Connection) -> None:
+    with pytest.raises(CommandError, match="telegram:9"):
+        revoke(db, UserRef("telegram:9"), "admin", START)
+
+
+def test_the_database_never_holds_a_code(db: sqlite3.Connection) -> None:
+    code = new_code()
+    ask(db, code)
+    assert len(code) == CODE_LENGTH
+    assert code not in str(db.execute("SELECT * FROM pairings").fetchall())
+    assert hash_code(code) in str(db.execute("SELECT * FROM pairings").fetchall())
+
+
+def test_a_long_name_is_cut(db: sqlite3.Connection) -> None:
+    ask(db, "ABCDEFGH", Sender(platform="telegram", id="7", name="x" * 500))
+    assert len(list_pairings(db, START)[0].display_name) == 80
