@@ -1,9 +1,9 @@
 """The transactions of intake: what an event changes in the database, each in one function."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sqlite3 import Connection
 
-from hermes_state import inbox, outbox, pairings
+from hermes_state import inbox, journal, outbox, pairings
 from hermes_state.chats import ensure_chat, find_chat, find_chats_at
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
@@ -17,6 +17,7 @@ from hermes_state.values import (
     InboundMessage,
     InboxId,
     Millis,
+    TurnId,
 )
 
 
@@ -31,9 +32,12 @@ class Admission:
     mode: InboxMode
     text: str
     max_waiting: int
-    acknowledgement: str | None
-    """Told at once, in the same transaction."""
     cursor: Cursor | None
+    steers: TurnId | None = None
+    """The turn that it joins, if that is still running when it is stored."""
+    told_when_steered: str | None = None
+    told_when_behind: str | None = None
+    """Acknowledges it in the same transaction, if its place in the queue is behind something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ class Admitted:
 
     chat_id: ChatId
     inbox_id: InboxId | None
-    """None: nothing waits (a duplicate, or refused because too much waits)."""
+    """None: nothing waits (a duplicate that was taken up already, or refused because too much waits)."""
     is_told: bool
     """Something is owed to the chat."""
 
@@ -53,24 +57,31 @@ def admit(db: Connection, admission: Admission, now: Millis) -> Admitted:
     if admission.cursor is not None:
         inbox.advance_cursor(db, admission.cursor)
     chat_id = ensure_chat(db, admission.key, message.chat_kind, message.chat_title, now)
-    if inbox.is_known(db, message.chat.platform, message.chat.account, message.event_ref):
-        return Admitted(chat_id=chat_id, inbox_id=None, is_told=False)
-    inbox_id = inbox.insert(db, _row(admission, chat_id), now)
-    assert inbox_id is not None, "the event was not known a moment ago, in this transaction"
+    is_steer = admission.steers is not None and journal.find_turn(db, admission.steers) is not None
+    mode = InboxMode.STEER if is_steer else admission.mode
+    inbox_id = inbox.insert(db, _row(admission, chat_id, mode), now)
+    if inbox_id is None:
+        # Whoever brought it the first time may have been cancelled right after the commit: it must not be forgotten.
+        waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
+        return Admitted(chat_id=chat_id, inbox_id=waiting_id, is_told=False)
     if admission.kind is InboxKind.MESSAGE:
         waiting = inbox.count_waiting(db, chat_id, message.sender.ref)
         if waiting > admission.max_waiting:
             inbox.settle(db, inbox_id, InboxState.DROPPED, now)
             is_told = _refuse_full(db, admission, chat_id, now)
             return Admitted(chat_id=chat_id, inbox_id=None, is_told=is_told)
-    is_told = admission.acknowledgement is not None
-    if admission.acknowledgement is not None:
-        reply = _reply(admission, chat_id, f"inbox:{inbox_id}:ack", OutboxKind.STATUS, admission.acknowledgement)
-        outbox.enqueue(db, reply, now)
-    return Admitted(chat_id=chat_id, inbox_id=inbox_id, is_told=is_told)
+    told = admission.told_when_steered if is_steer else _told_when_behind(db, admission, inbox_id)
+    if told is not None:
+        outbox.enqueue(db, _reply(admission, chat_id, f"inbox:{inbox_id}:ack", OutboxKind.STATUS, told), now)
+    return Admitted(chat_id=chat_id, inbox_id=inbox_id, is_told=told is not None)
 
 
-def _row(admission: Admission, chat_id: ChatId) -> NewInboxRow:
+def _told_when_behind(db: Connection, admission: Admission, inbox_id: InboxId) -> str | None:
+    sentence = admission.told_when_behind
+    return sentence if sentence is not None and inbox.is_behind_work(db, inbox_id) else None
+
+
+def _row(admission: Admission, chat_id: ChatId, mode: InboxMode) -> NewInboxRow:
     message = admission.message
     return NewInboxRow(
         platform=message.chat.platform,
@@ -78,7 +89,7 @@ def _row(admission: Admission, chat_id: ChatId) -> NewInboxRow:
         event_ref=message.event_ref,
         chat_id=chat_id,
         kind=admission.kind,
-        mode=admission.mode,
+        mode=mode,
         sender_ref=message.sender.ref,
         sender_name=message.sender.name,
         message_ref=message.message_ref,
@@ -102,7 +113,12 @@ def _refuse_full(db: Connection, admission: Admission, chat_id: ChatId, now: Mil
         f"{admission.max_waiting} of your messages wait already, so I did not take this one. "
         "/stop all drops what waits; otherwise send it again later."
     )
-    return outbox.enqueue(db, _reply(admission, chat_id, f"full:{sender}:{oldest}", OutboxKind.ERROR, sentence), now)
+    reply = _reply(admission, chat_id, f"full:{chat_id}:{sender}:{oldest}", OutboxKind.ERROR, sentence)
+    # A slash command is answered in its own place each time, or its sender sees it hang.
+    ticket = admission.message.ticket
+    if ticket is not None:
+        reply = replace(reply, ticket=ticket, dedupe_key=f"full:{admission.message.event_ref}")
+    return outbox.enqueue(db, reply, now)
 
 
 def _reply(admission: Admission, chat_id: ChatId, dedupe_key: str, kind: OutboxKind, markdown: str) -> Reply:
@@ -172,6 +188,9 @@ def apply_edit(db: Connection, edit: InboundEdit, key: ChatKey, cursor: Cursor |
     if edited.state is InboxState.NEW:
         inbox.replace_text(db, edited.inbox_id, edit.text)
         return chat.id
+    if edited.waiting_notice is not None:
+        inbox.replace_text(db, edited.waiting_notice, inbox.CHANGED + edit.text)
+        return chat.id
     active = load_active(db, chat.id)
     if active is None or active.lineage_id != edited.lineage_id:
         return None
@@ -185,7 +204,7 @@ def apply_edit(db: Connection, edit: InboundEdit, key: ChatKey, cursor: Cursor |
         sender_ref=edit.sender.ref,
         sender_name=edit.sender.name,
         message_ref=edit.message_ref,
-        payload=InboxPayload(text=f"(changed an earlier message, which now reads) {edit.text}"),
+        payload=InboxPayload(text=inbox.CHANGED + edit.text),
         expects_more=False,
         sent_at=edit.sent_at,
     )

@@ -5,7 +5,6 @@ a busy chat, and wakes whoever works on it.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -25,10 +24,11 @@ from gateway.admission import (
 from gateway.commands.registry import Command, Kind, Parsed, Registry, parse
 from gateway.commands.runner import CommandRunner
 from gateway.delivery import Delivery
-from gateway.lanes import Lanes
+from gateway.lanes import Lanes, Stopping
 from gateway.live import Live
 from hermes_state import inbox, pairings
 from hermes_state.chats import find_chat, move_chat
+from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import InboxKind, InboxMode
 from hermes_state.journal import RunningTurn
 from hermes_state.pairings import Role
@@ -42,6 +42,7 @@ from hermes_state.values import (
     InboundEdit,
     InboundEvent,
     InboundMessage,
+    Millis,
     Sender,
 )
 
@@ -80,7 +81,8 @@ class GatewayIntake:
         self._commands = commands
         self._delivery = delivery
         self._clock = clock
-        self._stops_done: deque[str] = deque(maxlen=REMEMBERED_STOPS)
+        self._stops_done: dict[str, Millis] = {}
+        """When each `/stop` that acted from memory was received, by its event."""
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
         """See `platforms.base.Intake.accept`."""
@@ -103,8 +105,11 @@ class GatewayIntake:
 
     async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
         """See `platforms.base.Intake.move_chat`."""
-        await self._store.write(move_chat, platform, account, old_ref, new_ref, self._clock.now())
+        moved = await self._store.write(move_chat, platform, account, old_ref, new_ref, self._clock.now())
         log.info("chat.moved", platform=platform, old_ref=old_ref, new_ref=new_ref)
+        for chat_id in moved:
+            self._lanes.wake(chat_id)
+            self._delivery.wake(chat_id)
 
     # ---- messages ---------------------------------------------------------------------------------------------
 
@@ -136,8 +141,8 @@ class GatewayIntake:
             self._commands.run_soon(admitted.inbox_id, admitted.chat_id)
             return
         self._lanes.wake(admitted.chat_id)
-        if self._interrupts(admission, running):
-            self._lanes.interrupt(admitted.chat_id)
+        if running is not None and self._interrupts(admission, running):
+            self._lanes.interrupt(admitted.chat_id, running.id)
 
     def _admission(
         self,
@@ -149,36 +154,37 @@ class GatewayIntake:
         cursor: Cursor | None,
     ) -> Admission:
         sessions = self._live.config.sessions
-        may_join = running is not None and not message.attachments and self._may_join(message, running)
-        kind, mode, text, told = InboxKind.MESSAGE, InboxMode.QUEUE, message.text, None
-        if parsed is None:
-            mode = InboxMode.STEER if sessions.busy_mode == "steer" and may_join else InboxMode.QUEUE
-        elif command is not None and command.kind is Kind.MESSAGE and parsed.argument:
-            text = parsed.argument
-            is_steer = command.name == "steer"
-            mode = InboxMode.STEER if is_steer and may_join else InboxMode.ALONE
-            told = STEERED if mode is InboxMode.STEER else (AFTER_THIS_ANSWER if running is not None else None)
-        else:
-            kind = InboxKind.COMMAND
-            is_queued = command is not None and command.kind is Kind.CHANGE
-            told = AFTER_THIS_ANSWER if is_queued and running is not None else None
-        return Admission(
+        joins = running.id if running is not None and self._may_join(message, running) else None
+        admission = Admission(
             message=message,
             key=key,
-            kind=kind,
-            mode=mode,
-            text=text,
+            kind=InboxKind.MESSAGE,
+            mode=InboxMode.QUEUE,
+            text=message.text,
             max_waiting=sessions.max_waiting,
-            acknowledgement=told,
             cursor=cursor,
         )
+        if parsed is None:
+            steers = joins if sessions.busy_mode == "steer" and not message.attachments else None
+            return replace(admission, steers=steers)
+        if command is not None and command.kind is Kind.MESSAGE and parsed.argument:
+            return replace(
+                admission,
+                mode=InboxMode.ALONE,
+                text=parsed.argument,
+                steers=joins if command.name == "steer" and not message.attachments else None,
+                told_when_steered=STEERED,
+                told_when_behind=AFTER_THIS_ANSWER,
+            )
+        is_queued = command is not None and command.kind is Kind.CHANGE
+        told = AFTER_THIS_ANSWER if is_queued else None
+        return replace(admission, kind=InboxKind.COMMAND, told_when_behind=told)
 
-    def _interrupts(self, admission: Admission, running: RunningTurn | None) -> bool:
+    def _interrupts(self, admission: Admission, running: RunningTurn) -> bool:
         return (
             self._live.config.sessions.busy_mode == "interrupt"
             and admission.kind is InboxKind.MESSAGE
             and admission.mode is InboxMode.QUEUE
-            and running is not None
             and self._may_join(admission.message, running)
         )
 
@@ -188,18 +194,16 @@ class GatewayIntake:
         return is_own or not message.chat_kind.is_shared or self._access.role_of(message.sender.ref) is Role.ADMIN
 
     async def _store_stop(self, admission: Admission) -> Admitted:
-        """Store a `/stop`; when the database is slow about it, stop from memory first."""
-        message = admission.message
-        write = asyncio.ensure_future(self._store.write(admit, admission, self._clock.now()))
+        """Store a `/stop`; when the database is slow about it or away, stop from memory first."""
+        event_ref, now = admission.message.event_ref, self._clock.now()
+        if event_ref in self._stops_done:
+            # It acted already and could not be stored: a turn that began since is not what it was about.
+            return await self._store.write(admit, admission, self._stops_done[event_ref])
+        write = asyncio.ensure_future(self._store.write(admit, admission, now))
         try:
             return await asyncio.wait_for(asyncio.shield(write), MEMORY_SECONDS)
-        except TimeoutError:
-            if message.event_ref in self._stops_done:
-                return await write
-        self._stops_done.append(message.event_ref)
-        is_admin = self._access.role_of(message.sender.ref) is Role.ADMIN
-        stopping = self._lanes.stop_from_memory(admission.key, message.sender.ref, is_admin)
-        log.warning("command.from_memory", command="stop", chat=admission.key.name)
+        except (TimeoutError, StoreUnavailable):
+            stopping = self._stop_from_memory(admission, now)
         admitted = None
         try:
             admitted = await write
@@ -207,6 +211,14 @@ class GatewayIntake:
             if stopping is not None and (admitted is None or admitted.inbox_id is None):
                 stopping.settle()  # no stored command will do it
         return admitted
+
+    def _stop_from_memory(self, admission: Admission, now: Millis) -> Stopping | None:
+        if len(self._stops_done) >= REMEMBERED_STOPS:
+            self._stops_done.pop(next(iter(self._stops_done)))
+        self._stops_done[admission.message.event_ref] = now
+        sender = admission.message.sender.ref
+        log.warning("command.from_memory", command="stop", chat=admission.key.name)
+        return self._lanes.stop_from_memory(admission.key, sender, self._access.role_of(sender) is Role.ADMIN)
 
     def _key_of(self, chat: ChatKey, kind: ChatKind, sender: Sender) -> ChatKey:
         is_per_user = kind.is_shared and self._live.config.sessions.groups == "per_user"

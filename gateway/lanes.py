@@ -23,7 +23,7 @@ from hermes_state.errors import StateError
 from hermes_state.inbox import InboxRow
 from hermes_state.journal import InboxMoved, RunningTurn
 from hermes_state.store import Store
-from hermes_state.values import ChatId, ChatKey, Clock, UserRef
+from hermes_state.values import ChatId, ChatKey, Clock, TurnId, UserRef
 
 log = structlog.get_logger()
 
@@ -260,8 +260,11 @@ class Lanes:
                 return lane.begin_stop(STOPPED_FROM_MEMORY)
         return None
 
-    def interrupt(self, chat_id: ChatId) -> None:
-        """End the running turn in favour of a message that has just been stored."""
+    def interrupt(self, chat_id: ChatId, turn_id: TurnId) -> None:
+        """End a turn in favour of a message that has just been stored, unless the chat is in another one by now."""
+        running = self.running_turn(chat_id)
+        if running is None or running.id != turn_id:
+            return
         stopping = self.begin_stop(chat_id, INTERRUPTED)
         if stopping is not None:
             stopping.settle()

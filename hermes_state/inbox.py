@@ -109,10 +109,11 @@ ON CONFLICT (platform, account, event_ref) DO NOTHING
 """
 
 
-def is_known(db: Connection, platform: str, account: str, event_ref: str) -> bool:
-    """Whether this platform event was stored before."""
-    query = "SELECT 1 FROM inbox WHERE platform = ? AND account = ? AND event_ref = ?"
-    return db.execute(query, (platform, account, event_ref)).fetchone() is not None
+def find_new(db: Connection, platform: str, account: str, event_ref: str) -> InboxId | None:
+    """The row of a platform event that was stored before, if nobody has taken it up yet."""
+    query = "SELECT id FROM inbox WHERE platform = ? AND account = ? AND event_ref = ? AND state = 'new'"
+    row = db.execute(query, (platform, account, event_ref)).fetchone()
+    return InboxId(row[0]) if row else None
 
 
 def insert(db: Connection, row: NewInboxRow, now: Millis) -> InboxId | None:
@@ -156,6 +157,14 @@ def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
     return int(db.execute(query, (chat_id, sender_ref)).fetchone()[0])
 
 
+def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
+    """Whether something else of the chat must be done before this row: an open turn, or a message that waits."""
+    query = """SELECT EXISTS (SELECT 1 FROM inbox i JOIN inbox own ON own.chat_id = i.chat_id
+    WHERE own.id = ? AND i.id < own.id AND i.state IN ('new','claimed')
+      AND (i.kind = 'message' OR i.state = 'claimed'))"""
+    return bool(db.execute(query, (inbox_id,)).fetchone()[0])
+
+
 def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) -> bool:
     """Settle a row that is still open; False when it was settled before, so that a replay is a no-op."""
     cursor = db.execute(
@@ -193,15 +202,27 @@ class Edited:
     kind: InboxKind
     sender_ref: UserRef
     text: str
+    """The newest version of it that we know."""
     lineage_id: LineageId | None
     """The conversation it was told in, None while it waits."""
+    waiting_notice: InboxId | None
+    """A notice of an earlier edit that no turn has taken up yet."""
 
+
+CHANGED = "(changed an earlier message, which now reads) "
+"""Begins the text of a notice."""
 
 # Purpose: the inbox row of a platform message, and the human row it became.
 _FIND_EDITED = """
 SELECT i.id, i.state, i.kind, i.sender_ref, i.payload, m.text, m.lineage_id FROM inbox i
 LEFT JOIN messages m ON m.inbox_id = i.id
 WHERE i.chat_id = ? AND i.message_ref = ? AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1
+"""
+
+# Purpose: what was last told, or waits to be told, about an edit of a platform message.
+_FIND_NOTICE = """
+SELECT i.id, i.state, i.payload, m.text FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
+WHERE i.chat_id = ? AND i.message_ref = ? AND i.kind = 'notice' ORDER BY i.id DESC LIMIT 1
 """
 
 
@@ -211,7 +232,10 @@ def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> Edited | N
     if row is None:
         return None
     inbox_id, state, kind, sender_ref, payload, text, lineage_id = row
-    known = text if text is not None else (_decode(payload).text if payload else "")
+    known = _text_of(payload, text)
+    notice = db.execute(_FIND_NOTICE, (chat_id, message_ref)).fetchone()
+    if notice is not None:
+        known = _text_of(notice[2], notice[3]).removeprefix(CHANGED)
     return Edited(
         inbox_id=InboxId(inbox_id),
         state=InboxState(state),
@@ -219,7 +243,12 @@ def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> Edited | N
         sender_ref=UserRef(sender_ref),
         text=known,
         lineage_id=None if lineage_id is None else LineageId(lineage_id),
+        waiting_notice=InboxId(notice[0]) if notice is not None and notice[1] == InboxState.NEW else None,
     )
+
+
+def _text_of(payload: str, stored: str | None) -> str:
+    return stored if stored is not None else (_decode(payload).text if payload else "")
 
 
 def replace_text(db: Connection, inbox_id: InboxId, text: str) -> bool:

@@ -29,13 +29,22 @@ async def stop(invocation: Invocation) -> Effect:
     if argument not in ("", "all"):
         raise CommandError("Say /stop to end the running turn, or /stop all to drop what waits as well.")
     running = desk.lanes.running_turn(chat.id)
-    if running is not None and not may_steer(invocation, running):
-        raise CommandError("Only whoever started this turn, or an admin, can stop it.")
-    stopping = desk.lanes.begin_stop(chat.id, STOPPED)
+    stopping = None
+    if running is not None and _is_meant(invocation, running):
+        if not may_steer(invocation, running):
+            raise CommandError("Only whoever started this turn, or an admin, can stop it.")
+        stopping = desk.lanes.begin_stop(chat.id, STOPPED)
 
     async def settle() -> None:
         if stopping is not None:
             stopping.settle()
+            return
+        # The turn may have begun between our look and our transaction: its work must not go on for nothing.
+        begun = desk.lanes.running_turn(chat.id)
+        if begun is not None and await desk.store.read(journal.find_turn, begun.id) is None:
+            late = desk.lanes.begin_stop(chat.id, STOPPED)
+            if late is not None:
+                late.settle()
 
     return Effect(apply=partial(_stop, invocation, stopping, argument == "all"), after=settle)
 
@@ -43,6 +52,8 @@ async def stop(invocation: Invocation) -> Effect:
 def _stop(invocation: Invocation, stopping: TurnStop | None, is_all: bool, db: Connection, now: Millis) -> str:
     chat_id = invocation.chat.id
     turn = journal.find_open_turn(db, chat_id)
+    if turn is not None and not _is_meant(invocation, turn):
+        turn = None
     if turn is not None and not may_steer(invocation, turn):
         raise CommandError("Only whoever started this turn, or an admin, can stop it.")
     has_stopped = False
@@ -59,6 +70,11 @@ def _stop(invocation: Invocation, stopping: TurnStop | None, is_all: bool, db: C
         dropped = inbox.drop_waiting(db, chat_id, whose, now)
     waiting = len([row for row in inbox.load_waiting(db, chat_id) if row.kind is InboxKind.MESSAGE])
     return _stop_sentence(has_stopped, dropped, waiting)
+
+
+def _is_meant(invocation: Invocation, turn: RunningTurn) -> bool:
+    """A `/stop` that could not be stored at once must not hit a turn that began after it was sent."""
+    return turn.started_at <= invocation.row.received_at
 
 
 def _stop_sentence(has_stopped: bool, dropped: int, waiting: int) -> str:
