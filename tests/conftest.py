@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from hermes_state.store import Store
+from tests.crash.seed import pytest_configure, pytest_configure_node, pytest_report_header
+
+__all__ = ["pytest_configure", "pytest_configure_node", "pytest_report_header", "store"]
 
 
 @pytest.fixture

@@ -1,0 +1,192 @@
+"""What must hold after every run, wherever the kill came."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+
+from hermes_state.segment import segment
+from platforms.telegram.rendering import REPEAT_MARK
+from tests.crash.scenario import (
+    ACKNOWLEDGEMENTS,
+    CHAT,
+    GOODBYE_ANSWER,
+    GROUP,
+    HELLO_ANSWER,
+    KEYS,
+    LONG_PARTS,
+    STEER_ANSWER,
+    TITLE_REPLY,
+    UNKNOWN,
+)
+from tests.crash.world import World
+
+
+class Label(StrEnum):
+    """How people and the model are told that something could not be known."""
+
+    OUTCOME_UNKNOWN = "a tool's outcome is unknown"
+    POSSIBLE_REPEAT = "a message is possibly a repeat"
+
+
+async def labels_of(world: World) -> set[Label]:
+    """The labels that a run has needed."""
+    with closing(_opened(world.home / "state.db")) as db:
+        is_unknown = db.execute("SELECT 1 FROM tool_runs WHERE state = 'unknown'").fetchone() is not None
+    shown = [*await world.visible(CHAT), *await world.visible(GROUP)]
+    found = {Label.OUTCOME_UNKNOWN} if is_unknown else set()
+    return found | ({Label.POSSIBLE_REPEAT} if any(REPEAT_MARK in text for text in shown) else set())
+
+
+async def problems_of(world: World) -> list[str]:
+    """Everything that is not as promised, one sentence each."""
+    with closing(_opened(world.home / "state.db")) as db:
+        found = [*_open_rows(db), *_turns(db), *_lineage(db), *_tools(db, world.effects), *_file(db)]
+    found += _seen(await world.visible(CHAT), [HELLO_ANSWER, *LONG_PARTS, TITLE_REPLY], STEER_ANSWER)
+    found += _seen_in_group(await world.visible(GROUP))
+    found += [f"the model was sent {row}" for row in await world.llm.get("violations", severity="error")]
+    return found
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path)
+    db.create_function("fts_text", 1, segment, deterministic=True)
+    return db
+
+
+# ---- the database --------------------------------------------------------------------------------------------------
+
+
+def _open_rows(db: sqlite3.Connection) -> list[str]:
+    """Nothing is left undecided."""
+    found = []
+    for table, settled in (
+        ("inbox", ("done",)),
+        ("outbox", ("sent",)),
+        ("turns", ("finished",)),
+        ("tool_runs", ("done", "unknown")),
+    ):
+        for state, count in db.execute(f"SELECT state, count(*) FROM {table} GROUP BY state").fetchall():
+            if state not in settled:
+                found.append(f"{count} rows of {table} are {state}")
+    return found
+
+
+def _turns(db: sqlite3.Connection) -> list[str]:
+    """Every message is in exactly one turn, and that turn has answered."""
+    found = []
+    told = db.execute("SELECT id, kind FROM inbox ORDER BY id").fetchall()
+    kinds = Counter(kind for _, kind in told)
+    if kinds != {"message": 4, "command": 1}:
+        found.append(f"the inbox holds {dict(kinds)}")
+    for inbox_id, kind in told:
+        turns = db.execute("SELECT turn_id FROM messages WHERE inbox_id = ?", (inbox_id,)).fetchall()
+        if len(turns) != (1 if kind == "message" else 0):
+            found.append(f"inbox row {inbox_id} ({kind}) has {len(turns)} transcript rows")
+        for (turn_id,) in turns:
+            query = "SELECT count(*) FROM messages WHERE turn_id = ? AND role = 'assistant' AND body IS NULL"
+            answers = db.execute(query, (turn_id,)).fetchone()[0]
+            owed = db.execute("SELECT count(*) FROM outbox WHERE turn_id = ? AND part = 0", (turn_id,)).fetchone()[0]
+            if (answers, owed) != (1, 1):
+                found.append(f"turn {turn_id} has {answers} answers and {owed} replies")
+    return found
+
+
+def _lineage(db: sqlite3.Connection) -> list[str]:
+    """The private chat's conversation was split once and has one open end; a child starts after its parent."""
+    found = []
+    rows = db.execute(
+        """SELECT s.depth, s.ended_at IS NULL, s.end_reason, s.parent_session_id IS NULL, c.active_session_id = s.id
+        FROM sessions s JOIN chats c ON c.id = s.chat_id WHERE c.chat_ref = ? ORDER BY s.depth""",
+        (str(CHAT),),
+    ).fetchall()
+    if rows != [(0, 0, "compression", 1, 0), (1, 1, None, 0, 1)]:
+        found.append(f"the lineage is {rows}")
+    if (count := db.execute("SELECT count(*) FROM compressions").fetchone()[0]) != 1:
+        found.append(f"{count} compressions are recorded")
+    query = (
+        "SELECT count(*) FROM sessions c JOIN sessions p ON p.id = c.parent_session_id WHERE c.started_at < p.ended_at"
+    )
+    if db.execute(query).fetchone()[0]:
+        found.append("a child session starts before its parent ends")
+    return found
+
+
+def _tools(db: sqlite3.Connection, effects: Path) -> list[str]:
+    """No tool that writes has run twice; a call whose outcome is not known says so."""
+    found = []
+    ran = Counter(effects.read_text().split() if effects.exists() else [])
+    query = """SELECT r.state, m.text, json_extract(c.value, '$.arguments') FROM tool_runs r
+        JOIN messages a ON a.id = r.call_message_id JOIN json_each(a.body, '$.calls') c
+          ON json_extract(c.value, '$.id') = r.tool_call_id
+        JOIN messages m ON m.turn_id = r.turn_id AND m.tool_call_id = r.tool_call_id
+        WHERE r.tool_name IN ('note', 'hold')"""
+    calls = db.execute(query).fetchall()
+    if len(calls) != len(KEYS):
+        found.append(f"{len(calls)} results of tools that write, {len(KEYS)} expected: {calls}")
+    for key in KEYS:
+        if ran[key] > 1:
+            found.append(f"the call {key!r} ran {ran[key]} times")
+        for state, text, arguments in calls:
+            if key not in arguments:
+                continue
+            if state == "done" and (ran[key] != 1 or UNKNOWN in text):
+                found.append(f"the call {key!r} is done, ran {ran[key]} times and says {text!r}")
+            if state == "unknown" and UNKNOWN not in text:
+                found.append(f"the call {key!r} is unknown and says {text!r}")
+    return found
+
+
+def _file(db: sqlite3.Connection) -> list[str]:
+    """The file is sound, its index included."""
+    found = []
+    if (check := db.execute("PRAGMA integrity_check").fetchall()) != [("ok",)]:
+        found.append(f"integrity_check: {check}")
+    if broken := db.execute("PRAGMA foreign_key_check").fetchall():
+        found.append(f"foreign_key_check: {broken}")
+    try:
+        db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)")
+    except sqlite3.DatabaseError as error:
+        found.append(f"the search index: {error}")
+    db.rollback()
+    return found
+
+
+# ---- the screen ----------------------------------------------------------------------------------------------------
+
+
+def _seen(visible: Sequence[str], expected: Sequence[str], optional: str) -> list[str]:
+    """Each expected text once, in order; a second copy only with the mark of a possible repeat."""
+    counts = Counter(visible)
+    found = []
+    for text in (*expected, optional, *ACKNOWLEDGEMENTS):
+        found += _copies(counts.pop(text, 0), counts.pop(REPEAT_MARK + text, 0), text, is_required=text in expected)
+    found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
+    order = list(dict.fromkeys(text.removeprefix(REPEAT_MARK) for text in visible))
+    order = [text for text in order if text in expected]
+    if order != list(expected):
+        found.append(f"the order on screen is {[text[:24] for text in order]}")
+    return found
+
+
+def _copies(plain: int, marked: int, text: str, *, is_required: bool) -> list[str]:
+    if is_required and plain + marked == 0:
+        return [f"{text[:40]!r} is not on screen"]
+    if plain > 1 or marked > 1:
+        return [f"{text[:40]!r} is on screen {plain} times, and {marked} times marked as a possible repeat"]
+    return []
+
+
+def _seen_in_group(visible: Sequence[str]) -> list[str]:
+    """The last answer; a placeholder whose id was lost with the process may be left above it."""
+    counts = Counter(visible)
+    found = _copies(
+        counts.pop(GOODBYE_ANSWER, 0), counts.pop(REPEAT_MARK + GOODBYE_ANSWER, 0), GOODBYE_ANSWER, is_required=True
+    )
+    left = [text for text in counts.elements() if not GOODBYE_ANSWER.startswith(text)]
+    found += [f"nobody expects {text[:80]!r} in the group" for text in left]
+    if counts.total() > 1:
+        found.append(f"{counts.total()} placeholders are left in the group")
+    return found

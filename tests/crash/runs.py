@@ -1,0 +1,60 @@
+"""One run of the scenario, judged; and the census that the kill points come from."""
+
+from pathlib import Path
+
+from tests.crash.invariants import Label, labels_of, problems_of
+from tests.crash.kills import Census, Kill
+from tests.crash.scenario import play
+from tests.crash.world import Stuck, World
+
+LOG_LINES = 40
+
+
+CENSUS_RUNS = 2
+"""Two commits that come together in one run may come apart in the next: the shorter list is reached every time."""
+
+ATTEMPTS = 5
+"""For a run to come to its kill point."""
+
+
+async def take_census(folder: Path) -> Census:
+    """Run without a kill, more than once. Fails when even that breaks a promise."""
+    found: list[tuple[list[str], list[str]]] = []
+    for number in range(CENSUS_RUNS):
+        async with World(folder / str(number), None) as world:
+            await _play_and_judge(world, "no kill")
+            found.append((world.commits, world.requests))
+    return Census(
+        commits=min((commits for commits, _ in found), key=len),
+        requests=min((requests for _, requests in found), key=len),
+    )
+
+
+async def run_with(kill: Kill, folder: Path, name: str) -> set[Label]:
+    """Run with a kill; returns how what could not be known was labelled.
+
+    Raises `AssertionError` with all that is wrong afterwards.
+    """
+    for attempt in range(ATTEMPTS):
+        async with World(folder / str(attempt), kill) as world:
+            await _play_and_judge(world, f"{kill} ({name})")
+            if world.was_killed or world.is_kept_waiting:
+                return await labels_of(world)
+    raise AssertionError(f"{kill}: no run came to this point, which was {name} in the census")
+
+
+async def _play_and_judge(world: World, what: str) -> None:
+    try:
+        await play(world)
+        problems = await problems_of(world)
+    except Stuck as error:
+        problems = [str(error)]
+    if problems:
+        raise AssertionError("\n".join([f"{what}:", *(f"- {problem}" for problem in problems), _log_of(world)]))
+
+
+def _log_of(world: World) -> str:
+    log = world.folder / "gateway.log"
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    steps = [f"commits: {' '.join(world.commits)}", f"requests: {', '.join(world.requests)}"]
+    return "\n".join([*steps, "the log ends:", *lines[-LOG_LINES:]])

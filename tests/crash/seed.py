@@ -1,0 +1,24 @@
+"""The seed that kill points are sampled by: one for all workers of a test run, shown at its head."""
+
+import os
+import random
+from typing import Any
+
+import pytest
+
+CRASH_SEED = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    worker = getattr(config, "workerinput", None)
+    chosen = os.environ.get("HERMES_CRASH_SEED") if worker is None else worker["crash_seed"]
+    config.stash[CRASH_SEED] = int(chosen) if chosen else random.SystemRandom().randrange(2**32)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:  # Any: pytest-xdist ships no types
+    node.workerinput["crash_seed"] = str(node.config.stash[CRASH_SEED])
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"kill points sampled by: HERMES_CRASH_SEED={config.stash[CRASH_SEED]}"

@@ -1,0 +1,262 @@
+"""The services around a daemon that dies: they count its requests, kill it at one of them, and start it again."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+from tests.crash.daemon import Daemon
+from tests.crash.kills import Kill
+from tests.e2e.world import TOKEN, Control
+from tests.fakes import fake_llm, fake_telegram, labkit
+
+WAIT_SECONDS = 60.0
+"""For any one step: far more than it takes, so that a slow machine fails no test."""
+
+LIVES = 4
+"""A run has one kill, hence two lives; more only if the daemon cannot finish."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Stuck(AssertionError):
+    """A step of the scenario did not come about."""
+
+
+class World:
+    """Fake Telegram, a fake model, and a daemon that is killed at most once and started again."""
+
+    def __init__(self, folder: Path, kill: Kill | None) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.effects = folder / "effects"
+        self.kill = kill
+        self.was_killed = False
+        self.is_kept_waiting = False
+        """The request that is to be followed by the kill has no answer yet: a poll at the end never gets one."""
+        self.requests: list[str] = []
+        """Names of the requests of the first life."""
+        self.acknowledged = 0
+        """Telegram updates below this id are the daemon's responsibility now."""
+        self.exit_code: int | None = None
+        self._changed = asyncio.Event()
+        self._stack = AsyncExitStack()
+        self._daemon: Daemon | None = None
+        self._is_up = False
+        self._is_frozen_later = False
+        self._holds: list[asyncio.StreamWriter] = []
+        self._are_holds_released = False
+        self.hold_count = 0
+        self.model_texts: list[str] = []
+        """The bodies of all model requests."""
+
+    async def __aenter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        session = await self._stack.enter_async_context(aiohttp.ClientSession())
+        self._llm_app = fake_llm.make_app()
+        self.llm = Control(await self._serve("llm", self._llm_app), session)
+        self.telegram = Control(await self._serve("telegram", fake_telegram.make_app(token=TOKEN)), session)
+        holds = await asyncio.start_server(self._on_hold, "127.0.0.1", 0)
+        self._stack.push_async_callback(self._close_holds, holds)
+        self._environ = self._make_environ(holds.sockets[0].getsockname()[1])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._daemon is not None and self.exit_code is None:
+            self._daemon.send(signal.SIGKILL)
+        keeper = getattr(self, "_keeper", None)
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait({keeper})
+        await self.telegram.post("reset")  # ends polls whose poller was killed: nothing else would, and closing waits
+        await self._stack.aclose()
+
+    def _make_environ(self, hold_port: int) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder),
+            "TMPDIR": str(self.folder),
+            "HERMES_HOME": str(self.home),
+            "HERMES_MODEL__NAME": "lab-128k",
+            "HERMES_MODEL__BASE_URL": f"{self.llm.url}/v1",
+            "HERMES_MODEL__API_KEY": "test",
+            "HERMES_MODEL__CONTEXT_LENGTH": "128000",
+            "HERMES_LOCAL__ENABLED": "false",
+            "HERMES_LOGGING__FORMAT": "json",
+            "HERMES_LOGGING__LEVEL": "debug",
+            "HERMES_LOGGING__FILE": "false",
+            "HERMES_ACCESS__ALLOW": "telegram:42",
+            "HERMES_TELEGRAM__TOKEN": TOKEN,
+            "HERMES_TELEGRAM__BASE_URL": self.telegram.url,
+            "CRASH_EFFECTS": str(self.effects),
+            "CRASH_HOLD_PORT": str(hold_port),
+        }
+
+    async def _serve(self, service: str, app: web.Application) -> str:
+        @web.middleware
+        async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if request.path.startswith("/_ctl/"):
+                return await handler(request)
+            try:
+                return await self._observe(service, request, handler)
+            finally:
+                self._changed.set()
+
+        app.middlewares.append(observed)
+        return (await self._stack.enter_async_context(labkit.Server(app))).url
+
+    # ---- the daemon's lives ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the daemon; killed, it is started again by itself."""
+        self.exit_code = None
+        self._keeper = asyncio.create_task(self._keep_alive(), name="keeper")
+
+    async def _keep_alive(self) -> None:
+        for life in range(LIVES):
+            environ = dict(self._environ)
+            if life == 0 and not self.was_killed:
+                environ["CRASH_COMMITS"] = str(self.folder / "commits")
+                if self.kill is not None:
+                    environ["CRASH_KILL"] = str(self.kill)
+            self._is_up = False
+            self._daemon = Daemon(environ, self.folder / "gateway.log")
+            code = await self._daemon.ended()
+            if code != -signal.SIGKILL or self.was_killed:
+                self.exit_code = code
+                self._changed.set()
+                return
+            self.was_killed = True
+            self._changed.set()
+
+    async def terminate(self) -> None:
+        """Ask the daemon to finish and go, once it is up."""
+
+        async def is_up() -> bool:
+            return self._is_up
+
+        await self.until("the daemon polls", is_up)
+        if self._daemon is not None:
+            self._daemon.send(signal.SIGTERM)
+
+    @property
+    def commits(self) -> list[str]:
+        """What was committed in the first life."""
+        path = self.folder / "commits"
+        return path.read_text().split() if path.exists() else []
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    async def _observe(self, service: str, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Serve one request; kill the daemon around it when it is the one."""
+        name = f"{service} {request.path.rpartition('/')[2]}"
+        is_the_one = False
+        if not self.was_killed:
+            self.requests.append(name)
+            is_the_one = str(self.kill) in (f"request:{len(self.requests)}:{side}" for side in ("before", "after"))
+        if service == "llm":
+            self.model_texts.append((await request.read()).decode())
+        elif request.path.endswith("/getUpdates"):
+            self._is_up = True
+            self.acknowledged = max(self.acknowledged, int(request.query.get("offset", 0)))
+        if not is_the_one:
+            return await handler(request)
+        assert self.kill is not None
+        if self.kill.side == "after":
+            self.is_kept_waiting = True
+            await self._serve_unheard(service, request, handler)
+            self.is_kept_waiting = False
+        self._kill_now()
+        raise labkit.Hangups
+
+    async def _serve_unheard(self, service: str, request: web.Request, handler: Handler) -> None:
+        """Let a request take effect; the daemon must not see any of the answer."""
+        if service == "llm":
+            # Streams go out while they are made: freeze the reader, once nothing waits for it any more.
+            if "goodbye" in self.model_texts[-1]:
+                self._is_frozen_later = True
+            else:
+                self._freeze()
+        await handler(request)
+
+    def _freeze(self) -> None:
+        if self._daemon is not None:
+            self._daemon.send(signal.SIGSTOP)
+
+    def _kill_now(self) -> None:
+        if self._daemon is not None:
+            self._daemon.send(signal.SIGKILL)
+
+    async def resume_stream(self) -> None:
+        """Let the model go on with what it has paused in."""
+        if self._is_frozen_later:
+            self._freeze()
+        await self.llm.post("resume")
+
+    # ---- the tool that waits ---------------------------------------------------------------------------------------
+
+    async def _on_hold(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.hold_count += 1
+        self._holds.append(writer)
+        if self._are_holds_released:
+            writer.write(b"go\n")
+        self._changed.set()
+
+    def release_holds(self) -> None:
+        """Let the waiting tool finish, now and from here on."""
+        self._are_holds_released = True
+        for writer in self._holds:
+            writer.write(b"go\n")
+
+    async def _close_holds(self, server: asyncio.Server) -> None:
+        server.close()
+        for writer in self._holds:
+            writer.close()
+        await server.wait_closed()
+
+    # ---- what people see -------------------------------------------------------------------------------------------
+
+    async def say(self, chat_id: int, text: str) -> int:
+        """A person writes; returns the id that acknowledges the update."""
+        more = {"user_id": 42} | ({} if chat_id > 0 else {"chat_type": "supergroup"})
+        made = await self.telegram.post("message", {"chat_id": chat_id, "text": text, **more})
+        return int(made["update_id"]) + 1
+
+    async def visible(self, chat_id: int) -> list[str]:
+        """The bot's messages in a chat, as they read now."""
+        chat = await self.telegram.get(f"chat/{chat_id}")
+        return [row["text"] for row in chat["messages"] if row["from"]["is_bot"]]
+
+    async def is_stream_paused(self) -> bool:
+        """Whether the model pauses in the middle of an answer that somebody listens to."""
+        rows = await self.llm.get("requests")
+        return any(row.get("paused") and row["outcome"] == "open" for row in rows)
+
+    async def until(self, what: str, is_so: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for something that a request, a tool or an end of the process brings about. Raises `Stuck`."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while True:
+                    self._changed.clear()
+                    if await is_so():
+                        return
+                    if self.exit_code is not None:
+                        raise Stuck(f"the daemon ended with {self.exit_code} before: {what}")
+                    await self._changed.wait()
+        except TimeoutError:
+            raise Stuck(f"not within {WAIT_SECONDS:g} s: {what}") from None
+
+    async def until_ended(self) -> int:
+        """Wait for the daemon's own end; returns its exit code. Raises `Stuck`."""
+        done, _ = await asyncio.wait({self._keeper}, timeout=WAIT_SECONDS)
+        if not done:
+            raise Stuck(f"the daemon did not end within {WAIT_SECONDS:g} s")
+        self._keeper.result()
+        assert self.exit_code is not None
+        return self.exit_code
