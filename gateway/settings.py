@@ -135,6 +135,15 @@ class LocalSettings(Section):
             return False
 
 
+DEFAULT_MODEL = "gpt-4.1-mini"
+"""What a key alone gets: the customary variable in the environment must be enough to chat."""
+
+
+def _model_name(data: dict[str, Any]) -> str | None:
+    is_set = any(data.get(name) is not None for name in ("base_url", "api_key"))
+    return DEFAULT_MODEL if is_set else None
+
+
 def _protocol(data: dict[str, Any]) -> str:
     is_set = any(data.get(name) is not None for name in ("name", "base_url", "api_key"))
     return "chat_completions" if is_set else "offline"
@@ -148,11 +157,15 @@ def _output_tokens(data: dict[str, Any]) -> int:
 class ModelSettings(Section):
     """The model that answers."""
 
-    name: str | None = setting(None, text="Name of the model as its provider spells it.")
     base_url: Url | None = setting(
         None, default_text="OpenAI's", text="Root of an OpenAI-compatible API, such as `http://127.0.0.1:11434/v1`."
     )
     api_key: Secret | None = setting(None, text="Key for that API. Servers on your own machine usually need none.")
+    name: str | None = setting(
+        default_factory=_model_name,
+        default_text=f"`{DEFAULT_MODEL}` once a key or a base URL is set",
+        text="Name of the model as its provider spells it.",
+    )
     protocol: Annotated[Literal["chat_completions", "offline"], AnyCase] = setting(
         default_factory=_protocol,
         default_text="`offline` while none of key, base URL and name is set, else `chat_completions`",

@@ -19,7 +19,7 @@ from gateway.config import (
     reload_differences,
 )
 from gateway.fields import FIELDS, field_range, variable_name
-from gateway.settings import Config
+from gateway.settings import DEFAULT_MODEL, Config
 from hermes_state.errors import ConfigError
 
 Load: TypeAlias = Callable[..., LoadedConfig]
@@ -263,8 +263,13 @@ def test_an_error_never_shows_a_secret(load: Load) -> None:
     "variables",
     [{"OPENAI_API_KEY": "sk-1"}, {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1"}, {"HERMES_MODEL__API_KEY": "sk-1"}],
 )
-def test_a_key_or_an_address_without_a_name_asks_for_the_name(load: Load, variables: Mapping[str, str]) -> None:
-    assert "model.name" in refusal(load, None, **variables)
+def test_a_key_or_an_address_alone_is_enough_to_chat(load: Load, variables: Mapping[str, str]) -> None:
+    model = load(None, **variables).config.model
+    assert (model.protocol, model.name) == ("chat_completions", DEFAULT_MODEL)
+
+
+def test_the_protocol_alone_asks_for_a_name(load: Load) -> None:
+    assert "model.name" in refusal(load, None, HERMES_MODEL__PROTOCOL="chat_completions")
 
 
 def test_a_name_alone_is_enough_to_leave_the_offline_model(load: Load) -> None:
