@@ -14,7 +14,7 @@ from hermes_state.errors import StateError
 from hermes_state.store import Store
 from hermes_state.values import ChatKey, ChatKind, Clock, InboundMessage, Sender, Via
 from platforms.base import Intake
-from platforms.local.access import COOKIE_SECONDS, HEADERS, Access, is_same_origin
+from platforms.local.access import COOKIE_SECONDS, HEADERS, Access, host_names, is_same_origin
 from platforms.local.entries import Entry, EntryKind, merge
 from platforms.local.history import ChatLink, load_chats, load_history
 from platforms.local.live import LiveChat, LiveChats
@@ -88,7 +88,7 @@ class Routes:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Nothing for other origins, a friendly page without content for strangers, and errors as sentences."""
-        if not is_same_origin(request.headers, request.method, self.hosts):
+        if not is_same_origin(request.headers, request.method, (*self.hosts, *_reached_at(request))):
             return web.Response(status=403)
         is_open = request.path.startswith("/static/") or (request.path == "/" and "token" in request.query)
         if not is_open and not self._access.admits(request.cookies.get(self.cookie_name)):
@@ -272,6 +272,12 @@ def _with_own(links: list[ChatLink], name: str) -> list[ChatLink]:
     """The list always has the main chat and the one that is open."""
     missing = [wanted for wanted in dict.fromkeys((name, "main")) if all(link.name != wanted for link in links)]
     return [*(ChatLink(name=wanted, title=None) for wanted in missing), *links]
+
+
+def _reached_at(request: web.Request) -> tuple[str, ...]:
+    """The address that a request came in at: whoever names it by number was not led here by a foreign name."""
+    socket = None if request.transport is None else request.transport.get_extra_info("sockname")
+    return () if socket is None else host_names(socket[0], socket[1])
 
 
 def _is_htmx(request: web.Request) -> bool:

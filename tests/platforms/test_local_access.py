@@ -218,6 +218,18 @@ def test_only_our_own_names_are_ever_let_in(host: str, origin: str | None) -> No
         )
 
 
+async def test_bound_to_every_address_it_is_found_by_number_and_not_by_a_foreign_name(
+    tmp_path: Path, intake: RecordingIntake
+) -> None:
+    async with LocalHarness(tmp_path, host="0.0.0.0") as local, running(local.adapter, intake):
+        assert local.root.startswith("http://127.0.0.1:")
+        port = local.root.rsplit(":", 1)[1]
+        async with local.browser.get(f"http://127.0.0.2:{port}/chat/main") as answer:
+            assert answer.status == 401
+        assert (await fetch(local, "/chat/main", Host=f"127.0.0.3:{port}"))[0] == 403
+        assert (await fetch(local, "/chat/main", Host=f"rebound.example:{port}"))[0] == 403
+
+
 def test_the_names_of_a_page_hold_the_port_and_what_is_configured() -> None:
     assert host_names("127.0.0.1", 8765) == ("127.0.0.1:8765", "localhost:8765", "[::1]:8765")
     assert host_names("::1", 80, ("chat.example.org",))[-1] == "chat.example.org"

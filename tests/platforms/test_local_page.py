@@ -299,6 +299,14 @@ async def test_a_chat_that_nobody_wrote_in_is_an_invitation(local: LocalHarness)
     assert await local.store.read(lambda db: db.execute("SELECT count(*) FROM chats").fetchone()) == (0,)
 
 
+async def test_the_stream_extension_is_there_before_the_library_begins(local: LocalHarness) -> None:
+    scripts = [attributes for tag, attributes in Screen(await local.page()).tags if tag == "script"]
+    library, extension = scripts[:2]
+    assert "htmx" in (library["src"] or "")
+    assert "hx-sse" in (extension["src"] or "")
+    assert not {"defer", "async"} & (library.keys() | extension.keys()), "htmx would not wait for a deferred one"
+
+
 async def test_every_field_and_button_has_a_name_for_those_who_cannot_see(local: LocalHarness) -> None:
     page = await local.page()
     labels = {attributes.get("for") for tag, attributes in Screen(page).tags if tag == "label"}

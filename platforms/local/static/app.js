@@ -136,6 +136,9 @@
     if (!form || ctx.request.method !== "POST") return;
     const isStored = ctx.response && ctx.response.status < 400;
     if (!ctx.response) complain("The gateway does not answer. Your text is kept here: try again in a moment.");
+    else if (!isStored && !complaint.textContent.trim()) {
+      complain("The gateway had a problem with that. Your text is kept here: try again in a moment.");
+    }
     if (form !== composer) {
       if (isStored) form.elements.client_id.value = newId();
     } else if (!isStored && ctx.sent) {

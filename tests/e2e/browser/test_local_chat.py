@@ -1,6 +1,5 @@
 """The web chat in a real browser, served by the real daemon."""
 
-import asyncio
 import os
 import re
 import socket
@@ -64,14 +63,17 @@ async def browser(tmp_path: Path) -> AsyncIterator[Chromium]:
 
 async def printed_url(world: World) -> str:
     await world.gateway.wait_for_log("Open http")
-    return re.findall(r"Open (http\S+)", world.gateway.log_text())[-1]
+    found: list[str] = re.findall(r"Open (http\S+)", world.gateway.log_text())
+    return found[-1]
 
 
 def echoed(*texts: str) -> Callable[[list[str]], bool]:
     """Whether there is one answer for each of `texts`, which the fake model says back behind a time stamp."""
 
     def claim(found: list[str]) -> bool:
-        return len(found) == len(texts) and all(answer.endswith(text) for answer, text in zip(found, texts, strict=True))
+        return len(found) == len(texts) and all(
+            answer.endswith(text) for answer, text in zip(found, texts, strict=True)
+        )
 
     return claim
 
@@ -250,9 +252,7 @@ async def test_a_page_from_another_origin_gets_nothing(world: World, browser: Ch
     app.router.add_get("/", attack)
     async with Server(app) as elsewhere:
         await browser.open(elsewhere.url.replace("127.0.0.1", host))
-        async with asyncio.timeout(20):
-            while (title := await browser.run("return document.title")) == "waiting":
-                await asyncio.sleep(0.05)
+        [title] = await browser.wait_for("title", lambda found: found != ["waiting"])
     assert "Thursday" not in title
     assert "sell" not in title
     assert '"open"' not in title
