@@ -108,6 +108,8 @@ def _converted(source: str) -> _Rendered:
                 url=entity.url and entity.url.translate(table),
                 language=entity.language and entity.language.translate(table),
             )
+            if entity.url or entity.language
+            else entity
             for entity in entities
         ]
     return _Rendered(text, [entity for entity in entities if _is_showable(entity)])

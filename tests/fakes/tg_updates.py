@@ -59,7 +59,7 @@ async def _wait_for_updates(bot: Bot, seconds: float) -> None:
             waiter = asyncio.ensure_future(bot.changed.wait())
             await asyncio.wait({waiter, thrown_out}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             waiter.cancel()
-        if thrown_out.done():
+        if thrown_out.done() and not thrown_out.cancelled():  # cancelled: the platform forgets everything
             thrown_out.result()
     finally:
         if bot.poller is thrown_out:
