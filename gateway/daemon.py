@@ -48,6 +48,8 @@ from platforms.local.adapter import LocalAdapter
 
 log = structlog.get_logger()
 
+OFFLINE_HINT = "no model is configured, so the built-in offline model answers: set OPENAI_API_KEY, or see README.md"
+
 FLUSH_SECONDS = 10.0
 """For deliveries after the last turn; what is left goes out at the next start."""
 
@@ -191,10 +193,13 @@ class _Daemon:
         async with serve_control(self._loaded.control_socket, operator.handlers()):
             notify(self._environ, "READY=1")
             log.info("daemon.started", adapters=sorted(by_name), model=live.config.model.name or "offline")
+            if live.config.model.protocol == "offline":
+                log.warning("model.offline", hint=OFFLINE_HINT)
             await self._stopping.wait()
             notify(self._environ, "STOPPING=1")
             await self._wind_down(lanes, delivery)
         schedules.close()
+        await commands.close()
         for task in tasks:
             task.cancel()
         log.info("daemon.stopped")

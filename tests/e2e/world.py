@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -191,6 +192,14 @@ class World:
             "requests", full=1, wait=wait, count=count, since=since, **filters
         )
         return found
+
+    @staticmethod
+    def free_port() -> int:
+        """A port of loopback that nobody listened on a moment ago."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port
 
     # ---- the database, read only ---------------------------------------------------------------------------------
 

@@ -1,0 +1,149 @@
+"""Starting, stopping, dying and being asked how it goes."""
+
+import asyncio
+import json
+import os
+import sys
+
+from tests.e2e.world import ROOT, World
+
+
+async def command_line(world: World, *words: str) -> tuple[int, str]:
+    """Run `hermes-gateway` with the world's environment; returns exit code and output."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", *words),
+        env=world.environ,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+async def test_a_stop_lets_the_running_turn_finish(world: World) -> None:
+    await world.gateway.start()
+    await world.script(match="slow", text="here you are", delay=3)
+    await world.say("slow")
+    await world.turn_runs()
+    assert await world.gateway.stop() == 0
+    assert await world.replies(1, wait=0) == ["here you are"]
+    assert world.query("SELECT state, restarts FROM turns") == [("finished", 0)]
+
+
+async def test_what_arrives_during_the_drain_is_answered_after_the_next_start(world: World) -> None:
+    await world.gateway.start()
+    await world.script(match="slow", text="here you are", delay=3)
+    await world.say("slow")
+    await world.turn_runs()
+    stopping = asyncio.create_task(world.gateway.stop())
+    await world.gateway.wait_for_log("daemon.draining")
+    await world.say("and this?")
+    assert await stopping == 0
+    assert await world.replies(1, wait=0) == ["here you are"]
+    await world.gateway.start()
+    replies = await world.replies(2)
+    assert "and this?" in replies[1]
+
+
+async def test_a_turn_cut_by_the_end_of_the_drain_resumes_at_the_next_start(world: World) -> None:
+    await world.gateway.start(HERMES_LIFECYCLE__DRAIN_SECONDS="1")
+    await world.script(match="hang", hang=True)
+    await world.say("hang on")
+    await world.turn_runs()
+    assert await world.gateway.stop() == 0
+    assert world.query("SELECT state FROM turns") == [("running",)]
+    await world.gateway.start()
+    [reply] = await world.replies(1)
+    assert "hang on" in reply
+    assert world.query("SELECT state, restarts FROM turns") == [("finished", 1)]
+
+
+async def test_a_killed_turn_is_taken_up_again_and_answered_once(world: World) -> None:
+    await world.gateway.start()
+    await world.script(match="hang", hang=True)
+    await world.say("hang on")
+    await world.turn_runs()
+    await world.gateway.kill()
+    await world.gateway.start()
+    assert len(await world.replies(1)) == 1
+    await world.say("next")
+    assert len(await world.replies(2)) == 2
+    assert world.query("SELECT count(*) FROM messages WHERE text = 'hang on'") == [(1,)]
+
+
+async def test_a_second_daemon_ends_with_75_and_names_the_first(world: World) -> None:
+    await world.gateway.start()
+    code, output = await command_line(world, "run")
+    assert code == 75
+    assert world.gateway.process is not None
+    assert str(world.gateway.process.pid) in output
+    world.environ["HERMES_HOME"] = str(world.home) + "-other"
+    code, output = await command_line(world, "run")
+    assert code == 75, "another state directory does not make the same token free"
+    assert "Telegram token" in output
+
+
+async def test_a_database_that_is_not_ours_ends_with_78_and_stays_as_it_was(world: World) -> None:
+    world.home.mkdir(mode=0o700)
+    foreign = world.home / "state.db"
+    foreign.write_bytes(b"not a database of ours" * 100)
+    before = (foreign.read_bytes(), foreign.stat().st_mtime_ns)
+    code, output = await command_line(world, "run")
+    assert code == 78
+    assert "state.db" in output
+    assert (foreign.read_bytes(), foreign.stat().st_mtime_ns) == before
+    assert sorted(os.listdir(world.home)) == ["state.db"]
+
+
+async def test_an_unknown_key_ends_with_78_and_names_the_nearest(world: World) -> None:
+    world.home.mkdir(mode=0o700)
+    (world.home / "config.yaml").write_text("sessions:\n  busy_mod: steer\n")
+    code, output = await command_line(world, "run")
+    assert code == 78
+    assert "config.yaml" in output
+    assert "busy_mode" in output
+
+
+async def test_the_command_line_asks_the_running_daemon(world: World) -> None:
+    await world.gateway.start()
+    await world.say("let me in", chat_id=77)
+    [reply] = await world.replies(1, chat_id=77)
+    code_word = reply.split("pair approve ")[1].split()[0].rstrip(",")
+    code, output = await command_line(world, "status", "--json")
+    assert code == 0
+    status = json.loads(output)
+    assert status["platforms"]["telegram"]["state"] == "running"
+    code, output = await command_line(world, "pair", "list", "--json")
+    assert [row["user"] for row in json.loads(output)] == ["telegram:77"]
+    code, output = await command_line(world, "pair", "approve", code_word)
+    assert code == 0, output
+    await world.say("thank you", chat_id=77)
+    assert await world.replies(1, chat_id=77, match="thank you")
+    code, output = await command_line(world, "pair", "revoke", "telegram:77")
+    assert code == 0, output
+    await world.say("still there?", chat_id=77)
+    assert await world.replies(2, chat_id=77, match="pairing code")
+
+
+async def test_nothing_that_people_wrote_and_no_token_reaches_the_log(world: World) -> None:
+    await world.gateway.start()
+    await world.say("my secret plan is a picnic")
+    await world.replies(1)
+    await world.gateway.stop()
+    log = world.gateway.log_text()
+    assert "picnic" not in log
+    assert "LABTOKEN" not in log
+
+
+async def test_webhook_mode_acknowledges_after_the_commit(world: World) -> None:
+    port = world.free_port()
+    address = f"http://127.0.0.1:{port}/telegram"
+    await world.gateway.start(HERMES_TELEGRAM__WEBHOOK__URL=address, HERMES_TELEGRAM__WEBHOOK__PORT=str(port))
+    await world.tg.get("calls", method="setWebhook", wait=15, count=1)
+    await world.say("by webhook")
+    [reply] = await world.replies(1, wait=20)
+    assert "by webhook" in reply
+    async with world.http.post(address, json={"update_id": 1}, headers={"X-Telegram-Bot-Api-Secret-Token": "no"}) as r:
+        assert r.status in (401, 403)
