@@ -105,8 +105,9 @@ class DiscordAdapter:
             return AdapterHealth(state=self._state, last_progress_at=self._progress_at, detail=self._detail)
         self._note_progress(client)
         if client.offline_since is not None:
-            state = AdapterState.BACKING_OFF if client.was_ready else AdapterState.STARTING
-            detail = "The session was lost; reconnecting." if client.was_ready else "Connecting."
+            was_lost = client.had_session.is_set()
+            state = AdapterState.BACKING_OFF if was_lost else AdapterState.STARTING
+            detail = "The session was lost; reconnecting." if was_lost else "Connecting."
         elif self._silence(client) > self._settings.stale_seconds * STALLED_SHARE:
             state, detail = AdapterState.STALLED, "Discord has stopped answering heartbeats."
         else:
@@ -213,7 +214,7 @@ class DiscordAdapter:
                 raise PlatformUnavailable(f"Discord has not answered a heartbeat for {limit:g} s")
 
     async def _publish_menu(self, client: GatewayClient) -> None:
-        await client.wait_until_ready()
+        await client.had_session.wait()
         assert client.application_id is not None, "known since the login"
         try:
             await publish_menu(client.http, self._store, client.application_id, self._menu)

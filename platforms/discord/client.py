@@ -4,6 +4,7 @@ discord.py keeps its addresses in class attributes. Here a client of its own HTT
 call, so that two clients in one process may talk to two servers and nothing is left behind.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -66,7 +67,8 @@ class GatewayClient(discord.Client):
         self.on_slash_or_button: Callable[[discord.Interaction], Awaitable[None]] | None = None
         self.offline_since: float | None = time.monotonic()
         """Monotonic seconds at which the session was lost, None while it lives."""
-        self.was_ready = False
+        self.had_session = asyncio.Event()
+        """Set by the first READY."""
 
     @property
     def last_ack_at(self) -> float | None:
@@ -104,7 +106,7 @@ class GatewayClient(discord.Client):
     async def on_connect(self) -> None:  # READY, never RESUMED
         self._inlet.put(Connected())
         self.offline_since = None
-        self.was_ready = True
+        self.had_session.set()
 
     async def on_ready(self) -> None:  # the servers are listed
         channels = [*self.get_all_channels(), *(thread for guild in self.guilds for thread in guild.threads)]

@@ -71,7 +71,7 @@ class DiscordHarness(AdapterHarness):
             "token": TOKEN,
             "api_url": self.server.url,
             "gateway_url": f"{self.server.url.replace('http', 'ws', 1)}/gateway",
-            "request_seconds": 5.0,
+            "request_seconds": 15.0,
         }
         settings = DiscordSettings(**{**defaults, **self._changes, **changes})
         menu = self._menu if menu is None else menu

@@ -74,7 +74,9 @@ async def test_an_unchanged_menu_is_not_published_again(harness: DiscordHarness,
     async with running(harness.adapter, intake):
         await published(harness)
     async with running(harness.adapter, intake):
-        await asyncio.sleep(1.5)  # longer than the SDK takes to call itself ready
+        await harness.write("hello")
+        await intake.wait_for(1)
+        await asyncio.sleep(0.3)  # the first time it took a tenth of that
     await published(harness)
     async with running(harness.another_adapter(menu=MENU[:1]), intake):
         rows = await published(harness, 2)
