@@ -65,6 +65,7 @@ class Chromium:
         await asyncio.to_thread(self._driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", media)
 
     async def screenshot(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         assert await asyncio.to_thread(self._driver.save_screenshot, str(path))
 
     async def run(self, script: str, *values: object) -> Any:  # Any: JSON
