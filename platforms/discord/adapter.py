@@ -119,18 +119,20 @@ class DiscordAdapter:
         try:
             async with self._connection(intake) as (client, inlet, history), asyncio.TaskGroup() as tasks:
                 tasks.create_task(inlet.run(history), name="discord inlet")
-                tasks.create_task(self._connect(client), name="discord gateway")
                 tasks.create_task(self._watch(client, inlet), name="discord watch")
                 tasks.create_task(self._publish_menu(client), name="discord menu")
+                # In this task, not in one of its own: only so the group takes back the cancellation that a failing
+                # task makes, and `cancelling` below tells an order to stop from a failure.
+                await self._connect(client)
         except BaseExceptionGroup as group:
             error = _most_telling(group)
-            if isinstance(error, PlatformError):
-                fatal = isinstance(error, TokenRejected)
-                self._state = AdapterState.FAILED if fatal else AdapterState.BACKING_OFF
-                self._detail = str(error)
-            raise error from group
-        except asyncio.CancelledError:
-            self._state, self._detail = AdapterState.BACKING_OFF, "Stopped."
+            self._note_end(error)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the group's errors would hide that we were told to stop
+                raise asyncio.CancelledError from group
+            raise error from error.__cause__  # not from the group: the reason matters, not the task it came from
+        except (PlatformError, asyncio.CancelledError) as error:
+            self._note_end(error)
             raise
 
     def render(self, text: str) -> Sequence[OutboundPart]:
@@ -227,6 +229,10 @@ class DiscordAdapter:
             salt = secrets.token_hex(8)
             await self._store.write(save_note, SALT_KEY, salt)
         return salt
+
+    def _note_end(self, error: BaseException) -> None:
+        self._state = AdapterState.FAILED if isinstance(error, TokenRejected) else AdapterState.BACKING_OFF
+        self._detail = str(error) if isinstance(error, PlatformError) else "Stopped."
 
     def _connected_sender(self) -> Sender:
         if self._sender is None:

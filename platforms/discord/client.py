@@ -6,7 +6,7 @@ call, so that two clients in one process may talk to two servers and nothing is 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import discord
@@ -109,9 +109,7 @@ class GatewayClient(discord.Client):
         self.had_session.set()
 
     async def on_ready(self) -> None:  # the servers are listed
-        channels = [*self.get_all_channels(), *(thread for guild in self.guilds for thread in guild.threads)]
-        newest = ((str(channel.id), getattr(channel, "last_message_id", None)) for channel in channels)
-        self._inlet.put(Listed({channel: message for channel, message in newest if message}))
+        self._inlet.put(Listed({ref: newest for guild in self.guilds for ref, newest in _readable(guild)}))
 
     async def on_resumed(self) -> None:
         self.offline_since = None
@@ -119,3 +117,16 @@ class GatewayClient(discord.Client):
     async def on_disconnect(self) -> None:
         if self.offline_since is None:
             self.offline_since = time.monotonic()
+
+
+def _readable(guild: discord.Guild) -> Iterator[tuple[str, int]]:
+    """The channels and threads of a server that we may read, each with its newest message."""
+    channels: list[discord.TextChannel | discord.VoiceChannel | discord.StageChannel | discord.Thread] = []
+    channels.extend(guild.text_channels)
+    channels.extend(guild.voice_channels)
+    channels.extend(guild.stage_channels)
+    channels.extend(guild.threads)
+    for channel in channels:
+        newest = channel.last_message_id
+        if newest is not None and (guild.me is None or channel.permissions_for(guild.me).read_message_history):
+            yield str(channel.id), newest

@@ -11,6 +11,7 @@ from discord.gateway import DiscordWebSocket
 from discord.http import Route
 
 from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
+from hermes_state.values import Cursor, InboundEvent
 from platforms.base import AdapterState, PlatformAdapter
 from platforms.discord.errors import connection_errors
 from tests.platforms.contract import RecordingIntake, eventually, request, running
@@ -165,6 +166,40 @@ async def test_a_goodbye_that_is_not_answered_does_not_hold_up_the_end(harness: 
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, 10)
     assert time.monotonic() - started < 8
+
+
+class StubbornIntake(RecordingIntake):
+    """Fails in its own way when it is interrupted."""
+
+    async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
+        try:
+            await super().accept(event, cursor)
+        except asyncio.CancelledError:
+            raise ValueError("interrupted") from None
+
+
+async def test_an_error_on_the_way_out_does_not_hide_the_order_to_stop(harness: DiscordHarness) -> None:
+    intake = StubbornIntake()
+    intake.gate.clear()
+    task = asyncio.create_task(harness.adapter.run(intake))
+    await eventually(lambda: harness.adapter.health().is_ready, "ready")
+    await harness.write("hello")
+    await eventually(lambda: bool(intake.offered), "the intake is at work")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_mistake_in_the_intake_ends_the_run_as_itself(harness: DiscordHarness) -> None:
+    class Broken(RecordingIntake):
+        async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
+            raise ValueError("a bug")
+
+    task = asyncio.create_task(harness.adapter.run(Broken()))
+    await eventually(lambda: harness.adapter.health().is_ready, "ready")
+    await harness.write("hello")
+    with pytest.raises(ValueError, match="a bug"):
+        await asyncio.wait_for(task, 10)
 
 
 async def test_two_accounts_on_two_servers_share_nothing(harness: DiscordHarness, tmp_path: Path) -> None:
