@@ -40,8 +40,11 @@ class CatchUp:
     async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
         """What was written after `seen` (and before `until`), oldest first; skipped messages count as seen.
 
-        Raises `ChatUnreachable` when the channel is gone, another `PlatformError` when a retry may help.
+        Nothing at all when a bound is 0: whoever set it wants no answers to what is past. Raises `ChatUnreachable`
+        when the channel is gone, another `PlatformError` when a retry may help.
         """
+        if self._hours <= 0 or self._messages <= 0:
+            return ()
         with rest_errors(is_read=True):
             channel = await self._channel(int(channel_ref))
             if channel is None:

@@ -256,6 +256,19 @@ async def test_bounds_are_settings(harness: DiscordHarness, intake: RecordingInt
     assert texts(intake) == ["message 5", "message 6", "message 7"]
 
 
+@pytest.mark.parametrize("bound", [{"catch_up_messages": 0}, {"catch_up_hours": 0}])
+async def test_a_bound_of_zero_switches_catching_up_off(
+    harness: DiscordHarness, intake: RecordingIntake, bound: dict[str, int]
+) -> None:
+    await seen_once(harness, intake)
+    await harness.write("missed")
+    async with running(harness.another_adapter(**bound), intake):
+        await harness.write("live")
+        await intake.wait_for(1)
+    assert texts(intake) == ["live"]
+    assert await harness.visible(harness.direct_chat) == []
+
+
 async def test_commands_do_not_wait_for_history(harness: DiscordHarness, intake: RecordingIntake) -> None:
     await seen_once(harness, intake)
     await harness.write("missed")
