@@ -6,6 +6,7 @@ known to be one.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from sqlite3 import Connection
@@ -38,6 +39,7 @@ log = structlog.get_logger()
 LONGEST_PAUSE_MS = 30_000
 STORE_PAUSE_SECONDS = 2.0
 CRASH_PAUSE_SECONDS = 30.0
+LAST_REQUEST_SECONDS = 5.0
 
 
 class Delivery:
@@ -52,6 +54,7 @@ class Delivery:
         self._clock = clock
         self._group = group
         self._wakes: dict[ChatId, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_closed = False
@@ -71,25 +74,38 @@ class Delivery:
         elif not self._is_closed:
             self._wakes[chat_id] = asyncio.Event()
             self._idle.clear()
-            self._group.create_task(self._serve(chat_id), name=f"delivery-{chat_id}")
+            task = self._group.create_task(self._serve(chat_id), name=f"delivery-{chat_id}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def flush(self, seconds: float) -> None:
-        """Let what is owed go out, for at most `seconds`; start nothing new after that."""
+        """Let what is owed go out, for at most `seconds`, then end; what is left goes out at the next start.
+
+        A request that is under way gets `LAST_REQUEST_SECONDS` more: cut off, nobody would know whether it was seen.
+        """
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
             log.warning("delivery.unfinished", chats=len(self._wakes))
         self._is_closed = True
+        for event in self._wakes.values():
+            event.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LAST_REQUEST_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _serve(self, chat_id: ChatId) -> None:
         event = self._wakes[chat_id]
         try:
-            while True:
+            while not self._is_closed:
                 event.clear()
                 pause = await self._send_next(chat_id)
                 if pause is None and not event.is_set():
                     return
-                if pause:
+                if pause and not self._is_closed:
                     await _event_within(event, pause)
         finally:
             del self._wakes[chat_id]
@@ -98,27 +114,30 @@ class Delivery:
 
     async def _send_next(self, chat_id: ChatId) -> float | None:
         """Send what is due first. Returns seconds to wait, 0 for none, or None when nothing is owed."""
+        gate = self._gates.of(chat_id)
         try:
-            chat, rows = await self._store.read(_load, chat_id)
-            if not rows:
-                return None
-            adapter = self._adapters.of(chat.key)
-            if adapter is None:
-                log.warning("delivery.no_adapter", chat=chat.key.name, count=len(rows))
-                return None
-            gate = self._gates.of(chat_id)
-            wait_ms = max(rows[0].next_at - self._clock.now(), int(gate.penalty_seconds * 1000))
-            if wait_ms > 0:
-                return wait_ms / 1000
-            with bound_contextvars(chat=chat.key.name, outbox_id=rows[0].id):
-                async with gate.passing():
-                    await self._send(chat, rows[0], adapter, gate)
+            async with gate.passing():  # what is read in here is what is sent: a preview may just have named its place
+                return await self._send_first(chat_id, gate)
         except StateError as error:
             log.warning("delivery.delayed", error=str(error))
             return STORE_PAUSE_SECONDS
         except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
             log.exception("delivery.crashed", chat_id=chat_id)
             return CRASH_PAUSE_SECONDS
+
+    async def _send_first(self, chat_id: ChatId, gate: Gate) -> float | None:
+        chat, rows = await self._store.read(_load, chat_id)
+        if not rows:
+            return None
+        adapter = self._adapters.of(chat.key)
+        if adapter is None:
+            log.warning("delivery.no_adapter", chat=chat.key.name)
+            return None
+        wait_ms = max(rows[0].next_at - self._clock.now(), math.ceil(gate.penalty_seconds * 1000))
+        if wait_ms > 0:
+            return wait_ms / 1000
+        with bound_contextvars(chat=chat.key.name, outbox_id=rows[0].id):
+            await self._send(chat, rows[0], adapter, gate)
         return 0.0
 
     async def _send(self, chat: Chat, row: OutboxRow, adapter: PlatformAdapter, gate: Gate) -> None:
@@ -150,8 +169,10 @@ class Delivery:
         except ChatMigrated as error:
             key = chat.key
             args = (key.platform, key.account, key.chat_ref, error.new_chat_ref, self._clock.now())
-            await write_patiently(self._store, move_chat, *args)
+            moved = await write_patiently(self._store, move_chat, *args)
             await self._retry(row, is_repeat, error, self._clock.now())
+            for chat_id in moved:
+                self.wake(chat_id)
         except PlatformError as error:
             is_ambiguous = is_repeat or isinstance(error, SendAmbiguous)
             log.info(

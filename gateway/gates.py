@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
 
 from hermes_state.values import ChatId
 
@@ -30,14 +31,14 @@ class Gate:
         """Whether something that may be shed can pass now."""
         return not self._lock.locked() and self._waiting == 0 and self.penalty_seconds == 0
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the gate remembers nothing that another one would not."""
-        return self.is_free
-
     def close_for(self, seconds: float) -> None:
         """The platform asked for silence; a shorter request never shortens a longer one."""
         self._closed_until = max(self._closed_until, time.monotonic() + seconds)
+        # The timer holds on to the gate: a penalty must outlive those who are sending right now.
+        asyncio.get_running_loop().call_later(seconds, self._keep)
+
+    def _keep(self) -> None:
+        """Nothing: `penalty_seconds` looks at the time itself."""
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
@@ -54,17 +55,14 @@ class Gate:
 
 
 class Gates:
-    """The gates of all chats that are being sent to."""
-
-    SWEEP_AT = 1_024
+    """The gates of all chats that are being sent to; a gate goes when nobody holds it and no penalty is on."""
 
     def __init__(self) -> None:
-        self._gates: dict[ChatId, Gate] = {}
+        self._gates: WeakValueDictionary[ChatId, Gate] = WeakValueDictionary()
 
     def of(self, chat_id: ChatId) -> Gate:
+        """The one gate of a chat."""
         gate = self._gates.get(chat_id)
         if gate is None:
-            if len(self._gates) >= self.SWEEP_AT:
-                self._gates = {known: kept for known, kept in self._gates.items() if not kept.is_idle}
             gate = self._gates[chat_id] = Gate()
         return gate
