@@ -3,12 +3,19 @@
 People are known by stable ids. A revocation holds from the next event on.
 """
 
+import asyncio
 from enum import StrEnum
 
+import structlog
+
 from gateway.live import Live
+from gateway.patience import pauses
+from hermes_state.errors import StoreUnavailable
 from hermes_state.pairings import Role, load_roles
 from hermes_state.store import Store
 from hermes_state.values import ChatKind, InboundMessage, Sender, UserRef
+
+log = structlog.get_logger()
 
 LOCAL_OWNER = UserRef("local:owner")
 """Whoever holds the local web chat's cookie."""
@@ -35,8 +42,14 @@ class Access:
         self.counts: dict[Verdict, int] = dict.fromkeys(Verdict, 0)
 
     async def load(self) -> None:
-        """Read the pairings; called at the start and after every change of them."""
-        self._paired = await self._store.read(load_roles)
+        """Read the pairings; called at the start and after every change of them. Tries until it could."""
+        for pause in pauses():
+            try:
+                self._paired = await self._store.read(load_roles)
+                return
+            except StoreUnavailable as error:
+                log.warning("access.stale", retry_seconds=pause, error=str(error))
+            await asyncio.sleep(pause)  # a revocation that is stored must hold: nothing else would bring it here
 
     def role_of(self, ref: UserRef) -> Role | None:
         """The role of a person, None without access."""

@@ -30,6 +30,8 @@ class CommandRunner:
         self._desk = desk
         self._delivery = delivery
         self._group = group
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_hand: dict[InboxId, asyncio.Event] = {}
 
     async def start(self) -> None:
         """Carry out what had been accepted, but not done, when the process ended: before any turn resumes."""
@@ -40,22 +42,50 @@ class CommandRunner:
 
     def run_soon(self, inbox_id: InboxId, chat_id: ChatId) -> None:
         """Carry out a stored `control` or `read` command now, beside whatever the chat does."""
-        self._group.create_task(self._run_stored(inbox_id, chat_id), name=f"command-{inbox_id}")
+        task = self._group.create_task(self._run_stored(inbox_id, chat_id), name=f"command-{inbox_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End what runs beside the lanes; a command that is not done is carried out at the next start."""
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def run_queued(self, row: InboxRow) -> RunningTurn | None:
         """Carry out a command; returns the turn it opened, if it opened one."""
+        elsewhere = self._in_hand.get(row.id)
+        if elsewhere is not None:
+            await elsewhere.wait()  # its side effects must not happen twice; whoever called looks again
+            return None
+        done = self._in_hand[row.id] = asyncio.Event()
+        try:
+            return await self._run(row)
+        finally:
+            del self._in_hand[row.id]
+            done.set()
+
+    async def _run(self, row: InboxRow) -> RunningTurn | None:
         chat = await self._desk.store.read(load_chat, row.chat_id)
         with bound_contextvars(platform=chat.key.platform, chat=chat.key.name, inbox_id=row.id):
             effect = await self._decide(row, chat)
             try:
-                opened = await write_patiently(
-                    self._desk.store, _carry_out, row, chat, effect.apply, self._desk.clock.now()
-                )
+                opened = await self._carry_out(row, chat, effect)
             finally:
+                self._delivery.wake(row.chat_id)
                 await effect.after()
             log.info("command.done", command=_name_of(row))
-        self._delivery.wake(row.chat_id)
         return opened
+
+    async def _carry_out(self, row: InboxRow, chat: Chat, effect: Effect) -> RunningTurn | None:
+        store, now = self._desk.store, self._desk.clock.now()
+        try:
+            return await write_patiently(store, _carry_out, row, chat, effect.apply, now)
+        except Exception:  # the command boundary: a command that cannot be carried out must not block its chat
+            log.exception("command.crashed", command=_name_of(row))
+        return await write_patiently(store, _carry_out, row, chat, say(CRASH_SENTENCE).apply, now)
 
     async def _run_stored(self, inbox_id: InboxId, chat_id: ChatId) -> None:
         try:
@@ -66,6 +96,8 @@ class CommandRunner:
             # The row is stored: it gets its turn in the queue, which has patience with the database.
             log.warning("command.delayed", inbox_id=inbox_id, error=str(error))
             self._desk.lanes.wake(chat_id)
+        except Exception:  # the chat boundary: one command must not end the daemon
+            log.exception("command.crashed", inbox_id=inbox_id)
 
     async def _decide(self, row: InboxRow, chat: Chat) -> Effect:
         """What the command does; every refusal is an answer."""
@@ -106,8 +138,9 @@ async def _handle(command: Command, invocation: Invocation) -> Effect:
 
 
 def _carry_out(db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis) -> RunningTurn | None:
-    """The transaction of a command. A row that was settled before changes nothing."""
-    if inbox.load(db, row.id) is None:
+    """The transaction of a command. A row that was settled, or has its turn, changes nothing."""
+    stored = inbox.load(db, row.id)
+    if stored is None or stored.state is not InboxState.NEW:
         return None
     db.execute("SAVEPOINT command_effect")
     try:
