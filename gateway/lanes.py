@@ -18,17 +18,22 @@ from gateway.live import Live
 from gateway.patience import pauses
 from gateway.previews import LivePreview
 from gateway.turns import MAX_RESTARTS, TurnRunner
-from hermes_state import inbox, journal
+from hermes_state import inbox, journal, outbox
 from hermes_state.errors import StateError
-from hermes_state.inbox import InboxRow
+from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.journal import InboxMoved, RunningTurn
+from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store import Store
-from hermes_state.values import ChatId, ChatKey, Clock, TurnId, UserRef
+from hermes_state.values import ChatId, ChatKey, Clock, Millis, TurnId, UserRef
 
 log = structlog.get_logger()
 
 INTERRUPTED = "stopped: the person sent a newer message"
 STOPPED_FROM_MEMORY = "stopped by the person"
+
+BURIED_SENTENCE = "Something in this message breaks me, so I have put it aside; please try it in other words."
+MAX_CRASHES = 3
+"""A message that has crashed its lane this often would do so for ever."""
 
 DECISION_SECONDS = 60.0
 """Whoever asked for a stop stores it; if that never happens, the lane does it after this."""
@@ -64,6 +69,13 @@ class _Work:
     task: asyncio.Task[None]
     stopping: Stopping | None = None
 
+    def begin_stop(self, reason: str) -> Stopping:
+        """Cancel the work now. A stop that is not stored yet is shared by all who ask for it."""
+        if self.stopping is None:
+            self.stopping = Stopping(turn=self.turn, partial_text=self.preview.text, reason=reason)
+            self.task.cancel()
+        return self.stopping
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneParts:
@@ -82,10 +94,14 @@ class LaneParts:
 class Lane:
     """The work of one chat."""
 
-    def __init__(self, chat_id: ChatId, parts: LaneParts, *, is_after_restart: bool) -> None:
+    def __init__(
+        self, chat_id: ChatId, parts: LaneParts, board: dict[ChatKey, _Work], *, is_after_restart: bool
+    ) -> None:
         self._chat_id = chat_id
         self._parts = parts
+        self._board = board
         self._is_after_restart = is_after_restart
+        self._crashes = 0
         self._is_closing = False
         self.woken = asyncio.Event()
         self.work: _Work | None = None
@@ -104,29 +120,30 @@ class Lane:
                 if not await self._step() and not self.woken.is_set():
                     return
                 delays = pauses()
+                self._crashes = 0
             except StateError as error:
                 pause = next(delays)
                 log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
                 await self._wait(pause)
             except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
                 log.exception("lane.crashed", chat_id=self._chat_id)
+                self._crashes += 1
+                self._is_after_restart = True  # a turn that crashed its lane is counted as one that ended the process
                 await self._wait(next(delays))
 
     def begin_stop(self, reason: str) -> Stopping | None:
         """Cancel the running turn's work now; None when none runs. A stop that is not stored yet is shared."""
-        work = self.work
-        if work is None or work.stopping is not None:
-            return work.stopping if work is not None else None
-        work.stopping = Stopping(turn=work.turn, partial_text=work.preview.text, reason=reason)
-        work.task.cancel()
-        return work.stopping
+        return self.work.begin_stop(reason) if self.work is not None else None
 
     async def _step(self) -> bool:
         """Do the next thing; False when there is none."""
-        is_first, self._is_after_restart = self._is_after_restart, False
         turn, rows = await self._parts.store.read(_load_work, self._chat_id)
         if turn is not None:
-            await self._resume(turn, is_restart=is_first)
+            await self._resume(turn)
+            return True
+        self._is_after_restart = False
+        if self._crashes >= MAX_CRASHES:
+            await self._bury(rows)
             return True
         sessions = self._parts.live.config.sessions
         work = next_work(
@@ -143,7 +160,8 @@ class Lane:
             case RunCommand(row=row):
                 opened = await self._parts.commands.run_queued(row)
                 if opened is not None:
-                    await self._execute(opened)
+                    async with self._parts.slots:
+                        await self._execute(opened)
             case Claim(rows=claimed):
                 await self._start(claimed)
         return True
@@ -166,14 +184,25 @@ class Lane:
                 return  # somebody withdrew a message meanwhile: look again
             await self._execute(turn)
 
-    async def _resume(self, turn: RunningTurn, *, is_restart: bool) -> None:
+    async def _bury(self, rows: Sequence[InboxRow]) -> None:
+        """Give up the message that breaks the lane again and again: the chat goes on without it."""
+        first = next((row for row in rows if row.kind is not InboxKind.NOTICE), None)
+        if first is not None:
+            log.error("inbox.buried", chat_id=self._chat_id, inbox_id=first.id)
+            await self._parts.store.write(_bury, first, self._parts.clock.now())
+            self._parts.turns.deliver(self._chat_id)
+
+    async def _resume(self, turn: RunningTurn) -> None:
         """Take up a turn that is open although nobody works on it."""
+        is_restart = self._is_after_restart
         if is_restart and turn.restarts >= MAX_RESTARTS:
             await self._parts.turns.give_up(turn)
+            self._is_after_restart = False
             return
         async with self._parts.slots:
             # Counting is also the proof that the database takes writes again, before a model call is paid for.
             turn = await self._parts.store.write(journal.note_resumed, turn.id, is_restart)
+            self._is_after_restart = False
             log.info("turn.resumed", turn_id=turn.id, chat=turn.chat.name, restarts=turn.restarts)
             await self._execute(turn)
 
@@ -181,16 +210,19 @@ class Lane:
         turns = self._parts.turns
         preview = turns.preview_of(turn)
         task = asyncio.create_task(turns.run(turn, preview), name=f"turn-{turn.id}")
-        work = self.work = _Work(turn=turn, preview=preview, task=task)
+        work = self.work = self._board[turn.chat] = _Work(turn=turn, preview=preview, task=task)
         try:
             await asyncio.wait({task})
+            if work.stopping is not None:
+                # The turn is still the chat's: whoever stores the stop finds it here, with what it had said.
+                await _within(work.stopping.decided, DECISION_SECONDS)
         finally:
             self.work = None
+            self._board.pop(turn.chat, None)
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
         if work.stopping is not None:
-            await _within(work.stopping.decided, DECISION_SECONDS)
             await turns.stop(turn, preview.text, work.stopping.reason)
         elif task.cancelled():
             raise asyncio.CancelledError
@@ -205,6 +237,8 @@ class Lanes:
         self._group = group
         self._staff: LaneParts | None = None
         self._lanes: dict[ChatId, Lane] = {}
+        self._board: dict[ChatKey, _Work] = {}
+        """The turns that run now, by the chats that people write in."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
@@ -237,13 +271,13 @@ class Lanes:
 
     def running_in(self, key: ChatKey) -> RunningTurn | None:
         """The same by the chat's key: from memory, so that it needs no database."""
-        works = (lane.work for lane in self._lanes.values())
-        return next((work.turn for work in works if work is not None and work.turn.chat == key), None)
+        work = self._board.get(key)
+        return work.turn if work is not None else None
 
     @property
     def running_count(self) -> int:
         """How many turns run now."""
-        return sum(lane.work is not None for lane in self._lanes.values())
+        return len(self._board)
 
     def begin_stop(self, chat_id: ChatId, reason: str) -> Stopping | None:
         """Cancel the chat's running turn. Whoever calls stores the stop, then sets `decided`."""
@@ -252,13 +286,11 @@ class Lanes:
 
     def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> Stopping | None:
         """Stop a chat's turn while the database cannot say anything; the stored `/stop` settles it later."""
-        for lane in self._lanes.values():
-            work = lane.work
-            if work is None or work.turn.chat != key:
-                continue
-            if is_admin or work.turn.started_by == sender_ref or not work.turn.chat_kind.is_shared:
-                return lane.begin_stop(STOPPED_FROM_MEMORY)
-        return None
+        work = self._board.get(key)
+        if work is None:
+            return None
+        may_stop = is_admin or work.turn.started_by == sender_ref or not work.turn.chat_kind.is_shared
+        return work.begin_stop(STOPPED_FROM_MEMORY) if may_stop else None
 
     def interrupt(self, chat_id: ChatId, turn_id: TurnId) -> None:
         """End a turn in favour of a message that has just been stored, unless the chat is in another one by now."""
@@ -287,7 +319,7 @@ class Lanes:
         return len(cut)
 
     def _open(self, chat_id: ChatId, *, is_after_restart: bool) -> None:
-        lane = self._lanes[chat_id] = Lane(chat_id, self._parts, is_after_restart=is_after_restart)
+        lane = self._lanes[chat_id] = Lane(chat_id, self._parts, self._board, is_after_restart=is_after_restart)
         task = self._group.create_task(self._serve(chat_id, lane), name=f"lane-{chat_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -305,6 +337,18 @@ async def _within(event: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:
         return
+
+
+def _bury(db: Connection, row: InboxRow, now: Millis) -> None:
+    if inbox.settle(db, row.id, InboxState.DEAD, now):
+        reply = Reply(
+            chat_id=row.chat_id,
+            kind=OutboxKind.ERROR,
+            markdown=BURIED_SENTENCE,
+            dedupe_key=f"inbox:{row.id}:buried",
+            reply_to=row.message_ref,
+        )
+        outbox.enqueue(db, reply, now)
 
 
 def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow]]:

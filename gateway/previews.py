@@ -1,13 +1,14 @@
 """Showing an answer while it grows. What streams is a preview; the outbox row is the truth."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
 import structlog
 
 from gateway.gates import Gate
-from hermes_state.errors import PlatformError, RateLimited
+from hermes_state.errors import PlatformError, RateLimited, StateError
 from hermes_state.journal import RunningTurn
 from platforms.base import PlatformAdapter, Preview
 
@@ -40,7 +41,7 @@ class LivePreview:
         self._adapter = adapter
         self._gate = gate
         self._note_ref = note_ref
-        self._ref = turn.preview_ref
+        self._ref = self._noted_ref = turn.preview_ref
         self._changed = asyncio.Event()
         self._closed = asyncio.Event()
         self._shown = ""
@@ -61,8 +62,11 @@ class LivePreview:
     async def close(self) -> None:
         """Show no more. Returns when nothing is in flight, so that the final answer comes last."""
         self._closed.set()
-        if self._pump is not None:
-            await self._pump
+        if self._pump is None:
+            return
+        await self._pump
+        with contextlib.suppress(StateError):  # a stale copy beside the answer is better than no answer
+            await self._note()
 
     async def _run(self, adapter: PlatformAdapter) -> None:
         interval = self._interval(adapter)
@@ -72,8 +76,11 @@ class LivePreview:
                 await asyncio.wait_for(self._show_something(adapter), REQUEST_SECONDS)
             except RateLimited as error:
                 self._gate.close_for(error.retry_after)
-            except (PlatformError, TimeoutError) as error:
+            except (PlatformError, StateError, TimeoutError) as error:
                 log.debug("preview.failed", error=type(error).__name__)
+            except Exception:  # an SDK's bug must not cost the answer, which this only foreshadows
+                log.exception("preview.crashed")
+                return
             self._changed.clear()
             if self.text == self._shown:
                 await self._change_or_close(adapter.capabilities.typing_seconds)
@@ -89,9 +96,7 @@ class LivePreview:
             return
         async with self._gate.passing():
             if self.text.strip() and self.text != self._shown:
-                text = self.text
-                await self._show_text(adapter, text)
-                self._shown = text
+                await self._show_text(adapter, self.text)
             elif self._is_typing_due(adapter):
                 await adapter.show_typing(self._turn.chat)
                 self._typed_at = time.monotonic()
@@ -104,10 +109,15 @@ class LivePreview:
             text=text,
             ref=self._ref,
         )
-        ref = await adapter.show(preview)
-        if ref is not None and ref != self._ref:
-            self._ref = ref
-            await self._note_ref(ref)
+        self._ref = await adapter.show(preview) or self._ref
+        self._shown = text
+        await self._note()
+
+    async def _note(self) -> None:
+        """Store which message is the placeholder, unless that is known."""
+        if self._ref is not None and self._ref != self._noted_ref:
+            await self._note_ref(self._ref)
+            self._noted_ref = self._ref
 
     def _is_typing_due(self, adapter: PlatformAdapter) -> bool:
         fades = adapter.capabilities.typing_seconds

@@ -17,7 +17,7 @@ from hermes_state import journal
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import FinalAnswer, RunningTurn, TurnClosed
 from hermes_state.store import Store
-from hermes_state.values import Clock
+from hermes_state.values import ChatId, Clock
 
 log = structlog.get_logger()
 
@@ -98,6 +98,10 @@ class TurnRunner:
         if stopped:
             log.info("turn.stopped", turn_id=turn.id, chat=turn.chat.name)
         self._delivery.wake(turn.chat_id)
+
+    def deliver(self, chat_id: ChatId) -> None:
+        """Something is owed to a chat."""
+        self._delivery.wake(chat_id)
 
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
         await write_patiently(self._store, journal.fail_turn, turn.id, error, sentence, self._clock.now())

@@ -1,0 +1,513 @@
+"""A gateway in this process: everything real but the two ends, a chat service in memory and a scripted model."""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.model.base import Finish, ModelReply, ModelRequest
+from agent.model.retry import RetryPolicy
+from agent.tools.registry import Tool, ToolRegistry
+from agent.turn import Agent, AgentSettings
+from gateway.access import Access
+from gateway.adapters import Adapters
+from gateway.attachments import AttachmentDesk
+from gateway.commands.registry import Desk
+from gateway.commands.runner import CommandRunner
+from gateway.commands.table import REGISTRY
+from gateway.delivery import Delivery
+from gateway.gates import Gates
+from gateway.intake import GatewayIntake
+from gateway.lanes import LaneParts, Lanes
+from gateway.live import Live
+from gateway.settings import Config
+from gateway.turns import TurnRunner
+from hermes_state.errors import MessageRejected
+from hermes_state.store import Store
+from hermes_state.values import (
+    CanonicalUsage,
+    ChatKey,
+    ChatKind,
+    Cursor,
+    InboundDeletion,
+    InboundEdit,
+    InboundMessage,
+    IncomingAttachment,
+    Message,
+    Millis,
+    Origin,
+    OutboundPart,
+    Quote,
+    Sender,
+    SystemClock,
+    Tokens,
+    ToolCall,
+)
+from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, Preview, SendRequest
+
+PLATFORM = "telegram"
+WAIT_SECONDS = 10.0
+ANN = Sender(platform=PLATFORM, id="1", name="Ann")
+BOB = Sender(platform=PLATFORM, id="2", name="Bob")
+BOSS = Sender(platform=PLATFORM, id="9", name="Boss")
+"""An admin."""
+EVE = Sender(platform=PLATFORM, id="666", name="Eve")
+"""Nobody gave her access."""
+DIRECT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="1")
+GROUP = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="-100")
+USAGE = CanonicalUsage(input=100, output=10)
+_numbers = itertools.count(1)
+"""Of messages and edits: a restarted gateway meets no old number."""
+
+
+async def eventually(claim: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> None:
+    """Wait until `claim` holds."""
+    async with asyncio.timeout(seconds):
+        try:
+            while not claim():  # noqa: ASYNC110 - a claim about many parts has no event
+                await asyncio.sleep(0.002)
+        except asyncio.CancelledError:
+            raise AssertionError(f"never happened: {what}") from None
+
+
+async def settled(seconds: float = 0.05) -> None:
+    """Give everything that would happen the time to happen; for claims that something does not."""
+    await asyncio.sleep(seconds)
+
+
+# ---- the chat service
+
+
+class MemoryAdapter:
+    """A chat service in memory: keeps what is visible in each chat, and breaks as it is told."""
+
+    def __init__(self, *, max_part_units: int = 4_096, has_previews: bool = True, has_buttons: bool = True) -> None:
+        self.name = PLATFORM
+        self.capabilities = Capabilities(
+            max_part_units=max_part_units,
+            preview_interval_seconds=0.01 if has_previews else 3_600.0,
+            shared_preview_interval_seconds=0.02 if has_previews else 3_600.0,
+            has_buttons=has_buttons,
+            typing_seconds=5.0 if has_previews else None,
+        )
+        self.requests: list[SendRequest] = []
+        self.previews: list[Preview] = []
+        self.typed: list[ChatKey] = []
+        self.visible: dict[tuple[str, str], dict[str, str]] = {}
+        """Text by message id, by chat and thread."""
+        self.troubles: deque[Exception | None] = deque()
+        """What the next sends raise; None lets one through."""
+        self.is_effective_when_broken = False
+        """Whether a send that raises was seen by people all the same."""
+        self.may_send = asyncio.Event()
+        self.may_send.set()
+        self.show_trouble: Exception | None = None
+        self.may_show = asyncio.Event()
+        self.may_show.set()
+        self.makes_placeholders = True
+        self.files: dict[str, bytes | Exception] = {}
+        self.downloads: list[str] = []
+        self.may_download = asyncio.Event()
+        self.may_download.set()
+        self.state = AdapterState.RUNNING
+        self._numbers = itertools.count(1_000)
+
+    def health(self) -> AdapterHealth:
+        return AdapterHealth(state=self.state, last_progress_at=None)
+
+    async def run(self, intake: Intake) -> None:
+        await asyncio.Event().wait()
+
+    def render(self, text: str) -> Sequence[OutboundPart]:
+        size = self.capabilities.max_part_units
+        pieces = [text[at : at + size] for at in range(0, max(1, len(text)), size)]
+        return [OutboundPart(text=piece, plain=f"plain {piece}", markup="m") for piece in pieces]
+
+    async def send(self, request: SendRequest) -> str:
+        self.requests.append(request)
+        await self.may_send.wait()
+        trouble = self.troubles.popleft() if self.troubles else None
+        if trouble is not None and not self.is_effective_when_broken:
+            raise trouble
+        ref = self._make_visible(request.chat, request.replaces, self._text_of(request))
+        if trouble is not None:
+            raise trouble
+        return ref
+
+    def _text_of(self, request: SendRequest) -> str:
+        return request.part.plain if request.is_plain else request.part.text
+
+    def _make_visible(self, chat: ChatKey, replaces: str | None, text: str) -> str:
+        ref = replaces or f"s{next(self._numbers)}"
+        self.visible.setdefault((chat.chat_ref, chat.thread_ref), {})[ref] = text
+        return ref
+
+    async def show(self, preview: Preview) -> str | None:
+        self.previews.append(preview)
+        await self.may_show.wait()
+        if self.show_trouble is not None:
+            raise self.show_trouble
+        if not self.makes_placeholders:
+            return None
+        return self._make_visible(preview.chat, preview.ref, preview.text)
+
+    async def show_typing(self, chat: ChatKey) -> None:
+        self.typed.append(chat)
+
+    async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
+        self.downloads.append(attachment.file_ref)
+        await self.may_download.wait()
+        content = self.files[attachment.file_ref]
+        if isinstance(content, Exception):
+            raise content
+        if len(content) > max_bytes:
+            raise MessageRejected("too large")
+        await asyncio.to_thread(target.write_bytes, content)
+        return len(content)
+
+    def texts(self, chat: ChatKey = DIRECT) -> list[str]:
+        """What people see of us in a chat, in order."""
+        return list(self.visible.get((chat.chat_ref, chat.thread_ref), {}).values())
+
+
+# ---- the model
+
+
+Respond = Callable[[ModelRequest, Callable[[str], None]], Awaitable[ModelReply]]
+
+
+def answer(text: str) -> ModelReply:
+    return ModelReply(text=text, finish=Finish.STOP, usage=USAGE)
+
+
+def calls(*names: str, text: str = "") -> ModelReply:
+    """The model asks for tools; the ids are the names with a number."""
+    made = tuple(ToolCall(id=f"{name}-{number}", name=name, arguments="{}") for number, name in enumerate(names))
+    return ModelReply(text=text, calls=made, finish=Finish.TOOL_CALLS, usage=USAGE)
+
+
+def asked(request: ModelRequest) -> list[str]:
+    """What people said since the last answer."""
+    found: list[str] = []
+    for row in reversed(request.transcript):
+        if row.origin is Origin.ASSISTANT and not row.body.calls:
+            break
+        if row.origin is Origin.HUMAN:
+            found.append(row.text or "")
+    return found[::-1]
+
+
+class ScriptedModel:
+    """Plays `script`; what comes after it is answered with `respond`, at first an echo of what was asked."""
+
+    route = "scripted"
+    name = "scripted"
+
+    def __init__(self) -> None:
+        self.requests: list[ModelRequest] = []
+        self.script: deque[ModelReply | Exception | Respond] = deque()
+        self.respond: Respond = self.echo
+        self.running = 0
+        self.most_running = 0
+
+    async def echo(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        return answer("echo: " + " | ".join(asked(request)))
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        self.requests.append(request)
+        step = self.script.popleft() if self.script else self.respond
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            if isinstance(step, Exception):
+                raise step
+            return step if isinstance(step, ModelReply) else await step(request, on_text)
+        finally:
+            self.running -= 1
+
+    async def close(self) -> None:
+        return None
+
+    @property
+    def heard(self) -> list[list[str]]:
+        """What was asked, by model call."""
+        return [asked(request) for request in self.requests]
+
+
+@dataclass
+class Hang:
+    """A model that says `says` and then hangs until `release`d."""
+
+    says: str = ""
+    text: str = "finally"
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        if self.says:
+            on_text(self.says)
+        self.begun.set()
+        await self.released.wait()
+        return answer(self.text)
+
+    def release(self) -> None:
+        self.released.set()
+
+
+# ---- the gateway
+
+
+def config_of(**sections: Mapping[str, object]) -> Config:
+    """Ann and Bob are users and Boss is an admin, unless `sections` says otherwise."""
+    settings: dict[str, Any] = {  # Any: what people would write into the file
+        "model": {"protocol": "chat_completions", "name": "scripted"},
+        "access": {"allow": [ANN.ref, BOB.ref], "admins": [BOSS.ref]},
+    }
+    for name, values in sections.items():
+        settings[name] = {**settings.get(name, {}), **values}
+    return Config(**settings)
+
+
+class TestGateway:
+    """The daemon's parts, put together as the daemon does, around one adapter and one model."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        config: Config,
+        adapter: MemoryAdapter,
+        model: ScriptedModel,
+        tools: Iterable[Tool],
+    ) -> None:
+        self.store = store
+        self.adapter = adapter
+        self.model = model
+        self.clock = SystemClock()
+        agent = Agent(
+            store=store,
+            model=model,
+            tools=ToolRegistry(tools),
+            settings=AgentSettings(
+                context_length=Tokens(131_072),
+                max_output_tokens=Tokens(8_192),
+                retry=RetryPolicy(first_pause=0.001, longest_pause=0.002),
+            ),
+            clock=self.clock,
+        )
+        self.live = Live(config=config, agent=agent)
+        self._folder = folder
+
+    def assemble(self, group: asyncio.TaskGroup) -> None:
+        store, live, clock = self.store, self.live, self.clock
+        self.gates = Gates()
+        self.adapters = Adapters({self.adapter.name: self.adapter})
+        self.access = Access(store, live)
+        self.delivery = Delivery(store=store, adapters=self.adapters, gates=self.gates, clock=clock, group=group)
+        self.turns = TurnRunner(
+            store=store, live=live, adapters=self.adapters, gates=self.gates, delivery=self.delivery, clock=clock
+        )
+        self.files = AttachmentDesk(
+            store=store,
+            live=live,
+            adapters=self.adapters,
+            delivery=self.delivery,
+            clock=clock,
+            folder=self._folder / "attachments",
+        )
+        self.lanes = Lanes(group)
+        desk = Desk(
+            store=store,
+            live=live,
+            access=self.access,
+            lanes=self.lanes,
+            clock=clock,
+            health=lambda: {self.adapter.name: self.adapter.health()},
+            registry=REGISTRY,
+        )
+        self.commands = CommandRunner(desk, self.delivery, group)
+        self.lanes.staff(
+            LaneParts(
+                store=store,
+                live=live,
+                turns=self.turns,
+                commands=self.commands,
+                attachments=self.files,
+                clock=clock,
+                slots=asyncio.Semaphore(live.config.sessions.max_turns),
+            )
+        )
+        self.intake = GatewayIntake(
+            store=store,
+            live=live,
+            access=self.access,
+            registry=REGISTRY,
+            lanes=self.lanes,
+            commands=self.commands,
+            delivery=self.delivery,
+            clock=clock,
+        )
+
+    async def start(self) -> None:
+        """In the order of the daemon."""
+        await self.access.load()
+        await self.commands.start()
+        await self.delivery.start()
+        await self.lanes.start()
+
+    # ---- people
+
+    def message(
+        self,
+        text: str,
+        *,
+        chat: ChatKey = DIRECT,
+        sender: Sender = ANN,
+        is_addressed: bool = True,
+        at: int | None = None,
+        expects_more: bool = False,
+        files: Sequence[IncomingAttachment] = (),
+        quote: Quote | None = None,
+        ticket: str | None = None,
+    ) -> InboundMessage:
+        """A message of its own, sent now."""
+        number = next(_numbers)
+        return InboundMessage(
+            event_ref=f"7:{number}",
+            chat=chat,
+            chat_kind=ChatKind.DIRECT
+            if chat.chat_ref == DIRECT.chat_ref or chat.chat_ref.isdecimal()
+            else ChatKind.GROUP,
+            sender=sender,
+            text=text,
+            message_ref=str(number),
+            sent_at=Millis(at if at is not None else self.clock.now()),
+            is_addressed=is_addressed,
+            expects_more=expects_more,
+            attachments=tuple(files),
+            quote=quote,
+            ticket=ticket,
+        )
+
+    async def say(
+        self, text: str, cursor: Cursor | None = None, **details: Any
+    ) -> InboundMessage:  # Any: see `message`
+        """A person writes; returns once it is stored."""
+        message = self.message(text, **details)
+        await self.intake.accept(message, cursor)
+        return message
+
+    async def edit(self, message: InboundMessage, text: str, *, sender: Sender | None = None) -> InboundEdit:
+        edit = InboundEdit(
+            event_ref=f"{message.event_ref}:edit:{next(_numbers)}",
+            chat=message.chat,
+            sender=sender or message.sender,
+            text=text,
+            message_ref=message.message_ref,
+            sent_at=self.clock.now(),
+        )
+        await self.intake.accept(edit)
+        return edit
+
+    async def delete(self, message: InboundMessage) -> None:
+        await self.intake.accept(
+            InboundDeletion(
+                event_ref=f"{message.event_ref}:deleted",
+                chat=message.chat,
+                message_ref=message.message_ref,
+                sent_at=self.clock.now(),
+            )
+        )
+
+    async def ask(self, text: str, **details: Any) -> str:  # Any: see `message`
+        """Write, and return the one thing that is said next in the chat."""
+        chat = details.get("chat", DIRECT)
+        before = len(self.adapter.texts(chat))
+        await self.say(text, **details)
+        await self.replies(before + 1, chat)
+        return self.adapter.texts(chat)[before]
+
+    async def replies(self, count: int, chat: ChatKey = DIRECT) -> list[str]:
+        """What is visible once there are `count` messages of ours and nothing is owed."""
+        await eventually(lambda: len(self.adapter.texts(chat)) >= count, f"{count} replies")
+        await self.quiet(chat)
+        return self.adapter.texts(chat)
+
+    async def quiet(self, chat: ChatKey = DIRECT) -> None:
+        """Wait until no turn of a chat runs, nothing waits in it, and nothing is owed to it."""
+        mine = "chat_id IN (SELECT id FROM chats WHERE chat_ref = ?1 AND thread_ref = ?2)"
+        query = f"""SELECT
+          (SELECT count(*) FROM inbox WHERE state IN ('new','claimed') AND kind <> 'notice' AND {mine})
+          + (SELECT count(*) FROM turns WHERE state = 'running' AND {mine})
+          + (SELECT count(*) FROM outbox WHERE state IN ('pending','sending','ambiguous') AND {mine})"""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while (await self.rows(query, chat.chat_ref, chat.thread_ref))[0][0]:  # noqa: ASYNC110 - rows have no event
+                await asyncio.sleep(0.002)
+
+    # ---- what is stored
+
+    async def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:  # Any: whatever the query selects
+        return await self.store.read(lambda db: db.execute(query, values).fetchall())
+
+    async def turns_of(self, chat: ChatKey = DIRECT) -> list[tuple[str, str]]:
+        """State and what people said, joined, of every turn of a chat."""
+        query = """SELECT t.state, (SELECT group_concat(text, ' | ') FROM
+            (SELECT text FROM messages m WHERE m.turn_id = t.id AND m.role = 'user' ORDER BY m.id))
+          FROM turns t JOIN chats c ON c.id = t.chat_id WHERE c.chat_ref = ? AND c.thread_ref = ? ORDER BY t.id"""
+        return await self.rows(query, chat.chat_ref, chat.thread_ref)
+
+    async def until_rows(self, query: str) -> None:
+        """Wait until a query finds something."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not await self.rows(query):  # noqa: ASYNC110 - rows have no event
+                await asyncio.sleep(0.002)
+
+    async def inbox_states(self) -> list[str]:
+        return [row[0] for row in await self.rows("SELECT state FROM inbox ORDER BY id")]
+
+
+@asynccontextmanager
+async def serving(
+    store: Store,
+    folder: Path,
+    *,
+    adapter: MemoryAdapter | None = None,
+    model: ScriptedModel | None = None,
+    tools: Iterable[Tool] = (),
+    is_started: bool = True,
+    **sections: Mapping[str, object],
+) -> AsyncIterator[TestGateway]:
+    """A gateway at work. The end of the block is a crash: every task is cut off where it stands."""
+    gateway = TestGateway(
+        store, folder, config_of(**sections), adapter or MemoryAdapter(), model or ScriptedModel(), tools
+    )
+    is_ready = asyncio.Event()
+
+    async def host() -> None:
+        async with asyncio.TaskGroup() as group:
+            gateway.assemble(group)
+            is_ready.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(host(), name="gateway")
+    try:
+        await is_ready.wait()
+        if is_started:
+            await gateway.start()
+        yield gateway
+    finally:
+        if not task.done():
+            task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()  # a part of the gateway has ended the daemon: never all right
+
+
+def human_texts(rows: Iterable[Message]) -> list[str]:
+    return [row.text or "" for row in rows if row.origin is Origin.HUMAN]

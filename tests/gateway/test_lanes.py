@@ -1,0 +1,476 @@
+"""Who is answered when: turns of one chat follow each other, turns of different chats do not know each other."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.model.base import ModelReply, ModelRequest
+from agent.tools.registry import Tool, ToolContext
+from gateway.lanes import BURIED_SENTENCE
+from gateway.turns import CRASH_SENTENCE, DEADLINE_SENTENCE, RESTART_SENTENCE
+from hermes_state.errors import AuthRejected, PlatformUnavailable
+from hermes_state.store import Store
+from hermes_state.values import AttachmentKind, ChatKey, Effect, IncomingAttachment, Origin
+from tests.gateway.helpers import (
+    BOB,
+    BOSS,
+    DIRECT,
+    GROUP,
+    PLATFORM,
+    Hang,
+    MemoryAdapter,
+    answer,
+    asked,
+    calls,
+    eventually,
+    serving,
+    settled,
+)
+from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
+
+
+def chat(number: int) -> ChatKey:
+    return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(number))
+
+
+def tool(name: str, run: Callable[[], object] = lambda: None, effect: Effect = Effect.READ_ONLY) -> Tool:
+    async def work(_arguments: dict[str, object], _context: ToolContext) -> str:
+        outcome = run()
+        if isinstance(outcome, asyncio.Event):
+            await outcome.wait()
+        return f"{name} done"
+
+    return Tool(name=name, description=name, parameters={"type": "object", "properties": {}}, effect=effect, run=work)
+
+
+# ---- order
+
+
+async def test_messages_are_answered_one_turn_after_another_in_order(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+        for number in range(6):
+            await gateway.say(f"m{number}")
+        replies = await gateway.replies(6)
+        assert replies == [f"echo: m{number}" for number in range(6)]
+        assert gateway.model.most_running == 1
+
+
+async def test_messages_sent_during_a_turn_make_one_next_turn(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("first")
+        await hang.begun.wait()
+        now = gateway.clock.now()
+        for number in range(5):
+            await gateway.say(f"m{number}", at=now + number * 500)
+        hang.release()
+        assert await gateway.replies(2) == ["finally", "echo: m0 | m1 | m2 | m3 | m4"]
+        assert [state for state, _ in await gateway.turns_of()] == ["finished", "finished"]
+
+
+async def test_ten_chats_are_answered_while_one_hangs(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("stuck", chat=chat(99))
+        await hang.begun.wait()
+        await asyncio.gather(*(gateway.say(f"hello {number}", chat=chat(number)) for number in range(1, 11)))
+        for number in range(1, 11):
+            await eventually(
+                lambda number=number: gateway.adapter.texts(chat(number)) == [f"echo: hello {number}"],  # type: ignore[misc]
+                "an answer beside the hanging one",
+            )
+        assert gateway.adapter.texts(chat(99)) == []
+        hang.release()
+        assert await gateway.replies(1, chat(99)) == ["finally"]
+
+
+async def test_no_more_turns_run_at_once_than_allowed_and_all_are_answered(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"max_turns": 3}) as gateway:
+
+        async def slow(request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+            await asyncio.sleep(0.02)
+            return answer("ok")
+
+        gateway.model.respond = slow
+        await asyncio.gather(*(gateway.say("hi", chat=chat(number)) for number in range(12)))
+        for number in range(12):
+            await gateway.replies(1, chat(number))
+        assert gateway.model.most_running == 3
+
+
+async def test_a_retry_takes_a_slot_like_any_turn(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"max_turns": 1}) as gateway:
+        await gateway.ask("q", chat=chat(1))
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("long", chat=chat(2))
+        await hang.begun.wait()
+        await gateway.say("/retry", chat=chat(1))
+        await settled()
+        assert gateway.model.most_running == 1
+        hang.release()
+        await gateway.replies(2, chat(1))
+        assert gateway.model.most_running == 1
+
+
+async def test_a_slow_download_delays_its_own_chat_only(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.may_download.clear()
+        gateway.adapter.files["f"] = b"words"
+        file = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="f", name="a.txt")
+        await gateway.say("read this", chat=chat(1), files=[file])
+        assert await gateway.ask("hello", chat=chat(2)) == "echo: hello"
+        assert gateway.adapter.texts(chat(1)) == []
+        gateway.adapter.may_download.set()
+        assert await gateway.replies(1, chat(1)) == ["echo: read this"]
+
+
+async def test_a_paste_in_three_pieces_is_one_turn(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"paste_seconds": 0.2}) as gateway:
+        await gateway.say("one", expects_more=True)
+        await settled(0.1)
+        await gateway.say("two", expects_more=True)
+        await settled(0.1)
+        await gateway.say("three")
+        assert await gateway.replies(1) == ["echo: one | two | three"]
+
+
+async def test_a_long_message_alone_is_answered_after_a_bounded_wait(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"paste_seconds": 0.1}) as gateway:
+        began = time.monotonic()
+        assert await gateway.ask("long", expects_more=True) == "echo: long"
+        assert 0.1 <= time.monotonic() - began < 2.0
+
+
+# ---- stop
+
+
+async def test_stop_ends_a_hanging_turn_within_a_second_and_keeps_what_was_said(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang(says="The answer is")
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await eventually(lambda: gateway.adapter.texts() == ["The answer is"], "a preview")
+        began = time.monotonic()
+        await gateway.say("/stop")
+        assert await gateway.replies(2) == ["The answer is …", "Stopped."]
+        assert time.monotonic() - began < 1.0
+        [row] = await gateway.rows("SELECT text, body FROM messages WHERE role = 'assistant'")
+        assert row[0] == "The answer is"
+        assert "was_interrupted" in row[1]
+        assert await gateway.ask("next") == "echo: next"
+
+
+async def test_stop_leaves_what_waits_and_stop_all_drops_it(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+        first, second = Hang(), Hang()
+        gateway.model.script.extend([first, second])
+        await gateway.say("one")
+        await first.begun.wait()
+        await gateway.say("two")
+        await gateway.say("three")
+        await gateway.say("/stop")
+        await second.begun.wait()
+        assert gateway.adapter.texts() == ["Stopped. 2 messages still waiting: /stop all drops what waits."]
+        assert asked(gateway.model.requests[1])[-1] == "two"
+        await gateway.say("/stop all")
+        assert (await gateway.replies(2))[1] == "Stopped. Dropped 1 waiting message."
+        assert await gateway.inbox_states() == ["done", "done", "dropped", "done", "done"]
+
+
+async def test_a_stop_during_tools_leaves_no_open_call(store: Store, tmp_path: Path) -> None:
+    never = asyncio.Event()
+    async with serving(store, tmp_path, tools=[tool("slow", lambda: never)]) as gateway:
+        gateway.model.script.append(calls("slow", text="Let me look."))
+        await gateway.say("q")
+        await eventually(lambda: gateway.adapter.texts() or gateway.model.requests, "the model was asked")
+        await gateway.until_rows("SELECT 1 FROM tool_runs")
+        await gateway.say("/stop")
+        await gateway.quiet()
+        assert await gateway.rows("SELECT state FROM tool_runs") == [("stopped",)]
+        texts = [row[0] for row in await gateway.rows("SELECT text FROM messages ORDER BY seq")]
+        assert texts == ["q", "Let me look.", "stopped by the person"]
+
+
+async def test_a_stop_acts_while_another_process_locks_the_database(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang(says="partial")
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        with locked_by_another_process(store.path, 60) as locker:
+            began = time.monotonic()
+            stop = asyncio.create_task(gateway.say("/stop"))
+            await eventually(lambda: gateway.model.running == 0, "the model is let go")
+            assert time.monotonic() - began < 1.0
+            assert not stop.done()
+            locker.kill()
+            await asyncio.to_thread(locker.wait)
+            await stop
+        assert await gateway.replies(2) == ["partial …", "Stopped."]
+        assert await gateway.turns_of() == [("stopped", "q")]
+
+
+async def test_a_stop_acts_when_the_disk_is_full_and_spares_what_begins_later(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+        hang, later = Hang(), Hang()
+        gateway.model.script.extend([hang, later])
+        await gateway.say("q")
+        await hang.begun.wait()
+        await gateway.say("next")
+        await store.write(set_max_pages, 0)
+        stop = gateway.message("/stop " + " " * 100_000)
+        with pytest.raises(Exception, match="full"):
+            await gateway.intake.accept(stop)
+        await store.write(set_max_pages, None)
+        await later.begun.wait()
+        await gateway.intake.accept(stop)
+        await settled()
+        assert [state for state, _ in await gateway.turns_of()] == ["stopped", "running"]
+        later.release()
+        await gateway.quiet()
+        assert [state for state, _ in await gateway.turns_of()] == ["stopped", "finished"]
+
+
+# ---- interrupt, steer
+
+
+async def test_an_interrupt_keeps_the_partial_answer_and_answers_the_newer_message(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path, sessions={"busy_mode": "interrupt"}) as gateway:
+        hang = Hang(says="so far")
+        gateway.model.script.append(hang)
+        await gateway.say("one")
+        await hang.begun.wait()
+        await gateway.say("two")
+        assert (await gateway.replies(2))[-1] == "echo: two"
+        assert await gateway.turns_of() == [("stopped", "one"), ("finished", "two")]
+        said = [row.text for row in gateway.model.requests[1].transcript]
+        assert said == ["one", "so far", "two"]
+
+
+async def test_in_a_group_only_the_starter_or_an_admin_interrupts(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"busy_mode": "interrupt"}) as gateway:
+        hang, hang2 = Hang(), Hang()
+        gateway.model.script.extend([hang, hang2])
+        await gateway.say("ann asks", chat=GROUP)
+        await hang.begun.wait()
+        await gateway.say("bob asks", chat=GROUP, sender=BOB)
+        await settled()
+        assert gateway.model.running == 1
+        assert len(gateway.model.requests) == 1
+        await gateway.say("boss asks", chat=GROUP, sender=BOSS)
+        await hang2.begun.wait()
+        hang2.release()
+        await gateway.quiet(GROUP)
+        assert await gateway.turns_of(GROUP) == [
+            ("stopped", "ann asks"),
+            ("finished", "bob asks"),
+            ("finished", "boss asks"),
+        ]
+
+
+async def test_a_steer_joins_before_the_next_model_call(store: Store, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    async with serving(store, tmp_path, tools=[tool("look", lambda: gate)], sessions={"busy_mode": "steer"}) as gateway:
+        gateway.model.script.append(calls("look"))
+        await gateway.say("q")
+        await gateway.until_rows("SELECT 1 FROM tool_runs")
+        await gateway.say("and this too")
+        gate.set()
+        assert await gateway.replies(1) == ["echo: q | and this too"]
+        assert await gateway.turns_of() == [("finished", "q | and this too")]
+        last = gateway.model.requests[1].transcript
+        assert [row.origin for row in last][-2:] == [Origin.TOOL, Origin.HUMAN]
+
+
+async def test_a_steer_that_no_model_call_follows_is_the_next_turn(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"busy_mode": "steer"}) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        await gateway.say("late")
+        hang.release()
+        assert await gateway.replies(2) == ["finally", "echo: late"]
+
+
+async def test_in_a_group_nobody_steers_the_turn_of_somebody_else(store: Store, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    async with serving(store, tmp_path, tools=[tool("look", lambda: gate)], sessions={"busy_mode": "steer"}) as gateway:
+        gateway.model.script.append(calls("look"))
+        await gateway.say("ann asks", chat=GROUP)
+        await gateway.until_rows("SELECT 1 FROM tool_runs")
+        await gateway.say("bob asks", chat=GROUP, sender=BOB)
+        gate.set()
+        await gateway.quiet(GROUP)
+        assert await gateway.turns_of(GROUP) == [("finished", "ann asks"), ("finished", "bob asks")]
+
+
+# ---- failure
+
+
+async def test_a_model_that_refuses_costs_one_sentence_and_the_chat_goes_on(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.model.script.append(AuthRejected("key abc123 is wrong"))
+        said = await gateway.ask("q")
+        assert "API key" in said
+        assert "abc123" not in said
+        assert await gateway.ask("again") == "echo: q | again"
+        assert [state for state, _ in await gateway.turns_of()] == ["failed", "finished"]
+
+
+async def test_a_bug_in_a_turn_is_told_and_stays_in_its_chat(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.model.script.append(ValueError("bug"))
+        assert await gateway.ask("q") == CRASH_SENTENCE
+        assert await gateway.ask("again") == "echo: q | again"
+
+
+async def test_a_turn_has_a_deadline(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.live.config = gateway.live.config.model_copy(
+            update={"model": gateway.live.config.model.model_copy(update={"turn_seconds": 0.05})}
+        )
+        gateway.model.script.append(Hang())
+        assert await gateway.ask("q") == DEADLINE_SENTENCE
+        assert [state for state, _ in await gateway.turns_of()] == ["failed"]
+
+
+async def test_an_answer_survives_a_full_disk_without_a_second_model_call(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang(text="x" * 200_000)
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        await store.write(set_max_pages, 0)
+        hang.release()
+        await settled(0.1)
+        await store.write(set_max_pages, None)
+        replies = await gateway.replies(1)
+        assert "".join((await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'"))[0]) == "x" * 200_000
+        assert sum(map(len, replies)) == 200_000
+        assert len(gateway.model.requests) == 1
+
+
+async def test_a_message_that_breaks_its_lane_is_put_aside_and_the_chat_goes_on(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.lanes.pauses", lambda: iter([0.01] * 100))
+    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+        gateway.adapter.files["f"] = OSError("the SDK is broken")
+        file = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="f", name="a.txt")
+        await gateway.say("poison", files=[file])
+        await gateway.say("hello")
+        assert await gateway.replies(2) == [BURIED_SENTENCE, "echo: hello"]
+        assert await gateway.inbox_states() == ["dead", "done"]
+
+
+# ---- draining, restarting
+
+
+async def test_a_drained_lane_finishes_its_turn_and_claims_nothing_more(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("one")
+        await hang.begun.wait()
+        draining = asyncio.create_task(gateway.lanes.drain(5.0))
+        await settled(0.01)
+        await gateway.say("two")
+        hang.release()
+        assert await draining == 0
+        assert await gateway.turns_of() == [("finished", "one")]
+        assert await gateway.inbox_states() == ["done", "new"]
+    async with serving(store, tmp_path, adapter=gateway.adapter) as again:
+        assert await again.replies(2) == ["finally", "echo: two"]
+
+
+async def test_a_turn_that_is_cut_resumes_at_the_next_start(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        assert await gateway.lanes.drain(0.01) == 1
+        assert await gateway.turns_of() == [("running", "q")]
+    async with serving(store, tmp_path, adapter=gateway.adapter) as again:
+        assert await again.replies(1) == ["echo: q"]
+        assert await again.rows("SELECT state, restarts FROM turns") == [("finished", 1)]
+
+
+async def test_a_turn_that_keeps_ending_the_process_is_given_up(store: Store, tmp_path: Path) -> None:
+    adapter = MemoryAdapter()
+    asked_times = 0
+    for _ in range(6):
+        async with serving(store, tmp_path, adapter=adapter) as gateway:
+            hang = Hang()
+            gateway.model.script.append(hang)
+            if not asked_times:
+                await gateway.say("q")
+            try:
+                await asyncio.wait_for(hang.begun.wait(), 0.5)
+            except TimeoutError:
+                await gateway.quiet()
+                break
+            asked_times += 1
+    assert asked_times == 4  # the first time, and three restarts
+    assert adapter.texts() == [RESTART_SENTENCE]
+    async with serving(store, tmp_path, adapter=adapter) as gateway:
+        assert await gateway.ask("next") == "echo: q | next"
+
+
+async def test_a_tool_that_writes_is_not_run_again_after_a_restart(store: Store, tmp_path: Path) -> None:
+    runs: list[str] = []
+    never = asyncio.Event()
+
+    def run() -> asyncio.Event:
+        runs.append("x")
+        return never
+
+    tools = [tool("pay", run, Effect.WRITES)]
+    async with serving(store, tmp_path, tools=tools) as gateway:
+        gateway.model.script.append(calls("pay"))
+        await gateway.say("q")
+        await eventually(lambda: runs, "the tool runs")
+    async with serving(store, tmp_path, tools=tools, adapter=gateway.adapter) as again:
+        assert await again.replies(1) == ["echo: q"]
+        assert runs == ["x"]
+        assert await again.rows("SELECT state FROM tool_runs") == [("unknown",)]
+
+
+async def test_what_came_in_while_nobody_worked_is_answered_in_order(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+        await gateway.lanes.drain(1.0)
+        for number in range(6):
+            await gateway.say(f"m{number}")
+    async with serving(store, tmp_path, adapter=gateway.adapter, sessions={"merge_seconds": 0}) as again:
+        assert await again.replies(6) == [f"echo: m{number}" for number in range(6)]
+
+
+async def test_an_answer_that_cannot_be_delivered_does_not_stop_the_next_turn(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.extend([PlatformUnavailable("down")] * 2)
+        await gateway.say("one")
+        await eventually(lambda: len(gateway.model.requests) == 1, "the first turn")
+        await gateway.say("two")
+        assert await gateway.replies(2) == ["echo: one", "echo: two"]
+
+
+async def test_idle_lanes_leave_nothing_behind(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        for number in range(20):
+            await gateway.ask("hi", chat=chat(number))
+        await eventually(lambda: not gateway.lanes._lanes, "lanes are gone")
+        assert not gateway.lanes._tasks
+        assert not gateway.lanes._board
+        await eventually(lambda: not gateway.delivery._wakes, "delivery is idle")
+        assert len(gateway.gates._gates) == 0
+        assert gateway.lanes.running_count == 0
+        assert gateway.lanes.running_in(DIRECT) is None
