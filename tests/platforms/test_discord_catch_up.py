@@ -97,12 +97,14 @@ async def test_a_resumed_session_replays_by_itself(harness: DiscordHarness, inta
 async def test_a_session_that_cannot_resume_is_caught_up(harness: DiscordHarness, intake: RecordingIntake) -> None:
     await seen_once(harness, intake)
     async with running(harness.adapter, intake):
+        await harness.write("before")
+        await intake.wait_for(1)
         await harness.post("gateway", {"action": "invalid_session", "resumable": False})
         await harness.write("in the gap")
         await eventually(lambda: not harness.adapter.health().is_ready, "the lost session shows")
-        await intake.wait_for(1)  # the SDK waits five seconds before it identifies again
+        await intake.wait_for(2)  # the SDK waits five seconds before it identifies again
         assert harness.adapter.health().is_ready
-    assert texts(intake) == ["in the gap"]
+    assert texts(intake) == ["before", "in the gap"]
 
 
 async def test_live_messages_wait_for_the_missed_ones_of_their_channel_only(
