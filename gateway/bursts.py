@@ -72,7 +72,7 @@ def _burst(asked: Sequence[InboxRow], merge_ms: int, paste_ms: int) -> list[Inbo
         if row.kind is InboxKind.COMMAND or row.mode is InboxMode.ALONE or row.sender_ref != first.sender_ref:
             break
         last = burst[-1]
-        is_in_span = merge_ms > 0 and row.sent_at - first.sent_at <= merge_ms
+        is_in_span = merge_ms > 0 and abs(row.sent_at - first.sent_at) <= merge_ms
         is_next_piece = (
             last.expects_more and paste_ms > 0 and row.sent_at - last.sent_at <= paste_ms + PLATFORM_CLOCK_MS
         )

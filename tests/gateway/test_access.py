@@ -1,0 +1,117 @@
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.access import LOCAL_OWNER, Access, Verdict
+from gateway.live import Live
+from hermes_state import pairings
+from hermes_state.errors import StoreUnavailable
+from hermes_state.pairings import Role
+from hermes_state.store import Store
+from hermes_state.values import ChatKind, InboundMessage, Sender, UserRef
+from tests.gateway.helpers import ANN, BOSS, EVE, config_of, serving
+from tests.hermes_state.rows import START
+
+
+def access_of(store: Store, **access: object) -> Access:
+    return Access(store, Live(config=config_of(access=access), agent=None))  # type: ignore[arg-type]
+
+
+async def message(store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, is_addressed: bool) -> InboundMessage:
+    async with serving(store, tmp_path, is_started=False) as gateway:
+        return replace(gateway.message("hi", sender=sender, is_addressed=is_addressed), chat_kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("access", "ref", "role"),
+    [
+        ({"allow": [], "admins": []}, ANN.ref, None),
+        ({}, ANN.ref, Role.USER),
+        ({}, BOSS.ref, Role.ADMIN),
+        ({}, EVE.ref, None),
+        ({}, "discord:1", None),
+        ({}, "telegram:11", None),
+        ({"allow_all": True}, EVE.ref, Role.USER),
+        ({"allow_all": True}, BOSS.ref, Role.ADMIN),
+        ({"allow": [], "admins": []}, LOCAL_OWNER, Role.ADMIN),
+    ],
+)
+async def test_nobody_has_a_role_unless_named(
+    store: Store, access: Mapping[str, object], ref: UserRef, role: Role | None
+) -> None:
+    assert access_of(store, **access).role_of(ref) is role
+
+
+async def test_a_pairing_counts_from_its_approval_to_its_revocation(store: Store) -> None:
+    access = access_of(store)
+    await store.write(pairings.offer, EVE, "ABCDEFGH", 60_000, 10, START)
+    await access.load()
+    assert access.role_of(EVE.ref) is None
+    await store.write(pairings.approve, "ABCDEFGH", Role.ADMIN, "x", START)
+    await access.load()
+    assert access.role_of(EVE.ref) is Role.ADMIN
+    await store.write(pairings.revoke, EVE.ref, "x", START)
+    await access.load()
+    assert access.role_of(EVE.ref) is None
+
+
+async def test_the_configured_admin_stays_one_whatever_a_pairing_says(store: Store) -> None:
+    access = access_of(store)
+    await store.write(pairings.offer, BOSS, "ABCDEFGH", 60_000, 10, START)
+    await store.write(pairings.approve, "ABCDEFGH", Role.USER, "x", START)
+    await access.load()
+    assert access.role_of(BOSS.ref) is Role.ADMIN
+
+
+BOT = replace(ANN, is_bot=True)
+
+
+@pytest.mark.parametrize(
+    ("sender", "kind", "is_addressed", "verdict"),
+    [
+        (ANN, ChatKind.DIRECT, True, Verdict.ADMITTED),
+        (EVE, ChatKind.DIRECT, True, Verdict.STRANGER),
+        (ANN, ChatKind.GROUP, True, Verdict.ADMITTED),
+        (ANN, ChatKind.GROUP, False, Verdict.UNADDRESSED),
+        (EVE, ChatKind.GROUP, True, Verdict.DENIED),
+        (EVE, ChatKind.GROUP, False, Verdict.UNADDRESSED),
+        (EVE, ChatKind.CHANNEL, True, Verdict.DENIED),
+        (EVE, ChatKind.THREAD, True, Verdict.DENIED),
+        (BOT, ChatKind.DIRECT, True, Verdict.BOT),
+        (BOT, ChatKind.GROUP, True, Verdict.BOT),
+    ],
+)
+async def test_what_becomes_of_a_message(
+    store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, is_addressed: bool, verdict: Verdict
+) -> None:
+    access = access_of(store)
+    assert access.judge(await message(store, tmp_path, sender, kind, is_addressed)) is verdict
+    assert access.counts[verdict] == 1
+    assert sum(access.counts.values()) == 1
+
+
+async def test_a_name_never_gives_access(store: Store, tmp_path: Path) -> None:
+    access = access_of(store)
+    impostor = Sender(platform="telegram", id="666", name=ANN.ref)
+    assert access.judge(await message(store, tmp_path, impostor, ChatKind.DIRECT, True)) is Verdict.STRANGER
+
+
+async def test_a_revocation_is_read_back_even_when_the_database_is_slow_to_answer(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        access = gateway.access
+        access._paired = {EVE.ref: Role.USER}
+        real, tries = store.read, 0
+
+        async def read(fn: object, *args: object) -> object:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise StoreUnavailable("slow")
+            return await real(fn, *args)  # type: ignore[arg-type]
+
+        access._store = type("Slow", (), {"read": staticmethod(read)})()
+        await asyncio.wait_for(access.load(), 5)
+        assert access.role_of(EVE.ref) is None

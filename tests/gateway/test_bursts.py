@@ -1,0 +1,153 @@
+"""Which waiting rows become the next turn."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.bursts import ARRIVAL_SLACK_MS, PLATFORM_CLOCK_MS, Claim, Hold, RunCommand, next_work
+from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxRow, InboxState
+from hermes_state.values import ChatId, InboxId, Millis, UserRef
+
+MERGE, PASTE = 2_000, 1_500
+LATER = Millis(10**9)
+_ids = itertools.count(1)
+
+
+def row(
+    at: int = 0,
+    *,
+    sender: str = "a",
+    kind: InboxKind = InboxKind.MESSAGE,
+    mode: InboxMode = InboxMode.QUEUE,
+    expects_more: bool = False,
+) -> InboxRow:
+    number = next(_ids)
+    return InboxRow(
+        id=InboxId(number),
+        chat_id=ChatId(1),
+        kind=kind,
+        mode=mode,
+        state=InboxState.NEW,
+        sender_ref=UserRef(f"t:{sender}"),
+        sender_name=sender,
+        message_ref=str(number),
+        payload=InboxPayload(text=str(number)),
+        expects_more=expects_more,
+        sent_at=Millis(at),
+        received_at=Millis(at),
+    )
+
+
+COMMAND = {"kind": InboxKind.COMMAND}
+NOTICE = {"kind": InboxKind.NOTICE}
+
+
+def claimed(rows: list[InboxRow], now: int = LATER, merge: int = MERGE, paste: int = PASTE) -> list[int]:
+    """The places in `rows` that become a turn."""
+    work = next_work(rows, merge_ms=merge, paste_ms=paste, now=Millis(now))
+    assert isinstance(work, Claim)
+    return [rows.index(one) for one in work.rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param([row(0)], [0], id="one message waits for nothing"),
+        pytest.param([row(0), row(1_000), row(2_000)], [0, 1, 2], id="within two seconds is one turn"),
+        pytest.param([row(0), row(1_500), row(3_000)], [0, 1], id="the span is from the first, not from the last"),
+        pytest.param([row(0), row(2_001)], [0], id="a moment later is the next turn"),
+        pytest.param([row(5_000), row(2_000)], [0], id="a clock that goes back stretches no span"),
+        pytest.param([row(0), row(10, sender="b"), row(20)], [0], id="never across another sender"),
+        pytest.param([row(0), row(10, **COMMAND), row(20)], [0], id="never across a command"),  # type: ignore[arg-type]
+        pytest.param([row(0), row(10, mode=InboxMode.ALONE), row(20)], [0], id="never with a queued one"),
+        pytest.param([row(0, mode=InboxMode.ALONE), row(10)], [0], id="a queued one is alone"),
+        pytest.param([row(0, mode=InboxMode.STEER), row(10)], [0, 1], id="a late steer is like any message"),
+        pytest.param([row(0, **NOTICE), row(10)], [0, 1], id="a notice goes along"),  # type: ignore[arg-type]
+        pytest.param([row(0), row(5, sender="b", **NOTICE), row(10)], [0, 1, 2], id="a notice between does not part"),  # type: ignore[arg-type]
+        pytest.param([row(0), row(10, **NOTICE)], [0], id="a later notice waits"),  # type: ignore[arg-type]
+        pytest.param(
+            [row(0, expects_more=True), row(2_400, expects_more=True), row(4_800)],
+            [0, 1, 2],
+            id="a paste outgrows the span",
+        ),
+        pytest.param([row(0, expects_more=True), row(PASTE + PLATFORM_CLOCK_MS + 1)], [0], id="but not for ever"),
+    ],
+)
+def test_what_becomes_the_next_turn(rows: list[InboxRow], expected: list[int]) -> None:
+    assert claimed(rows) == expected
+
+
+def test_merging_can_be_switched_off_and_pieces_still_join() -> None:
+    assert claimed([row(0), row(0)], merge=0) == [0]
+    assert claimed([row(0, expects_more=True), row(100)], merge=0) == [0, 1]
+    assert claimed([row(0, expects_more=True), row(100)], merge=0, paste=0) == [0]
+
+
+def test_notices_alone_start_nothing() -> None:
+    rows = [row(0, kind=InboxKind.NOTICE), row(1, kind=InboxKind.NOTICE)]
+    assert next_work(rows, merge_ms=MERGE, paste_ms=PASTE, now=LATER) is None
+    assert next_work([], merge_ms=MERGE, paste_ms=PASTE, now=LATER) is None
+
+
+def test_a_command_runs_in_its_place() -> None:
+    command = row(0, kind=InboxKind.COMMAND)
+    assert next_work([command, row(1)], merge_ms=MERGE, paste_ms=PASTE, now=LATER) == RunCommand(row=command)
+
+
+def test_a_piece_is_held_for_the_next_one_and_no_longer() -> None:
+    piece = row(1_000, expects_more=True)
+    until = 1_000 + PASTE + ARRIVAL_SLACK_MS
+    assert next_work([piece], merge_ms=MERGE, paste_ms=PASTE, now=Millis(1_000)) == Hold(until=Millis(until))
+    assert next_work([piece], merge_ms=MERGE, paste_ms=PASTE, now=Millis(until - 1)) == Hold(until=Millis(until))
+    assert claimed([piece], now=until) == [0]
+
+
+def test_nothing_is_held_when_something_else_waits_behind() -> None:
+    assert claimed([row(0, expects_more=True), row(0, kind=InboxKind.COMMAND)], now=0) == [0]
+    assert claimed([row(0, expects_more=True), row(0, sender="b")], now=0) == [0]
+
+
+ROWS = st.lists(
+    st.builds(
+        row,
+        st.integers(0, 6_000),
+        sender=st.sampled_from("ab"),
+        kind=st.sampled_from([InboxKind.MESSAGE] * 4 + [InboxKind.COMMAND, InboxKind.NOTICE]),
+        mode=st.sampled_from([InboxMode.QUEUE] * 4 + [InboxMode.STEER, InboxMode.ALONE]),
+        expects_more=st.booleans(),
+    ),
+    max_size=8,
+)
+
+
+@given(rows=ROWS, merge=st.sampled_from([0, MERGE]), paste=st.sampled_from([0, PASTE]))
+def test_every_row_gets_its_turn_once_and_in_order(rows: list[InboxRow], merge: int, paste: int) -> None:
+    rows = sorted(rows, key=lambda one: one.id)
+    waiting = list(rows)
+    order: list[InboxRow] = []
+    while (work := next_work(waiting, merge_ms=merge, paste_ms=paste, now=LATER)) is not None:
+        assert not isinstance(work, Hold), "nothing is held for ever"
+        taken = list(work.rows) if isinstance(work, Claim) else [work.row]
+        asked = [one for one in taken if one.kind is not InboxKind.NOTICE]
+        assert asked[0] == next(one for one in waiting if one.kind is not InboxKind.NOTICE)
+        assert len({one.sender_ref for one in asked}) == 1
+        assert taken == sorted(taken, key=lambda one: one.id)
+        if isinstance(work, Claim):
+            assert all(one.kind is InboxKind.MESSAGE for one in asked)
+            if not any(one.expects_more for one in asked[:-1]) or paste == 0:
+                assert abs(asked[-1].sent_at - asked[0].sent_at) <= merge or len(asked) == 1
+        order += taken
+        waiting = [one for one in waiting if one not in taken]
+    assert all(one.kind is InboxKind.NOTICE for one in waiting)
+    asked_order = [one.id for one in order if one.kind is not InboxKind.NOTICE]
+    assert asked_order == [one.id for one in rows if one.kind is not InboxKind.NOTICE]
+
+
+@given(rows=ROWS, now=st.integers(0, 8_000))
+def test_a_hold_ends_within_the_paste_time(rows: list[InboxRow], now: int) -> None:
+    rows = sorted(rows, key=lambda one: one.id)
+    work = next_work(rows, merge_ms=MERGE, paste_ms=PASTE, now=Millis(now))
+    if isinstance(work, Hold):
+        assert now < work.until <= max(one.received_at for one in rows) + PASTE + ARRIVAL_SLACK_MS

@@ -1,0 +1,245 @@
+"""What is owed reaches the chat: once, whole, in order, whatever the platform says."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.adapters import Adapters
+from hermes_state import outbox
+from hermes_state.chats import ensure_chat, load_chat
+from hermes_state.errors import (
+    ChatMigrated,
+    ChatUnreachable,
+    MessageRejected,
+    PlatformUnavailable,
+    RateLimited,
+    SendAmbiguous,
+)
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.store import Store
+from hermes_state.values import Button, ChatId, ChatKind
+from tests.gateway.helpers import (
+    DIRECT,
+    GROUP,
+    Hang,
+    MemoryAdapter,
+    TestGateway,
+    eventually,
+    serving,
+    settled,
+)
+
+
+async def owe(gateway: TestGateway, text: str, key: str = "k", buttons: tuple[Button, ...] = ()) -> ChatId:
+    """Owe a direct chat a reply and wake its delivery."""
+    now = gateway.clock.now()
+    chat = await gateway.store.write(ensure_chat, DIRECT, ChatKind.DIRECT, None, now)
+    reply = Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown=text, dedupe_key=key, buttons=buttons)
+    await gateway.store.write(outbox.enqueue, reply, now)
+    gateway.delivery.wake(chat)
+    return chat
+
+
+async def test_parts_arrive_in_order_with_keys_of_their_own(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, adapter=MemoryAdapter(max_part_units=5)) as gateway:
+        await owe(gateway, "one__two__three")
+        assert await gateway.replies(3) == ["one__", "two__", "three"]
+        keys = [request.key for request in gateway.adapter.requests]
+        assert len(set(keys)) == 3
+        assert all(len(key) <= 25 and key.isascii() for key in keys)
+
+
+async def test_replies_stored_meanwhile_do_not_come_between_the_parts(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, adapter=MemoryAdapter(max_part_units=3)) as gateway:
+        gateway.adapter.may_send.clear()
+        await owe(gateway, "aaabbbccc", "long")
+        await eventually(lambda: gateway.adapter.requests, "the first part is on its way")
+        await owe(gateway, "zzz", "short")
+        gateway.adapter.may_send.set()
+        assert await gateway.replies(4) == ["aaa", "bbb", "ccc", "zzz"]
+
+
+async def test_the_buttons_hang_under_the_last_part(store: Store, tmp_path: Path) -> None:
+    button = Button(label="Yes", command="/approve")
+    async with serving(store, tmp_path, adapter=MemoryAdapter(max_part_units=3)) as gateway:
+        await owe(gateway, "aaabbb", buttons=(button,))
+        await gateway.replies(2)
+        assert [request.part.buttons for request in gateway.adapter.requests] == [(), (button,)]
+
+
+async def test_a_platform_without_buttons_gets_none(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, adapter=MemoryAdapter(has_buttons=False)) as gateway:
+        await owe(gateway, "aaa", buttons=(Button(label="Yes", command="/approve"),))
+        await gateway.replies(1)
+        assert gateway.adapter.requests[0].part.buttons == ()
+
+
+async def test_what_never_took_effect_is_simply_sent_again_with_the_same_key(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.extend([PlatformUnavailable("down"), PlatformUnavailable("down")])
+        await owe(gateway, "hello")
+        assert await gateway.replies(1) == ["hello"]
+        assert len({request.key for request in gateway.adapter.requests}) == 1
+        assert [request.is_repeat for request in gateway.adapter.requests] == [False, False, False]
+
+
+async def test_what_may_have_been_seen_is_repeated_as_a_repeat(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.extend([SendAmbiguous("broke"), PlatformUnavailable("down")])
+        await owe(gateway, "hello")
+        await gateway.replies(1)
+        first, second, third = gateway.adapter.requests
+        assert [first.is_repeat, second.is_repeat, third.is_repeat] == [False, True, True]
+        assert first.first_tried_at == second.first_tried_at == third.first_tried_at
+        assert first.part == second.part == third.part
+
+
+async def test_a_bug_of_the_sdk_counts_as_ambiguous_and_the_answer_arrives(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.append(KeyError("bug"))
+        await owe(gateway, "hello")
+        assert await gateway.replies(1) == ["hello"]
+        assert gateway.adapter.requests[1].is_repeat
+
+
+async def test_rejected_markup_goes_out_as_plain_text(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.append(MessageRejected("cannot parse"))
+        await owe(gateway, "hello")
+        assert await gateway.replies(1) == ["plain hello"]
+
+
+async def test_content_that_is_refused_twice_is_given_up_and_the_rest_goes_on(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.extend([MessageRejected("no"), MessageRejected("no")])
+        await owe(gateway, "bad", "bad")
+        await owe(gateway, "good", "good")
+        assert await gateway.replies(1) == ["good"]
+        assert await gateway.rows("SELECT state FROM outbox ORDER BY id") == [("dead",), ("sent",)]
+
+
+async def test_a_chat_that_nobody_reaches_is_not_tried_again(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.append(ChatUnreachable("blocked"))
+        await owe(gateway, "hello")
+        await gateway.until_rows("SELECT 1 FROM outbox WHERE state = 'dead'")
+        await settled()
+        assert len(gateway.adapter.requests) == 1
+
+
+async def test_during_a_penalty_nothing_is_sent_and_then_the_final_arrives(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.append(RateLimited(0.3))
+        hang = Hang(says="growing")
+        gateway.model.script.append(hang)
+        await owe(gateway, "hello")
+        await eventually(lambda: gateway.adapter.requests, "the first attempt")
+        began = time.monotonic()
+        await gateway.say("q")
+        await hang.begun.wait()
+        await settled(0.15)
+        assert len(gateway.adapter.requests) == 1
+        assert gateway.adapter.previews == []
+        assert gateway.adapter.typed == []
+        hang.release()
+        assert await gateway.replies(2) == ["hello", "finally"]
+        assert time.monotonic() - began >= 0.29
+        assert not gateway.adapter.requests[1].is_repeat
+
+
+async def test_a_reply_follows_its_chat_to_the_new_id(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.append(ChatMigrated("-200"))
+        chat = await owe(gateway, "hello")
+        moved = (await store.read(load_chat, chat)).key
+        await eventually(lambda: len(gateway.adapter.requests) == 2, "a second attempt")
+        moved = (await store.read(load_chat, chat)).key
+        assert moved.chat_ref == "-200"
+        assert await gateway.replies(1, moved) == ["hello"]
+
+
+async def test_a_reply_follows_its_chat_into_a_conversation_that_goes_on_there(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("hi", chat=GROUP)
+        gateway.adapter.troubles.append(ChatMigrated(GROUP.chat_ref))
+        await owe(gateway, "hello")
+        assert await gateway.replies(2, GROUP) == ["echo: hi", "hello"]
+
+
+async def test_without_its_platform_a_reply_waits_for_the_next_start(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.delivery._adapters = Adapters({})
+        await owe(gateway, "hello")
+        await eventually(lambda: not gateway.delivery._wakes, "delivery gives up for now")
+        assert gateway.adapter.requests == []
+    async with serving(store, tmp_path) as again:
+        assert await again.replies(1) == ["hello"]
+
+
+async def test_an_attempt_that_a_crash_cut_off_is_repeated_as_ambiguous(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, adapter=MemoryAdapter(max_part_units=3)) as gateway:
+        gateway.adapter.may_send.clear()
+        await owe(gateway, "aaabbb")
+        await eventually(lambda: gateway.adapter.requests, "the request is on its way")
+    async with serving(store, tmp_path, adapter=MemoryAdapter(max_part_units=100)) as again:
+        assert await again.replies(2) == ["aaa", "bbb"]
+        assert [request.is_repeat for request in again.adapter.requests] == [True, False]
+        assert again.adapter.requests[0].key == gateway.adapter.requests[0].key
+
+
+async def test_one_chat_in_trouble_does_not_delay_another(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.append(RateLimited(5))
+        await owe(gateway, "slow")
+        await eventually(lambda: gateway.adapter.requests, "the first attempt")
+        assert await asyncio.wait_for(gateway.ask("hi", chat=GROUP), 2) == "echo: hi"
+
+
+async def test_closing_lets_what_is_owed_go_out_and_leaves_the_rest_for_later(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await owe(gateway, "hello")
+        await gateway.delivery.flush(5.0)
+        assert gateway.adapter.texts() == ["hello"]
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.extend([PlatformUnavailable("down")] * 50)
+        await owe(gateway, "later", "later")
+        await eventually(lambda: gateway.adapter.requests, "an attempt")
+        began = time.monotonic()
+        await gateway.delivery.flush(0.1)
+        assert time.monotonic() - began < 1.0
+        assert not gateway.delivery._tasks
+        await owe(gateway, "too late", "too late")
+        await settled()
+        assert not gateway.delivery._tasks
+    async with serving(store, tmp_path) as again:
+        assert await again.replies(2) == ["later", "too late"]
+
+
+async def test_closing_waits_for_a_request_that_is_under_way(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.may_send.clear()
+        await owe(gateway, "hello")
+        await eventually(lambda: gateway.adapter.requests, "the request")
+        closing = asyncio.create_task(gateway.delivery.flush(0.0))
+        await settled(0.02)
+        gateway.adapter.may_send.set()
+        await closing
+        assert await gateway.rows("SELECT state FROM outbox") == [("sent",)]
+
+
+@pytest.mark.parametrize("is_effective", [False, True])
+async def test_a_placeholder_takes_a_lost_answer_without_a_second_copy(
+    store: Store, tmp_path: Path, is_effective: bool
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang(says="growing")
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await eventually(lambda: gateway.adapter.texts() == ["growing"], "a placeholder")
+        gateway.adapter.is_effective_when_broken = is_effective
+        gateway.adapter.troubles.append(SendAmbiguous("lost"))
+        hang.release()
+        await gateway.quiet()
+        assert gateway.adapter.texts() == ["finally"]

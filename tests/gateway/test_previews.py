@@ -1,0 +1,199 @@
+"""What is seen of an answer while it grows, and that it never costs the answer."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.model.base import ModelReply, ModelRequest
+from gateway.gates import Gate
+from gateway.previews import LivePreview
+from hermes_state.errors import PlatformUnavailable, RateLimited, StoreUnavailable
+from hermes_state.journal import RunningTurn
+from hermes_state.store import Store
+from hermes_state.values import ChatId, ChatKind, LineageId, TurnId
+from tests.gateway.helpers import (
+    ANN,
+    DIRECT,
+    GROUP,
+    Hang,
+    MemoryAdapter,
+    TestGateway,
+    answer,
+    eventually,
+    serving,
+    settled,
+)
+from tests.hermes_state.rows import START
+
+
+TURN = RunningTurn(
+    id=TurnId(1),
+    chat_id=ChatId(1),
+    lineage_id=LineageId(1),
+    started_by=ANN.ref,
+    chat=DIRECT,
+    chat_kind=ChatKind.DIRECT,
+    restarts=0,
+    preview_ref=None,
+    started_at=START,
+)
+
+
+class Growing:
+    """An answer whose text grows as the test says."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.done = asyncio.Event()
+        self.grow: Callable[[str], None] = lambda _text: None
+
+    async def __call__(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        self.grow = on_text
+        self.begun.set()
+        await self.done.wait()
+        return answer("the whole answer")
+
+
+async def grow(gateway: TestGateway, text: str = "the") -> Growing:
+    """A turn whose preview shows `text`."""
+    growing = Growing()
+    gateway.model.script.append(growing)
+    await gateway.say("q")
+    await growing.begun.wait()
+    growing.grow(text)
+    return growing
+
+
+async def test_the_answer_grows_in_one_place_and_the_final_takes_it(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        growing = await grow(gateway)
+        await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
+        growing.grow("the whole")
+        await eventually(lambda: gateway.adapter.texts() == ["the whole"], "it grows")
+        growing.done.set()
+        assert await gateway.replies(1) == ["the whole answer"]
+        assert {preview.number for preview in gateway.adapter.previews} == {1}
+        assert not gateway.adapter.previews[0].is_shared
+
+
+async def test_the_same_text_is_not_shown_twice(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        growing = await grow(gateway)
+        await eventually(lambda: gateway.adapter.previews, "a preview")
+        for _ in range(5):
+            growing.grow("the")
+            await settled(0.02)
+        assert len(gateway.adapter.previews) == 1
+        growing.done.set()
+        await gateway.quiet()
+
+
+async def test_a_quick_answer_needs_no_preview_and_no_typing(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, adapter=MemoryAdapter(has_previews=False)) as gateway:
+        assert await gateway.ask("q") == "echo: q"
+        assert gateway.adapter.previews == []
+        assert gateway.adapter.typed == []
+
+
+async def test_typing_is_shown_while_there_is_nothing_to_read(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await eventually(lambda: gateway.adapter.typed, "typing")
+        hang.release()
+        await gateway.quiet()
+        typed = len(gateway.adapter.typed)
+        await settled()
+        assert len(gateway.adapter.typed) == typed == 1
+
+
+@pytest.mark.parametrize("trouble", [PlatformUnavailable("down"), KeyError("a bug of the SDK"), ValueError("bug")])
+async def test_a_preview_that_fails_costs_nothing(store: Store, tmp_path: Path, trouble: Exception) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.show_trouble = trouble
+        growing = await grow(gateway)
+        await eventually(lambda: gateway.adapter.previews, "a preview is tried")
+        growing.done.set()
+        assert await gateway.replies(1) == ["the whole answer"]
+        assert len(gateway.model.requests) == 1
+
+
+async def test_a_placeholder_that_cannot_be_noted_is_noted_at_the_end_or_let_go() -> None:
+    noted: list[str] = []
+    troubles = [StoreUnavailable("full"), None, StoreUnavailable("full"), StoreUnavailable("full")]
+
+    async def note(ref: str) -> None:
+        trouble = troubles.pop(0)
+        if trouble is not None:
+            raise trouble
+        noted.append(ref)
+
+    for _ in range(2):
+        preview = LivePreview(TURN, MemoryAdapter(), Gate(), note)
+        preview.open()
+        preview.show("the")
+        left = len(troubles)
+        await eventually(lambda left=left: len(troubles) < left, "a first try")  # type: ignore[misc]
+        await preview.close()
+    assert noted == ["s1000"]
+    assert troubles == []
+
+
+async def test_flood_control_of_a_preview_is_waited_out(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.show_trouble = RateLimited(0.2)
+        growing = await grow(gateway)
+        await eventually(lambda: gateway.adapter.previews, "a preview is tried")
+        gateway.adapter.show_trouble = None
+        growing.grow("the whole")
+        await settled(0.1)
+        assert len(gateway.adapter.previews) == 1
+        await eventually(lambda: gateway.adapter.texts() == ["the whole"], "it goes on after the penalty")
+        growing.done.set()
+        await gateway.quiet()
+
+
+async def test_the_final_never_comes_before_a_preview_in_flight(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.may_show.clear()
+        growing = await grow(gateway)
+        await eventually(lambda: gateway.adapter.previews, "a preview is in flight")
+        growing.done.set()
+        await settled()
+        assert gateway.adapter.requests == []
+        gateway.adapter.may_show.set()
+        assert await gateway.replies(1) == ["the whole answer"]
+
+
+async def test_a_stop_while_the_first_preview_is_in_flight_leaves_one_copy(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.may_show.clear()
+        await grow(gateway)
+        await eventually(lambda: gateway.adapter.previews, "a preview is in flight")
+        await gateway.say("/stop")
+        await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'stopped'")
+        gateway.adapter.may_show.set()
+        assert await gateway.replies(2) == ["the …", "Stopped."]
+
+
+async def test_a_resumed_turn_goes_on_in_the_same_place(store: Store, tmp_path: Path) -> None:
+    adapter = MemoryAdapter()
+    async with serving(store, tmp_path, adapter=adapter) as gateway:
+        await grow(gateway)
+        await gateway.until_rows("SELECT 1 FROM turns WHERE preview_ref IS NOT NULL")
+    async with serving(store, tmp_path, adapter=adapter) as again:
+        assert await again.replies(1) == ["echo: q"]
+
+
+async def test_groups_are_shown_as_shared(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang(says="the")
+        gateway.model.script.append(hang)
+        await gateway.say("q", chat=GROUP)
+        await eventually(lambda: gateway.adapter.previews, "a preview")
+        assert gateway.adapter.previews[0].is_shared
+        hang.release()
+        await gateway.quiet(GROUP)
