@@ -35,6 +35,9 @@ from platforms.discord.outbound import Sender
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import ButtonCommands, Interactions, Tickets, publish_menu
 
+STOP_SECONDS = 0.5
+"""How long the SDK may take to follow an order to stop before it is told again."""
+
 CLOSE_SECONDS = 5.0
 """How long a closing handshake may take before the connection is simply dropped."""
 
@@ -197,9 +200,21 @@ class DiscordAdapter:
             self._client = self._sender = None
 
     async def _connect(self, client: GatewayClient) -> None:
-        with connection_errors(client):
-            await client.start(self._settings.token)
-        raise PlatformUnavailable("the connection to Discord ended")
+        """Hold the connection; its end is always an error.
+
+        The SDK connects inside `asyncio.wait_for`, which before Python 3.12 loses a cancellation that meets the end of
+        what it waits for, and then tries again for ever. So the SDK has a task of its own, told to stop until it does.
+        """
+        task = asyncio.create_task(client.start(self._settings.token), name="discord gateway")
+        try:
+            await asyncio.wait({task})
+            with connection_errors(client):
+                await task
+            raise PlatformUnavailable("the connection to Discord ended")
+        finally:
+            while not task.done():
+                task.cancel()
+                await asyncio.wait({task}, timeout=STOP_SECONDS)
 
     async def _watch(self, client: GatewayClient, inlet: Inlet) -> None:
         """Give the connection up when it makes no progress: being connected is not enough."""

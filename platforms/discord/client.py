@@ -14,6 +14,7 @@ import yarl
 from discord.gateway import DiscordWebSocket
 from discord.http import HTTPClient, Route
 
+from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import Clock
 from platforms.discord.inbound import Reader
 from platforms.discord.inlet import Arrived, Changed, Connected, Inlet, Listed
@@ -30,6 +31,7 @@ class Rest(HTTPClient):
 
     def __init__(self, client: discord.Client, *, api_url: str, gateway_url: str | None) -> None:
         super().__init__(client.loop)
+        self._client = client
         # The constructor would raise anything shorter to 30 s; the limiters read the attribute.
         self.max_ratelimit_timeout = RATE_LIMIT_SECONDS
         self._base = f"{api_url.rstrip('/')}/api/v10"
@@ -37,7 +39,13 @@ class Rest(HTTPClient):
 
     async def request(self, route: Route, **options: Any) -> Any:  # Any: discord.py's own signature
         route.url = self._base + route.url.removeprefix(Route.BASE)
-        return await super().request(route, **options)
+        try:
+            return await super().request(route, **options)
+        except RuntimeError as error:
+            if not self._client.is_closed():
+                raise
+            # What aiohttp says when the client was closed while the request waited for its turn.
+            raise PlatformUnavailable("not connected to Discord") from error
 
     async def ws_connect(self, url: str, *, compress: int = 0) -> Any:
         asked = yarl.URL(url)

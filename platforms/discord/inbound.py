@@ -81,14 +81,13 @@ class Reader:
         edited_at = message.edited_at
         if edited_at is None or message.author.id == self._bot_id or message.type not in _SPOKEN:
             return None
-        edited = _millis(edited_at)
         return InboundEdit(
-            event_ref=f"{self._event_ref(message.id)}:edit:{edited}",
+            event_ref=f"{self._event_ref(message.id)}:edit:{edited_at.isoformat()}",  # to the microsecond
             chat=self._chat(payload.channel_id),
             sender=_sender(message.author, is_bot=message.author.bot or message.webhook_id is not None),
             text=self._text(message.content, message),
             message_ref=str(message.id),
-            sent_at=edited,
+            sent_at=_millis(edited_at),
         )
 
     def deletion(self, channel_id: int, message_id: int) -> InboundDeletion:

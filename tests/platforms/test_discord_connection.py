@@ -202,6 +202,18 @@ async def test_a_mistake_in_the_intake_ends_the_run_as_itself(harness: DiscordHa
         await asyncio.wait_for(task, 10)
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.002, 0.005, 0.01])
+async def test_it_stops_at_once_while_discord_is_away(harness: DiscordHarness, delay: float) -> None:
+    task = asyncio.create_task(harness.adapter.run(RecordingIntake()))
+    await eventually(lambda: harness.adapter.health().is_ready, "ready")
+    await harness.server.stop()
+    await asyncio.sleep(delay)  # at any moment of losing the connection and trying again
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=3)
+    assert done == {task}
+    assert task.cancelled()
+
+
 async def test_two_accounts_on_two_servers_share_nothing(harness: DiscordHarness, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
