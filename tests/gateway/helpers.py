@@ -16,7 +16,7 @@ from agent.turn import Agent, AgentSettings
 from gateway.access import Access
 from gateway.adapters import Adapters
 from gateway.attachments import AttachmentDesk
-from gateway.commands.registry import Desk
+from gateway.commands.registry import Desk, Registry
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
 from gateway.delivery import Delivery
@@ -285,8 +285,10 @@ class TestGateway:
         adapter: MemoryAdapter,
         model: ScriptedModel,
         tools: Iterable[Tool],
+        registry: Registry,
     ) -> None:
         self.store = store
+        self._registry = registry
         self.adapter = adapter
         self.model = model
         self.clock = SystemClock()
@@ -329,7 +331,7 @@ class TestGateway:
             lanes=self.lanes,
             clock=clock,
             health=lambda: {self.adapter.name: self.adapter.health()},
-            registry=REGISTRY,
+            registry=self._registry,
         )
         self.commands = CommandRunner(desk, self.delivery, group)
         self.lanes.staff(
@@ -347,7 +349,7 @@ class TestGateway:
             store=store,
             live=live,
             access=self.access,
-            registry=REGISTRY,
+            registry=self._registry,
             lanes=self.lanes,
             commands=self.commands,
             delivery=self.delivery,
@@ -480,12 +482,13 @@ async def serving(
     adapter: MemoryAdapter | None = None,
     model: ScriptedModel | None = None,
     tools: Iterable[Tool] = (),
+    registry: Registry = REGISTRY,
     is_started: bool = True,
     **sections: Mapping[str, object],
 ) -> AsyncIterator[TestGateway]:
     """A gateway at work. The end of the block is a crash: every task is cut off where it stands."""
     gateway = TestGateway(
-        store, folder, config_of(**sections), adapter or MemoryAdapter(), model or ScriptedModel(), tools
+        store, folder, config_of(**sections), adapter or MemoryAdapter(), model or ScriptedModel(), tools, registry
     )
     is_ready = asyncio.Event()
 

@@ -27,7 +27,6 @@ from tests.gateway.helpers import (
 )
 from tests.hermes_state.rows import START
 
-
 TURN = RunningTurn(
     id=TurnId(1),
     chat_id=ChatId(1),

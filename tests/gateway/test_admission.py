@@ -1,0 +1,270 @@
+"""What an event changes in the database: each function is one transaction."""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.admission import Admission, PairingOffer, admit, apply_deletion, apply_edit, offer_pairing, tell_stranger
+from hermes_state import inbox, journal, outbox
+from hermes_state.chats import ensure_chat
+from hermes_state.inbox import CHANGED, InboxKind, InboxMode
+from hermes_state.sessions import reset
+from hermes_state.values import (
+    ChatId,
+    ChatKind,
+    Cursor,
+    InboundDeletion,
+    InboundEdit,
+    InboundMessage,
+    Millis,
+    Sender,
+)
+from tests.hermes_state.rows import START, finish, key_of, migrated, seen, start, states
+
+ANN = Sender(platform="telegram", id="1", name="Ann")
+BOB = Sender(platform="telegram", id="2", name="Bob")
+CURSOR = Cursor(platform="telegram", account="telegram", channel_ref="42", seen_ref="100")
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def message(number: int = 1, text: str = "hello", *, sender: Sender = ANN, ticket: str | None = None) -> InboundMessage:
+    return InboundMessage(
+        event_ref=f"7:{number}",
+        chat=key_of(),
+        chat_kind=ChatKind.DIRECT,
+        sender=sender,
+        text=text,
+        message_ref=str(number),
+        sent_at=START,
+        is_addressed=True,
+        ticket=ticket,
+    )
+
+
+def admission(message: InboundMessage, **changes: Any) -> Admission:  # Any: the fields that a test changes
+    values: dict[str, Any] = {"kind": InboxKind.MESSAGE, "mode": InboxMode.QUEUE, "max_waiting": 3, "cursor": None}
+    return Admission(message=message, key=message.chat, text=message.text, **(values | changes))
+
+
+def owed(db: sqlite3.Connection) -> list[str]:
+    rows = db.execute("SELECT DISTINCT chat_id FROM outbox").fetchall()
+    found = (row.written for (chat,) in rows for row in outbox.load_open(db, chat))
+    return [written.markdown for written in found if written is not None]
+
+
+# ---- messages
+
+
+def test_an_event_is_stored_with_its_cursor(db: sqlite3.Connection) -> None:
+    admitted = admit(db, admission(message(), cursor=CURSOR), START)
+    assert [row.id for row in inbox.load_waiting(db, admitted.chat_id)] == [admitted.inbox_id]
+    assert inbox.load_cursors(db, "telegram", "telegram") == {"42": "100"}
+    assert not admitted.is_told
+
+
+def test_an_event_that_comes_again_is_named_while_nobody_has_taken_it_up(db: sqlite3.Connection) -> None:
+    first = admit(db, admission(message()), START)
+    assert admit(db, admission(message()), START) == first
+    assert first.inbox_id is not None
+    journal.start_turn(db, first.chat_id, [first.inbox_id], {}, START)
+    again = admit(db, admission(message(), cursor=CURSOR), START)
+    assert (again.inbox_id, again.is_told) == (None, False)
+    assert inbox.load_cursors(db, "telegram", "telegram") == {"42": "100"}
+    assert states(db, first.chat_id) == ["claimed"]
+
+
+def test_a_command_is_acknowledged_only_behind_something(db: sqlite3.Connection) -> None:
+    command = {"kind": InboxKind.COMMAND, "told_when_behind": "later"}
+    assert not admit(db, admission(message(1, "/new"), **command), START).is_told
+    admit(db, admission(message(2)), START)
+    assert admit(db, admission(message(3, "/new"), **command), START).is_told
+    assert not admit(db, admission(message(3, "/new"), **command), START).is_told
+    assert owed(db) == ["later"]
+
+
+def test_a_steer_joins_the_turn_that_is_still_open_and_else_waits(db: sqlite3.Connection) -> None:
+    chat = ensure_chat(db, key_of(), ChatKind.DIRECT, None, START)
+    turn = start(db, chat, "go")
+    steer = {"steers": turn.id, "told_when_steered": "noted", "told_when_behind": "later"}
+    admit(db, admission(message(1, "in time"), **steer), START)
+    finish(db, turn, "done")
+    admit(db, admission(message(2, "too late"), **steer), START)
+    assert [(row.payload.text, row.mode) for row in inbox.load_waiting(db, chat)] == [
+        ("in time", InboxMode.QUEUE),
+        ("too late", InboxMode.QUEUE),
+    ]
+    assert owed(db) == ["noted", "done", "later"]
+
+
+def test_beyond_the_limit_one_sentence_says_so_until_the_queue_moves(db: sqlite3.Connection) -> None:
+    admitted = [admit(db, admission(message(number)), START) for number in range(1, 7)]
+    assert [one.inbox_id is not None for one in admitted] == [True] * 3 + [False] * 3
+    assert [one.is_told for one in admitted] == [False] * 3 + [True, False, False]
+    chat = admitted[0].chat_id
+    assert states(db, chat) == ["new"] * 3 + ["dropped"] * 3
+    assert len(owed(db)) == 1
+    assert "3 of your messages" in owed(db)[0]
+    assert admit(db, admission(message(9, sender=BOB)), START).inbox_id is not None
+    first = admitted[0].inbox_id
+    assert first is not None
+    finish(db, journal.start_turn(db, chat, [first], {}, START), "a")
+    assert admit(db, admission(message(10)), START).inbox_id is not None
+    assert admit(db, admission(message(11)), START).is_told
+    assert len([sentence for sentence in owed(db) if "of your messages" in sentence]) == 2
+
+
+def test_a_refused_event_that_comes_again_changes_nothing(db: sqlite3.Connection) -> None:
+    for number in range(1, 5):
+        admit(db, admission(message(number)), START)
+    before = db.execute("SELECT * FROM inbox").fetchall()
+    again = admit(db, admission(message(4)), START)
+    assert (again.inbox_id, again.is_told) == (None, False)
+    assert db.execute("SELECT * FROM inbox").fetchall() == before
+
+
+def test_every_refused_slash_command_is_answered_in_its_own_place(db: sqlite3.Connection) -> None:
+    for number in range(1, 6):
+        admit(db, admission(message(number, ticket=f"t{number}")), START)
+    assert db.execute("SELECT ticket FROM outbox ORDER BY id").fetchall() == [("t4",), ("t5",)]
+
+
+# ---- strangers
+
+
+def offer(code: str) -> PairingOffer:
+    return PairingOffer(code=code, lifetime_ms=1_000, max_pending=10, sentence=f"code {code}")
+
+
+def test_a_stranger_gets_one_code_and_then_silence(db: sqlite3.Connection) -> None:
+    assert offer_pairing(db, message(1), offer("ABCDEFGH"), CURSOR, START) is not None
+    assert offer_pairing(db, message(2), offer("HGFEDCBA"), replace(CURSOR, seen_ref="101"), START) is None
+    assert owed(db) == ["code ABCDEFGH"]
+    assert inbox.load_cursors(db, "telegram", "telegram") == {"42": "101"}
+    assert db.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
+
+
+def test_the_same_reason_is_told_once(db: sqlite3.Connection) -> None:
+    assert tell_stranger(db, message(1), "k", "no access", None, START) is not None
+    assert tell_stranger(db, message(2), "k", "no access", None, START) is None
+
+
+# ---- edits
+
+
+def edit(text: str, *, number: int = 1, sender: Sender = ANN, event: str = "e") -> InboundEdit:
+    return InboundEdit(
+        event_ref=f"7:{number}:{event}:{text}",
+        chat=key_of(),
+        sender=sender,
+        text=text,
+        message_ref=str(number),
+        sent_at=START,
+    )
+
+
+def told(db: sqlite3.Connection) -> ChatId:
+    """Message 1 with the text `hello` was answered."""
+    admitted = admit(db, admission(message()), START)
+    assert admitted.inbox_id is not None
+    finish(db, journal.start_turn(db, admitted.chat_id, [admitted.inbox_id], {}, START), "hi")
+    return admitted.chat_id
+
+
+def notices(db: sqlite3.Connection, chat: ChatId) -> list[str]:
+    return [row.payload.text for row in inbox.load_waiting(db, chat) if row.kind is InboxKind.NOTICE]
+
+
+def test_a_waiting_message_takes_the_new_text(db: sqlite3.Connection) -> None:
+    admitted = admit(db, admission(message()), START)
+    assert apply_edit(db, edit("hullo"), key_of(), CURSOR, START) == admitted.chat_id
+    assert [row.payload.text for row in inbox.load_waiting(db, admitted.chat_id)] == ["hullo"]
+    assert inbox.load_cursors(db, "telegram", "telegram") == {"42": "100"}
+
+
+def test_a_message_that_a_turn_has_becomes_a_notice_for_the_next_one(db: sqlite3.Connection) -> None:
+    chat = told(db)
+    assert apply_edit(db, edit("hullo"), key_of(), None, START) == chat
+    assert notices(db, chat) == [CHANGED + "hullo"]
+    row = admit(db, admission(message(2, "go on")), START).inbox_id
+    waiting = [one.id for one in inbox.load_waiting(db, chat)]
+    assert row in waiting
+    turn = journal.start_turn(db, chat, waiting, {}, START)
+    assert seen(db, turn.lineage_id) == ["hello", "hi", CHANGED + "hullo", "go on"]
+
+
+def test_the_same_text_or_the_same_edit_again_is_nothing(db: sqlite3.Connection) -> None:
+    chat = told(db)
+    assert apply_edit(db, edit("hello"), key_of(), None, START) is None
+    apply_edit(db, edit("hullo"), key_of(), None, START)
+    assert apply_edit(db, edit("hullo"), key_of(), None, START) is None
+    assert apply_edit(db, edit("hullo", event="preview of a link"), key_of(), None, START) is None
+    assert notices(db, chat) == [CHANGED + "hullo"]
+
+
+def test_many_edits_leave_one_notice_with_the_last_text(db: sqlite3.Connection) -> None:
+    chat = told(db)
+    for number in range(20):
+        apply_edit(db, edit(f"version {number}"), key_of(), None, START)
+    assert notices(db, chat) == [CHANGED + "version 19"]
+
+
+def test_changing_a_message_back_after_the_model_heard_of_the_edit_is_told(db: sqlite3.Connection) -> None:
+    chat = told(db)
+    apply_edit(db, edit("hullo"), key_of(), None, START)
+    admit(db, admission(message(2, "go on")), START)
+    ids = [row.id for row in inbox.load_waiting(db, chat)]
+    finish(db, journal.start_turn(db, chat, ids, {}, START), "ok")
+    assert apply_edit(db, edit("hello", event="back"), key_of(), None, START) == chat
+    assert notices(db, chat) == [CHANGED + "hello"]
+
+
+def test_edits_of_others_of_commands_and_of_the_unknown_are_nothing(db: sqlite3.Connection) -> None:
+    chat = told(db)
+    admit(db, admission(message(2, "/new"), kind=InboxKind.COMMAND), START)
+    assert apply_edit(db, edit("mine now", sender=BOB), key_of(), None, START) is None
+    assert apply_edit(db, edit("/undo", number=2), key_of(), None, START) is None
+    assert apply_edit(db, edit("x", number=99), key_of(), None, START) is None
+    assert apply_edit(db, edit("x"), key_of("elsewhere"), None, START) is None
+    assert notices(db, chat) == []
+
+
+def test_an_edit_from_another_conversation_is_ignored(db: sqlite3.Connection) -> None:
+    chat = told(db)
+    reset(db, chat, Millis(START + 1))
+    assert apply_edit(db, edit("hullo"), key_of(), None, START) is None
+    assert notices(db, chat) == []
+
+
+# ---- deletions
+
+
+def deletion(number: int = 1) -> InboundDeletion:
+    return InboundDeletion(event_ref=f"7:{number}:gone", chat=key_of(), message_ref=str(number), sent_at=START)
+
+
+def test_a_deleted_message_that_waits_is_withdrawn(db: sqlite3.Connection) -> None:
+    chat = admit(db, admission(message()), START).chat_id
+    assert apply_deletion(db, deletion(), CURSOR, START) == 1
+    assert apply_deletion(db, deletion(), CURSOR, START) == 0
+    assert states(db, chat) == ["withdrawn"]
+
+
+def test_a_deleted_message_that_was_told_stays(db: sqlite3.Connection) -> None:
+    chat = told(db)
+    assert apply_deletion(db, deletion(), None, START) == 0
+    assert states(db, chat) == ["done"]
+
+
+def test_a_deletion_finds_the_message_whoever_the_chat_belongs_to(db: sqlite3.Connection) -> None:
+    mine = replace(admission(message()), key=key_of(user_ref="1"))
+    chat = admit(db, mine, START).chat_id
+    assert apply_deletion(db, deletion(), None, START) == 1
+    assert states(db, chat) == ["withdrawn"]
