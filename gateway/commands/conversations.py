@@ -9,9 +9,11 @@ from gateway.commands.turns import shortened
 from hermes_state import sessions
 from hermes_state.errors import CommandError
 from hermes_state.transcripts import load_said, taken_back
-from hermes_state.values import ChatId, Message, MessageId, Millis, Origin, Transcript
+from hermes_state.values import Button, ChatId, Message, MessageId, Millis, Origin, Transcript
 
 SESSIONS_SHOWN = 15
+BUTTONS_SHOWN = 5
+BUTTON_CHARS = 30
 HISTORY_DEFAULT = 10
 HISTORY_MOST = 50
 HISTORY_CHARS = 280
@@ -66,7 +68,16 @@ async def list_sessions(invocation: Invocation) -> Effect:
         name = conversation.title or "untitled"
         used = when(conversation.last_human_at or conversation.tip.started_at)
         lines.append(f"- `{conversation.tip.short_key}` {name}, {conversation.message_count} messages, {used}{mark}")
-    return say("Conversations of this chat:\n" + "\n".join(lines) + "\n\n`/resume <id>` goes back to one.")
+    others = [conversation for conversation in found if not conversation.is_active][:BUTTONS_SHOWN]
+    buttons = [
+        Button(
+            label=shortened(conversation.title or conversation.tip.short_key, BUTTON_CHARS),
+            command=f"/resume {conversation.tip.short_key}",
+        )
+        for conversation in others
+    ]
+    listed = "Conversations of this chat:\n" + "\n".join(lines) + "\n\n`/resume <id>` goes back to one."
+    return say(listed, *buttons)
 
 
 async def resume(invocation: Invocation) -> Effect:
