@@ -38,6 +38,7 @@ _SHAPES = (
     r"\bwhsec_[A-Za-z0-9]{16,}",
     r"\bdop_v1_[a-f0-9]{32,}",
     r"\bAGE-SECRET-KEY-1[A-Z0-9]{20,}",
+    r"(?<=/webhooks/)[0-9]{15,20}/[A-Za-z0-9_-]{40,}",  # Discord: whoever has it answers an interaction as the bot
 )
 
 _SHAPE = re.compile("|".join(_SHAPES))

@@ -29,6 +29,7 @@ KEYS = {
     "groq": "gsk_" + _A,
     "stripe": "sk_live_" + _A[:24] + "9",
     "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P",
+    "discord interaction": "https://discord.com/api/v10/webhooks/900000000000000001/" + _A + _A,
     "pem": f"-----BEGIN RSA PRIVATE KEY-----\n{_A}\n{_A}\n-----END RSA PRIVATE KEY-----",
 }
 
