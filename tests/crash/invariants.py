@@ -44,8 +44,8 @@ async def problems_of(world: World) -> list[str]:
     """Everything that is not as promised, one sentence each."""
     with closing(_opened(world.home / "state.db")) as db:
         found = [*_open_rows(db), *_turns(db), *_lineage(db), *_tools(db, world.effects), *_file(db)]
-    found += _seen(await world.visible(CHAT), [HELLO_ANSWER, *LONG_PARTS, TITLE_REPLY], STEER_ANSWER)
-    found += _seen_in_group(await world.visible(GROUP))
+    found += _seen(await world.visible(CHAT), world.kill_count)
+    found += _seen_in_group(await world.visible(GROUP), world.kill_count)
     found += [f"the model was sent {row}" for row in await world.llm.get("violations", severity="error")]
     return found
 
@@ -157,36 +157,36 @@ def _file(db: sqlite3.Connection) -> list[str]:
 # ---- the screen ----------------------------------------------------------------------------------------------------
 
 
-def _seen(visible: Sequence[str], expected: Sequence[str], optional: str) -> list[str]:
-    """Each expected text once, in order; a second copy only with the mark of a possible repeat."""
+def _seen(visible: Sequence[str], kill_count: int) -> list[str]:
+    """Each expected text once, in order; further copies only with the mark of a possible repeat, one for each kill."""
+    expected = [HELLO_ANSWER, *LONG_PARTS, TITLE_REPLY]
     counts = Counter(visible)
     found = []
-    for text in (*expected, optional, *ACKNOWLEDGEMENTS):
-        found += _copies(counts.pop(text, 0), counts.pop(REPEAT_MARK + text, 0), text, is_required=text in expected)
+    for text in (*expected, STEER_ANSWER, *ACKNOWLEDGEMENTS):
+        if text in expected and not counts[text] + counts[REPEAT_MARK + text]:
+            found.append(f"{text[:40]!r} is not on screen")
+        found += _copies(counts, text, kill_count)
     found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
-    order = list(dict.fromkeys(text.removeprefix(REPEAT_MARK) for text in visible))
-    order = [text for text in order if text in expected]
-    if order != list(expected):
+    order = [text for text in dict.fromkeys(text.removeprefix(REPEAT_MARK) for text in visible) if text in expected]
+    if order != expected:
         found.append(f"the order on screen is {[text[:24] for text in order]}")
     return found
 
 
-def _copies(plain: int, marked: int, text: str, *, is_required: bool) -> list[str]:
-    if is_required and plain + marked == 0:
-        return [f"{text[:40]!r} is not on screen"]
-    if plain > 1 or marked > 1:
-        return [f"{text[:40]!r} is on screen {plain} times, and {marked} times marked as a possible repeat"]
-    return []
+def _copies(counts: Counter[str], text: str, kill_count: int) -> list[str]:
+    """Take the copies of a text out of `counts`, and say when there are too many."""
+    plain, marked = counts.pop(text, 0), counts.pop(REPEAT_MARK + text, 0)
+    if plain <= 1 and marked <= kill_count:
+        return []
+    return [f"{text[:40]!r} is on screen {plain} times, and {marked} times marked as a possible repeat"]
 
 
-def _seen_in_group(visible: Sequence[str]) -> list[str]:
-    """The last answer; a placeholder whose id was lost with the process may be left above it."""
+def _seen_in_group(visible: Sequence[str], kill_count: int) -> list[str]:
+    """The last answer once; a placeholder whose id was lost with the process may be left above it."""
     counts = Counter(visible)
-    found = _copies(
-        counts.pop(GOODBYE_ANSWER, 0), counts.pop(REPEAT_MARK + GOODBYE_ANSWER, 0), GOODBYE_ANSWER, is_required=True
-    )
-    left = [text for text in counts.elements() if not GOODBYE_ANSWER.startswith(text)]
-    found += [f"nobody expects {text[:80]!r} in the group" for text in left]
-    if counts.total() > 1:
+    found = [] if GOODBYE_ANSWER in " ".join(visible) else [f"{GOODBYE_ANSWER!r} is not on screen"]
+    found += _copies(counts, GOODBYE_ANSWER, kill_count)
+    found += [f"nobody expects {text[:80]!r} in the group" for text in counts if not GOODBYE_ANSWER.startswith(text)]
+    if counts.total() > kill_count:
         found.append(f"{counts.total()} placeholders are left in the group")
     return found

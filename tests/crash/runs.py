@@ -1,10 +1,11 @@
 """One run of the scenario, judged; and the census that the kill points come from."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.crash.invariants import Label, labels_of, problems_of
 from tests.crash.kills import Census, Kill
-from tests.crash.scenario import play
+from tests.crash.scenario import CHAT, STEER_ANSWER, play
 from tests.crash.world import Stuck, World
 
 LOG_LINES = 40
@@ -18,29 +19,33 @@ ATTEMPTS = 5
 
 
 async def take_census(folder: Path) -> Census:
-    """Run without a kill, more than once. Fails when even that breaks a promise."""
+    """Run without a kill, more than once. Raises `AssertionError` when even that breaks a promise."""
     found: list[tuple[list[str], list[str]]] = []
     for number in range(CENSUS_RUNS):
-        async with World(folder / str(number), None) as world:
+        async with World(folder / str(number), ()) as world:
             await _play_and_judge(world, "no kill")
-            found.append((world.commits, world.requests))
+            assert await labels_of(world) == set(), "without a kill everything is known"
+            assert STEER_ANSWER not in await world.visible(CHAT), "without a kill the steer joins the turn that runs"
+            found.append((world.commits(), world.requests))
     return Census(
         commits=min((commits for commits, _ in found), key=len),
         requests=min((requests for _, requests in found), key=len),
     )
 
 
-async def run_with(kill: Kill, folder: Path, name: str) -> set[Label]:
-    """Run with a kill; returns how what could not be known was labelled.
+async def run_with(kills: Sequence[Kill], folder: Path, name: str) -> set[Label]:
+    """Run with a kill in the first life, and perhaps in the next; returns how what could not be known was labelled.
 
-    Raises `AssertionError` with all that is wrong afterwards.
+    Raises `AssertionError` with all that is wrong afterwards, or when no run came to the first kill. The lives after
+    it have less to do: a kill that is beyond their end does not happen.
     """
+    what = f"{' then '.join(map(str, kills))} ({name})"
     for attempt in range(ATTEMPTS):
-        async with World(folder / str(attempt), kill) as world:
-            await _play_and_judge(world, f"{kill} ({name})")
-            if world.was_killed or world.is_kept_waiting:
+        async with World(folder / str(attempt), kills) as world:
+            await _play_and_judge(world, what)
+            if world.kill_count or world.is_kept_waiting:
                 return await labels_of(world)
-    raise AssertionError(f"{kill}: no run came to this point, which was {name} in the census")
+    raise AssertionError(f"{what}: no run came to the first kill")
 
 
 async def _play_and_judge(world: World, what: str) -> None:
@@ -56,5 +61,6 @@ async def _play_and_judge(world: World, what: str) -> None:
 def _log_of(world: World) -> str:
     log = world.folder / "gateway.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    steps = [f"commits: {' '.join(world.commits)}", f"requests: {', '.join(world.requests)}"]
+    steps = [f"commits of life {life}: {' '.join(world.commits(life))}" for life in range(world.kill_count + 1)]
+    steps.append(f"requests of the last life: {', '.join(world.requests)}")
     return "\n".join([*steps, "the log ends:", *lines[-LOG_LINES:]])

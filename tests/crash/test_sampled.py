@@ -35,4 +35,4 @@ def test_a_kill_anywhere_leaves_every_promise_kept(
     kill = census.sample(SAMPLES, seed)[draw]
     again = f"again: KILL={kill} make crash; all sixty: HERMES_CRASH_SEED={seed} make test"
     print(f"{kill} ({census.name_of(kill)}); {again}")
-    asyncio.run(run_with(kill, tmp_path, census.name_of(kill)))
+    asyncio.run(run_with([kill], tmp_path, census.name_of(kill)))

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
@@ -19,9 +19,6 @@ from tests.fakes import fake_llm, fake_telegram, labkit
 WAIT_SECONDS = 60.0
 """For any one step: far more than it takes, so that a slow machine fails no test."""
 
-LIVES = 4
-"""A run has one kill, hence two lives; more only if the daemon cannot finish."""
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -30,18 +27,18 @@ class Stuck(AssertionError):
 
 
 class World:
-    """Fake Telegram, a fake model, and a daemon that is killed at most once and started again."""
+    """Fake Telegram, a fake model, and a daemon: the n-th kill ends its n-th life, and it is started again."""
 
-    def __init__(self, folder: Path, kill: Kill | None) -> None:
+    def __init__(self, folder: Path, kills: Sequence[Kill]) -> None:
         self.folder = folder
         self.home = folder / "home"
         self.effects = folder / "effects"
-        self.kill = kill
-        self.was_killed = False
+        self.kills = kills
+        self.kill_count = 0
         self.is_kept_waiting = False
         """The request that is to be followed by the kill has no answer yet: a poll at the end never gets one."""
         self.requests: list[str] = []
-        """Names of the requests of the first life."""
+        """Names of this life's requests so far."""
         self.acknowledged = 0
         """Telegram updates below this id are the daemon's responsibility now."""
         self.exit_code: int | None = None
@@ -119,21 +116,22 @@ class World:
         self._keeper = asyncio.create_task(self._keep_alive(), name="keeper")
 
     async def _keep_alive(self) -> None:
-        for life in range(LIVES):
-            environ = dict(self._environ)
-            if life == 0 and not self.was_killed:
-                environ["CRASH_COMMITS"] = str(self.folder / "commits")
-                if self.kill is not None:
-                    environ["CRASH_KILL"] = str(self.kill)
-            self._is_up = False
+        while self.exit_code is None:
+            self._is_up, self.requests = False, []
+            commits = str(self._commits_file(self.kill_count))
+            environ = {**self._environ, "CRASH_COMMITS": commits, "CRASH_KILL": str(self._next_kill or "")}
             self._daemon = Daemon(environ, self.folder / "gateway.log")
             code = await self._daemon.ended()
-            if code != -signal.SIGKILL or self.was_killed:
+            if code == -signal.SIGKILL and self._next_kill is not None:
+                self.kill_count += 1
+            else:
                 self.exit_code = code
-                self._changed.set()
-                return
-            self.was_killed = True
             self._changed.set()
+
+    @property
+    def _next_kill(self) -> Kill | None:
+        """Where this life ends, if a kill is to end it."""
+        return self.kills[self.kill_count] if self.kill_count < len(self.kills) else None
 
     async def terminate(self) -> None:
         """Ask the daemon to finish and go, once it is up."""
@@ -145,30 +143,28 @@ class World:
         if self._daemon is not None:
             self._daemon.send(signal.SIGTERM)
 
-    @property
-    def commits(self) -> list[str]:
-        """What was committed in the first life."""
-        path = self.folder / "commits"
+    def commits(self, life: int = 0) -> list[str]:
+        """What was committed in a life."""
+        path = self._commits_file(life)
         return path.read_text().split() if path.exists() else []
+
+    def _commits_file(self, life: int) -> Path:
+        return self.folder / f"commits-{life}"
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
     async def _observe(self, service: str, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Serve one request; kill the daemon around it when it is the one."""
-        name = f"{service} {request.path.rpartition('/')[2]}"
-        is_the_one = False
-        if not self.was_killed:
-            self.requests.append(name)
-            is_the_one = str(self.kill) in (f"request:{len(self.requests)}:{side}" for side in ("before", "after"))
+        self.requests.append(f"{service} {request.path.rpartition('/')[2]}")
+        kill = self._next_kill
         if service == "llm":
             self.model_texts.append((await request.read()).decode())
         elif request.path.endswith("/getUpdates"):
             self._is_up = True
             self.acknowledged = max(self.acknowledged, int(request.query.get("offset", 0)))
-        if not is_the_one:
+        if kill is None or (kill.place, kill.number) != ("request", len(self.requests)):
             return await handler(request)
-        assert self.kill is not None
-        if self.kill.side == "after":
+        if kill.side == "after":
             self.is_kept_waiting = True
             await self._serve_unheard(service, request, handler)
             self.is_kept_waiting = False
@@ -196,6 +192,7 @@ class World:
     async def resume_stream(self) -> None:
         """Let the model go on with what it has paused in."""
         if self._is_frozen_later:
+            self._is_frozen_later = False
             self._freeze()
         await self.llm.post("resume")
 
@@ -239,7 +236,10 @@ class World:
         return any(row.get("paused") and row["outcome"] == "open" for row in rows)
 
     async def until(self, what: str, is_so: Callable[[], Awaitable[bool]]) -> None:
-        """Wait for something that a request, a tool or an end of the process brings about. Raises `Stuck`."""
+        """Wait for something that a request, a tool or an end of the process brings about.
+
+        Raises `Stuck` when it takes too long, or when the daemon has ended without it.
+        """
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while True:
@@ -251,12 +251,3 @@ class World:
                     await self._changed.wait()
         except TimeoutError:
             raise Stuck(f"not within {WAIT_SECONDS:g} s: {what}") from None
-
-    async def until_ended(self) -> int:
-        """Wait for the daemon's own end; returns its exit code. Raises `Stuck`."""
-        done, _ = await asyncio.wait({self._keeper}, timeout=WAIT_SECONDS)
-        if not done:
-            raise Stuck(f"the daemon did not end within {WAIT_SECONDS:g} s")
-        self._keeper.result()
-        assert self.exit_code is not None
-        return self.exit_code
