@@ -1,0 +1,284 @@
+"""From a platform's event to a stored row: who is let in, and that it is stored before it is acknowledged."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.intake import NO_ACCESS
+from hermes_state.errors import StoreUnavailable
+from hermes_state.inbox import CHANGED
+from hermes_state.store import Store
+from hermes_state.values import ChatKey, Cursor, Sender
+from tests.gateway.helpers import (
+    BOB,
+    DIRECT,
+    EVE,
+    GROUP,
+    PLATFORM,
+    Hang,
+    TestGateway,
+    asked,
+    eventually,
+    serving,
+    settled,
+)
+from tests.hermes_state.helpers import locked_by_another_process, one_batch, set_max_pages
+
+EVE_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="666")
+
+
+def cursor(seen: int) -> Cursor:
+    return Cursor(platform=PLATFORM, account=PLATFORM, channel_ref="c", seen_ref=str(seen))
+
+
+async def hanging(gateway: TestGateway, text: str = "q", chat: ChatKey = DIRECT) -> Hang:
+    hang = Hang()
+    gateway.model.script.append(hang)
+    await gateway.say(text, chat=chat)
+    await hang.begun.wait()
+    return hang
+
+
+# ---- who is let in
+
+
+async def test_a_stranger_gets_a_code_once_and_leaves_no_message_behind(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        said = await gateway.ask("secret words", chat=EVE_CHAT, sender=EVE)
+        assert "pairing code" in said
+        await gateway.say("let me in", chat=EVE_CHAT, sender=EVE)
+        await gateway.say("/help", chat=EVE_CHAT, sender=EVE)
+        await settled()
+        assert gateway.adapter.texts(EVE_CHAT) == [said]
+        assert await gateway.rows("SELECT count(*) FROM inbox") == [(0,)]
+        assert gateway.model.requests == []
+
+
+async def test_without_pairing_a_stranger_is_told_once_a_day(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, pairing={"enabled": False}) as gateway:
+        assert await gateway.ask("hi", chat=EVE_CHAT, sender=EVE) == NO_ACCESS
+        await gateway.say("hi", chat=EVE_CHAT, sender=EVE)
+        await settled()
+        assert gateway.adapter.texts(EVE_CHAT) == [NO_ACCESS]
+
+
+async def test_a_stranger_in_a_group_is_ignored_and_makes_no_chat(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.say("@bot hi", chat=GROUP, sender=EVE, cursor=cursor(1))
+        await gateway.say("overheard", chat=GROUP, is_addressed=False, cursor=cursor(2))
+        assert await gateway.rows("SELECT (SELECT count(*) FROM chats), (SELECT count(*) FROM inbox)") == [(0, 0)]
+        assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": "2"}
+
+
+async def test_a_strangers_slash_command_is_answered_each_time(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        for number in range(2):
+            await gateway.say("/help", chat=GROUP, sender=EVE, ticket=f"t{number}")
+        assert await gateway.replies(2, GROUP) == [NO_ACCESS] * 2
+        assert [request.ticket for request in gateway.adapter.requests] == ["t0", "t1"]
+
+
+async def test_bots_are_ignored(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, access={"allow_all": True}) as gateway:
+        robot = Sender(platform=PLATFORM, id="5", name="Robot", is_bot=True)
+        await gateway.say("beep", sender=robot, cursor=cursor(7))
+        assert await gateway.inbox_states() == []
+        assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": "7"}
+
+
+# ---- stored first, once
+
+
+async def test_the_event_is_acknowledged_after_the_commit(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        async with one_batch(store):
+            accepting = asyncio.create_task(gateway.say("hi"))
+            await settled(0.02)
+            assert not accepting.done()
+        await accepting
+        assert len(await gateway.inbox_states()) == 1
+
+
+async def test_a_database_that_is_full_refuses_the_event_and_takes_it_when_it_comes_again(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("warm up")
+        big = gateway.message("x" * 50_000)
+        await store.write(set_max_pages, 0)
+        with pytest.raises(StoreUnavailable):
+            await gateway.intake.accept(big, cursor(5))
+        assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {}
+        await store.write(set_max_pages, None)
+        await gateway.intake.accept(big, cursor(5))
+        await gateway.quiet()
+        assert [state for state, _ in await gateway.turns_of()] == ["finished", "finished"]
+
+
+async def test_a_locked_database_delays_and_loses_nothing(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+        with locked_by_another_process(store.path, 0.5):
+            await asyncio.gather(*(gateway.say(f"m{number}") for number in range(3)))
+        assert sorted(await gateway.replies(3)) == [f"echo: m{number}" for number in range(3)]
+
+
+async def test_replaying_any_event_starts_nothing(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        message = await gateway.say("one")
+        await gateway.replies(1)
+        edit = await gateway.edit(message, "won")
+        requests = len(gateway.model.requests)
+        inbox = await gateway.rows("SELECT * FROM inbox")
+        for event in (message, edit, message):
+            await gateway.intake.accept(event, cursor(3))
+        await settled()
+        assert len(gateway.model.requests) == requests
+        assert await gateway.rows("SELECT * FROM inbox") == inbox
+
+
+async def test_an_event_whose_bringer_was_cancelled_after_the_commit_is_answered_when_it_comes_again(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        for line in ("hello", "/whoami"):
+            message = gateway.message(line)
+            async with one_batch(store):
+                accepting = asyncio.create_task(gateway.intake.accept(message))
+                await settled(0.02)
+                accepting.cancel()
+            await asyncio.wait({accepting})
+            before = len(gateway.adapter.texts())
+            await gateway.intake.accept(message)
+            await gateway.replies(before + 1)
+        assert gateway.adapter.texts()[0] == "echo: hello"
+        assert "telegram:1" in gateway.adapter.texts()[1]
+
+
+async def test_a_flood_of_one_sender_is_refused_once_and_others_are_heard(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"max_waiting": 5}) as gateway:
+        hang = await hanging(gateway, chat=GROUP)
+        for number in range(12):
+            await gateway.say(f"m{number}", chat=GROUP)
+        await gateway.say("bob", chat=GROUP, sender=BOB)
+        await eventually(lambda: gateway.adapter.texts(GROUP), "the refusal")
+        await settled()
+        [said] = gateway.adapter.texts(GROUP)
+        assert "5 of your messages wait" in said
+        hang.release()
+        await gateway.quiet(GROUP)
+        assert await gateway.turns_of(GROUP) == [
+            ("finished", "q"),
+            ("finished", "m0 | m1 | m2 | m3 | m4"),
+            ("finished", "bob"),
+        ]
+
+
+# ---- groups
+
+
+async def test_in_a_shared_group_the_model_hears_who_spoke(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("from ann", chat=GROUP)
+        await gateway.ask("from bob", chat=GROUP, sender=BOB)
+        rows = [(row.sender_name, row.text) for row in gateway.model.requests[-1].transcript if row.sender_name]
+        assert rows == [("Ann", "from ann"), ("Bob", "from bob")]
+        assert gateway.model.requests[-1].style.is_shared
+
+
+async def test_per_user_keeps_people_of_a_group_apart(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"groups": "per_user"}) as gateway:
+        await gateway.ask("from ann", chat=GROUP)
+        hang = await hanging(gateway, "ann again", chat=GROUP)
+        await gateway.say("from bob", chat=GROUP, sender=BOB)
+        await eventually(lambda: len(gateway.adapter.texts(GROUP)) == 2, "bob does not wait for ann")
+        assert [row.text for row in gateway.model.requests[-1].transcript] == ["from bob"]
+        await gateway.say("/stop", chat=GROUP, sender=BOB)
+        await eventually(lambda: "Nothing was running." in gateway.adapter.texts(GROUP), "bob has nothing to stop")
+        hang.release()
+        await gateway.quiet(GROUP)
+
+
+async def test_topics_of_a_group_are_chats_of_their_own(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        topic = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=GROUP.chat_ref, thread_ref="7")
+        hang = await hanging(gateway, chat=GROUP)
+        assert await gateway.ask("in the topic", chat=topic) == "echo: in the topic"
+        hang.release()
+        await gateway.quiet(GROUP)
+
+
+# ---- edits, deletions, moves
+
+
+async def test_an_edit_before_the_turn_is_what_the_model_reads(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = await hanging(gateway)
+        message = await gateway.say("wrnog")
+        await gateway.edit(message, "right")
+        hang.release()
+        assert await gateway.replies(2) == ["finally", "echo: right"]
+
+
+async def test_an_edit_after_the_turn_goes_along_with_the_next_one(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        message = await gateway.say("at 5")
+        await gateway.replies(1)
+        await gateway.edit(message, "at 6")
+        await settled()
+        assert len(gateway.model.requests) == 1
+        await gateway.ask("when?")
+        texts = [row.text for row in gateway.model.requests[-1].transcript]
+        assert texts == ["at 5", "echo: at 5", CHANGED + "at 6", "when?"]
+
+
+async def test_nobody_without_access_or_authorship_edits(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = await hanging(gateway, chat=GROUP)
+        message = await gateway.say("mine", chat=GROUP)
+        for other in (BOB, EVE):
+            await gateway.edit(message, "not yours", sender=other)
+        hang.release()
+        assert (await gateway.replies(2, GROUP))[1] == "echo: mine"
+
+
+async def test_per_user_edits_reach_their_own_conversation(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"groups": "per_user"}) as gateway:
+        hang = await hanging(gateway, chat=GROUP)
+        message = await gateway.say("wrnog", chat=GROUP)
+        await gateway.edit(message, "right")
+        hang.release()
+        assert (await gateway.replies(2, GROUP))[1] == "echo: right"
+
+
+async def test_a_deleted_message_that_waits_is_not_answered(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+        hang = await hanging(gateway)
+        gone = await gateway.say("gone")
+        await gateway.say("kept")
+        await gateway.delete(gone)
+        hang.release()
+        assert await gateway.replies(2) == ["finally", "echo: kept"]
+        assert await gateway.inbox_states() == ["done", "withdrawn", "done"]
+
+
+async def test_a_group_that_got_a_new_id_keeps_its_conversation(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("one", chat=GROUP)
+        moved = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="-200")
+        await gateway.intake.move_chat(PLATFORM, PLATFORM, GROUP.chat_ref, moved.chat_ref)
+        assert await gateway.ask("two", chat=moved) == "echo: two"
+        assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "two"]
+
+
+async def test_what_waits_in_a_group_that_moves_is_answered_under_the_new_id(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        moved = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="-200")
+        await gateway.ask("there", chat=moved)
+        hang = await hanging(gateway, "here", chat=GROUP)
+        await gateway.say("waiting", chat=GROUP)
+        await gateway.intake.move_chat(PLATFORM, PLATFORM, GROUP.chat_ref, moved.chat_ref)
+        await eventually(lambda: len(gateway.adapter.texts(moved)) == 2, "an answer under the new id")
+        assert asked(gateway.model.requests[-1]) == ["waiting"]
+        hang.release()
+        await gateway.quiet(GROUP)
