@@ -480,7 +480,7 @@ async def serving(
     folder: Path,
     *,
     adapter: MemoryAdapter | None = None,
-    model: ScriptedModel | None = None,
+    chat_model: ScriptedModel | None = None,
     tools: Iterable[Tool] = (),
     registry: Registry = REGISTRY,
     is_started: bool = True,
@@ -488,7 +488,7 @@ async def serving(
 ) -> AsyncIterator[TestGateway]:
     """A gateway at work. The end of the block is a crash: every task is cut off where it stands."""
     gateway = TestGateway(
-        store, folder, config_of(**sections), adapter or MemoryAdapter(), model or ScriptedModel(), tools, registry
+        store, folder, config_of(**sections), adapter or MemoryAdapter(), chat_model or ScriptedModel(), tools, registry
     )
     is_ready = asyncio.Event()
 

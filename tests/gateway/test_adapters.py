@@ -1,0 +1,79 @@
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.adapters import Adapters, Supervised
+from hermes_state.errors import PlatformUnavailable, TokenRejected
+from hermes_state.values import ChatKey
+from platforms.base import AdapterState, Intake
+from tests.gateway.helpers import DIRECT, MemoryAdapter, eventually
+
+NO_INTAKE: Intake = None  # type: ignore[assignment]  # these adapters receive nothing
+
+
+class Restless(MemoryAdapter):
+    """Ends each attempt as told; the last one lasts."""
+
+    def __init__(self, ends: Sequence[Exception | None]) -> None:
+        super().__init__()
+        self.ends = list(ends)
+        self.attempts = 0
+
+    async def run(self, intake: Intake) -> None:
+        self.attempts += 1
+        if not self.ends:
+            await asyncio.Event().wait()
+        end = self.ends.pop(0)
+        if end is not None:
+            raise end
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses of a few milliseconds."""
+    monkeypatch.setattr("gateway.adapters.pauses", lambda longest: iter([0.005] * 1_000))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("end", [PlatformUnavailable("down"), KeyError("a bug"), None])
+async def test_whatever_ends_an_attempt_another_follows(end: Exception | None) -> None:
+    adapter = Restless([end] * 5)
+    one = Supervised(adapter)
+    task = asyncio.create_task(one.run(NO_INTAKE))
+    await eventually(lambda: adapter.attempts == 6, "the sixth attempt")
+    assert one.health().state is AdapterState.RUNNING
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+
+
+async def test_between_attempts_the_operator_reads_why_and_when() -> None:
+    one = Supervised(Restless([PlatformUnavailable("the network is down")]))
+    task = asyncio.create_task(one.run(NO_INTAKE))
+    await eventually(lambda: one.health().state is AdapterState.BACKING_OFF, "the pause")
+    assert one.health().detail.startswith("the network is down; next attempt in ")
+    assert not one.health().is_ready
+    task.cancel()
+    await asyncio.wait({task})
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_rejected_token_ends_the_adapter_and_not_its_neighbours() -> None:
+    rejected, healthy = Restless([TokenRejected("401: check telegram.token")]), Restless([])
+    adapters = Adapters({"telegram": rejected, "discord": healthy})
+    async with asyncio.TaskGroup() as group:
+        tasks = adapters.start(NO_INTAKE, group)
+        await eventually(lambda: tasks[0].done(), "the rejected one gives up")
+        health = adapters.supervised["telegram"].health()
+        assert (health.state, health.detail) == (AdapterState.FAILED, "401: check telegram.token")
+        assert rejected.attempts == 1
+        assert not tasks[1].done()
+        tasks[1].cancel()
+
+
+def test_a_chat_is_reached_through_its_account() -> None:
+    adapter = MemoryAdapter()
+    adapters = Adapters({"telegram": adapter})
+    assert adapters.of(DIRECT) is adapter
+    assert adapters.of(ChatKey(platform="discord", account="discord", chat_ref="1")) is None

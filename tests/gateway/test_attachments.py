@@ -1,0 +1,185 @@
+"""Files that people send: read into the turn, stored once, or refused with a friendly sentence."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from hermes_state.errors import MessageRejected, PlatformUnavailable
+from hermes_state.store import Store
+from hermes_state.values import AttachmentKind, Document, IncomingAttachment
+from tests.gateway.helpers import DIRECT, TestGateway, serving
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
+SEEING = {"images": True}
+
+
+def file(
+    name: str = "a.txt",
+    kind: AttachmentKind = AttachmentKind.DOCUMENT,
+    *,
+    mime: str | None = None,
+    size: int | None = None,
+) -> IncomingAttachment:
+    return IncomingAttachment(kind=kind, file_ref=name, name=name, mime=mime, size_bytes=size)
+
+
+def heard(gateway: TestGateway) -> tuple[Document, ...]:
+    """The documents of the newest message that the model saw."""
+    return gateway.model.requests[-1].transcript[-1].body.documents
+
+
+async def send(gateway: TestGateway, one: IncomingAttachment, content: bytes | Exception, text: str = "look") -> None:
+    gateway.adapter.files[one.file_ref] = content
+    await gateway.say(text, files=[one])
+    await gateway.quiet()
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"plain words", "plain words"),
+        ("größer".encode(), "größer"),
+        ("\ufeffmarked".encode(), "marked"),
+        ("größer".encode("utf-16"), "größer"),
+        ("größer".encode("cp1252"), "größer"),
+        (b"", ""),
+    ],
+)
+async def test_a_text_document_is_read_into_the_turn(store: Store, tmp_path: Path, content: bytes, text: str) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await send(gateway, file(), content)
+        assert heard(gateway) == (Document(name="a.txt", text=text),)
+
+
+async def test_a_long_document_is_cut_and_says_so(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, attachments={"max_text_chars": 100}) as gateway:
+        await send(gateway, file(), b"x" * 101)
+        assert heard(gateway) == (Document(name="a.txt", text="x" * 100, was_truncated=True),)
+
+
+@pytest.mark.parametrize(
+    ("name", "mime"),
+    [
+        ("notes.md", None),
+        ("data", "application/json"),
+        ("Makefile", None),
+        ("x.unknown", "text/x-thing"),
+        ("A.PY", "x/y"),
+    ],
+)
+async def test_what_counts_as_text(store: Store, tmp_path: Path, name: str, mime: str | None) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await send(gateway, file(name, mime=mime), b"words")
+        assert [document.text for document in heard(gateway)] == ["words"]
+
+
+async def test_bytes_are_stored_once_by_their_hash_and_never_in_the_history(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, model=SEEING) as gateway:
+        for name in ("a.png", "b.png"):
+            await send(gateway, file(name, AttachmentKind.IMAGE), PNG)
+        digest = hashlib.sha256(PNG).hexdigest()
+        stored = [path for path in (tmp_path / "attachments").rglob("*") if path.is_file()]
+        assert [(path.name, path.stat().st_mode & 0o777) for path in stored] == [(digest, 0o600)]
+        assert stored[0].read_bytes() == PNG
+        rows = await gateway.rows(
+            "SELECT a.name, m.text, m.body FROM attachments a JOIN messages m ON m.id = a.message_id"
+        )
+        assert [(name, text) for name, text, _ in rows] == [("a.png", "look"), ("b.png", "look")]
+        assert all("PNG" not in body for _, _, body in rows)
+
+
+@pytest.mark.parametrize(
+    ("content", "mime"),
+    [
+        (PNG, "image/png"),
+        (b"\xff\xd8\xff" + b"0" * 20, "image/jpeg"),
+        (b"GIF89a" + b"0" * 20, "image/gif"),
+        (b"RIFF0000WEBPVP8 ", "image/webp"),
+    ],
+)
+async def test_an_image_is_known_by_its_bytes_not_by_its_name(
+    store: Store, tmp_path: Path, content: bytes, mime: str
+) -> None:
+    async with serving(store, tmp_path, model=SEEING) as gateway:
+        await send(gateway, file("x.bmp", AttachmentKind.IMAGE, mime="image/bmp"), content)
+        [image] = gateway.model.requests[-1].transcript[-1].body.images
+        assert image.mime == mime
+
+
+@pytest.mark.parametrize(
+    ("one", "content", "sentence"),
+    [
+        (file("v.ogg", AttachmentKind.VOICE), b"", "voice messages"),
+        (file("v.mp3", AttachmentKind.AUDIO), b"", "audio"),
+        (file("v.mp4", AttachmentKind.VIDEO), b"", "videos"),
+        (file("v.zip", AttachmentKind.DOCUMENT, mime="application/zip"), b"", "text files and images"),
+        (file("sticker", AttachmentKind.OTHER), b"", "text files and images"),
+        (file("big.txt", size=10**9), b"", "larger than I take"),
+        (file("big.txt"), b"x" * 5_000, "larger than I take"),
+        (file("gone.txt"), MessageRejected("gone"), "or is gone"),
+        (file("lost.txt"), PlatformUnavailable("down"), "send it again"),
+        (file("binary.txt"), b"\0\1\2", "not text"),
+        (file("x.png", AttachmentKind.IMAGE), b"MZ", "not an image"),
+    ],
+)
+async def test_what_cannot_be_used_gets_a_sentence_and_starts_no_turn_alone(
+    store: Store, tmp_path: Path, one: IncomingAttachment, content: bytes | Exception, sentence: str
+) -> None:
+    async with serving(store, tmp_path, attachments={"max_bytes": 4_096}, model=SEEING) as gateway:
+        await send(gateway, one, content, text="")
+        [said] = gateway.adapter.texts()
+        assert sentence in said
+        assert gateway.model.requests == []
+        assert await gateway.inbox_states() == ["done"]
+        assert list((tmp_path / "attachments").glob("incoming-*")) == []
+
+
+async def test_the_words_beside_an_unusable_file_are_answered_and_the_model_knows(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await send(gateway, file("v.ogg", AttachmentKind.VOICE), b"", text="as I said")
+        assert len(gateway.adapter.texts()) == 2
+        assert gateway.adapter.texts()[1] == "echo: as I said"
+        [note] = gateway.model.requests[-1].transcript[-1].body.notes
+        assert "v.ogg" in note
+
+
+async def test_a_model_that_does_not_see_gets_no_images(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await send(gateway, file("x.png", AttachmentKind.IMAGE), PNG, text="")
+        assert "cannot see images" in gateway.adapter.texts()[0]
+        assert gateway.adapter.downloads == []
+
+
+async def test_a_fetch_that_fails_is_tried_again(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        one = file()
+        gateway.adapter.files[one.file_ref] = PlatformUnavailable("down")
+        real = gateway.adapter.download
+        tries = 0
+
+        async def flaky(attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
+            nonlocal tries
+            tries += 1
+            if tries == 3:
+                gateway.adapter.files[one.file_ref] = b"words"
+            return await real(attachment, target, max_bytes)
+
+        gateway.adapter.download = flaky  # type: ignore[method-assign]
+        await gateway.say("look", files=[one])
+        await gateway.quiet()
+        assert [document.text for document in heard(gateway)] == ["words"]
+
+
+async def test_an_unusable_file_in_a_burst_spoils_nothing_else(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.may_send.clear()
+        now = gateway.clock.now()
+        await gateway.lanes.drain(1.0)
+        await gateway.say("one", at=now)
+        await gateway.say("", at=now, files=[file("v.ogg", AttachmentKind.VOICE)])
+        await gateway.say("two", at=now)
+    async with serving(store, tmp_path) as again:
+        await again.quiet()
+        assert await again.turns_of(DIRECT) == [("finished", "one | two")]
+        assert "voice messages" in again.adapter.texts()[0]

@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import orjson
+import pytest
+
+from gateway.config import LoadedConfig
+from gateway.operator import Operator
+from gateway.vitals import Heartbeat
+from hermes_state.errors import CommandError
+from hermes_state.store import Store
+from tests.gateway.helpers import EVE, Hang, TestGateway, serving
+
+
+def operator(gateway: TestGateway, url: str | None = None) -> Operator:
+    loaded = LoadedConfig(config=gateway.live.config, home=Path("/nowhere"), warnings=(), sources={})
+    return Operator(
+        loaded=lambda: loaded,
+        store=gateway.store,
+        access=gateway.access,
+        adapters=gateway.adapters,
+        lanes=gateway.lanes,
+        heartbeat=Heartbeat(gateway.store, gateway.adapters, {}),
+        clock=gateway.clock,
+        started_at=gateway.clock.now(),
+        local_url=lambda: url,
+    )
+
+
+async def test_status_says_how_the_daemon_is_doing(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        await gateway.say("hi", sender=EVE)
+        said = await operator(gateway).handlers()["status"]({})
+        orjson.dumps(said)
+        assert said["turns_running"] == 1
+        assert said["model"] == "scripted"
+        assert said["platforms"]["telegram"]["state"] == "running"
+        assert said["not_stored"]["stranger"] == 1
+        assert said["vitals"]["is_ready"]
+        hang.release()
+        await gateway.quiet()
+
+
+async def test_a_stranger_is_let_in_and_out_from_the_command_line(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        ask = operator(gateway).handlers()
+        code = (await gateway.ask("hi", sender=EVE)).split("`")[1]
+        [waiting] = await ask["pair.list"]({})
+        assert (waiting["user"], waiting["state"]) == (EVE.ref, "pending")
+        with pytest.raises(CommandError, match="role"):
+            await ask["pair.approve"]({"code": code, "role": "king"})
+        approved = await ask["pair.approve"]({"code": code})
+        orjson.dumps(approved)
+        assert (approved["user"], approved["role"], approved["state"]) == (EVE.ref, "user", "approved")
+        assert await gateway.ask("hi", sender=EVE) == "echo: hi"
+        await ask["pair.revoke"]({"user": EVE.ref})
+        assert gateway.access.role_of(EVE.ref) is None
+        with pytest.raises(CommandError):
+            await ask["pair.revoke"]({"user": EVE.ref})
+        with pytest.raises(CommandError):
+            await ask["pair.approve"]({})
+
+
+async def test_the_address_of_the_web_chat_is_given_out(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        assert await operator(gateway, "http://127.0.0.1:8765/x").handlers()["local.url"]({}) == {
+            "url": "http://127.0.0.1:8765/x"
+        }

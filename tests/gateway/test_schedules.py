@@ -1,0 +1,101 @@
+import asyncio
+from pathlib import Path
+
+from gateway.schedules import Schedules
+from hermes_state import attachments, inbox
+from hermes_state.attachments import StoredFile
+from hermes_state.store import Store
+from hermes_state.values import Millis
+from tests.gateway.helpers import DIRECT, Hang, TestGateway, serving
+from tests.hermes_state.helpers import set_max_pages
+
+HOUR = 3_600_000
+
+
+class LaterClock:
+    """So many milliseconds ahead of the gateway's."""
+
+    def __init__(self, gateway: TestGateway, ahead: int) -> None:
+        self._gateway = gateway
+        self._ahead = ahead
+
+    def now(self) -> Millis:
+        return Millis(self._gateway.clock.now() + self._ahead)
+
+
+def seen_count(gateway: TestGateway) -> int:
+    """How many rows the model saw last."""
+    return len(gateway.model.requests[-1].transcript)
+
+
+def schedules(gateway: TestGateway, folder: Path, ahead: int = 0) -> Schedules:
+    clock = LaterClock(gateway, ahead)
+    return Schedules(store=gateway.store, live=gateway.live, clock=clock, attachments_folder=folder / "attachments")
+
+
+async def test_silence_ends_a_conversation_only_when_that_is_switched_on(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("one")
+        await schedules(gateway, tmp_path, 1_000 * HOUR).expire_idle()
+        await gateway.ask("two")
+        assert seen_count(gateway) == 3
+
+
+async def test_after_the_silence_the_next_message_starts_anew(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"idle_reset_hours": 2}) as gateway:
+        await gateway.ask("one")
+        await schedules(gateway, tmp_path, HOUR).expire_idle()
+        await gateway.ask("two")
+        assert seen_count(gateway) == 3
+        await schedules(gateway, tmp_path, 2 * HOUR + 60_000).expire_idle()
+        await gateway.ask("three")
+        assert seen_count(gateway) == 1
+        assert await gateway.rows("SELECT end_reason FROM sessions ORDER BY id") == [("expired",), (None,)]
+
+
+async def test_a_turn_that_runs_keeps_its_conversation(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"idle_reset_hours": 2}) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("one")
+        await hang.begun.wait()
+        await schedules(gateway, tmp_path, 9 * HOUR).expire_idle()
+        hang.release()
+        await gateway.quiet()
+        assert await gateway.rows("SELECT end_reason FROM sessions") == [(None,)]
+
+
+async def test_housekeeping_forgets_old_keys_and_removes_the_oldest_files(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, attachments={"total_bytes": 1_048_576}) as gateway:
+        await gateway.ask("one")
+        [(chat,)] = await gateway.rows("SELECT id FROM chats")
+        for number, name in enumerate(("old", "new")):
+            path = tmp_path / "attachments" / "aa" / name
+            await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+            await asyncio.to_thread(path.write_bytes, b"x")
+            stored = StoredFile(sha256=name, path=f"aa/{name}", name=name, mime=None, size_bytes=700_000)
+            await store.write(attachments.insert, chat, stored, Millis(number))
+        await schedules(gateway, tmp_path, 31 * 24 * HOUR).keep_house()
+        assert [path.name for path in (tmp_path / "attachments" / "aa").iterdir()] == ["new"]
+        assert await gateway.rows("SELECT name FROM attachments") == [("new",)]
+        assert await gateway.inbox_states() == []
+        assert await gateway.rows("SELECT count(*) FROM outbox") == [(0,)]
+        assert await gateway.ask("two") == "echo: two"
+
+
+async def test_housekeeping_that_cannot_be_done_is_put_off(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("one")
+        await store.write(set_max_pages, 0)
+        await schedules(gateway, tmp_path).keep_house()
+        await store.write(set_max_pages, None)
+        assert await store.read(inbox.load_chats_with_waiting) == []
+        assert await gateway.turns_of(DIRECT) == [("finished", "one")]
+
+
+async def test_the_timer_starts_and_ends_with_the_daemon(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        made = schedules(gateway, tmp_path)
+        made.start()
+        assert {job.name for job in made._scheduler.get_jobs()} == {"expire_idle", "keep_house"}
+        made.close()
