@@ -73,8 +73,8 @@ class CommandRunner:
             effect = await self._decide(row, chat)
             try:
                 opened = await self._carry_out(row, chat, effect)
-            finally:
                 self._delivery.wake(row.chat_id)
+            finally:
                 await effect.after()
             log.info("command.done", command=_name_of(row))
         return opened

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from agent.model.base import Finish, ModelReply, ModelRequest
 from agent.model.retry import RetryPolicy
@@ -180,6 +180,10 @@ class MemoryAdapter:
 Respond = Callable[[ModelRequest, Callable[[str], None]], Awaitable[ModelReply]]
 
 
+Step: TypeAlias = ModelReply | Exception | Respond
+"""What a model does when it is called."""
+
+
 def answer(text: str) -> ModelReply:
     return ModelReply(text=text, finish=Finish.STOP, usage=USAGE)
 
@@ -209,7 +213,7 @@ class ScriptedModel:
 
     def __init__(self) -> None:
         self.requests: list[ModelRequest] = []
-        self.script: deque[ModelReply | Exception | Respond] = deque()
+        self.script: deque[Step] = deque()
         self.respond: Respond = self.echo
         self.running = 0
         self.most_running = 0
@@ -505,6 +509,7 @@ async def serving(
             await gateway.start()
         yield gateway
     finally:
+        gateway.delivery._is_closed = True  # a process that has died starts no task any more
         if not task.done():
             task.cancel()
         await asyncio.wait({task})

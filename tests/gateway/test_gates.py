@@ -73,7 +73,7 @@ async def test_a_chat_has_one_gate_for_as_long_as_anybody_holds_it() -> None:
 
 async def test_a_penalty_is_remembered_when_nobody_holds_the_gate() -> None:
     gates = Gates()
-    gates.of(ChatId(1)).close_for(0.1)
+    gates.of(ChatId(1)).close_for(30)
     gates.of(ChatId(2))
     gc.collect()
     assert gates.of(ChatId(1)).penalty_seconds > 0
