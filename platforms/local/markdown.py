@@ -17,6 +17,9 @@ from markupsafe import Markup, escape
 
 _SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
 _LANGUAGE = re.compile(r"[\w+#.-]{1,30}")
+_OPENING_CHARS = 60
+"""What is repeated of the line that opens a code block; a piece keeps room for it and for the line that closes it."""
+
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 
 
@@ -28,19 +31,19 @@ def to_html(text: str) -> Markup:
 def split_parts(text: str, max_units: int) -> list[str]:
     """`text` in pieces of at most `max_units` UTF-16 units, cut at line ends where possible.
 
-    A code block that is cut is closed at the end of its piece and opened again in the next.
+    A code block that is cut is closed at the end of its piece and opened again in the next. `max_units` is 200 or more.
     """
     if _units(text) <= max_units:
         return [text]
     pieces: list[str] = []
     piece, opening = "", ""
-    for line in _short_lines(text, max_units // 2):
-        closing = _closing(opening)
-        if piece and _units(piece) + _units(line) + _units(closing) > max_units:
-            pieces.append(piece + closing)
+    for line in _short_lines(text, max_units - 2 * (_OPENING_CHARS + 1)):
+        after = _open_fence(opening, line)
+        if piece and _units(piece) + _units(line) + _units(_closing(after)) > max_units:
+            pieces.append(piece + _closing(opening))
             piece = f"{opening}\n" if opening else ""
         piece += line
-        opening = _open_fence(opening, line)
+        opening = after
     pieces.append(piece)
     return [piece for piece in pieces if piece.strip()] or [text[: max_units // 2]]
 
@@ -70,7 +73,7 @@ def _open_fence(opening: str, line: str) -> str:
         return opening
     marker, info = found.groups()
     if not opening:
-        return "" if marker[0] == "`" and "`" in info else f"{marker}{info}"[:60]
+        return "" if marker[0] == "`" and "`" in info else f"{marker}{info}"[:_OPENING_CHARS]
     is_closing = marker[0] == opening[0] and len(marker) >= len(_marker(opening)) and not info.strip()
     return "" if is_closing else opening
 

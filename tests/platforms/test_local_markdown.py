@@ -4,7 +4,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from platforms.local.markdown import split_parts, to_html
@@ -113,6 +113,7 @@ def test_an_image_is_a_link_to_it() -> None:
 
 
 @settings(max_examples=300, deadline=None)
+@example(text="aa```data:text/html,xvbscript:x~~~" * 9, limit=200)
 @given(text=markdown.map(lambda text: text * 9), limit=st.integers(200, 900))
 def test_parts_fit_keep_their_words_and_close_their_code(text: str, limit: int) -> None:
     parts = split_parts(text, limit)
