@@ -151,7 +151,7 @@ def _add_people(wire: list[WireMessage], rows: Sequence[Message], style: WireSty
     blocks: list[str | _Part] = []
     before: Message | None = None
     for row in rows:
-        if row.origin is Origin.HUMAN:
+        if _is_said(row):
             is_piece = before is not None and _is_same_breath(before, row)
             stamp = "" if is_piece else _stamp(row, style)
             blocks.append(("\n" if is_piece else "\n\n" if blocks else "") + stamp + _human_text(row))
@@ -163,6 +163,11 @@ def _add_people(wire: list[WireMessage], rows: Sequence[Message], style: WireSty
             before = None
     if blocks:
         wire.append({"role": "user", "content": _content(blocks)})
+
+
+def _is_said(row: Message) -> bool:
+    """Whether a person's words are in it. The notice of an edit is: it must not speak with the gateway's voice."""
+    return row.origin is Origin.HUMAN or (row.origin is Origin.NOTICE and row.sender_ref is not None)
 
 
 def _is_same_breath(before: Message, row: Message) -> bool:
