@@ -7,6 +7,7 @@ redactor over every value is the net beneath that rule.
 import logging
 import sys
 from collections.abc import Iterable, Mapping, MutableMapping
+from datetime import datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,6 +28,11 @@ QUIET_LOGGERS = (
     *("aiohttp", "apscheduler", "aiosqlite", "asyncio", "markdown_it", "urllib3"),
 )
 """Libraries that speak only from WARNING up: below it they print addresses with tokens in them, and whole bodies."""
+
+_NOISE = ("Attempting a reconnect in", "PyNaCl is not installed", "davey is not installed")
+"""How lines of discord.py begin that say nothing new: we report lost connections ourselves, and use no voice."""
+
+_OURS = ("gateway.", "platforms.", "agent.", "hermes_state.")
 
 _REDACTED_DEPTH = 6
 
@@ -56,6 +62,7 @@ def configure_logging(
         root.addHandler(handler)
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("discord.client").addFilter(_is_news)
     set_level(settings.level)
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -81,6 +88,10 @@ def set_level(level: str) -> None:
     logging.getLogger().setLevel(level.upper())
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_NOISE)
+
+
 _SHARED: list[Processor] = [
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_log_level,
@@ -92,10 +103,12 @@ _SHARED: list[Processor] = [
 def _made(
     handler: logging.Handler, redaction: "_Redaction", *, as_json: bool, stream: TextIO | None = None
 ) -> logging.Handler:
-    renderer: Processor = structlog.processors.JSONRenderer(serializer=_to_json)
+    rendering: list[Processor] = [structlog.processors.JSONRenderer(serializer=_to_json)]
     if not as_json:
         is_terminal = stream is not None and stream.isatty()
-        renderer = structlog.dev.ConsoleRenderer(colors=is_terminal, timestamp_key="at")
+        rendering = [structlog.dev.ConsoleRenderer(colors=is_terminal, timestamp_key="at")]
+        if is_terminal:
+            rendering.insert(0, _for_a_screen)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*_SHARED, structlog.stdlib.ExtraAdder()],
@@ -103,11 +116,19 @@ def _made(
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
                 redaction,
-                renderer,
+                *rendering,
             ],
         )
     )
     return handler
+
+
+def _for_a_screen(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """The local time of day is enough there, and the names of our own events say where they come from."""
+    event["at"] = datetime.fromisoformat(event["at"]).astimezone().strftime("%H:%M:%S")
+    if event["logger"].startswith(_OURS):
+        del event["logger"]
+    return event
 
 
 def _to_json(event: EventDict, **_: Any) -> str:

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,6 +74,27 @@ def test_a_terminal_gets_lines_for_people(stream: io.StringIO) -> None:
     structlog.get_logger("x").info("gateway.started", port=8765)
     assert "gateway.started" in terminal.getvalue()
     assert not terminal.getvalue().startswith("{")
+
+
+def test_a_line_on_a_screen_is_short(stream: io.StringIO) -> None:
+    terminal = Terminal()
+    configure_logging(LoggingSettings(), secrets=[], directory=None, stream=terminal)
+    structlog.get_logger("gateway.daemon").info("gateway.started")
+    logging.getLogger("telegram.ext").warning("odd")
+    ours, theirs = re.sub(r"\x1b\[\d*m", "", terminal.getvalue()).splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d \[info +\] gateway.started *", ours)
+    assert "[telegram.ext]" in theirs
+
+
+def test_discord_py_repeats_nothing_that_we_report_ourselves(lines: Lines) -> None:
+    log = logging.getLogger("discord.client")
+    log.warning("PyNaCl is not installed, voice will NOT be supported")
+    try:
+        raise ConnectionError("no route")
+    except ConnectionError:
+        log.exception("Attempting a reconnect in %.2fs", 1.2)
+    log.warning("something else")
+    assert [line["event"] for line in lines()] == ["something else"]
 
 
 def test_the_format_can_be_fixed(stream: io.StringIO) -> None:
