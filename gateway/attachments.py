@@ -46,6 +46,9 @@ FETCH_SECONDS = 120.0
 
 FETCH_ATTEMPTS = 3
 
+INCOMING_PREFIX = "incoming-"
+"""Of the names of files that are being fetched."""
+
 TEXT_MIME_PREFIXES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/yaml")
 TEXT_MIMES = ("application/toml", "application/javascript", "application/sql", "application/x-sh", "application/csv")
 # fmt: off
@@ -214,7 +217,7 @@ def _too_large(attachment: IncomingAttachment, limit: int) -> str:
 
 def _new_file(folder: Path) -> tuple[int, str]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return tempfile.mkstemp(prefix="incoming-", dir=folder)
+    return tempfile.mkstemp(prefix=INCOMING_PREFIX, dir=folder)
 
 
 def _keep(folder: Path, fetched: Path, attachment: IncomingAttachment) -> StoredFile:

@@ -8,6 +8,7 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+from gateway.attachments import INCOMING_PREFIX
 from gateway.live import Live
 from hermes_state import attachments, retention, sessions
 from hermes_state.errors import StateError
@@ -19,6 +20,8 @@ log = structlog.get_logger()
 IDLE_CHECK_MINUTES = 5
 HOUSEKEEPING_MINUTES = 60
 SLICE_ROWS = 500
+LEFTOVER_MILLIS = 24 * 3_600_000
+"""No file takes a day to fetch."""
 
 
 class Schedules:
@@ -67,11 +70,19 @@ class Schedules:
             if surplus:
                 await asyncio.to_thread(_remove, self._folder, surplus)
                 await self._store.write(attachments.forget, surplus)
+            await asyncio.to_thread(_remove_leftovers, self._folder, self._clock.now())
             await retention.tend(self._store)
         except (StateError, OSError) as error:
             log.warning("housekeeping.delayed", error=str(error))
             return
         log.info("housekeeping.done", inbox=removed.inbox, outbox=removed.outbox, files=len(surplus))
+
+
+def _remove_leftovers(folder: Path, now: Millis) -> None:
+    """Remove what was being fetched when a process ended."""
+    for path in folder.glob(f"{INCOMING_PREFIX}*"):
+        if path.stat().st_mtime * 1000 < now - LEFTOVER_MILLIS:
+            path.unlink(missing_ok=True)
 
 
 def _remove(folder: Path, paths: list[str]) -> None:

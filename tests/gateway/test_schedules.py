@@ -1,6 +1,7 @@
 import asyncio
 from pathlib import Path
 
+from gateway.attachments import INCOMING_PREFIX
 from gateway.schedules import Schedules
 from hermes_state import attachments, inbox
 from hermes_state.attachments import StoredFile
@@ -81,6 +82,17 @@ async def test_housekeeping_forgets_old_keys_and_removes_the_oldest_files(store:
         assert await gateway.inbox_states() == []
         assert await gateway.rows("SELECT count(*) FROM outbox") == [(0,)]
         assert await gateway.ask("two") == "echo: two"
+
+
+async def test_housekeeping_removes_what_a_crash_left_half_fetched(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        folder = tmp_path / "attachments"
+        await asyncio.to_thread(folder.mkdir)
+        await asyncio.to_thread((folder / f"{INCOMING_PREFIX}x").write_bytes, b"half")
+        await schedules(gateway, tmp_path).keep_house()
+        assert len(list(folder.iterdir())) == 1
+        await schedules(gateway, tmp_path, 25 * HOUR).keep_house()
+        assert list(folder.iterdir()) == []
 
 
 async def test_housekeeping_that_cannot_be_done_is_put_off(store: Store, tmp_path: Path) -> None:
