@@ -239,7 +239,9 @@ COMMANDS = (
         argument="[all]",
         handler=stop,
     ),
-    Command(name="status", kind=Kind.CONTROL, description="model, conversation, context and connections", handler=status),
+    Command(
+        name="status", kind=Kind.CONTROL, description="model, conversation, context and connections", handler=status
+    ),
     Command(name="retry", kind=Kind.CHANGE, description="answer the last message again", handler=retry),
     Command(
         name="undo",
