@@ -137,7 +137,7 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     return LoadedConfig(
         config=config,
         home=home,
-        warnings=(*warnings, *_foreign_names(places)),
+        warnings=(*warnings, *_foreign_names(places), *_nothing_served(config)),
         sources={dotted(key): chosen[key][1] if key in chosen else DEFAULT_SOURCE for key in FIELDS},
     )
 
@@ -177,7 +177,9 @@ def _read_credentials(environ: Mapping[str, str]) -> Mapping[str, str]:
             if known in VARIABLES or known in CUSTOMARY:
                 found[known] = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{directory}: credentials cannot be read: {error}") from error
+        raise ConfigError(
+            f"{directory}: credentials cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return found
 
 
@@ -232,8 +234,17 @@ def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], parsed: YamlFile, file: 
         return Config(**nested)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)
-        problems = [explain(detail, chosen, parsed, file) for detail in details]
+        problems = [
+            explain(detail, chosen, parsed, file)
+            for detail in details
+            if detail["type"] != "default_factory_not_called"  # only follows from another problem
+        ]
         raise ConfigError("\n".join(dict.fromkeys(problems))) from None  # pydantic's own text may repeat a secret
+
+
+def _nothing_served(config: Config) -> Iterator[str]:
+    if not (config.telegram.token or config.discord.token or config.local.enabled):
+        yield "nothing is served: set telegram.token or discord.token, or local.enabled to true"
 
 
 def _foreign_names(places: Iterable[_Source]) -> Iterator[str]:

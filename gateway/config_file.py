@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
-from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 
 from hermes_state.errors import ConfigError
 
@@ -56,12 +56,23 @@ def read_yaml(path: Path) -> YamlFile:
 
 def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
     """The variables in `path` and a warning for each line that says nothing; empty when there is no such file."""
-    text = _read_text(path)
-    if text is None:
+    content = _read_text(path)
+    if content is None:
         return {}, ()
-    parsed = dotenv_values(stream=io.StringIO(text), interpolate=False)
-    warnings = tuple(f"{path}: {name} has no value" for name, value in parsed.items() if value is None)
-    return {name: value for name, value in parsed.items() if value is not None}, warnings
+    values: dict[str, str] = {}
+    warnings: list[str] = []
+    for binding in parse_stream(io.StringIO(content)):
+        if binding.error:
+            text = binding.original.string
+            line = binding.original.line + text[: len(text) - len(text.lstrip())].count(
+                "\n"
+            )  # it begins with blank ones
+            warnings.append(f"{path} line {line}: not understood and ignored; write NAME=value")
+        elif binding.key is not None and binding.value is None:
+            warnings.append(f"{path}: {binding.key} has no value")
+        elif binding.key is not None and binding.value is not None:
+            values[binding.key] = binding.value
+    return values, tuple(warnings)
 
 
 def _read_text(path: Path) -> str | None:

@@ -249,6 +249,12 @@ def test_a_wrong_choice_names_the_choices(load: Load) -> None:
     assert "must be one of queue, steer, interrupt (is 'drop')" in refusal(load, "sessions: {busy_mode: drop}")
 
 
+def test_what_only_follows_from_a_mistake_is_not_reported_beside_it(load: Load) -> None:
+    text = refusal(load, HERMES_MODEL__BASE_URL="localhost:1234")
+    assert text.startswith("HERMES_MODEL__BASE_URL: model.base_url: must be an address")
+    assert "\n" not in text
+
+
 def test_an_error_never_shows_a_secret(load: Load) -> None:
     text = refusal(load, "telegram:\n  token: [very-secret-value]\n  webhook: {secret: secret!!}")
     assert "telegram.token" in text
@@ -376,6 +382,24 @@ def test_a_foreign_variable_in_the_env_file_warns_too(load: Load, home: Path) ->
     warnings = load().warnings
     assert len(warnings) == 2
     assert all(str(home / ".env") in text for text in warnings)
+
+
+def test_a_line_of_the_env_file_that_says_nothing_warns_and_the_others_count(load: Load, home: Path) -> None:
+    (home / ".env").write_text(
+        "OPENAI_API_KEY=one\n\nthis is no setting\nHERMES_MODEL__NAME\nHERMES_LOCAL__PORT=9000\n"
+    )
+    loaded = load()
+    assert loaded.config.local.port == 9000
+    assert loaded.warnings == (
+        f"{home / '.env'} line 3: not understood and ignored; write NAME=value",
+        f"{home / '.env'}: HERMES_MODEL__NAME has no value",
+    )
+
+
+def test_a_gateway_that_would_serve_nothing_warns(load: Load) -> None:
+    (warning,) = load(HERMES_LOCAL__ENABLED="false").warnings
+    assert "telegram.token" in warning
+    assert load(HERMES_LOCAL__ENABLED="false", HERMES_DISCORD__TOKEN="x").warnings == ()
 
 
 def test_another_programs_configuration_is_named_and_left_alone(load: Load, home: Path) -> None:
