@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from gateway.access import Access
+from gateway.access import Access, Verdict
 from gateway.adapters import Adapters
 from gateway.commands.conversations import when
 from gateway.config import LoadedConfig
@@ -66,7 +66,11 @@ class Operator:
             "turns_running": self._lanes.running_count,
             "vitals": asdict(self._heartbeat.vitals()),
             "platforms": {name: self._health(name) for name in self._adapters.supervised},
-            "not_stored": {verdict.value: count for verdict, count in self._access.counts.items()},
+            "not_stored": {
+                verdict.value: count
+                for verdict, count in self._access.counts.items()
+                if verdict is not Verdict.ADMITTED
+            },
         }
 
     def _health(self, name: str) -> Mapping[str, Any]:

@@ -38,7 +38,7 @@ async def test_status_says_how_the_daemon_is_doing(store: Store, tmp_path: Path)
         assert said["turns_running"] == 1
         assert said["model"] == "scripted"
         assert said["platforms"]["telegram"]["state"] == "running"
-        assert said["not_stored"]["stranger"] == 1
+        assert said["not_stored"] == {"unaddressed": 0, "bot": 0, "stranger": 1, "denied": 0}
         assert said["vitals"]["is_ready"]
         hang.release()
         await gateway.quiet()
