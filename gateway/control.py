@@ -76,7 +76,9 @@ def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, time
             with _short(path) as address:
                 connection.connect(address)
         except OSError as error:
-            raise NobodyAnswers(f"no daemon answers at {path}: {error.strerror or error}") from error
+            raise NobodyAnswers(
+                f"the gateway is not running: nobody answers at {path}; start it with `hermes-gateway run`"
+            ) from error
         try:
             connection.sendall(orjson.dumps({"ask": request, "args": dict(args or {})}) + b"\n")
             with connection.makefile("rb") as answers:

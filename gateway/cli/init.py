@@ -85,10 +85,11 @@ def _may_replace(home: Path, *, is_interactive: bool, is_forced: bool) -> None:
     existing = [path for path in (home / "config.yaml", home / ".env") if path.exists()]
     if not existing or is_forced:
         return
-    names = " and ".join(map(str, existing))
+    names = " and ".join(map(str, existing)) + (" exists" if len(existing) == 1 else " exist")
+    them = "it" if len(existing) == 1 else "them"
     if not is_interactive:
-        raise CommandError(f"{names} exists; give --force to replace it (a copy stays beside it as .bak)")
-    if not typer.confirm(f"{names} exists. Replace it? (A copy stays beside it as .bak)"):
+        raise CommandError(f"{names}; give --force to replace {them} (a copy stays as .bak)")
+    if not typer.confirm(f"{names}. Replace {them}? (A copy stays as .bak)"):
         raise typer.Abort
 
 
@@ -122,7 +123,7 @@ def _try_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interactive
         probes.append(lambda: probe_telegram(config.telegram))
     if DISCORD_TOKEN in answers:
         probes.append(lambda: probe_discord(config.discord))
-    if MODEL_NAME in answers and config.model.protocol != "offline":
+    if any(name in answers for name in (MODEL_NAME, MODEL_BASE_URL, MODEL_KEY)) and config.model.protocol != "offline":
         probes.append(lambda: probe_model(config.model, may_call=True))
     for probe in probes:
         seen = probe()

@@ -257,7 +257,7 @@ async def test_pairing_is_decided_by_the_daemon(run: Run, made_home: Path) -> No
 def test_pairing_without_a_daemon_says_so(environ: dict[str, str]) -> None:
     done = spawned(environ, "pair", "approve", "K7QM4XPA")
     assert done.returncode == 1
-    assert "no daemon answers" in done.stderr
+    assert "the gateway is not running" in done.stderr
 
 
 # -- init ----------------------------------------------------------------------------------------------------------
@@ -314,6 +314,13 @@ async def test_init_writes_nothing_when_a_token_is_refused(run: Run, home: Path)
     assert content(home) is None
 
 
+async def test_init_tries_a_key_that_comes_without_a_model_s_name(run: Run, home: Path) -> None:
+    async with Server(fake_llm.make_app()) as llm:
+        done = await threaded(run, "init", "--model-base-url", f"{llm.url}/v1", "--model-key", "sk-lab")
+    assert done.exit_code == 0
+    assert "answers at" in done.output
+
+
 def test_init_checks_the_answers_as_run_would(run: Run, home: Path) -> None:
     done = run("init", "--admin", "@alice", "--no-test")
     assert "access.admins: '@alice' is not an id" in str(done.exception)
@@ -324,7 +331,7 @@ def test_init_replaces_a_configuration_only_when_told_so_and_keeps_the_old_one(r
     home.mkdir(mode=0o700)
     (home / "config.yaml").write_text("sessions: {merge_seconds: 7}\n")
     done = run("init", "--model-name", "m", "--no-test")
-    assert "--force" in str(done.exception)
+    assert "config.yaml exists; give --force" in str(done.exception)
     assert (home / "config.yaml").read_text() == "sessions: {merge_seconds: 7}\n"
     assert run("init", "--model-name", "m", "--no-test", "--force").exit_code == 0
     assert "name: m" in (home / "config.yaml").read_text()
