@@ -38,6 +38,8 @@ def _config() -> RenderConfig:
         setattr(symbol, f"heading_level_{level}", "")
     symbol.unordered_list_item = "•"
     symbol.image = ""
+    symbol.task_completed = "☑"
+    symbol.task_uncompleted = "☐"  # the library's own choice is a box with a tick in it
     return config
 
 

@@ -61,6 +61,10 @@ class TestStyles:
         [part] = render("# One\n\n## Two\n\n### Three\n\ntext")
         assert part.text == "One\n\nTwo\n\nThree\n\ntext"
 
+    def test_an_open_task_does_not_look_done(self) -> None:
+        (part,) = render("- [ ] open\n- [x] done")
+        assert part.text.split() == ["☐", "open", "☑", "done"]
+
     def test_a_code_block_keeps_its_language_and_its_bytes(self) -> None:
         [part] = render("Look:\n\n```python\nif a < b || c:\n    print('**x**')\n```\n")
         [entity] = entities_of(part)
