@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -207,7 +208,7 @@ class _Daemon:
     async def _wind_down(self, lanes: Lanes, delivery: Delivery) -> None:
         """Let turns finish and answers go out, within bounds; a second signal cuts it short."""
         seconds = self._live.config.lifecycle.drain_seconds
-        log.info("daemon.draining", turns=lanes.running_count, seconds=seconds)
+        log.info("daemon.draining", turns=lanes.running_count, seconds=seconds, hint="a second signal ends it at once")
         hurry = asyncio.create_task(self._hurrying.wait(), name="second-signal")
         work = asyncio.create_task(_drain(lanes, delivery, seconds), name="drain")
         await asyncio.wait({hurry, work}, return_when=asyncio.FIRST_COMPLETED)
@@ -276,7 +277,7 @@ async def _drain(lanes: Lanes, delivery: Delivery, seconds: float) -> None:
 
 def _announce(url: str) -> None:
     """The web chat is up: people read this line to open it."""
-    print(f"Open {url}", flush=True)
+    print(f"\n  Open {url}\n" if sys.stdout.isatty() else f"Open {url}", flush=True)
 
 
 def _local_url(adapter: object) -> str | None:
