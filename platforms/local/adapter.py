@@ -139,8 +139,9 @@ class LocalAdapter:
         try:
             await site.start()
         except OSError as error:
+            reason = (error.strerror or str(error)).rpartition(": ")[2]  # asyncio puts the address in front once more
             raise PlatformUnavailable(
-                f"port {settings.port} on {settings.host} cannot be opened ({error.strerror or error}); set local.port"
+                f"port {settings.port} on {settings.host} cannot be opened ({reason}); set local.port"
             ) from error
         port: int = runner.addresses[0][1]
         routes.hosts = host_names(settings.host, port, settings.allowed_hosts)
