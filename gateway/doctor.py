@@ -87,6 +87,8 @@ def _sources(loaded: LoadedConfig) -> str:
 
 def _home(home: Path) -> Iterator[Finding]:
     if not home.is_dir():
+        if home.exists():
+            return  # the configuration's finding has said that it is no directory
         yield Finding(check="home", verdict=Verdict.FINE, text=f"{home} does not exist yet; the first start makes it.")
         return
     if not os.access(home, os.W_OK | os.X_OK):

@@ -52,6 +52,14 @@ def test_a_fresh_machine_has_nothing_wrong_but_no_model(environ: dict[str, str],
     assert list(home.iterdir()) == []
 
 
+def test_a_state_directory_that_is_a_file_is_not_called_missing(environ: dict[str, str], home: Path) -> None:
+    home.rmdir()
+    home.touch()
+    found = findings(environ)
+    assert "is not a directory" in found["config"].text
+    assert "home" not in found
+
+
 def test_a_wrong_configuration_is_the_loaders_own_sentence(environ: dict[str, str], home: Path) -> None:
     (home / "config.yaml").write_text("sessions: {groups: both}")
     found = findings(environ)
