@@ -97,8 +97,15 @@ async def test_a_daemon_that_does_not_answer_is_told_from_one_that_is_not_there(
 
 
 async def test_a_hanging_request_delays_neither_others_nor_the_end(path: Path) -> None:
-    async with serve_control(path, HANDLERS):
+    hanging = asyncio.Event()
+
+    async def hang(_args: Mapping[str, Any]) -> None:
+        hanging.set()
+        await asyncio.Event().wait()
+
+    async with serve_control(path, {**HANDLERS, "hang": hang}):
         waiting = asyncio.create_task(asked(path, "hang"))
+        await hanging.wait()
         assert await asked(path, "echo", {"n": 1}) == {"n": 1}
     with pytest.raises(CommandError):
         await waiting
