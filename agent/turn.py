@@ -19,7 +19,7 @@ from agent.model.retry import Completion, RetryPolicy, complete
 from agent.model.wire import WireStyle
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
-from hermes_state import journal, sessions
+from hermes_state import journal, ledger, sessions
 from hermes_state.errors import ContextOverflow, ReplyMalformed, ToolError
 from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunState
 from hermes_state.store import Store
@@ -151,7 +151,7 @@ class Agent:
         self._require_room(view, request)
 
         async def record_failure(call: ModelCallRecord) -> None:
-            await self._store.write(journal.record_model_call, turn.id, turn.lineage_id, call, self._clock.now())
+            await self._store.write(ledger.record, turn.id, turn.lineage_id, call, self._clock.now())
 
         done = await complete(
             self._model,

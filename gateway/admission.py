@@ -31,7 +31,8 @@ class Admission:
     kind: InboxKind
     mode: InboxMode
     text: str
-    max_waiting: int
+    max_waiting: int | None
+    """How much of its sender may wait; None: it runs at once and waits behind nothing."""
     cursor: Cursor | None
     steers: TurnId | None = None
     """The turn that it joins, if that is still running when it is stored."""
@@ -64,12 +65,11 @@ def admit(db: Connection, admission: Admission, now: Millis) -> Admitted:
         # Whoever brought it the first time may have been cancelled right after the commit: it must not be forgotten.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
         return Admitted(chat_id=chat_id, inbox_id=waiting_id, is_told=False)
-    if admission.kind is InboxKind.MESSAGE:
-        waiting = inbox.count_waiting(db, chat_id, message.sender.ref)
-        if waiting > admission.max_waiting:
-            inbox.settle(db, inbox_id, InboxState.DROPPED, now)
-            is_told = _refuse_full(db, admission, chat_id, now)
-            return Admitted(chat_id=chat_id, inbox_id=None, is_told=is_told)
+    most = admission.max_waiting
+    if most is not None and inbox.count_waiting(db, chat_id, message.sender.ref) > most:
+        inbox.settle(db, inbox_id, InboxState.DROPPED, now)
+        is_told = _refuse_full(db, admission, chat_id, most, now)
+        return Admitted(chat_id=chat_id, inbox_id=None, is_told=is_told)
     told = admission.told_when_steered if is_steer else _told_when_behind(db, admission, inbox_id)
     if told is not None:
         outbox.enqueue(db, _reply(admission, chat_id, f"inbox:{inbox_id}:ack", OutboxKind.STATUS, told), now)
@@ -105,12 +105,12 @@ def _row(admission: Admission, chat_id: ChatId, mode: InboxMode) -> NewInboxRow:
     )
 
 
-def _refuse_full(db: Connection, admission: Admission, chat_id: ChatId, now: Millis) -> bool:
+def _refuse_full(db: Connection, admission: Admission, chat_id: ChatId, most: int, now: Millis) -> bool:
     """Say once that too much waits; the next refusal is told when the queue has moved on."""
     sender = admission.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (
-        f"{admission.max_waiting} of your messages wait already, so I did not take this one. "
+        f"{most} of your messages wait already, so I did not take this one. "
         "/stop all drops what waits; otherwise send it again later."
     )
     reply = _reply(admission, chat_id, f"full:{chat_id}:{sender}:{oldest}", OutboxKind.ERROR, sentence)

@@ -178,7 +178,15 @@ class GatewayIntake:
             )
         is_queued = command is not None and command.kind is Kind.CHANGE
         told = AFTER_THIS_ANSWER if is_queued else None
-        return replace(admission, kind=InboxKind.COMMAND, told_when_behind=told)
+        most = admission.max_waiting if is_queued else None
+        return replace(admission, kind=InboxKind.COMMAND, max_waiting=most, told_when_behind=told)
+
+    def _message_text(self, text: str) -> str:
+        """What the model reads of a message: `/queue <words>` is a message made of its words."""
+        parsed = parse(text)
+        command = self._registry.find(parsed.name) if parsed is not None else None
+        is_message = parsed is not None and command is not None and command.kind is Kind.MESSAGE and parsed.argument
+        return parsed.argument if parsed is not None and is_message else text
 
     def _interrupts(self, admission: Admission, running: RunningTurn) -> bool:
         return (
@@ -258,6 +266,7 @@ class GatewayIntake:
         per_user = replace(edit.chat, user_ref=edit.sender.id)
         is_per_user = await self._store.read(find_chat, per_user) is not None
         key = per_user if is_per_user else edit.chat
+        edit = replace(edit, text=self._message_text(edit.text))
         chat_id = await self._store.write(apply_edit, edit, key, cursor, self._clock.now())
         if chat_id is not None:
             log.info("inbox.edited", chat=key.name)

@@ -152,8 +152,8 @@ def load_chats_with_waiting(db: Connection) -> list[ChatId]:
 
 
 def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
-    """How many messages of one person wait in a chat."""
-    query = "SELECT count(*) FROM inbox WHERE chat_id = ? AND state = 'new' AND kind = 'message' AND sender_ref = ?"
+    """How much of one person, messages and commands, waits in a chat."""
+    query = "SELECT count(*) FROM inbox WHERE chat_id = ? AND state = 'new' AND kind <> 'notice' AND sender_ref = ?"
     return int(db.execute(query, (chat_id, sender_ref)).fetchone()[0])
 
 

@@ -16,18 +16,19 @@ from enum import StrEnum
 from sqlite3 import Connection
 from typing import Any
 
-from hermes_state import inbox, outbox
+from hermes_state import inbox, ledger, outbox
 from hermes_state.chats import load_chat
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.sessions import ensure_active, load_tip
+from hermes_state.sessions import ensure_active, load_active, load_tip
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append, load_message
 from hermes_state.values import (
     AttachmentId,
     ChatId,
     ChatKey,
     ChatKind,
+    EndReason,
     InboxId,
     LineageId,
     Message,
@@ -129,11 +130,24 @@ def start_turn(
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
         raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows wait no longer")
+    _tell_expiry(db, chat_id, now)
     session = ensure_active(db, chat_id, now)
     starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
     turn_id = _insert_turn(db, chat_id, session.lineage_id, starter.sender_ref, now)
     _bind(db, turn_id, session.id, rows, prepared, now)
     return load_turn(db, turn_id)
+
+
+def _tell_expiry(db: Connection, chat_id: ChatId, now: Millis) -> None:
+    """Nobody should have to guess why the model remembers nothing: say it with the first message of the new one."""
+    last = load_active(db, chat_id)
+    if last is None or last.end_reason is not EndReason.EXPIRED:
+        return
+    sentence = f"The last conversation rested too long, so this starts a new one; `/resume {last.short_key}` goes back."
+    reply = Reply(
+        chat_id=chat_id, kind=OutboxKind.STATUS, markdown=sentence, dedupe_key=f"expired:{last.id}:{last.version}"
+    )
+    outbox.enqueue(db, reply, now)
 
 
 def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
@@ -230,8 +244,8 @@ def append_calls(db: Connection, turn_id: TurnId, step: ModelStep, now: Millis) 
     )
     message_id = append(db, session_id, row, now)
     message = load_message(db, message_id)
-    _note_report(db, session_id, step.reported_prompt_tokens, message.seq - 1)
-    record_model_call(db, turn_id, turn.lineage_id, step.call, now)
+    ledger.note_report(db, session_id, step.reported_prompt_tokens, message.seq - 1)
+    ledger.record(db, turn_id, turn.lineage_id, step.call, now)
     return message
 
 
@@ -280,44 +294,6 @@ def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, T
     return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
 
 
-_RECORD_CALL = """
-INSERT INTO model_calls (lineage_id, session_id, turn_id, purpose, route, model, outcome, estimated,
-  input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, took_ms, created_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_ADD_USAGE = """
-UPDATE sessions SET input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
-  cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,
-  reasoning_tokens = reasoning_tokens + ? WHERE id = ?
-"""
-
-
-def record_model_call(
-    db: Connection, turn_id: TurnId | None, lineage_id: LineageId | None, call: ModelCallRecord, now: Millis
-) -> None:
-    """Add a call to the ledger, and its tokens to the session's totals."""
-    session_id = None if lineage_id is None else load_tip(db, lineage_id).id
-    usage = call.usage
-    tokens = (usage.input, usage.output, usage.cache_read, usage.cache_write, usage.reasoning) if usage else (None,) * 5
-    db.execute(
-        _RECORD_CALL,
-        (
-            *(lineage_id, session_id, turn_id, call.purpose, call.route, call.model, call.outcome),
-            *(int(call.is_estimated), *tokens, call.took_ms, now),
-        ),
-    )
-    if usage and session_id is not None:
-        db.execute(_ADD_USAGE, (*tokens, session_id))
-
-
-def _note_report(db: Connection, session_id: SessionId, reported_prompt_tokens: int | None, covered_seq: int) -> None:
-    if reported_prompt_tokens is not None:
-        db.execute(
-            "UPDATE sessions SET reported_prompt_tokens = ?, reported_at_seq = ? WHERE id = ?",
-            (reported_prompt_tokens, covered_seq, session_id),
-        )
-
-
 def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
     """Remember the placeholder that shows the turn's unfinished answer, so that a resumed turn reuses it.
 
@@ -337,8 +313,8 @@ def finish_turn(db: Connection, turn_id: TurnId, answer: FinalAnswer, now: Milli
     row = NewMessage(role=Role.ASSISTANT, origin=Origin.ASSISTANT, text=answer.text, turn_id=turn_id)
     message_id = append(db, session_id, row, now)
     seq = db.execute("SELECT seq FROM messages WHERE id = ?", (message_id,)).fetchone()[0]
-    _note_report(db, session_id, answer.reported_prompt_tokens, seq - 1)
-    record_model_call(db, turn_id, turn.lineage_id, answer.call, now)
+    ledger.note_report(db, session_id, answer.reported_prompt_tokens, seq - 1)
+    ledger.record(db, turn_id, turn.lineage_id, answer.call, now)
     _owe_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message_id, now)
     _close(db, turn, TurnState.FINISHED, None, now)
     return message_id

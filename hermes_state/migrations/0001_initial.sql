@@ -17,7 +17,8 @@ CREATE TABLE chats (
 ) STRICT;
 
 CREATE TABLE sessions (
-  id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE,                    -- key: public id, sortable text; people see its first 8 characters
+  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: lineages and notices name it
+  key TEXT NOT NULL UNIQUE,                    -- key: public id, sortable text; people see its first 8 characters
   chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
   parent_session_id INTEGER REFERENCES sessions(id) ON DELETE SET NULL,
   lineage_id INTEGER NOT NULL,                                         -- id of the first session of this unbroken chain
@@ -73,7 +74,7 @@ CREATE INDEX inbox_turn ON inbox(turn_id) WHERE turn_id IS NOT NULL;
 CREATE INDEX inbox_settled ON inbox(settled_at) WHERE settled_at IS NOT NULL;
 
 CREATE TABLE messages (
-  id INTEGER PRIMARY KEY,
+  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: recall ids name it
   session_id INTEGER NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
   chat_id INTEGER NOT NULL, lineage_id INTEGER NOT NULL,               -- immutable copies: search scope without a join, exact cascades
   seq INTEGER NOT NULL CHECK (seq <> 0),                               -- said: from 1 up; made for a view (handoff, stub, block): from -1 down

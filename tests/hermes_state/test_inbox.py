@@ -86,14 +86,14 @@ def test_settling_empties_the_payload_and_keeps_the_key(db: sqlite3.Connection) 
     assert db.execute("SELECT payload, settled_at FROM inbox").fetchall() == [("", START)]
 
 
-def test_only_messages_of_the_sender_count_as_waiting(db: sqlite3.Connection) -> None:
+def test_messages_and_commands_of_the_sender_count_as_waiting(db: sqlite3.Connection) -> None:
     chat = make_chat(db, kind=ChatKind.GROUP)
     receive(db, chat, "mine")
     receive(db, chat, "/new", kind=InboxKind.COMMAND)
     receive(db, chat, "edit", kind=InboxKind.NOTICE)
     receive(db, chat, "yours", sender=BOB)
     inbox.settle(db, receive(db, chat, "gone"), InboxState.DROPPED, START)
-    assert inbox.count_waiting(db, chat, ANN) == 1
+    assert inbox.count_waiting(db, chat, ANN) == 2
 
 
 def test_dropping_spares_commands_and_what_a_turn_has(db: sqlite3.Connection) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hermes_state import inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import FinalAnswer, InboxMoved, Prepared, ToolResult, ToolRunState, TurnClosed
-from hermes_state.sessions import load_active, load_session, load_tip
+from hermes_state.sessions import expire_idle, load_active, load_session, load_tip
 from hermes_state.transcripts import load_said, load_view
 from hermes_state.values import (
     AttachmentId,
@@ -379,3 +379,14 @@ def test_settling_twice_changes_nothing(db: sqlite3.Connection) -> None:
     before = db.execute("SELECT * FROM inbox").fetchall()
     assert not inbox.settle(db, row, InboxState.DONE, Millis(START + 5))
     assert db.execute("SELECT * FROM inbox").fetchall() == before
+
+
+def test_the_first_message_after_an_expiry_is_told_why_and_how_to_go_back(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    exchange(db, chat, "long ago", "answered")
+    later = Millis(START + 10**9)
+    [expired] = expire_idle(db, later, 10, later)
+    start(db, chat, "hello again", at=later)
+    told = [text for kind, text in replies(db, chat) if kind == "status"]
+    assert len(told) == 1
+    assert f"/resume {load_session(db, expired).short_key}" in told[0]

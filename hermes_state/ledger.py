@@ -1,0 +1,44 @@
+"""The ledger: one row for every model call, failed ones too, and the totals of the session it served."""
+
+from sqlite3 import Connection
+
+from hermes_state.sessions import load_tip
+from hermes_state.values import LineageId, Millis, ModelCallRecord, SessionId, TurnId
+
+_RECORD_CALL = """
+INSERT INTO model_calls (lineage_id, session_id, turn_id, purpose, route, model, outcome, estimated,
+  input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, took_ms, created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_ADD_USAGE = """
+UPDATE sessions SET input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
+  cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,
+  reasoning_tokens = reasoning_tokens + ? WHERE id = ?
+"""
+
+
+def record(
+    db: Connection, turn_id: TurnId | None, lineage_id: LineageId | None, call: ModelCallRecord, now: Millis
+) -> None:
+    """Add a call to the ledger, and its tokens to the session's totals."""
+    session_id = None if lineage_id is None else load_tip(db, lineage_id).id
+    usage = call.usage
+    tokens = (usage.input, usage.output, usage.cache_read, usage.cache_write, usage.reasoning) if usage else (None,) * 5
+    db.execute(
+        _RECORD_CALL,
+        (
+            *(lineage_id, session_id, turn_id, call.purpose, call.route, call.model, call.outcome),
+            *(int(call.is_estimated), *tokens, call.took_ms, now),
+        ),
+    )
+    if usage and session_id is not None:
+        db.execute(_ADD_USAGE, (*tokens, session_id))
+
+
+def note_report(db: Connection, session_id: SessionId, reported_prompt_tokens: int | None, covered_seq: int) -> None:
+    """Keep the provider's count as the anchor of the next estimate; `covered_seq` is the last row it counted."""
+    if reported_prompt_tokens is not None:
+        db.execute(
+            "UPDATE sessions SET reported_prompt_tokens = ?, reported_at_seq = ? WHERE id = ?",
+            (reported_prompt_tokens, covered_seq, session_id),
+        )
