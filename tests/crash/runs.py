@@ -1,5 +1,6 @@
 """One run of the scenario, judged; and the census that the kill points come from."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,8 +44,10 @@ async def run_with(kills: Sequence[Kill], folder: Path, name: str) -> set[Label]
     for attempt in range(ATTEMPTS):
         async with World(folder / str(attempt), kills) as world:
             await _play_and_judge(world, what)
-            if world.kill_count or world.is_kept_waiting:
-                return await labels_of(world)
+            labels, has_come_to_it = await labels_of(world), world.kill_count > 0 or world.is_kept_waiting
+        shutil.rmtree(world.folder)  # hundreds of databases that nobody will look at
+        if has_come_to_it:
+            return labels
     raise AssertionError(f"{what}: no run came to the first kill")
 
 

@@ -92,8 +92,7 @@ async def _leave(world: World) -> None:
 
 async def _ends(world: World) -> bool:
     """Ask the daemon to go; false when a kill came instead of its own end. Raises `Stuck`."""
-    kill_count = world.kill_count
-    await world.terminate()
+    kill_count = await world.terminate()
     await world.resume_stream()
 
     async def is_over() -> bool:

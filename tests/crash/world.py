@@ -133,8 +133,8 @@ class World:
         """Where this life ends, if a kill is to end it."""
         return self.kills[self.kill_count] if self.kill_count < len(self.kills) else None
 
-    async def terminate(self) -> None:
-        """Ask the daemon to finish and go, once it is up."""
+    async def terminate(self) -> int:
+        """Ask the daemon to finish and go, once it is up; returns how many kills there had been by then."""
 
         async def is_up() -> bool:
             return self._is_up
@@ -142,6 +142,7 @@ class World:
         await self.until("the daemon polls", is_up)
         if self._daemon is not None:
             self._daemon.send(signal.SIGTERM)
+        return self.kill_count
 
     def commits(self, life: int = 0) -> list[str]:
         """What was committed in a life."""
