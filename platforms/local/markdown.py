@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
+from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup, escape
@@ -19,6 +20,8 @@ _SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
 _LANGUAGE = re.compile(r"[\w+#.-]{1,30}")
 _OPENING_CHARS = 60
 """What is repeated of the line that opens a code block; a piece keeps room for it and for the line that closes it."""
+
+_BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 
@@ -164,10 +167,21 @@ def _alignment(token: Token) -> str:
     return ""
 
 
+def _show_tasks(state: StateCore) -> None:
+    """Boxes for what begins with `[ ]` or `[x]` in a list, as everywhere where models learned to write it."""
+    for item, _, inline in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
+        if item.type != "list_item_open" or not inline.children:
+            continue
+        first = inline.children[0]
+        if first.type == "text" and first.content[:4] in _BOXES:
+            first.content = _BOXES[first.content[:4]] + first.content[4:]
+
+
 def _build() -> MarkdownIt:
     options: Mapping[str, Any] = {"html": False, "breaks": True, "xhtmlOut": False}
     markdown = MarkdownIt("commonmark", options, renderer_cls=_Renderer).enable(["table", "strikethrough"])
     markdown.validateLink = _is_safe_link  # type: ignore[method-assign]  # the library's documented way to restrict links
+    markdown.core.ruler.push("tasks", _show_tasks)
     return markdown
 
 

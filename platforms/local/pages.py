@@ -64,7 +64,9 @@ class Pages:
             lines=(
                 "Open the address that the gateway printed in its terminal or log when it started. "
                 "It carries a token that works once, for one browser.",
-                "If it was used already, `hermes-gateway url` gives a new one while the gateway runs.",
+                Markup(
+                    "If it was used already, <code>hermes-gateway url</code> gives a new one while the gateway runs."
+                ),
             ),
         )
 

@@ -93,6 +93,13 @@ def test_the_usual_marks(text: str, html: str) -> None:
     assert to_html(text) == html
 
 
+def test_tasks_of_a_list_have_boxes() -> None:
+    html = to_html("- [ ] open\n- [x] **done**\n\n[ ] no list")
+    assert "<li>☐ open</li>" in html
+    assert "<li>☑ <strong>done</strong></li>" in html
+    assert "<p>[ ] no list</p>" in html
+
+
 def test_code_keeps_its_characters_and_names_its_language() -> None:
     html = to_html("```c++ title\nif (a < b && c) {}\n```")
     assert "<span>c++</span>" in html
