@@ -168,7 +168,11 @@ class Registry:
     def menu(self) -> list[CommandMenuItem]:
         """What platforms show in their menus: everything that is not for admins alone."""
         return [
-            CommandMenuItem(name=command.name, description=command.description, argument=command.argument)
+            CommandMenuItem(
+                name=command.name,
+                description=command.description.replace("`", ""),  # menus show plain text
+                argument=command.argument,
+            )
             for command in self.commands
             if not command.is_admin_only
         ]

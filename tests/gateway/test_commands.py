@@ -62,6 +62,7 @@ def test_help_and_menus_come_from_the_table_and_hide_what_is_for_admins() -> Non
     menu = {item.name for item in REGISTRY.menu()}
     assert "new" in menu
     assert not {"pair", "reset"} & menu
+    assert not any("`" in item.description for item in REGISTRY.menu())
 
 
 @pytest.mark.parametrize(
