@@ -67,7 +67,7 @@ async def list_sessions(invocation: Invocation) -> Effect:
         mark = " (active)" if conversation.is_active else ""
         name = conversation.title or "untitled"
         used = when(conversation.last_human_at or conversation.tip.started_at)
-        lines.append(f"- `{conversation.tip.short_key}` {name}, {conversation.message_count} messages, {used}{mark}")
+        lines.append(f"- `{conversation.tip.short_key}` {name}, {_messages(conversation.message_count)}, {used}{mark}")
     others = [conversation for conversation in found if not conversation.is_active][:BUTTONS_SHOWN]
     buttons = [
         Button(
@@ -90,7 +90,7 @@ def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> st
     tip = sessions.resume(db, chat_id, key_prefix, now)
     name = sessions.load_title(db, tip.lineage_id)
     called = f" “{name}”" if name else ""
-    return f"Back in conversation{called} `{tip.short_key}`, {tip.message_count} messages."
+    return f"Back in conversation{called} `{tip.short_key}`, {_messages(tip.message_count)}."
 
 
 async def history(invocation: Invocation) -> Effect:
@@ -123,6 +123,10 @@ def _history_line(row: Message, is_hidden: bool) -> str:
 def when(at: Millis) -> str:
     """A moment as people read it."""
     return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count} messages"
 
 
 COMMANDS = (
