@@ -36,6 +36,8 @@ def shown_time(millis: int) -> str:
 def _lines(value: Mapping[str, Any], depth: int) -> Iterator[str]:
     space = "  " * depth
     for name, held in value.items():
+        if held == "":
+            continue  # a detail that there is not
         label = f"{space}{name.replace('_', ' ')}:"
         if isinstance(held, Mapping) and held:
             yield label

@@ -197,13 +197,14 @@ async def test_status_of_a_gateway_at_rest_counts_what_it_left(run: Run, home: P
 
 async def test_status_asks_the_running_daemon(run: Run, made_home: Path) -> None:
     async def status(_args: Mapping[str, Any]) -> Any:
-        return {"model": "offline", "platforms": {"local": {"state": "running"}}, "started_at": 0}
+        return {"model": "offline", "platforms": {"local": {"state": "running", "detail": ""}}, "started_at": 0}
 
     async with serve_control(made_home / "control.sock", {"status": status}):
         done = await threaded(run, "status")
     assert done.exit_code == 0
     assert "running: yes" in done.output
     assert "state: running" in done.output
+    assert "detail" not in done.output
 
 
 async def test_the_database_is_left_alone_while_somebody_holds_it(run: Run, home: Path) -> None:
