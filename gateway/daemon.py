@@ -94,6 +94,8 @@ def _token_lock(what: str, token: str) -> FileLock:
     """One process per bot token on this machine, whatever state directory it uses."""
     folder = Path(tempfile.gettempdir()) / f"hermes-gateway-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
+        raise ConfigError(f"{folder} belongs to somebody else: have it removed, or set TMPDIR to a folder of your own")
     digest = hashlib.sha256(token.encode()).hexdigest()[:16]
     return FileLock.acquire(folder / f"token-{digest}.lock", what=what)
 

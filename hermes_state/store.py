@@ -31,6 +31,7 @@ from hermes_state.connections import (
     unavailable,
 )
 from hermes_state.errors import StoreUnavailable
+from hermes_state.filesystem import refuse_network_disk
 from hermes_state.lock import FileLock
 from hermes_state.migrate import migrate
 
@@ -123,10 +124,11 @@ class Store:
 
         `busy_seconds` bounds how long a write waits while another process locks the file.
 
-        Raises `OwnedElsewhere` if a living process has the database open, `ForeignFile` (nothing is touched then),
-        `SchemaTooNew`, or `StoreUnavailable`.
+        Raises `ConfigError` on a network disk, `OwnedElsewhere` if a living process has the database open,
+        `ForeignFile` (nothing is touched then), `SchemaTooNew`, or `StoreUnavailable`.
         """
         check_engine()
+        refuse_network_disk(path)
         check_ours(path)
         ensure_private(path)
         lock = FileLock.acquire(path.with_name(path.name + ".lock"), what=f"the database {path}")
@@ -150,9 +152,7 @@ class Store:
             raise
         return cls(path, lock, writer, reading, busy_seconds)
 
-    async def write(
-        self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def write(self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, *args)` inside a transaction and return its result once that is on disk.
 
         `fn` is SQL and nothing else: no network, no files, no `with db:` (it would commit), at most some 500 rows. It
@@ -172,9 +172,7 @@ class Store:
         result: T = await write.future
         return result
 
-    async def read(
-        self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def read(self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, *args)` on one consistent snapshot and return its result; `READ_SECONDS` bound it.
 
         `fn` fetches all it needs and keeps no cursor. Raises `StoreUnavailable` when it takes too long or the file
