@@ -32,12 +32,13 @@ from hermes_state.errors import (
 from hermes_state.outbox import OutboxRow, OutboxState
 from hermes_state.store import Store
 from hermes_state.values import ChatId, Clock, Millis, OutboundPart
-from platforms.base import PlatformAdapter, SendRequest
+from platforms.base import AdapterState, PlatformAdapter, SendRequest
 
 log = structlog.get_logger()
 
 LONGEST_PAUSE_MS = 30_000
 STORE_PAUSE_SECONDS = 2.0
+STARTING_PAUSE_SECONDS = 0.2
 CRASH_PAUSE_SECONDS = 30.0
 LAST_REQUEST_SECONDS = 5.0
 
@@ -133,6 +134,8 @@ class Delivery:
         if adapter is None:
             log.warning("delivery.no_adapter", chat=chat.key.name)
             return None
+        if adapter.health().state is AdapterState.STARTING:
+            return STARTING_PAUSE_SECONDS  # an attempt now would certainly fail, and count as one that may be repeated
         wait_ms = max(rows[0].next_at - self._clock.now(), math.ceil(gate.penalty_seconds * 1000))
         if wait_ms > 0:
             return wait_ms / 1000

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from pathlib import Path
+from sqlite3 import Connection
 
 import pytest
 
@@ -20,6 +21,7 @@ from hermes_state.errors import (
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store import Store
 from hermes_state.values import Button, ChatId, ChatKind
+from platforms.base import AdapterState
 from tests.gateway.helpers import (
     DIRECT,
     GROUP,
@@ -243,3 +245,19 @@ async def test_a_placeholder_takes_a_lost_answer_without_a_second_copy(
         hang.release()
         await gateway.quiet()
         assert gateway.adapter.texts() == ["finally"]
+
+
+async def test_nothing_is_tried_before_the_platform_is_there(store: Store, tmp_path: Path) -> None:
+    adapter = MemoryAdapter()
+    adapter.state = AdapterState.STARTING
+    async with serving(store, tmp_path, adapter=adapter) as gateway:
+        chat = await owe(gateway, "hello")
+        await asyncio.sleep(0.3)  # longer than delivery pauses before it looks again
+        assert await gateway.store.read(attempts_of, chat) == [0]
+        adapter.state = AdapterState.RUNNING
+        assert await gateway.replies(1) == ["hello"]
+        assert await gateway.store.read(attempts_of, chat) == [1]
+
+
+def attempts_of(db: Connection, chat_id: ChatId) -> list[int]:
+    return [row[0] for row in db.execute("SELECT attempts FROM outbox WHERE chat_id = ?", (chat_id,))]
