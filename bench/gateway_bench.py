@@ -41,16 +41,14 @@ async def run(*, quick: bool) -> list[Measure]:
     stored = 100_000 if quick else 1_000_000
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        async with lab() as here:
-            async with floor(here, folder) as subject:
-                yardstick = await _sequential(here, 1, rounds)
-                floor_burst = await _burst(here, subject, 10)
-                floor_slow = await _slow_model(here)
-        async with lab() as here:
-            async with gateway(here, folder) as subject:
-                ours = await _sequential(here, 1, rounds)
-                burst = await _burst(here, subject, 10)
-                slow = await _slow_model(here)
+        async with lab() as here, floor(here, folder) as subject:
+            yardstick = await _sequential(here, 1, rounds)
+            floor_burst = await _burst(here, subject, 10)
+            floor_slow = await _slow_model(here)
+        async with lab() as here, gateway(here, folder) as subject:
+            ours = await _sequential(here, 1, rounds)
+            burst = await _burst(here, subject, 10)
+            slow = await _slow_model(here)
         measures = [
             Measure(name="one chat, p50", ours=_p50(ours), unit="ms", yardstick=_p50(yardstick), bar=15),
             Measure(name="one chat, p99", ours=_p99(ours), unit="ms", yardstick=_p99(yardstick), bar=25),
@@ -190,11 +188,8 @@ async def _idle(folder: Path, messages: int) -> list[Measure]:
     place = folder / "idle"
     place.mkdir()
     async with lab() as here, gateway(here, place, has_discord=True) as subject:
-        [poll] = (await here.telegram.get("calls", method="getUpdates", count=1, wait=30))[:1] or [None]
-        if poll is None:
-            first = (await here.telegram.get("state", wait=1)) and time.monotonic()
-        else:
-            first = poll["t"]
+        polls = await here.telegram.get("calls", method="getUpdates", count=1, wait=30)
+        first = polls[0]["t"] if polls else time.monotonic()
         await here.discord.get("gateway_log", wait=10, count=2)
         await asyncio.sleep(2)  # let what start-up left behind settle: memory has no event
         idle = subject.memory_mb

@@ -1,4 +1,4 @@
-"""What is measured end to end: the gateway and the floor as processes between fake services, which are processes too."""
+"""What is measured end to end: the gateway and the floor, processes between fake services that are processes too."""
 
 import asyncio
 import json

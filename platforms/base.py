@@ -146,7 +146,8 @@ class PlatformAdapter(Protocol):
     async def send(self, request: SendRequest) -> str:
         """Deliver one part; returns the platform's id of the visible message.
 
-        Raises `PlatformUnavailable`, `SendAmbiguous`, `RateLimited`, `MessageRejected`, `ChatUnreachable`, `ChatMigrated`.
+        Raises `PlatformUnavailable`, `SendAmbiguous`, `RateLimited`, `MessageRejected`, `ChatUnreachable` and
+        `ChatMigrated`.
         """
 
     async def show(self, preview: Preview) -> str | None:
@@ -161,5 +162,6 @@ class PlatformAdapter(Protocol):
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         """Write the file to `target`; returns its size in bytes.
 
-        Raises `MessageRejected` when it is larger than `max_bytes` or gone, `PlatformUnavailable` when a retry may help.
+        Raises `MessageRejected` when it is larger than `max_bytes` or gone, and `PlatformUnavailable` when a retry
+        may help.
         """
