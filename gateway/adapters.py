@@ -86,6 +86,10 @@ class Adapters:
         found = self.supervised.get(chat.account)
         return found.adapter if found is not None else None
 
+    def health(self) -> Mapping[str, AdapterHealth]:
+        """How each account is doing, by its name."""
+        return {name: one.health() for name, one in self.supervised.items()}
+
     def start(self, intake: Intake, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """One supervisor task per adapter in `group`."""
         return [group.create_task(one.run(intake), name=f"adapter-{name}") for name, one in self.supervised.items()]

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -100,8 +101,23 @@ def _token_lock(what: str, token: str) -> FileLock:
     return FileLock.acquire(folder / f"token-{digest}.lock", what=what)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What runs, once it is put together."""
+
+    adapters: Adapters
+    access: Access
+    delivery: Delivery
+    lanes: Lanes
+    commands: CommandRunner
+    intake: GatewayIntake
+    heartbeat: Heartbeat
+    schedules: Schedules
+    operator: Operator
+
+
 class _Daemon:
-    """The parts of one run, put together."""
+    """One run: what starts, what a signal does, what ends."""
 
     def __init__(
         self, loaded: LoadedConfig, store: Store, environ: Mapping[str, str], extra_tools: Sequence[Tool], clock: Clock
@@ -127,85 +143,98 @@ class _Daemon:
                 await model.close()
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
-        store, live, clock = self._store, self._live, self._clock
-        gates = Gates()
-        by_name = make_adapters(self._loaded, store, REGISTRY.menu(), clock, _announce)
-        adapters = Adapters(by_name)
-        access = Access(store, live)
-        await access.load()
-        delivery = Delivery(store=store, adapters=adapters, gates=gates, clock=clock, group=group)
-        turns = TurnRunner(store=store, live=live, adapters=adapters, gates=gates, delivery=delivery, clock=clock)
-        desk = AttachmentDesk(
-            store=store,
-            live=live,
-            adapters=adapters,
-            delivery=delivery,
-            clock=clock,
-            folder=self._loaded.attachments,
-        )
-        lanes = Lanes(group)
-        commands = CommandRunner(
-            Desk(
-                store=store,
-                live=live,
-                access=access,
-                lanes=lanes,
-                clock=clock,
-                health=lambda: {name: one.health() for name, one in adapters.supervised.items()},
-                registry=REGISTRY,
-            ),
-            delivery,
-            group,
-        )
-        slots = asyncio.Semaphore(self._loaded.config.sessions.max_turns)
-        lanes.staff(
-            LaneParts(
-                store=store, live=live, turns=turns, commands=commands, attachments=desk, clock=clock, slots=slots
-            )
-        )
-        intake = GatewayIntake(
-            store=store,
-            live=live,
-            access=access,
-            registry=REGISTRY,
-            lanes=lanes,
-            commands=commands,
-            delivery=delivery,
-            clock=clock,
-        )
-        heartbeat = Heartbeat(store, adapters, self._environ)
-        operator = Operator(
-            loaded=lambda: self._loaded,
-            store=store,
-            access=access,
-            adapters=adapters,
-            lanes=lanes,
-            heartbeat=heartbeat,
-            clock=clock,
-            started_at=self._started_at,
-            local_url=lambda: _local_url(by_name.get("local")),
-        )
-        schedules = Schedules(store=store, live=live, clock=clock, attachments_folder=self._loaded.attachments)
-
-        await commands.start()
-        await delivery.start()
-        await lanes.start()
-        tasks = adapters.start(intake, group)
-        tasks.append(group.create_task(heartbeat.run(), name="heartbeat"))
-        schedules.start()
-        async with serve_control(self._loaded.control_socket, operator.handlers()):
+        parts = self._put_together(group)
+        await parts.access.load()
+        await parts.commands.start()
+        await parts.delivery.start()
+        await parts.lanes.start()
+        tasks = parts.adapters.start(parts.intake, group)
+        tasks.append(group.create_task(parts.heartbeat.run(), name="heartbeat"))
+        parts.schedules.start()
+        async with serve_control(self._loaded.control_socket, parts.operator.handlers()):
             notify(self._environ, "READY=1")
-            log.info("daemon.started", adapters=sorted(by_name), model=live.config.model.name or "offline")
-            if live.config.model.protocol == "offline":
+            model = self._live.config.model
+            log.info("daemon.started", adapters=sorted(parts.adapters.supervised), model=model.name or "offline")
+            if model.protocol == "offline":
                 log.warning("model.offline", hint=OFFLINE_HINT)
             await self._stopping.wait()
             notify(self._environ, "STOPPING=1")
-            await self._wind_down(lanes, delivery)
-        schedules.close()
-        await commands.close()
+            await self._wind_down(parts.lanes, parts.delivery)
+        parts.schedules.close()
+        await parts.commands.close()
         for task in tasks:
             task.cancel()
         log.info("daemon.stopped")
+
+    def _put_together(self, group: asyncio.TaskGroup) -> _Parts:
+        """Every part with what it works with; nothing runs yet."""
+        store, live, clock, loaded = self._store, self._live, self._clock, self._loaded
+        adapters = Adapters(make_adapters(loaded, store, REGISTRY.menu(), clock, _announce))
+        access = Access(store, live)
+        gates = Gates()
+        delivery = Delivery(store=store, adapters=adapters, gates=gates, clock=clock, group=group)
+        lanes = Lanes(group)
+        desk = Desk(
+            store=store,
+            live=live,
+            access=access,
+            lanes=lanes,
+            clock=clock,
+            health=adapters.health,
+            registry=REGISTRY,
+        )
+        commands = CommandRunner(desk, delivery, group)
+        lanes.staff(
+            LaneParts(
+                store=store,
+                live=live,
+                turns=TurnRunner(
+                    store=store, live=live, adapters=adapters, gates=gates, delivery=delivery, clock=clock
+                ),
+                commands=commands,
+                attachments=AttachmentDesk(
+                    store=store,
+                    live=live,
+                    adapters=adapters,
+                    delivery=delivery,
+                    clock=clock,
+                    folder=loaded.attachments,
+                ),
+                clock=clock,
+                slots=asyncio.Semaphore(loaded.config.sessions.max_turns),
+            )
+        )
+        heartbeat = Heartbeat(store, adapters, self._environ)
+        return _Parts(
+            adapters=adapters,
+            access=access,
+            delivery=delivery,
+            lanes=lanes,
+            commands=commands,
+            intake=GatewayIntake(
+                store=store,
+                live=live,
+                access=access,
+                registry=REGISTRY,
+                lanes=lanes,
+                commands=commands,
+                delivery=delivery,
+                clock=clock,
+            ),
+            heartbeat=heartbeat,
+            schedules=Schedules(store=store, live=live, clock=clock, attachments_folder=loaded.attachments),
+            operator=Operator(
+                loaded=lambda: self._loaded,
+                store=store,
+                access=access,
+                adapters=adapters,
+                lanes=lanes,
+                heartbeat=heartbeat,
+                clock=clock,
+                started_at=self._started_at,
+                local_url=lambda: _local_url(adapters),
+            ),
+        )
 
     async def _wind_down(self, lanes: Lanes, delivery: Delivery) -> None:
         """Let turns finish and answers go out, within bounds; a second signal cuts it short."""
@@ -282,5 +311,6 @@ def _announce(url: str) -> None:
     print(f"\n  Open {url}\n" if sys.stdout.isatty() else f"Open {url}", flush=True)
 
 
-def _local_url(adapter: object) -> str | None:
-    return adapter.mint_url() if isinstance(adapter, LocalAdapter) else None
+def _local_url(adapters: Adapters) -> str | None:
+    local = adapters.supervised.get("local")
+    return local.adapter.mint_url() if local is not None and isinstance(local.adapter, LocalAdapter) else None
