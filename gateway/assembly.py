@@ -14,7 +14,7 @@ from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.config import LoadedConfig
-from gateway.settings import AgentHabits, Config, ModelSettings
+from gateway.config.settings import AgentHabits, Config, ModelSettings
 from hermes_state.store import Store
 from hermes_state.values import Clock, Tokens
 from platforms.base import CommandMenuItem, PlatformAdapter

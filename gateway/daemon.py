@@ -29,10 +29,10 @@ from gateway.commands.registry import Desk
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
 from gateway.config import LoadedConfig, load_config, merge_for_reload, reload_differences
+from gateway.config.home import prepare_home
 from gateway.control import serve_control
 from gateway.delivery import Delivery
 from gateway.gates import Gates
-from gateway.home import prepare_home
 from gateway.intake import GatewayIntake
 from gateway.lanes import LaneParts, Lanes
 from gateway.live import Live

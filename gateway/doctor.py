@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from gateway.config import LoadedConfig, load_config
+from gateway.config.home import locate_home
 from gateway.control import NobodyAnswers, ask
-from gateway.home import locate_home
 from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
 from hermes_state.connections import check_engine
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError

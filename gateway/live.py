@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from agent.turn import Agent
-from gateway.settings import Config
+from gateway.config.settings import Config
 
 
 @dataclass(slots=True)

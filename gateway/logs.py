@@ -16,7 +16,7 @@ import orjson
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from gateway.settings import LoggingSettings
+from gateway.config.settings import LoggingSettings
 from hermes_state.redaction import MARK, Redactor, is_secret_name
 
 FILE_BYTES = 10_000_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 
-from gateway.settings import DiscordSettings, ModelSettings, TelegramSettings
+from gateway.config.settings import DiscordSettings, ModelSettings, TelegramSettings
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 TIMEOUT_SECONDS = 5.0

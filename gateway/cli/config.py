@@ -7,8 +7,8 @@ from pydantic import SecretStr
 
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import LoadedConfig, load_config, process_environment
-from gateway.config_docs import describe_settings, settings_markdown
-from gateway.fields import FIELDS, dotted, values_of
+from gateway.config.docs import describe_settings, settings_markdown
+from gateway.config.fields import FIELDS, dotted, values_of
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import MARK, redact
 

@@ -11,7 +11,7 @@ import typer
 import yaml
 
 from gateway.config import LoadedConfig, load_config, process_environment
-from gateway.home import check_home, locate_home, prepare_home
+from gateway.config.home import check_home, locate_home, prepare_home
 from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
 from hermes_state.errors import CommandError, ConfigError
 

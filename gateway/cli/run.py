@@ -9,7 +9,7 @@ import structlog
 import typer
 
 from gateway.config import LoadedConfig, load_config, process_environment
-from gateway.home import prepare_home
+from gateway.config.home import prepare_home
 from gateway.logs import configure_logging
 
 

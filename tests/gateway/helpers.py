@@ -19,12 +19,12 @@ from gateway.attachments import AttachmentDesk
 from gateway.commands.registry import Desk, Registry
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
+from gateway.config.settings import Config
 from gateway.delivery import Delivery
 from gateway.gates import Gates
 from gateway.intake import GatewayIntake
 from gateway.lanes import LaneParts, Lanes
 from gateway.live import Live
-from gateway.settings import Config
 from gateway.turns import TurnRunner
 from hermes_state.errors import MessageRejected
 from hermes_state.store import Store

@@ -18,8 +18,8 @@ from gateway.config import (
     merge_for_reload,
     reload_differences,
 )
-from gateway.fields import FIELDS, field_range, variable_name
-from gateway.settings import DEFAULT_MODEL, Config
+from gateway.config.fields import FIELDS, field_range, variable_name
+from gateway.config.settings import DEFAULT_MODEL, Config
 from hermes_state.errors import ConfigError
 
 Load: TypeAlias = Callable[..., LoadedConfig]

@@ -15,8 +15,8 @@ from gateway.cli import EXIT_CONFIG, EXIT_OWNED_ELSEWHERE, app
 from gateway.commands.registry import Command
 from gateway.commands.table import REGISTRY
 from gateway.config import CUSTOMARY
-from gateway.config_docs import settings_markdown
-from gateway.fields import FIELDS, variable_name
+from gateway.config.docs import settings_markdown
+from gateway.config.fields import FIELDS, variable_name
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -13,8 +13,8 @@ import pytest
 import structlog
 from structlog.contextvars import bound_contextvars
 
+from gateway.config.settings import LoggingSettings
 from gateway.logs import configure_logging, set_level, update_logging
-from gateway.settings import LoggingSettings
 
 TOKEN = "1234567:AAE-notARealToken_notARealToken_123"
 KEY = "sk-the-configured-key-0001"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.fields import FIELDS, variable_name
+from gateway.config.settings import Config
 from gateway.doctor import STOP_MARGIN_SECONDS, stop_timeout_seconds
-from gateway.fields import FIELDS, variable_name
-from gateway.settings import Config
 
 UNIT = Path(__file__).parents[2] / "systemd" / "hermes-gateway.service"
 

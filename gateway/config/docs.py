@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.fields import (
+from gateway.config.fields import (
     FIELDS,
     dotted,
     field_choices,
@@ -16,7 +16,7 @@ from gateway.fields import (
     needs_restart,
     variable_name,
 )
-from gateway.settings import Config
+from gateway.config.settings import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

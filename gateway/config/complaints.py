@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from gateway.config_file import KeyPath, YamlFile
-from gateway.fields import DEFAULT_SOURCE, FIELDS, SECTIONS, dotted, field_choices, field_range, is_secret
+from gateway.config.fields import DEFAULT_SOURCE, FIELDS, SECTIONS, dotted, field_choices, field_range, is_secret
+from gateway.config.files import KeyPath, YamlFile
 from hermes_state.redaction import redact
 
 _ALIKE = 0.65

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.config_file import KeyPath
-from gateway.settings import Config
+from gateway.config.files import KeyPath
+from gateway.config.settings import Config
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -21,9 +21,8 @@ from typing import Any
 
 from pydantic import SecretStr, ValidationError
 
-from gateway.complaints import explain, unknown_keys
-from gateway.config_file import KeyPath, YamlFile, read_env_file, read_yaml
-from gateway.fields import (
+from gateway.config.complaints import explain, unknown_keys
+from gateway.config.fields import (
     DEFAULT_SOURCE,
     FIELDS,
     PREFIX,
@@ -35,8 +34,9 @@ from gateway.fields import (
     variable_name,
     with_values,
 )
-from gateway.home import check_config_is_ours, check_home, locate_home
-from gateway.settings import Config
+from gateway.config.files import KeyPath, YamlFile, read_env_file, read_yaml
+from gateway.config.home import check_config_is_ours, check_home, locate_home
+from gateway.config.settings import Config
 from hermes_state.errors import ConfigError
 
 CUSTOMARY: Mapping[str, KeyPath] = {
