@@ -18,7 +18,7 @@ from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
 from hermes_state.errors import TokenRejected
 from platforms.telegram.inbound import ALLOWED_UPDATES
 from platforms.telegram.liveness import Liveness
-from platforms.telegram.queue import UpdateQueue
+from platforms.telegram.queue import NotStored, UpdateQueue
 from platforms.telegram.settings import TelegramSettings, backoff_seconds
 from platforms.telegram.transport import BotApiRequest, FloodControl, Interrupted
 
@@ -107,8 +107,9 @@ class Poller:
             log.warning("telegram.poll_stalled", failures=self._failures)
             self._liveness.stalled("getUpdates got no answer; the connection was replaced")
         else:
-            log.warning("telegram.poll_failed", error=type(error).__name__, failures=self._failures)
-            self._liveness.backing_off(_explained(error))
+            detail = _explained(error)
+            log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)
+            self._liveness.backing_off(detail)
         if isinstance(error, Conflict):
             self._conflict_until = time.monotonic() + CONFLICT_MEMORY_SECONDS
             delay = max(delay, self._settings.conflict_seconds)
@@ -129,4 +130,6 @@ def _explained(error: TelegramError) -> str:
         return _CONFLICT
     if isinstance(error, FloodControl):
         return f"Telegram asks to wait {error.retry_after:g} s (429)"
+    if isinstance(error, NotStored):
+        return error.message
     return f"getUpdates failed: {error.message}"

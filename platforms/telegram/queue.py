@@ -23,6 +23,10 @@ _UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What reading raises when Telegram sends a shape that neither the SDK nor we expect."""
 
 
+class NotStored(NetworkError):
+    """The trouble is with our database; its text says which."""
+
+
 class UpdateQueue:
     """Hands updates to the intake, one after the other in Telegram's order."""
 
@@ -60,7 +64,7 @@ class UpdateQueue:
         try:
             await self._store(update, received)
         except StoreUnavailable as error:
-            raise NetworkError("the update could not be stored") from error
+            raise NotStored(f"an update could not be stored and will be asked for again: {error}") from error
 
     async def _store(self, update: Update, received: Received | None) -> None:
         if update.callback_query is not None:

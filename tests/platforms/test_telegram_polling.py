@@ -71,10 +71,12 @@ async def test_a_database_in_trouble_delays_and_loses_nothing(
 ) -> None:
     async with running(telegram.adapter, intake):
         intake.refusals = 4
-        for number in range(5):
-            await telegram.write(f"message {number}")
-        await intake.wait_for(5)
-        await eventually(lambda: telegram.adapter.health().is_ready, "healthy again")
+        with capture_logs() as logs:
+            for number in range(5):
+                await telegram.write(f"message {number}")
+            await intake.wait_for(5)
+            await eventually(lambda: telegram.adapter.health().is_ready, "healthy again")
+    assert any("could not be stored" in line["detail"] for line in logs if line["event"] == "telegram.poll_failed")
     assert [message.text for message in intake.messages] == [f"message {number}" for number in range(5)]
 
 
