@@ -221,8 +221,8 @@ class Inlet:
                 elif cursor is not None:
                     await self._intake.mark_seen(cursor)
                 return
-            except StoreUnavailable:
-                log.warning("discord.event_retried", retry_seconds=delay)
+            except StoreUnavailable as error:
+                log.warning("discord.event_retried", detail=str(error), retry_seconds=delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, LONGEST_RETRY_SECONDS)
 
@@ -232,8 +232,8 @@ class Inlet:
             try:
                 stored = await self._intake.load_cursors(PLATFORM, self._account)
                 self._cursors = {channel_ref: int(seen) for channel_ref, seen in stored.items()}
-            except StoreUnavailable:
-                log.warning("discord.cursors_retried", retry_seconds=delay)
+            except StoreUnavailable as error:
+                log.warning("discord.cursors_retried", detail=str(error), retry_seconds=delay)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, LONGEST_RETRY_SECONDS)
         return self._cursors

@@ -71,7 +71,9 @@ class WebhookServer:
             return web.Response(status=400)
         try:
             await self._queue.put(raw)
-        except NetworkError:
+        except NetworkError as error:
+            log.warning("webhook.put_off", detail=error.message)
+            self._liveness.backing_off(error.message)
             return web.Response(status=503)
         self._liveness.progressed()
         return web.Response()

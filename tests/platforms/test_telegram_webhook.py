@@ -94,6 +94,7 @@ async def test_what_could_not_be_stored_is_refused_and_comes_again(
         intake.refusals = 1
         async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
             assert answer.status == 503
+        assert "could not be stored" in telegram.adapter.health().detail
         async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
             assert answer.status == 200
     assert [message.text for message in intake.messages] == ["hello"]
