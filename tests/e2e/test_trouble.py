@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import re
 import signal
 import sqlite3
 import time
@@ -173,3 +174,32 @@ async def test_flood_control_sheds_previews_and_still_delivers_the_final_answer(
     refused = next(call["t"] for call in calls if call.get("error"))
     early = [call for call in calls if refused < call["t"] < refused + 2.9]
     assert early == [], "nothing is sent to the chat during the penalty"
+
+
+STRICT = {"per_chat_per_sec": 1, "group_per_min": 20, "global_per_sec": 30, "penalty": 3}
+"""Telegram's published limits, and a ban of three seconds for whoever goes beyond them."""
+
+
+@pytest.mark.parametrize("chat_id", [42, -100200], ids=["private", "group"])
+async def test_under_strict_flood_control_every_part_arrives_once_and_no_penalty_is_made_worse(
+    world: World, chat_id: int
+) -> None:
+    """Previews and the parts of one long answer are more than a chat takes in a second: the answer itself is banned."""
+    await world.gateway.start()
+    words = [f"word{number}" for number in range(1_400)]
+    await world.script(match="long", text=" ".join(words), chunk_chars=400, chunk_delay=0.1)
+    await world.tg.post("config", {"flood": STRICT})
+    place = {"chat_id": chat_id, "user_id": 42, **({"chat_type": "supergroup"} if chat_id < 0 else {})}
+    await world.tg.post("message", {**place, "text": "@lab_gateway_bot long story"})
+    await world.tg.get(
+        "sent", method="(editMessageText|sendMessage)$", chat_id=chat_id, match=words[-1], wait=60, count=1
+    )
+    shown = await world.visible(chat_id)
+    assert len(shown) > 2
+    assert re.findall(r"word\d+", " ".join(shown)) == words
+    calls = [call for call in await world.tg.get("calls") if str(call["params"].get("chat_id")) == str(chat_id)]
+    refused = [call for call in calls if "Too Many Requests" in (call["error"] or "")]
+    assert refused, "the limits were met"
+    for ban in refused:
+        until = ban["t"] + int(re.findall(r"\d+", ban["error"])[-1])
+        assert [call for call in calls if ban["t"] < call["started"] < until - 0.1] == [], "nothing is sent in a ban"
