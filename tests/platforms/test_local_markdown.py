@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from platforms.local.markdown import split_parts, to_html
+from tests.platforms.test_telegram_rendering import ANSWERS, AnswerMaker
 
 ALLOWED = {
     *(
@@ -136,3 +137,32 @@ def test_code_that_is_cut_goes_on_in_the_next_part() -> None:
     assert all(part.startswith("````python\n") for part in parts[1:])
     assert all(part.rstrip().endswith("````") for part in parts[:-1])
     assert "".join(Tags(to_html(part)).text.removeprefix("pythonCopy") for part in parts).count("line 7\n") == 1
+
+
+def open_fence_of(part: str) -> str | None:
+    """The code fence that is still open at the end of a part, as a reader of Markdown goes through its lines."""
+    fence = None
+    for line in part.splitlines():
+        found = re.match(r" {0,3}(`{3,}|~{3,})(.*)$", line)
+        if found is None:
+            continue
+        marker, rest = found.groups()
+        if fence is None:
+            fence = marker if marker[0] == "~" or "`" not in rest else None
+        elif marker[0] == fence[0] and len(marker) >= len(fence) and not rest.strip():
+            fence = None
+    return fence
+
+
+def test_two_thousand_random_answers_keep_their_words_and_close_their_code_in_every_part() -> None:
+    cut = 0
+    for seed in range(ANSWERS):
+        maker = AnswerMaker(seed)
+        parts = split_parts(maker.answer(), 700)
+        cut += len(parts) > 1
+        assert all(len(part.encode("utf-16-le")) // 2 <= 700 for part in parts)
+        assert [part for part in parts if open_fence_of(part)] == [], f"answer {seed} leaves code open"
+        shown = "\n".join(Tags(to_html(part)).text for part in parts)
+        found = re.findall(r"(?:word|größe|世界|слово|👋x|naïve)\d+", shown)
+        assert found == maker.words, f"answer {seed} lost or moved a word"
+    assert cut > ANSWERS / 4, "many of them are cut"

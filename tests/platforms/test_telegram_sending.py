@@ -21,7 +21,7 @@ from platforms.base import Preview, SendRequest
 from tests.fakes.wire import Wire
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.telegram_harness import GROUP, PERSON, TelegramHarness
-from tests.platforms.test_telegram_rendering import AnswerMaker
+from tests.platforms.test_telegram_rendering import ANSWERS, AnswerMaker
 
 FORUM = -1002
 TOPIC = 17
@@ -68,12 +68,12 @@ class TestMarkup:
         assert message["text"] == "bold"
         assert "entities" not in message
 
-    async def test_random_answers_reach_the_chat_without_a_refusal(
+    async def test_two_thousand_random_answers_reach_the_chat_without_a_refusal(
         self, telegram: TelegramHarness, intake: RecordingIntake
     ) -> None:
         texts = []
         async with running(telegram.adapter, intake):
-            for seed in range(60):
+            for seed in range(ANSWERS):
                 for part in telegram.adapter.render(AnswerMaker(seed).answer()):
                     texts.append(part.text.strip())
                     await telegram.adapter.send(SendRequest(chat=telegram.direct_chat, part=part, key="k"))
