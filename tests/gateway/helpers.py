@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from agent.model.base import Finish, ModelReply, ModelRequest
 from agent.model.retry import RetryPolicy
+from agent.model.wire import chat_messages
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.access import Access
@@ -48,6 +49,7 @@ from hermes_state.values import (
     ToolCall,
 )
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, Preview, SendRequest
+from tests.fakes.llm_legality import check_openai
 
 PLATFORM = "telegram"
 WAIT_SECONDS = 10.0
@@ -213,6 +215,8 @@ class ScriptedModel:
 
     def __init__(self) -> None:
         self.requests: list[ModelRequest] = []
+        self.violations: list[dict[str, Any]] = []
+        """What a provider would object to in the lists that were sent."""
         self.script: deque[Step] = deque()
         self.respond: Respond = self.echo
         self.running = 0
@@ -223,6 +227,8 @@ class ScriptedModel:
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         self.requests.append(request)
+        findings = check_openai(chat_messages(request.system, request.transcript, request.style))
+        self.violations += [one for one in findings if one["rule"] != "user_after_tool"]  # a steer joins there
         step = self.script.popleft() if self.script else self.respond
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -515,6 +521,7 @@ async def serving(
         await asyncio.wait({task})
         if not task.cancelled():
             task.result()  # a part of the gateway has ended the daemon: never all right
+    assert gateway.model.violations == []
 
 
 def human_texts(rows: Iterable[Message]) -> list[str]:
