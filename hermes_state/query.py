@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from hermes_state.segment import phrase, segment_query
 
+MAX_CHARACTERS = 2_000
+"""What follows is ignored: one pasted word of a megabyte keeps the index busy for seconds, and nothing can stop it."""
+
 MAX_TERMS = 32
 """Further words are ignored: a pasted page is not a query."""
 
@@ -42,7 +45,8 @@ def parse_query(text: str) -> Query | None:
 
     Words side by side must all occur. A query of nothing but exclusions (`-this`) is None: it would match all the rest.
     """
-    clean = text.encode("utf-8", "replace").decode("utf-8").replace("\0", " ")  # half an emoji cannot reach SQLite
+    # Half an emoji and NUL cannot reach SQLite.
+    clean = text[:MAX_CHARACTERS].encode("utf-8", "replace").decode("utf-8").replace("\0", " ")
     parser = _Parser(_limited(_items(clean)))
     expression = parser.parse_any(depth=0)
     return None if expression is None else Query(expression, tuple(parser.wanted))

@@ -11,12 +11,17 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from hermes_state.query import parse_query
+from hermes_state.segment import INDEXED_CHARACTERS
 from hermes_state.values import ChatId, LineageId, MessageId, Millis, Origin, Role, SessionId
 
 RANKED_HITS = 1_000
 """Only the newest so many matches are ranked: ranking every match of a common word takes a second per million rows."""
 
 SNIPPET_CHARACTERS = 200
+
+SHOWN_TERMS = 8
+SHOWN_PIECES = 4
+"""A snippet is looked for by the first pieces of the first terms: it only has to begin near a match."""
 
 Order: TypeAlias = Literal["best", "newest"]
 
@@ -117,20 +122,27 @@ class _Folding(dict[int, str]):
 _folding = _Folding()
 _WORD_OR_SIGN = re.compile(r"[^\W_]+|[^\w\s]")
 
+# What may stand before a word, and before a sign such as an emoji. Neither can take in a part of what follows it, and
+# both are short and never given back: a match of nearly equal signs would otherwise be tried in every possible way,
+# while nothing else in the process runs.
+_BEFORE_WORD = r"[\W_]{0,16}+"
+_BEFORE_SIGN = r"[\x00-/:-@\[-`{-\x7f]{0,16}+"
+
 
 def _pattern(wanted: tuple[str, ...]) -> re.Pattern[str] | None:
     """A pattern for folded text: any of the wanted terms, whatever punctuation stands between its words."""
     terms = []
-    for term in wanted:
+    for term in wanted[:SHOWN_TERMS]:
         pieces = _WORD_OR_SIGN.findall(term.translate(_folding))
-        words = [piece for piece in pieces if piece.isalnum() or not piece.isascii()]
-        if words:
-            terms.append(r"[\W_]*".join(map(re.escape, words)))
+        shown = [piece for piece in pieces if piece.isalnum() or not piece.isascii()][:SHOWN_PIECES]
+        if shown:
+            rest = ((_BEFORE_WORD if piece.isalnum() else _BEFORE_SIGN) + re.escape(piece) for piece in shown[1:])
+            terms.append(re.escape(shown[0]) + "".join(rest))
     return re.compile("|".join(terms)) if terms else None
 
 
 def _snippet(text: str, pattern: re.Pattern[str] | None) -> str:
-    found = pattern.search(text.translate(_folding)) if pattern else None
+    found = pattern.search(text[:INDEXED_CHARACTERS].translate(_folding)) if pattern else None
     at = found.start() if found else 0
     start = max(0, min(at - SNIPPET_CHARACTERS // 3, len(text) - SNIPPET_CHARACTERS))
     end = start + SNIPPET_CHARACTERS

@@ -1,5 +1,6 @@
 import contextlib
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +131,24 @@ async def test_the_snippet_shows_the_match(store: Store, query: str, shown: str)
     assert "\n" not in hit.snippet
     assert hit.snippet.startswith("…")
     assert hit.snippet.endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ('needle OR "🎉🎉🎉🎉🎉🎉z"', "needle " + "🎉" * 50_000),
+        ('needle OR "a a a a a a z"', "needle " + "a " * 50_000),
+        ('needle OR "a z"', "needle a" + "!" * 100_000 + "a_" * 50_000),
+        ('needle OR "🎉 z"', "needle " + "🎉!" * 50_000),
+        ("needle " + "x-" * 500_000, "needle"),
+    ],
+)
+async def test_a_search_that_almost_matches_costs_little(store: Store, query: str, text: str) -> None:
+    session = await store.write(start, "a")
+    await store.write(say, session, text)
+    before = time.process_time()
+    await store.read(search, query)
+    assert time.process_time() - before < 0.5
 
 
 async def test_a_short_text_is_its_own_snippet(store: Store) -> None:
