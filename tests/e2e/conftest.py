@@ -13,8 +13,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     """Telegram and a model, the gateway not started yet."""
     async with world_in(tmp_path) as made:
         yield made
-        violations = await made.llm.get("violations", severity="error")
-        assert violations == [], violations
+        assert await made.violations() == []
 
 
 @pytest.fixture
@@ -22,5 +21,4 @@ async def discord_world(tmp_path: Path) -> AsyncIterator[World]:
     """Discord and a model, the gateway not started yet."""
     async with world_in(tmp_path, telegram=False, discord=True) as made:
         yield made
-        violations = await made.llm.get("violations", severity="error")
-        assert violations == [], violations
+        assert await made.violations() == []

@@ -193,6 +193,11 @@ class World:
         )
         return found
 
+    async def violations(self) -> list[dict[str, Any]]:
+        """What is wrong with the lists that the model was sent. A steer may come right after a tool's result."""
+        found: list[dict[str, Any]] = await self.llm.get("violations")
+        return [one for one in found if one["rule"] != "user_after_tool"]
+
     @staticmethod
     def free_port() -> int:
         """A port of loopback that nobody listened on a moment ago."""
