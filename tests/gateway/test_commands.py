@@ -398,14 +398,29 @@ async def test_a_command_that_waited_while_access_was_taken_is_refused(store: St
 # ---- replays, crashes
 
 
-@pytest.mark.parametrize("line", ["/new", "/undo", "/retry", "/stop", "/title x", "/help", "/pair list"])
+EVERY_COMMAND = (
+    *("/start", "/help", "/new", "/reset again", "/title x", "/sessions", "/resume {old}", "/history", "/stop"),
+    *("/stop all", "/status", "/retry", "/undo", "/queue later", "/queue", "/steer quickly", "/whoami", "/pair list"),
+    "/unknown",
+)
+
+
+def test_every_command_is_replayed_below() -> None:
+    assert {line.split()[0].removeprefix("/") for line in EVERY_COMMAND} >= {
+        name for command in REGISTRY.commands for name in (command.name, *command.aliases)
+    }
+
+
+@pytest.mark.parametrize("line", EVERY_COMMAND)
 async def test_a_replayed_command_does_nothing(store: Store, tmp_path: Path, line: str) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one", sender=BOSS)
+        [(old,)] = await gateway.rows("SELECT key FROM sessions")
+        await gateway.ask("/new", sender=BOSS)
         await gateway.ask("two", sender=BOSS)
-        command = gateway.message(line, sender=BOSS)
+        command = gateway.message(line.format(old=old[:8]), sender=BOSS)
         await gateway.intake.accept(command)
-        await gateway.replies(3)
+        await gateway.replies(4)
         tables = ["sessions", "view_edits", "turns", "outbox", "messages", "inbox"]
 
         async def everything() -> list[object]:
