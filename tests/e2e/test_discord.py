@@ -48,6 +48,24 @@ async def test_six_messages_sent_while_the_daemon_is_stopped_are_answered_once_e
     assert world.query("SELECT count(*), count(DISTINCT turn_id) FROM messages WHERE text LIKE 'missed-%'") == [(6, 6)]
 
 
+async def test_replaying_messages_and_commands_starts_nothing(discord_world: World) -> None:
+    world = discord_world
+    await ready(world)
+    said = [await say(world, "once")]
+    await sent(world, 1)
+    said.append(await say(world, "/new"))
+    await sent(world, 2)
+    counts = "SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM turns), (SELECT count(*) FROM sessions)"
+    before = world.query(counts)
+    for message in said * 3:
+        await world.dc.post("event", {"t": "MESSAGE_CREATE", "d": message})
+    await say(world, "/whoami")  # what comes after it is handled after it
+    replies = await sent(world, 3)
+    assert f"discord:{ALICE}" in replies[2]
+    [(inbox, turns, sessions)] = world.query(counts)
+    assert [(inbox - 1, turns, sessions)] == before
+
+
 async def test_a_lost_acknowledgement_shows_one_copy(discord_world: World) -> None:
     world = discord_world
     await ready(world)
