@@ -8,7 +8,7 @@ JSON costs.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httpx2
@@ -22,6 +22,7 @@ from agent.model.connections import Connections
 from agent.model.provider_errors import status_error, stream_error
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ContentFiltered, ModelError, ModelTimeout, ModelUnavailable, ReplyMalformed
+from hermes_state.text import ends_in_half, well_formed
 from hermes_state.values import CanonicalUsage, ToolCall
 
 
@@ -107,7 +108,7 @@ def _errors_translated() -> Iterator[None]:
         raise status_error(error.status_code, error.response.headers, error.body) from error
     except openai.APIError as error:
         raise stream_error(error.body) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReplyMalformed("the provider's event stream is not JSON") from error
 
 
@@ -132,11 +133,18 @@ def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+MAX_CHARACTERS: Final = 2_000_000
+"""Of one reply, its calls included: several times what any model writes. A stream without an end stops here."""
+
+MAX_CALLS: Final = 128
+"""In one reply."""
+
+
 @dataclass(slots=True)
 class _PartialCall:
     id: str = ""
     name: str = ""
-    arguments: str = ""
+    arguments: list[str] = field(default_factory=list)
 
 
 _EAGER_CHARACTERS = 65_536
@@ -151,6 +159,7 @@ class _StreamedReply:
         self._shown = ""
         self._unshown: list[str] = []
         self._unshown_length = 0
+        self._length = 0
         self._calls: dict[int, _PartialCall] = {}
         self._finish: str | None = None
         self._usage: CanonicalUsage | None = None
@@ -175,26 +184,39 @@ class _StreamedReply:
             self._add_call(piece)
         self._finish = choice.get("finish_reason") or self._finish
 
-    def _add_text(self, text: str) -> None:
-        self._unshown.append(text)
-        self._unshown_length += len(text)
-        if self._unshown_length * 64 >= len(self._shown) - _EAGER_CHARACTERS:
+    def _add_text(self, text: object) -> None:
+        self._unshown.append(added := self._counted(text))
+        self._unshown_length += len(added)
+        if self._unshown_length * 64 >= len(self._shown) - _EAGER_CHARACTERS and not ends_in_half(added):
             self._show()
 
     def _show(self) -> None:
         if self._unshown:
-            self._shown += "".join(self._unshown)
+            self._shown += well_formed("".join(self._unshown))
             self._unshown.clear()
             self._unshown_length = 0
             self._on_text(self._shown)
 
     def _add_call(self, piece: Mapping[str, Any]) -> None:
         place = piece.get("index")
+        if place is not None and not isinstance(place, int):
+            raise TypeError("a call's index is a number")
         call = self._calls.setdefault(len(self._calls) if place is None else place, _PartialCall())
+        if len(self._calls) > MAX_CALLS:
+            raise ReplyMalformed(f"a reply with more than {MAX_CALLS} tool calls")
         function: Mapping[str, Any] = piece.get("function") or {}
-        call.id = piece.get("id") or call.id
-        call.name += function.get("name") or ""
-        call.arguments += function.get("arguments") or ""
+        call.id = self._counted(piece.get("id") or "") or call.id
+        call.name += self._counted(function.get("name") or "")
+        call.arguments.append(self._counted(function.get("arguments") or ""))
+
+    def _counted(self, text: object) -> str:
+        """A piece of the reply: what is not text would be stored, and could not be read again."""
+        if not isinstance(text, str):
+            raise TypeError("text is expected here")
+        self._length += len(text)
+        if self._length > MAX_CHARACTERS:
+            raise ReplyMalformed(f"a reply with more than {MAX_CHARACTERS:,} characters")
+        return text
 
     def finished(self) -> ModelReply:
         """The whole reply. Raises `ReplyMalformed` when the stream broke off, `ContentFiltered` when it was stopped."""
@@ -212,10 +234,10 @@ def _whole_calls(partial: list[_PartialCall]) -> tuple[ToolCall, ...]:
     """The calls with ids that are there and differ: some servers send none, or the same for all."""
     calls: list[ToolCall] = []
     for place, call in enumerate(partial):
-        if not call.name:
+        if not (name := well_formed(call.name)):
             raise ReplyMalformed("a tool call without a name")
-        call_id = call.id or f"call_{place}"
+        call_id = well_formed(call.id) or f"call_{place}"
         while any(earlier.id == call_id for earlier in calls):
             call_id = f"{call_id}_{place}"
-        calls.append(ToolCall(id=call_id, name=call.name, arguments=call.arguments))
+        calls.append(ToolCall(id=call_id, name=name, arguments=well_formed("".join(call.arguments))))
     return tuple(calls)

@@ -1,6 +1,7 @@
 """The chat completions protocol with the real SDK against a server that misbehaves on request."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.model.base import Finish, ModelReply, ModelRequest, ToolSchema
-from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.chat_completions import MAX_CALLS, MAX_CHARACTERS, ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.failures import sentence_for
 from hermes_state.errors import (
     AuthRejected,
@@ -202,6 +203,51 @@ async def test_garbage_in_place_of_a_stream_is_malformed(model: ChatCompletionsM
     llm.faults.add({"kind": "garbage"})
     with pytest.raises(ReplyMalformed):
         await ask(model)
+
+
+def stream(*deltas: dict[str, Any], finish: str = "stop") -> str:
+    """The events of a reply, byte for byte as some provider might send them."""
+    chunks: list[dict[str, Any]] = [{"choices": [{"delta": delta}]} for delta in deltas]
+    chunks.append({"choices": [{"delta": {}, "finish_reason": finish}]})
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+async def test_an_emoji_that_is_cut_into_two_chunks_is_put_together(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, raw=stream({"content": "a\ud83d"}, {"content": "\ude00b"}, {"content": "\ud83d"}))
+    reply, shown = await ask(model)
+    assert reply.text == "a😀b\ufffd"
+    assert shown[0] == "a😀b"
+
+
+async def test_what_no_database_can_hold_never_leaves_a_reply(model: ChatCompletionsModel, llm: LLM) -> None:
+    bad = {"id": "\ud83d", "function": {"name": "lo\0ok", "arguments": '{"a": "\ude00"}'}}
+    script(llm, raw=stream({"content": "a\0b"}, {"tool_calls": [bad]}))
+    reply, _ = await ask(model, request(tools=(TOOL,)))
+    assert reply.text == "ab"
+    (call,) = reply.calls
+    assert (call.name, call.arguments) == ("look", '{"a": "\ufffd"}')
+    assert call.id.encode()
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"content": 5},
+        {"content": [{"type": "text"}]},
+        {"tool_calls": [{"id": 123, "function": {"name": "look"}}]},
+        {"tool_calls": [{"id": "a", "function": {"name": ["look"]}}]},
+        {"tool_calls": [{"id": "a", "function": {"name": "look", "arguments": {"a": 1}}}]},
+        {"tool_calls": [{"index": "0", "id": "a", "function": {"name": "look"}}]},
+        {"tool_calls": [{"index": n, "id": f"c{n}", "function": {"name": "look"}} for n in range(MAX_CALLS + 1)]},
+        {"content": "x" * (MAX_CHARACTERS + 1)},
+    ],
+)
+async def test_what_could_not_be_read_again_is_no_reply(
+    model: ChatCompletionsModel, llm: LLM, delta: dict[str, Any]
+) -> None:
+    script(llm, raw=stream(delta))
+    with pytest.raises(ReplyMalformed):
+        await ask(model, request(tools=(TOOL,)))
 
 
 async def test_an_unreachable_provider_is_unavailable(dial: Callable[..., ChatCompletionsModel]) -> None:

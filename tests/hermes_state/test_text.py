@@ -1,0 +1,35 @@
+import sqlite3
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_state.text import ends_in_half, well_formed
+
+
+@pytest.mark.parametrize(
+    ("given_text", "kept"),
+    [
+        ("plain", "plain"),
+        ("日本 🎉", "日本 🎉"),
+        ("\ud83d\ude00!", "😀!"),
+        ("a\ud83d", "a\ufffd"),
+        ("\ude00a", "\ufffda"),
+        ("a\0b", "ab"),
+        ("", ""),
+    ],
+)
+def test_pairs_are_joined_and_what_nothing_can_carry_goes_away(given_text: str, kept: str) -> None:
+    assert well_formed(given_text) == kept
+
+
+@given(st.text(st.characters(), max_size=30))
+def test_whatever_comes_can_be_stored(text: str) -> None:
+    with closing(sqlite3.connect(":memory:")) as db:
+        assert db.execute("SELECT ?", (well_formed(text),)).fetchone() == (well_formed(text),)
+
+
+def test_only_the_first_half_of_a_pair_waits_for_more() -> None:
+    assert ends_in_half("a\ud83d")
+    assert not any(map(ends_in_half, ("", "a", "\ude00", "😀")))
