@@ -125,8 +125,13 @@ def _unused_id(call_id: str, row: Message, place: int, used: set[str]) -> str:
     return wire_id
 
 
+_ILLEGAL_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
 def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": _legal(call.arguments)}}
+    # Models make names up (`functions.look`). The call was answered with an error, but providers refuse the list.
+    name = _ILLEGAL_IN_NAME.sub("_", call.name[:64])
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _legal(call.arguments)}}
 
 
 def _legal(arguments: str) -> str:

@@ -1,5 +1,6 @@
 """The message list: legal whatever the rows are, and stable in its bytes."""
 
+import re
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -155,6 +156,13 @@ def test_an_interrupted_answer_says_so() -> None:
 
 def test_adjacent_answers_are_joined() -> None:
     assert roles(human("go"), answer("one"), answer("two", "a"), result("a")) == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize("name", ["functions.look", "look at this", "见", "look" * 40])
+def test_a_name_that_a_model_made_up_is_sent_as_a_legal_one(name: str) -> None:
+    body = MessageBody(calls=(ToolCall(id="a", name=name, arguments="{}"),))
+    sent = chat_messages("", (human("go"), row(Role.ASSISTANT, None, body=body), result("a")), STYLE)
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", sent[1]["tool_calls"][0]["function"]["name"])
 
 
 def test_a_long_result_is_cut_with_the_call_that_reads_on() -> None:
