@@ -5,6 +5,9 @@ from typing import Any
 
 from hermes_state.values import CanonicalUsage
 
+MOST_TOKENS = 100_000_000
+"""Of one call. More is no count: it would close a conversation for ever, or not fit into the database."""
+
 
 def normalize_usage(usage: Mapping[str, Any] | None) -> CanonicalUsage | None:
     """The `usage` object of a chat completions reply; None when there is none with a prompt count.
@@ -12,7 +15,7 @@ def normalize_usage(usage: Mapping[str, Any] | None) -> CanonicalUsage | None:
     `prompt_tokens` includes what was read from and written to the cache, so both are taken out of `input`.
     `reasoning` is a part of `output`.
     """
-    if not usage or not isinstance(usage.get("prompt_tokens"), int):
+    if not usage or not isinstance(usage.get("prompt_tokens"), int) or usage["prompt_tokens"] > MOST_TOKENS:
         return None
     prompt = _count(usage, "prompt_tokens")
     prompt_details = usage.get("prompt_tokens_details") or {}
@@ -30,4 +33,4 @@ def normalize_usage(usage: Mapping[str, Any] | None) -> CanonicalUsage | None:
 
 def _count(holder: Mapping[str, Any], key: str) -> int:
     value = holder.get(key)
-    return max(0, value) if isinstance(value, int) else 0
+    return min(max(0, value), MOST_TOKENS) if isinstance(value, int) else 0

@@ -37,3 +37,10 @@ def test_the_parts_add_up_to_what_was_reported_and_are_never_negative(prompt: in
     assert found is not None
     assert found.prompt == prompt
     assert min(found.input, found.output, found.cache_read, found.cache_write) >= 0
+
+
+def test_a_count_that_cannot_be_one_is_none() -> None:
+    assert normalize_usage({"prompt_tokens": 2**62}) is None
+    found = normalize_usage({"prompt_tokens": 5, "completion_tokens": 2**70})
+    assert found is not None
+    assert found.output <= 2**32
