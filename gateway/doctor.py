@@ -26,8 +26,8 @@ from hermes_state.overview import load_overview, open_resting, quick_check
 DISK_LOW_BYTES = 1_000_000_000
 DISK_OUT_BYTES = 100_000_000
 
-STOP_MARGIN_SECONDS = 15
-"""What stopping needs beside the drain: flushing the outbox, closing adapters and the database."""
+STOP_MARGIN_SECONDS = 40
+"""What stopping may take after the drain: a preview in flight, the last answers, goodbyes, closing the database."""
 
 UNIT = "hermes-gateway.service"
 UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
@@ -218,7 +218,7 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Findi
     needed = loaded.config.lifecycle.drain_seconds + STOP_MARGIN_SECONDS
     timeout = stop_timeout_seconds(found.read_text(encoding="utf-8"))
     if timeout is not None and timeout < needed:
-        text = f"{found} stops the gateway after {timeout:g} s; its drain needs {needed:g} s: raise TimeoutStopSec."
+        text = f"{found} stops the gateway after {timeout:g} s; stopping may take {needed:g} s: raise TimeoutStopSec."
         yield Finding(check="service", verdict=Verdict.WARNING, text=text)
     elif found.parent == user_units and _lingers(environ) is False:
         text = "The unit is a user service and stops at logout: loginctl enable-linger"

@@ -200,7 +200,7 @@ def user_unit(tmp_path: Path, text: str) -> None:
 
 
 def test_a_stop_timeout_below_the_drain_is_told(environ: dict[str, str], tmp_path: Path) -> None:
-    user_unit(tmp_path, "[Service]\nTimeoutStopSec=60\n")
+    user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n")
     assert "TimeoutStopSec" not in findings(environ)["service"].text
     found = findings({**environ, "HERMES_LIFECYCLE__DRAIN_SECONDS": "120"})["service"]
     assert found.verdict is Verdict.WARNING
@@ -211,7 +211,7 @@ def test_a_stop_timeout_below_the_drain_is_told(environ: dict[str, str], tmp_pat
 def test_a_user_service_without_linger_is_told(
     environ: dict[str, str], tmp_path: Path, answer: str, verdict: Verdict
 ) -> None:
-    user_unit(tmp_path, "[Service]\nTimeoutStopSec=60\n")
+    user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n")
     loginctl = tmp_path / "loginctl"
     loginctl.write_text(f"#!/bin/sh\necho {answer}\n")
     loginctl.chmod(0o755)

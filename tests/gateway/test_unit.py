@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from gateway import daemon, delivery, previews
 from gateway.config.fields import FIELDS, variable_name
 from gateway.config.settings import Config
 from gateway.doctor import STOP_MARGIN_SECONDS, stop_timeout_seconds
+from platforms.discord import adapter as discord
+from platforms.telegram import transport as telegram
 
 UNIT = Path(__file__).parents[2] / "systemd" / "hermes-gateway.service"
 
@@ -23,10 +26,16 @@ def settings(text: str, name: str) -> list[str]:
     return re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)
 
 
+def test_the_margin_holds_everything_that_stopping_may_wait_for_after_the_drain() -> None:
+    last_answers = previews.REQUEST_SECONDS + daemon.FLUSH_SECONDS + delivery.LAST_REQUEST_SECONDS
+    goodbyes = max(discord.CLOSE_SECONDS + discord.STOP_SECONDS, telegram.CLOSE_SECONDS)
+    assert last_answers + goodbyes < STOP_MARGIN_SECONDS
+
+
 def test_stopping_leaves_room_for_the_drain(text: str) -> None:
     timeout = stop_timeout_seconds(text)
     assert timeout is not None
-    assert timeout >= Config().lifecycle.drain_seconds + STOP_MARGIN_SECONDS
+    assert timeout > Config().lifecycle.drain_seconds + STOP_MARGIN_SECONDS
 
 
 @pytest.mark.parametrize(
