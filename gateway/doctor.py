@@ -205,7 +205,7 @@ def _from_probe(check: str, probe: Probe | None) -> Finding:
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Finding]:
-    """Traps of running under systemd: a stop timeout below the drain, and user services that end with the login."""
+    """Traps of running under systemd: too little time to stop, and user services that never start or end at logout."""
     user_units = (
         Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config") / "systemd/user"
     )
@@ -216,9 +216,13 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Findi
         yield Finding(check="service", verdict=Verdict.SKIPPED, text="No systemd unit is installed.")
         return
     needed = loaded.config.lifecycle.drain_seconds + STOP_MARGIN_SECONDS
-    timeout = stop_timeout_seconds(found.read_text(encoding="utf-8"))
+    unit = found.read_text(encoding="utf-8")
+    timeout = stop_timeout_seconds(unit)
     if timeout is not None and timeout < needed:
         text = f"{found} stops the gateway after {timeout:g} s; stopping may take {needed:g} s: raise TimeoutStopSec."
+        yield Finding(check="service", verdict=Verdict.WARNING, text=text)
+    elif found.parent == user_units and "WantedBy=multi-user.target" in unit:
+        text = f"Nothing starts {found}: a user's systemd has no multi-user.target; write WantedBy=default.target."
         yield Finding(check="service", verdict=Verdict.WARNING, text=text)
     elif found.parent == user_units and _lingers(environ) is False:
         text = "The unit is a user service and stops at logout: loginctl enable-linger"

@@ -207,6 +207,13 @@ def test_a_stop_timeout_below_the_drain_is_told(environ: dict[str, str], tmp_pat
     assert "raise TimeoutStopSec" in found.text
 
 
+def test_a_user_service_that_nothing_starts_is_told(environ: dict[str, str], tmp_path: Path) -> None:
+    user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n[Install]\nWantedBy=multi-user.target\n")
+    found = findings(environ)["service"]
+    assert found.verdict is Verdict.WARNING
+    assert "WantedBy=default.target" in found.text
+
+
 @pytest.mark.parametrize(("answer", "verdict"), [("no", Verdict.WARNING), ("yes", Verdict.FINE)])
 def test_a_user_service_without_linger_is_told(
     environ: dict[str, str], tmp_path: Path, answer: str, verdict: Verdict
