@@ -147,3 +147,15 @@ async def test_webhook_mode_acknowledges_after_the_commit(world: World) -> None:
     assert "by webhook" in reply
     async with world.http.post(address, json={"update_id": 1}, headers={"X-Telegram-Bot-Api-Secret-Token": "no"}) as r:
         assert r.status in (401, 403)
+
+
+async def test_without_a_model_the_start_the_status_and_every_answer_say_so(world: World) -> None:
+    for name in [name for name in world.environ if name.startswith("HERMES_MODEL__")]:
+        del world.gateway._environ[name]
+    await world.gateway.start()
+    await world.gateway.wait_for_log("model.offline")
+    for number in range(1, 3):
+        await world.say(f"message {number}")
+        assert "offline model" in (await world.replies(number))[-1]
+    await world.say("/status")
+    assert await world.replies(1, match="built-in offline model")
