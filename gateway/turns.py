@@ -60,7 +60,9 @@ class TurnRunner:
         """
         config, agent = self._live.config, self._live.agent
         began = time.monotonic()
-        with bound_contextvars(platform=turn.chat.platform, chat=turn.chat.name, turn_id=turn.id):
+        with bound_contextvars(
+            platform=turn.chat.platform, chat=turn.chat.name, lineage_id=turn.lineage_id, turn_id=turn.id
+        ):
             try:
                 preview.open()
                 try:

@@ -159,3 +159,14 @@ async def test_without_a_model_the_start_the_status_and_every_answer_say_so(worl
         assert "offline model" in (await world.replies(number))[-1]
     await world.say("/status")
     assert await world.replies(1, match="built-in offline model")
+
+
+async def test_log_lines_of_a_turn_name_its_platform_chat_conversation_and_turn(world: World) -> None:
+    await world.gateway.start()
+    await world.say("hello")
+    await world.gateway.wait_for_log("turn.finished")
+    lines = [json.loads(line) for line in world.gateway.log_text().splitlines() if "turn.finished" in line]
+    [(lineage_id, turn_id)] = world.query("SELECT lineage_id, id FROM turns")
+    assert [(line["platform"], line["chat"], line["lineage_id"], line["turn_id"]) for line in lines] == [
+        ("telegram", "telegram:42", lineage_id, turn_id)
+    ]
