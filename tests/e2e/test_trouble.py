@@ -1,6 +1,7 @@
 """What people meet when something is wrong: one helpful sentence, and nothing lost."""
 
 import asyncio
+import json
 import multiprocessing
 import re
 import signal
@@ -162,6 +163,28 @@ async def test_reload_applies_access_and_keeps_the_last_good_file(world: World) 
     assert await world.replies(1, match="pairing code")
     await world.say("my turn", chat_id=43)
     assert await world.replies(1, chat_id=43, match="my turn")
+
+
+async def test_reload_takes_another_model_from_the_next_turn_on_and_names_what_waits_for_a_restart(
+    world: World,
+) -> None:
+    del world.gateway._environ["HERMES_MODEL__NAME"]
+    world.home.mkdir(mode=0o700)
+    config = world.home / "config.yaml"
+    config.write_text("model:\n  name: lab-128k\n")
+    await world.gateway.start()
+    await world.script(match="slow", delay=1.5, text="from the old one")
+    await world.say("slow")
+    await world.turn_runs()
+    config.write_text("model:\n  name: lab-32k\ndiscord:\n  catch_up_hours: 3\n")
+    world.gateway.signal(signal.SIGHUP)
+    await world.gateway.wait_for_log("config.reloaded")
+    assert await world.replies(1, match="from the old one")
+    await world.say("next")
+    await world.replies(2)
+    assert [request["model"] for request in await world.asked(2)] == ["lab-128k", "lab-32k"]
+    [line] = [json.loads(line) for line in world.gateway.log_text().splitlines() if "config.reloaded" in line]
+    assert (line["applied"], line["needs_restart"]) == (["model.name"], ["discord.catch_up_hours"])
 
 
 async def test_flood_control_sheds_previews_and_still_delivers_the_final_answer(world: World) -> None:
