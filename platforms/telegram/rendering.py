@@ -4,8 +4,10 @@ Entities cannot fail to parse, unlike Telegram's own Markdown. A part keeps them
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import orjson
 from telegramify_markdown import MessageEntity, RenderConfig, convert
@@ -26,6 +28,18 @@ _EMPTY = "…"
 """Stands for an answer in which there is nothing to see: Telegram takes no empty message."""
 
 _URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
+_NESTED = re.compile(r"^((?:[ \t]*(?:>|(?:[-+*]|\d{1,9}[.)])(?=[ \t]))){8})(?=[ \t]*(?:>|[-+*\d]))", re.MULTILINE)
+"""A line that opens more than eight quotes and lists, one in the other."""
+_DOUBLING = re.compile(r"\\(?:sqrt|overline|underline|underbar)")
+"""LaTeX that the converter shows by a mark on every character, marks included: each nesting doubles the text."""
+_FORMULA_OPENS = re.compile(r"\\[(\[]")
+_FORMULA_ENDS = re.compile(r"\\[)\]]")
+MAX_DOUBLINGS = 6
+"""In one formula; beyond it the text stays LaTeX."""
+MAX_OPEN_FORMULAS = 20
+"""That begin in a paragraph and never end: each is looked through to the end."""
+MAX_DISPLAY_FORMULAS = 100
+
 _PRIVATE_USE = [chr(code) for code in range(0xE000, 0xE100)]
 _BREAKS = ("\n\n", "\n", " ")
 """Where a part may end, best first."""
@@ -99,7 +113,7 @@ def _encodable(text: str) -> str:
 
 def _converted(source: str) -> _Rendered:
     """Markdown to text and entities, with what the converter would take away put aside."""
-    masked, mask = _masked(source)
+    masked, mask = _masked(_NESTED.sub(r"\1 \\", source))
     text, entities = convert(masked, config=_CONFIG)
     if mask:
         table = {ord(stand_in): original for stand_in, original in mask.items()}
@@ -134,7 +148,27 @@ def _masked(source: str) -> tuple[str, dict[str, str]]:
         source = "\n".join(
             line if line.lstrip().startswith("|") else line.replace("||", stand_in * 2) for line in lines
         )
+    if _has_explosive_math(source) and (stand_in := next(free, None)):
+        mask[stand_in] = "\\"
+        source = source.replace("\\", stand_in)
+    if source.count("$$") > MAX_DISPLAY_FORMULAS and (stand_in := next(free, None)):
+        mask[stand_in] = "$"
+        source = source.replace("$", stand_in)
     return source, mask
+
+
+def _has_explosive_math(source: str) -> bool:
+    """Whether formulas are so made that the converter takes exponential memory or time squared for them."""
+    return "\\" in source and any(map(_is_explosive, source.split("\n\n")))
+
+
+def _is_explosive(paragraph: str) -> bool:
+    pieces = _FORMULA_ENDS.split(paragraph)
+    if len(_FORMULA_OPENS.findall(pieces[-1])) > MAX_OPEN_FORMULAS:
+        return True
+    opened = (_FORMULA_OPENS.split(piece, maxsplit=1) for piece in pieces)
+    formulas = [piece[1] for piece in opened if len(piece) == 2] + paragraph.split("$")[1:]
+    return any(len(_DOUBLING.findall(formula)) > MAX_DOUBLINGS for formula in formulas)
 
 
 def _is_showable(entity: MessageEntity) -> bool:
@@ -153,15 +187,20 @@ def _split(rendered: _Rendered) -> Iterator[_Rendered]:
             yield _Rendered(rendered.text, entities)
         return
     start = unit = 0
+    begun: list[MessageEntity] = []  # those that reach into the piece from before it
+    ahead = deque(entities)
     while start < len(rendered.text):
-        end = _piece_end(rendered.text, start, unit, entities)
+        near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # no piece takes more
+        end = _piece_end(rendered.text, start, unit, near)
         text = rendered.text[start:end]
         units = utf16_units(text)
         shown = text.rstrip()
         if _is_visible(shown):
-            yield _Rendered(shown, _clipped(entities, unit, unit + utf16_units(shown)))
+            yield _Rendered(shown, _clipped(near, unit, unit + utf16_units(shown)))
         start, unit = end, unit + units
-        entities = [entity for entity in entities if entity.offset + entity.length > unit]
+        while ahead and ahead[0].offset < unit:
+            begun.append(ahead.popleft())
+        begun = [entity for entity in begun if entity.offset + entity.length > unit]
 
 
 def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntity]) -> int:

@@ -2,6 +2,7 @@
 
 import random
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -247,3 +248,45 @@ def test_two_thousand_random_answers_are_taken_and_lose_no_word_and_no_code() ->
         found = re.findall(r"(?:word|größe|世界|слово|👋x|naïve)\d+", "\n".join(part.text for part in parts))
         assert found == maker.words, f"answer {number} (seed {SEED + number}) lost or moved a word"
         assert shown_code(parts) == code_lines(answer), f"answer {number} (seed {SEED + number}) lost code"
+
+
+_HOSTILE = {
+    "deep quotes and lists": "> > - 1. " * 4_000,
+    "empty formulas": "$" * 40_000,
+    "formulas without an end": "\\(" * 20_000,
+    "ends first, then formulas without one": "\\)" * 50 + "\\[" * 20_000,
+    "links everywhere": "*a*" * 20_000,
+    "code everywhere": "`a` " * 20_000,
+}
+
+
+@pytest.mark.parametrize("text", _HOSTILE.values(), ids=_HOSTILE.keys())
+def test_no_text_of_that_size_takes_long(text: str) -> None:
+    before = time.process_time()
+    for part in render(text):
+        check(part)
+    assert time.process_time() - before < 2
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "\\(" + "\\sqrt{" * 40 + "x" + "}" * 40 + "\\)",
+        "\\(" + "\\sqrt" * 40 + "x\\)",
+        "$" + "\\underline{" * 40 + "x" + "}" * 40 + "$",
+        "\\[" + "\\overline{$" * 40 + "x" + "}" * 40 + "\\]",
+    ],
+)
+def test_a_formula_that_would_double_with_every_nesting_stays_as_it_is(formula: str) -> None:
+    [part] = render(formula)
+    assert len(part.text) <= len(formula)
+
+
+def test_ordinary_formulas_are_still_shown_as_such() -> None:
+    [part] = render("\n".join(r"- \(\sqrt{x} + \sqrt{y}\) and $\sqrt{z}$" for _ in range(10)))
+    assert "√" in part.text
+    assert "sqrt" not in part.text
+
+
+def test_eight_quotes_one_in_the_other_are_quotes() -> None:
+    assert render("> " * 8 + "so")[0].text.strip() == "so"
