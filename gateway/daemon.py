@@ -188,6 +188,7 @@ class _Daemon:
             LaneParts(
                 store=store,
                 live=live,
+                access=access,
                 turns=TurnRunner(
                     store=store, live=live, adapters=adapters, gates=gates, delivery=delivery, clock=clock
                 ),

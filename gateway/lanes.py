@@ -12,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from gateway.access import Access
 from gateway.attachments import AttachmentDesk
 from gateway.bursts import Claim, Hold, RunCommand, next_work
 from gateway.live import Live
@@ -31,6 +32,7 @@ log = structlog.get_logger()
 INTERRUPTED = "stopped: the person sent a newer message"
 STOPPED_FROM_MEMORY = "stopped by the person"
 
+TURNED_AWAY = "You have no access any more, so I did not answer what still waited."
 BURIED_SENTENCE = "Something in this message breaks me, so I have put it aside; please try it in other words."
 MAX_CRASHES = 3
 """A message that has crashed its lane this often would do so for ever."""
@@ -83,6 +85,7 @@ class LaneParts:
 
     store: Store
     live: Live
+    access: Access
     turns: TurnRunner
     commands: QueuedCommands
     attachments: AttachmentDesk
@@ -171,6 +174,11 @@ class Lane:
 
     async def _start(self, rows: Sequence[InboxRow]) -> None:
         parts = self._parts
+        strangers = [row for row in rows if parts.access.role_of(row.sender_ref) is None]
+        if strangers:  # who was let in when they wrote, and is not any more
+            await parts.store.write(_turn_away, strangers, parts.clock.now())
+            parts.turns.deliver(self._chat_id)
+            return
         prepared = await parts.attachments.prepare(self._chat_id, rows)
         if prepared is None:
             return
@@ -349,6 +357,20 @@ def _bury(db: Connection, row: InboxRow, now: Millis) -> None:
             reply_to=row.message_ref,
         )
         outbox.enqueue(db, reply, now)
+
+
+def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:
+    for row in rows:
+        is_settled = inbox.settle(db, row.id, InboxState.DROPPED, now)
+        if is_settled and row.kind is not InboxKind.NOTICE:
+            reply = Reply(
+                chat_id=row.chat_id,
+                kind=OutboxKind.ERROR,
+                markdown=TURNED_AWAY,
+                dedupe_key=f"turned-away:{row.chat_id}:{row.sender_ref}:{now}",
+                reply_to=row.message_ref,
+            )
+            outbox.enqueue(db, reply, now)
 
 
 def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow]]:

@@ -348,6 +348,7 @@ class TestGateway:
             LaneParts(
                 store=store,
                 live=live,
+                access=self.access,
                 turns=self.turns,
                 commands=self.commands,
                 attachments=self.files,

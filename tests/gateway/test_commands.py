@@ -11,6 +11,7 @@ from gateway.commands.registry import Command, Effect, Invocation, Kind, parse
 from gateway.commands.runner import CRASH_SENTENCE
 from gateway.commands.table import REGISTRY
 from gateway.intake import AFTER_THIS_ANSWER, STEERED
+from gateway.lanes import TURNED_AWAY
 from hermes_state.errors import ModelUnavailable
 from hermes_state.pairings import Role
 from hermes_state.store import Store
@@ -393,6 +394,21 @@ async def test_a_command_that_waited_while_access_was_taken_is_refused(store: St
         hang.release()
         replies = await gateway.replies(3, GROUP)
         assert replies[-1] == "You have no access any more."
+
+
+async def test_a_message_that_waited_while_access_was_taken_is_not_answered(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = await hanging(gateway, "q", chat=GROUP)
+        await gateway.say("one", chat=GROUP, sender=BOB)
+        await gateway.say("two", chat=GROUP, sender=BOB)
+        gateway.live.config = gateway.live.config.model_copy(
+            update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
+        )
+        hang.release()
+        assert await gateway.replies(2, GROUP) == ["finally", TURNED_AWAY]
+        await gateway.ask("three", chat=GROUP)
+        assert gateway.model.heard[-1] == ["three"]
+        assert (await gateway.inbox_states())[1:3] == ["dropped", "dropped"]
 
 
 # ---- replays, crashes
