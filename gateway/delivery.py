@@ -41,6 +41,8 @@ STORE_PAUSE_SECONDS = 2.0
 STARTING_PAUSE_SECONDS = 0.2
 CRASH_PAUSE_SECONDS = 30.0
 LAST_REQUEST_SECONDS = 5.0
+RENDERED_AT_ONCE = 4_000
+"""Characters of a reply that is rendered on the event loop: a hop to a thread would cost more."""
 
 
 class Delivery:
@@ -144,7 +146,7 @@ class Delivery:
         return 0.0
 
     async def _send(self, chat: Chat, row: OutboxRow, adapter: PlatformAdapter, gate: Gate) -> None:
-        parts = None if row.written is None else _render(adapter, row.written)
+        parts = None if row.written is None else await _render(adapter, row.written)
         part = row.rendered if parts is None else parts[0]
         assert part is not None, "a row is either written or rendered"
         now = self._clock.now()
@@ -208,12 +210,27 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[Chat, list[OutboxRow]]:
     return load_chat(db, chat_id), outbox.load_open(db, chat_id, 1)
 
 
-def _render(adapter: PlatformAdapter, written: outbox.Written) -> Sequence[OutboundPart]:
+async def _render(adapter: PlatformAdapter, written: outbox.Written) -> Sequence[OutboundPart]:
     """The parts of a reply; its buttons hang under the last one."""
-    parts = list(adapter.render(written.markdown))
+    try:
+        # A long answer can take a second: not on the loop, where every other chat would wait for it.
+        is_long = len(written.markdown) > RENDERED_AT_ONCE
+        parts = list(
+            await asyncio.to_thread(adapter.render, written.markdown) if is_long else adapter.render(written.markdown)
+        )
+    except Exception:  # a converter's bug would come back with every attempt, and hold up all that follows
+        log.exception("delivery.rendered_plain")
+        parts = _plain_parts(written.markdown, adapter.capabilities.max_part_units // 2)
     if written.buttons and adapter.capabilities.has_buttons:
         parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
     return parts
+
+
+def _plain_parts(text: str, characters: int) -> list[OutboundPart]:
+    pieces = [text[at : at + characters] for at in range(0, len(text), characters)]
+    return [OutboundPart(text=piece, plain=piece) for piece in pieces if piece.strip()] or [
+        OutboundPart(text="…", plain="…")
+    ]
 
 
 async def _event_within(event: asyncio.Event, seconds: float) -> None:

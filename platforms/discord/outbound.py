@@ -73,7 +73,7 @@ class Sender:
 
     async def show(self, preview: Preview) -> str:
         """Show the growing answer: its end once it is longer than a message."""
-        parts = render(preview.text, LIMIT - 2)
+        parts = await asyncio.to_thread(render, preview.text, LIMIT - 2)
         text = parts[0].text if len(parts) == 1 else f"…\n{parts[-1].text}"
         payload = {"content": text, "allowed_mentions": NO_MENTIONS}
         if preview.ref is not None:

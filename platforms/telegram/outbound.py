@@ -1,5 +1,6 @@
 """Sending: parts, previews and signals as calls of the Bot API."""
 
+import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -49,7 +50,7 @@ class Outbound:
 
     async def show(self, preview: Preview) -> str | None:
         """Show the newest message's worth of an unfinished answer; returns the placeholder's id, None for drafts."""
-        part = render(preview.text)[-1]
+        part = (await asyncio.to_thread(render, preview.text))[-1]
         if not preview.is_shared and self._has_drafts and preview.ref is None:
             try:
                 await _called(self._draft(preview, part))

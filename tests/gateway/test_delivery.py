@@ -1,7 +1,9 @@
 """What is owed reaches the chat: once, whole, in order, whatever the platform says."""
 
 import asyncio
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from sqlite3 import Connection
 
@@ -20,7 +22,7 @@ from hermes_state.errors import (
 )
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store import Store
-from hermes_state.values import Button, ChatId, ChatKind
+from hermes_state.values import Button, ChatId, ChatKind, OutboundPart
 from platforms.base import AdapterState
 from tests.gateway.helpers import (
     DIRECT,
@@ -51,6 +53,42 @@ async def test_parts_arrive_in_order_with_keys_of_their_own(store: Store, tmp_pa
         keys = [request.key for request in gateway.adapter.requests]
         assert len(set(keys)) == 3
         assert all(len(key) <= 25 and key.isascii() for key in keys)
+
+
+class BrokenRenderer(MemoryAdapter):
+    """Cannot render what has a brace in it."""
+
+    def render(self, text: str) -> Sequence[OutboundPart]:
+        if "{" in text:
+            raise RecursionError("too deep")
+        return super().render(text)
+
+
+@pytest.mark.parametrize("size", [20, 10_000])
+async def test_an_answer_that_cannot_be_rendered_arrives_as_it_was_written(
+    store: Store, tmp_path: Path, size: int
+) -> None:
+    async with serving(store, tmp_path, adapter=BrokenRenderer(max_part_units=1_000)) as gateway:
+        await owe(gateway, "{" * size, "broken")
+        await owe(gateway, "next", "next")
+        await eventually(lambda: "next" in gateway.adapter.texts(), "what follows is not held up")
+        assert "".join(gateway.adapter.texts()) == "{" * size + "next"
+
+
+class ThreadNotingAdapter(MemoryAdapter):
+    """Remembers which thread rendered."""
+
+    def render(self, text: str) -> Sequence[OutboundPart]:
+        self.rendered_in = threading.current_thread()
+        return super().render(text)
+
+
+async def test_a_long_answer_is_rendered_beside_the_event_loop(store: Store, tmp_path: Path) -> None:
+    adapter = ThreadNotingAdapter()
+    async with serving(store, tmp_path, adapter=adapter) as gateway:
+        await owe(gateway, "x" * 10_000)
+        await gateway.replies(3)
+        assert adapter.rendered_in is not threading.current_thread()
 
 
 async def test_replies_stored_meanwhile_do_not_come_between_the_parts(store: Store, tmp_path: Path) -> None:
