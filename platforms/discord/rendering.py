@@ -256,7 +256,7 @@ def _code_line(line: str) -> str:
 
 
 def _cut_prose(line: str, limit: int) -> Iterator[str]:
-    while utf16_units(line) > limit:
+    while len(line) > limit or utf16_units(line) > limit:  # counting a long line for every piece would be quadratic
         head = _head(line, limit)
         cut = _kind_cut(head)
         yield line[:cut].rstrip() or line[:cut]
@@ -277,7 +277,7 @@ def _kind_cut(head: str) -> int:
 
 
 def _cut_hard(line: str, limit: int) -> Iterator[str]:
-    while utf16_units(line) > limit:
+    while len(line) > limit or utf16_units(line) > limit:
         head = _head(line, limit)
         yield head
         line = line[len(head) :]
