@@ -46,7 +46,9 @@ async def problems_of(world: World) -> list[str]:
         found = [*_open_rows(db), *_turns(db), *_lineage(db), *_tools(db, world.effects), *_file(db)]
     found += _seen(await world.visible(CHAT), world.kill_count)
     found += _seen_in_group(await world.visible(GROUP), world.kill_count)
-    found += [f"the model was sent {row}" for row in await world.llm.get("violations", severity="error")]
+    for row in await world.llm.get("violations"):
+        if row["rule"] != "user_after_tool":  # a steer joins right there
+            found.append(f"the model was sent {row}")
     return found
 
 
