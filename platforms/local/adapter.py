@@ -24,12 +24,15 @@ from platforms.local.access import Access, address, host_names
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import load_tool_lines
 from platforms.local.live import LiveChat, LiveChats
-from platforms.local.markdown import split_parts
+from platforms.local.markdown import split_parts, to_html
 from platforms.local.pages import Pages
 from platforms.local.routes import Routes
 from platforms.local.uploads import Spool
 
 log = structlog.get_logger()
+
+_RENDERED_AT_ONCE = 4_000
+"""Characters of a text whose HTML is made on the event loop."""
 
 _SHUTDOWN_SECONDS = 1.0
 """Requests under way get this long; streams end at once by themselves."""
@@ -174,6 +177,7 @@ class LocalAdapter:
             buttons=request.part.buttons,
         )
         await self._show_steps(chat, request.chat)
+        await self._make_ready(chat, entry)
         chat.add(entry)
         return ref
 
@@ -183,7 +187,9 @@ class LocalAdapter:
         ref = preview.ref or f"t-{preview.number}"
         await self._show_steps(chat, preview.chat)
         text = split_parts(preview.text, self._settings.max_part_units)[0]
-        chat.preview(Entry(ref=ref, kind=EntryKind.PREVIEW, at=self._clock.now(), text=text))
+        entry = Entry(ref=ref, kind=EntryKind.PREVIEW, at=self._clock.now(), text=text)
+        await self._make_ready(chat, entry)
+        chat.preview(entry)
         return ref
 
     async def show_typing(self, chat: ChatKey) -> None:
@@ -191,6 +197,11 @@ class LocalAdapter:
         live = self._chats.of(chat.chat_ref)
         await self._show_steps(live, chat)
         live.writing()
+
+    async def _make_ready(self, chat: LiveChat, entry: Entry) -> None:
+        """Make the HTML of a long text beside the event loop: it can take a second, at every step of a preview."""
+        if chat.is_watched and len(entry.text) > _RENDERED_AT_ONCE and not entry.is_plain:
+            await asyncio.to_thread(to_html, entry.text)
 
     def _require_served(self) -> None:
         if self._port is None:

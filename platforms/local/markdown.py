@@ -6,6 +6,7 @@ page; images become links, because the page loads nothing from other hosts.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 
 
+@lru_cache(maxsize=32)  # what was made beside the event loop is there when the page's template asks for it
 def to_html(text: str) -> Markup:
     """`text` as HTML without a single tag or attribute of its author's."""
     return Markup(_MARKDOWN.render(text))  # the renderer escapes everything; `html` is off

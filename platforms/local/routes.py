@@ -134,13 +134,15 @@ class Routes:
         raise web.HTTPSeeOther(f"/chat/{name.strip('-_') or 'main'}")
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
-        return _html(self._pages.chat(await self._view(_chat_name(request))))
+        view = await self._view(_chat_name(request))
+        return _html(await asyncio.to_thread(self._pages.chat, view))  # a page of long answers takes a while
 
     async def _earlier(self, request: web.Request) -> web.StreamResponse:
         before = request.query.get("before", "")
         if not (before.isascii() and before.isdecimal() and len(before) < 19):
             raise web.HTTPNotFound
-        return _html(self._pages.earlier(await self._view(_chat_name(request), int(before))))
+        view = await self._view(_chat_name(request), int(before))
+        return _html(await asyncio.to_thread(self._pages.earlier, view))
 
     async def _view(self, name: str, before: int | None = None) -> ChatView:
         """The chat as it is now; the stream continues where this look began, so that nothing falls between."""
@@ -226,7 +228,8 @@ class Routes:
             batch = None if position is None else stream.after(position)
             if batch is None:
                 view = await self._view(chat.name)
-                await response.write(encode(self._pages.whole_log(view), view.position))
+                log_html = await asyncio.to_thread(self._pages.whole_log, view)
+                await response.write(encode(log_html, view.position))
                 position = stream.position_of(view.position)
                 continue
             position = batch.position

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -159,6 +160,28 @@ async def test_an_answer_streams_and_its_final_form_takes_the_previews_place(
         final = Screen((await page.next()).data).of("answer")[0]
     assert preview.ref == again.ref == final.ref
     assert (again.text.strip(), final.text.strip()) == ("Because", "Because so")
+
+
+async def test_a_long_answer_does_not_stop_everything_else_while_it_streams(
+    local: LocalHarness, intake: StoringIntake
+) -> None:
+    pauses: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            pauses.append(time.monotonic() - before)
+
+    async with local.listening(after=position(await local.page())) as page:
+        turn = await begin(local, intake, "why?")
+        await page.next()
+        heart = asyncio.create_task(beat())
+        await turn.show("a [b](http://c.d) **e**\n\n" * 4_000)
+        await asyncio.sleep(0.02)
+        heart.cancel()
+        assert Screen((await page.next()).data).of("preview")
+    assert max(pauses) < 0.3
 
 
 async def test_typing_is_shown_and_ends_with_the_answer(local: LocalHarness) -> None:
