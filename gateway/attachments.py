@@ -8,10 +8,12 @@ import asyncio
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
+from typing import TypeVar
 
 import structlog
 
@@ -41,10 +43,15 @@ from hermes_state.values import (
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 FETCH_SECONDS = 120.0
 """For one file; the chat waits, others do not."""
 
 FETCH_ATTEMPTS = 3
+
+NAME_CHARACTERS = 80
+"""Of a file's name, where we speak of it."""
 
 INCOMING_PREFIX = "incoming-"
 """Of the names of files that are being fetched."""
@@ -135,7 +142,7 @@ class AttachmentDesk:
             except _Unusable as error:
                 log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
                 gathered.refusals.append(str(error))
-                gathered.notes.append(f"{attachment.kind} “{attachment.name}” was attached but could not be read")
+                gathered.notes.append(f"{attachment.kind} “{_said(attachment)}” was attached but could not be read")
         return gathered
 
     async def _take(self, chat: Chat, attachment: IncomingAttachment, gathered: _Gathered) -> None:
@@ -143,32 +150,31 @@ class AttachmentDesk:
         is_text = _is_text(attachment)
         if not is_text and attachment.kind is not AttachmentKind.IMAGE:
             raise _Unusable(
-                UNHEARD.get(attachment.kind, f"I cannot read “{attachment.name}”: I take text files and images.")
+                UNHEARD.get(attachment.kind, f"I cannot read “{_said(attachment)}”: I take text files and images.")
             )
         if not is_text and not config.model.sees_images:
             raise _Unusable("The model that answers here cannot see images; please describe it in words.")
         limit = config.attachments.max_bytes
         if attachment.size_bytes is not None and attachment.size_bytes > limit:
             raise _Unusable(_too_large(attachment, limit))
-        file = await self._fetch(chat, attachment, limit)
-        path = self._folder / file.path
         if is_text:
-            gathered.documents.append(
-                await asyncio.to_thread(_read_text, path, attachment, config.attachments.max_text_chars)
-            )
+            read = partial(_read_text, attachment=attachment, max_chars=config.attachments.max_text_chars)
+            file, document = await self._fetch(chat, attachment, limit, read)
+            gathered.documents.append(document)
             gathered.ids.append(await self._store.write(attachments.insert, chat.id, file, self._clock.now()))
             return
-        mime = await asyncio.to_thread(_image_mime, path)
-        if mime is None:
-            raise _Unusable(f"“{attachment.name}” is not an image that I can show the model (PNG, JPEG, GIF or WebP).")
+        file, mime = await self._fetch(chat, attachment, limit, partial(_image_mime, attachment=attachment))
         attachment_id = await self._store.write(attachments.insert, chat.id, file, self._clock.now())
         gathered.ids.append(attachment_id)
         gathered.images.append(Image(attachment_id=attachment_id, mime=mime, path=file.path))
 
-    async def _fetch(self, chat: Chat, attachment: IncomingAttachment, limit: int) -> StoredFile:
+    async def _fetch(
+        self, chat: Chat, attachment: IncomingAttachment, limit: int, read: Callable[[Path], T]
+    ) -> tuple[StoredFile, T]:
+        """Fetch a file and look into it; only one that `read` can use is kept, or nothing would ever remove it."""
         adapter = self._adapters.of(chat.key)
         if adapter is None:
-            raise _Unusable(f"I could not fetch “{attachment.name}”: its platform is not connected.")
+            raise _Unusable(f"I could not fetch “{_said(attachment)}”: its platform is not connected.")
         handle, name = await asyncio.to_thread(_new_file, self._folder)
         target = Path(name)
         os.close(handle)
@@ -177,12 +183,13 @@ class AttachmentDesk:
                 try:
                     async with asyncio.timeout(FETCH_SECONDS):
                         await adapter.download(attachment, target, limit)
-                    return await asyncio.to_thread(_keep, self._folder, target, attachment)
+                    found = await asyncio.to_thread(read, target)
+                    return await asyncio.to_thread(_keep, self._folder, target, attachment), found
                 except MessageRejected as error:
                     raise _Unusable(_too_large(attachment, limit)) from error
                 except (PlatformError, TimeoutError) as error:
                     log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
-            raise _Unusable(f"I could not fetch “{attachment.name}”; please send it again.")
+            raise _Unusable(f"I could not fetch “{_said(attachment)}”; please send it again.")
         finally:
             await asyncio.to_thread(target.unlink, missing_ok=True)
 
@@ -211,8 +218,14 @@ def _is_text(attachment: IncomingAttachment) -> bool:
     return Path(name).suffix in TEXT_SUFFIXES or name in ("dockerfile", "makefile", "readme", "license")
 
 
+def _said(attachment: IncomingAttachment) -> str:
+    """The file's name inside a sentence of ours, which it can neither leave nor end: the model trusts our notes."""
+    flat = " ".join(attachment.name.replace("“", "'").replace("”", "'").replace("[", "(").replace("]", ")").split())
+    return flat if len(flat) <= NAME_CHARACTERS else f"{flat[:NAME_CHARACTERS]}…"
+
+
 def _too_large(attachment: IncomingAttachment, limit: int) -> str:
-    return f"“{attachment.name}” is larger than I take ({limit / 1_048_576:.0f} MB), or is gone."
+    return f"“{_said(attachment)}” is larger than I take ({limit / 1_048_576:.0f} MB), or is gone."
 
 
 def _new_file(folder: Path) -> tuple[int, str]:
@@ -241,15 +254,18 @@ def _read_text(path: Path, attachment: IncomingAttachment, max_chars: int) -> Do
         try:
             text = data.decode("utf-16") if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data.decode("cp1252")
         except UnicodeDecodeError as error:
-            raise _Unusable(f"“{attachment.name}” is not text in a form that I can read.") from error
+            raise _Unusable(f"“{_said(attachment)}” is not text in a form that I can read.") from error
     if "\0" in text:
-        raise _Unusable(f"“{attachment.name}” is not text in a form that I can read.")
+        raise _Unusable(f"“{_said(attachment)}” is not text in a form that I can read.")
     return Document(name=attachment.name, text=text[:max_chars], was_truncated=len(text) > max_chars)
 
 
-def _image_mime(path: Path) -> str | None:
+def _image_mime(path: Path, attachment: IncomingAttachment) -> str:
     with path.open("rb") as stream:
         start = stream.read(16)
     if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
         return "image/webp"
-    return next((mime for signature, mime in IMAGE_SIGNATURES if start.startswith(signature)), None)
+    for signature, mime in IMAGE_SIGNATURES:
+        if start.startswith(signature):
+            return mime
+    raise _Unusable(f"“{_said(attachment)}” is not an image that I can show the model (PNG, JPEG, GIF or WebP).")
