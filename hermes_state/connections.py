@@ -30,13 +30,13 @@ _STATEMENTS_CACHED = 512
 _WRITER_PRAGMAS = (
     "PRAGMA foreign_keys = ON",
     "PRAGMA temp_store = MEMORY",
-    "PRAGMA cache_size = -8192",  # KiB; with a million messages 64 MiB were no faster, the system caches the file too
+    "PRAGMA cache_size = -1024",  # KiB; with a million messages 64 MiB were no faster, the system caches the file too
     "PRAGMA journal_size_limit = 67108864",  # bytes the write-ahead log keeps on disk after a checkpoint
 )
 _READER_PRAGMAS = (
     "PRAGMA query_only = ON",
     "PRAGMA temp_store = MEMORY",
-    "PRAGMA cache_size = -2048",
+    "PRAGMA cache_size = -512",
 )
 
 _TROUBLE = {
