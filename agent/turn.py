@@ -23,7 +23,7 @@ from hermes_state import journal, ledger, sessions
 from hermes_state.errors import ContextOverflow, ReplyMalformed, ToolError
 from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunState
 from hermes_state.store import Store
-from hermes_state.transcripts import View, load_view
+from hermes_state.transcripts import View
 from hermes_state.values import (
     Clock,
     Effect,
@@ -35,6 +35,7 @@ from hermes_state.values import (
     Transcript,
     TurnId,
 )
+from hermes_state.views import ViewCache
 
 MAX_TOOL_ROUNDS = 50
 """A turn that still calls tools after so many rounds goes in circles; it then has to answer with what it has."""
@@ -92,7 +93,7 @@ class _OpenStep:
 
 
 class Agent:
-    """Runs turns, any number at a time; it keeps nothing between them."""
+    """Runs turns, any number at a time; between them it keeps only the long views of conversations in use."""
 
     def __init__(
         self, *, store: Store, model: ChatModel, tools: ToolRegistry, settings: AgentSettings, clock: Clock
@@ -102,6 +103,7 @@ class Agent:
         self._tools = tools
         self._settings = settings
         self._clock = clock
+        self._views = ViewCache(store)
 
     async def run(self, turn: RunningTurn, sink: PreviewSink) -> Answer:
         """Bring a turn to its answer, from wherever its rows say that it stands.
@@ -127,7 +129,7 @@ class Agent:
 
     async def _view(self, turn: RunningTurn) -> View:
         """What the model sees now; a session's system prompt is assembled the first time it is looked at."""
-        view = await self._store.read(load_view, turn.lineage_id)
+        view = await self._views.load(turn.lineage_id)
         if view.session.system_prompt is not None:
             return view
         text = system_prompt(

@@ -80,6 +80,7 @@ _CONTEXT_ROWS = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON 
 WHERE c.session_id = ? ORDER BY c.pos"""
 # Purpose: what was said in the session itself.
 _OWN_ROWS = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq > 0 ORDER BY m.seq"
+_OWN_ROWS_SINCE = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq >= ? ORDER BY m.seq"
 _EDITS = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?"
 
 
@@ -142,6 +143,11 @@ def load_session_view(db: Connection, session_id: SessionId) -> Transcript:
         elif (target := edits[row[0]]) is not None:
             seen.append(replacements[target])
     return tuple(seen)
+
+
+def load_own_rows(db: Connection, session_id: SessionId, since_seq: int) -> Transcript:
+    """What was said in a session from `since_seq` on; for a caller who knows that no view edit touches it."""
+    return tuple(map(_message, db.execute(_OWN_ROWS_SINCE, (session_id, since_seq)).fetchall()))
 
 
 def load_message(db: Connection, message_id: MessageId) -> Message:

@@ -1,0 +1,84 @@
+"""Views of long conversations that are in use: decoded once, then only what was said since.
+
+A view of thousands of rows takes milliseconds to decode, at every turn and between tools. Kept are only long
+ones, only so many characters of them, and none that rested for a while: an idle conversation holds no memory.
+"""
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from sqlite3 import Connection
+
+from hermes_state.sessions import load_tip
+from hermes_state.store import Store
+from hermes_state.transcripts import View, load_own_rows, load_view
+from hermes_state.values import LineageId, Message
+
+WORTH_KEEPING_ROWS = 200
+"""Fewer are decoded in well under a millisecond."""
+
+KEPT_CHARACTERS = 8_000_000
+KEPT_SECONDS = 300.0
+ROW_CHARACTERS = 300
+"""What a row costs beside its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    view: View
+    characters: int
+    used_at: float
+
+
+class ViewCache:
+    """Loads views for one reader of the store; what it returns is what `load_view` would return."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: OrderedDict[LineageId, _Kept] = OrderedDict()
+        self._characters = 0
+
+    async def load(self, lineage_id: LineageId) -> View:
+        """See `transcripts.load_view`."""
+        self._forget_idle()
+        kept = self._kept.get(lineage_id)
+        view = await self._store.read(_load, lineage_id, kept.view if kept is not None else None)
+        self._drop(lineage_id)
+        if len(view.transcript) >= WORTH_KEEPING_ROWS:
+            self._keep(lineage_id, view, kept)
+        return view
+
+    def _keep(self, lineage_id: LineageId, view: View, before: _Kept | None) -> None:
+        has_grown = before is not None and view.session.version == before.view.session.version
+        start, characters = (len(before.view.transcript), before.characters) if before and has_grown else (0, 0)
+        characters += sum(map(_cost, view.transcript[start:]))
+        self._kept[lineage_id] = _Kept(view, characters, time.monotonic())
+        self._characters += characters
+        while self._characters > KEPT_CHARACTERS and self._kept:
+            self._drop(next(iter(self._kept)))
+
+    def _forget_idle(self) -> None:
+        oldest = time.monotonic() - KEPT_SECONDS
+        while self._kept and next(iter(self._kept.values())).used_at < oldest:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, lineage_id: LineageId) -> None:
+        kept = self._kept.pop(lineage_id, None)
+        if kept is not None:
+            self._characters -= kept.characters
+
+
+def _load(db: Connection, lineage_id: LineageId, known: View | None) -> View:
+    """The view, from `known` and what was appended to it since, if nothing else has changed."""
+    if known is None:
+        return load_view(db, lineage_id)
+    session = load_tip(db, lineage_id)
+    if session.id != known.session.id or session.version != known.session.version:
+        return load_view(db, lineage_id)
+    return View(session=session, transcript=known.transcript + load_own_rows(db, session.id, known.session.next_seq))
+
+
+def _cost(message: Message) -> int:
+    body = message.body
+    inside = sum(len(document.text) for document in body.documents) + sum(len(call.arguments) for call in body.calls)
+    return len(message.text or "") + inside + ROW_CHARACTERS

@@ -1,0 +1,52 @@
+"""A cached view is always what the rows say."""
+
+import random
+
+import pytest
+
+from hermes_state import views
+from hermes_state.chats import ensure_chat
+from hermes_state.sessions import Session, start_session
+from hermes_state.store import Store
+from hermes_state.transcripts import NewMessage, append, hide, load_view
+from hermes_state.values import ChatKind, Millis, Origin, Role
+from hermes_state.views import ViewCache
+from tests.hermes_state.rows import START, key_of
+
+
+async def conversation(store: Store) -> Session:
+    chat = await store.write(ensure_chat, key_of(), ChatKind.DIRECT, None, START)
+    return await store.write(start_session, chat, START)
+
+
+async def say(store: Store, session: Session, text: str) -> None:
+    row = NewMessage(role=Role.USER, origin=Origin.HUMAN, text=text)
+    await store.write(append, session.id, row, START)
+
+
+async def test_it_equals_the_rows_through_appends_edits_and_other_conversations(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "WORTH_KEEPING_ROWS", 3)
+    monkeypatch.setattr(views, "KEPT_CHARACTERS", 4_000)
+    chance = random.Random(7)
+    cache = ViewCache(store)
+    sessions = [await conversation(store) for _ in range(3)]
+    for number in range(120):
+        session = chance.choice(sessions)
+        if chance.random() < 0.15 and (seen := (await store.read(load_view, session.lineage_id)).transcript):
+            await store.write(hide, session.id, [chance.choice(seen).id], "undo", Millis(START + number))
+        else:
+            await say(store, session, f"message {number}")
+        assert await cache.load(session.lineage_id) == await store.read(load_view, session.lineage_id)
+
+
+async def test_what_rested_is_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "WORTH_KEEPING_ROWS", 1)
+    cache = ViewCache(store)
+    session = await conversation(store)
+    await say(store, session, "hello")
+    first = (await cache.load(session.lineage_id)).transcript[0]
+    assert (await cache.load(session.lineage_id)).transcript[0] is first, "kept while in use"
+    monkeypatch.setattr(views, "KEPT_SECONDS", -1.0)
+    assert (await cache.load(session.lineage_id)).transcript[0] is not first
