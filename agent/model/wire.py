@@ -198,7 +198,12 @@ def _escaped_name(name: str) -> str:
 
 
 _NOTHING = "(no text)"
-_LOOKS_LIKE_OURS = re.compile(r"^(?=[^\S\n]*\[(?:\d{4}-\d\d-\d\d \d\d:\d\d|gateway notice)\])", re.MULTILINE)
+_BREAK = r"\r\v\f\x1c-\x1e\x85\u2028\u2029"  # what a model may take for the end of a line, besides \n
+_UNSEEN = r" \t\xa0\xad\u1680\u2000-\u200f\u202a-\u202f\u205f-\u2064\u3000\ufeff"
+_LOOKS_LIKE_OURS = re.compile(
+    rf"(?:^|(?<=[{_BREAK}]))(?=[{_UNSEEN}]*\[(?:\d{{4}}-\d\d-\d\d \d\d:\d\d|gateway[{_UNSEEN}]+notice[{_UNSEEN}]*)\])",
+    re.MULTILINE | re.IGNORECASE,
+)
 _CLOSES_BLOCK = re.compile(r"<(?=/(?:quoted_message|document)\b)", re.IGNORECASE)
 
 
