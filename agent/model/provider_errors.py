@@ -30,6 +30,8 @@ _OUTPUT_CAP = re.compile(
 )
 _QUOTA_CODES = frozenset({"insufficient_quota", "insufficient_credits", "billing_hard_limit_reached"})
 _FILTER_CODES = frozenset({"content_filter", "content_policy_violation"})
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
+"""A code as providers write them. Anything else may be a sentence, or a key."""
 _WINDOW = re.compile(r"context length is (\d+)|> (\d+) maximum|allowed \((\d+)\)", re.IGNORECASE)
 _PROMPT = re.compile(r"resulted in (\d+)|too long: (\d+)|count \((\d+)\)|\((\d+) in the messages", re.IGNORECASE)
 _CAP = re.compile(r"at most (\d+)|> (\d+), which is the maximum", re.IGNORECASE)
@@ -40,7 +42,8 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
     text = str(fields.get("message") or (body if isinstance(body, str) else ""))[:2_000]
-    what = f"HTTP {status} {code or kind}".rstrip()
+    named = code or kind
+    what = f"HTTP {status} {named}" if _NAME.fullmatch(named) else f"HTTP {status}"
     if code in _QUOTA_CODES or kind in _QUOTA_CODES or status == 402:
         return QuotaExceeded(what)
     if status in (401, 403):

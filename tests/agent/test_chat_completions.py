@@ -11,6 +11,7 @@ import pytest
 from agent.model.base import Finish, ModelReply, ModelRequest, ToolSchema
 from agent.model.chat_completions import MAX_CALLS, MAX_CHARACTERS, ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.failures import sentence_for
+from agent.model.provider_errors import status_error
 from hermes_state.errors import (
     AuthRejected,
     ContentFiltered,
@@ -328,6 +329,12 @@ async def test_an_error_quotes_neither_the_key_nor_the_providers_text(model: Cha
     with pytest.raises(AuthRejected) as raised:
         await ask(model)
     assert "lab-key" not in f"{raised.value} {sentence_for(raised.value)}"
+
+
+async def test_an_error_code_that_is_none_is_not_quoted_either() -> None:
+    for code in ("key sk-lab-1234567890 is wrong", "x" * 5_000, "a\nb"):
+        assert str(status_error(400, {}, {"code": code})) == "HTTP 400"
+    assert str(status_error(400, {}, {"code": "bad_thing.v2"})) == "HTTP 400 bad_thing.v2"
 
 
 async def test_nothing_of_the_prompt_or_the_key_is_logged(
