@@ -63,9 +63,14 @@ def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pendi
     db.execute(
         """INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expires_at, created_at)
         VALUES (?, ?, ?, ?, 'pending', ?, ?)""",
-        (hash_code(code), sender.platform, sender.ref, sender.name[:80], now + lifetime_ms, now),
+        (hash_code(code), sender.platform, sender.ref, _shown_name(sender.name), now + lifetime_ms, now),
     )
     return True
+
+
+def _shown_name(name: str) -> str:
+    """A stranger's name as an operator's terminal can show it: no escape sequences, no line ends, no reversed text."""
+    return "".join(character if character.isprintable() else " " for character in name)[:80]
 
 
 def approve(db: Connection, code: str, role: Role, decided_by: str, now: Millis) -> Pairing:

@@ -123,3 +123,11 @@ def test_the_database_never_holds_a_code(db: sqlite3.Connection) -> None:
 def test_a_long_name_is_cut(db: sqlite3.Connection) -> None:
     ask(db, "ABCDEFGH", Sender(platform="telegram", id="7", name="x" * 500))
     assert len(list_pairings(db, START)[0].display_name) == 80
+
+
+def test_a_strangers_name_cannot_write_on_the_operators_terminal(db: sqlite3.Connection) -> None:
+    assert ask(db, "K7QM4XPA", Sender(platform="telegram", id="7", name="\x1b[2JEve\r\nadmin\u202e" + "x" * 200))
+    [waiting] = list_pairings(db, Millis(START))
+    assert waiting.display_name.isprintable()
+    assert "Eve" in waiting.display_name
+    assert len(waiting.display_name) == 80
