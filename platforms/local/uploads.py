@@ -24,6 +24,7 @@ MOST_FILES = 10
 SPOOL_SECONDS = 7 * 24 * 3600
 """How long a file waits for its turn; a daemon that was away over a long weekend still finds it."""
 
+_SWEEP_SECONDS = 3600.0
 _CHUNK_BYTES = 256 * 1024
 _FIELD_BYTES = 4 * 1024 * 1024
 _REF = re.compile(r"[0-9a-f]{32}")
@@ -62,11 +63,16 @@ class Spool:
     def __init__(self, folder: Path, *, max_file_bytes: int) -> None:
         self._folder = folder
         self.max_file_bytes = max_file_bytes
+        self._swept_at = 0.0
 
     def open(self) -> None:
         """Make the folder, for its owner only, and drop what nobody came for."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        oldest = time.time() - SPOOL_SECONDS
+        self._sweep()
+
+    def _sweep(self) -> None:
+        self._swept_at = time.time()
+        oldest = self._swept_at - SPOOL_SECONDS
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if _REF.fullmatch(path.name) and path.stat().st_mtime < oldest:
@@ -77,6 +83,8 @@ class Spool:
         ref = secrets.token_hex(16)
         path = self._folder / ref
         size = 0
+        if time.time() - self._swept_at > _SWEEP_SECONDS:
+            await asyncio.to_thread(self._sweep)  # a daemon that runs for months must not keep them all
         file = await asyncio.to_thread(_create, path)
         try:
             while chunk := await part.read_chunk(_CHUNK_BYTES):
@@ -208,7 +216,7 @@ def _mime(part: BodyPartReader, name: str) -> str | None:
     stated = part.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if re.fullmatch(r"[\w.+-]+/[\w.+-]+", stated) and stated != "application/octet-stream":
         return stated
-    return mimetypes.guess_type(name)[0] or stated or None
+    return mimetypes.guess_type(name)[0] or ("application/octet-stream" if stated else None)
 
 
 def _kind(mime: str | None) -> AttachmentKind:

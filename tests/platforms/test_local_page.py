@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from hermes_state.errors import MessageRejected, PlatformUnavailable
 from hermes_state.values import AttachmentKind, Button, IncomingAttachment, OutboundPart, Via
 from platforms.base import Preview, SendRequest
+from platforms.local import uploads
 from platforms.local.routes import chat_key
 from platforms.local.uploads import MOST_FILES
 from tests.platforms.contract import RecordingIntake, eventually, request, running
@@ -182,6 +184,18 @@ async def test_too_many_files_are_refused_together(local: LocalHarness, tmp_path
     assert status == 413
     assert f"at most {MOST_FILES} files" in body
     assert spooled(tmp_path) == []
+
+
+async def test_a_file_that_nobody_came_for_goes_while_the_daemon_runs_on(
+    local: LocalHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await local.write("old", files=[("old.txt", b"old")])
+    [old] = spooled(tmp_path)
+    os.utime(old, (0, 0))
+    monkeypatch.setattr(uploads, "_SWEEP_SECONDS", -1.0)
+    await local.write("new", files=[("new.txt", b"new")])
+    assert len(spooled(tmp_path)) == 1
+    assert old not in spooled(tmp_path)
 
 
 @pytest.mark.parametrize("ref", ["../state.db", "/etc/passwd", "", "0" * 32, "A" * 32])
