@@ -97,7 +97,7 @@ async def history(invocation: Invocation) -> Effect:
     argument = invocation.argument
     if argument and not argument.isdecimal():
         raise CommandError("Write `/history`, or `/history 30` for the last 30 messages.")
-    wanted = min(HISTORY_MOST, int(argument)) if argument else HISTORY_DEFAULT
+    wanted = min(HISTORY_MOST, int(argument[:9])) if argument else HISTORY_DEFAULT
     rows, hidden = await invocation.desk.store.read(_load_history, invocation.chat.id, wanted)
     if not rows:
         return say("Nothing has been said in this conversation yet.")

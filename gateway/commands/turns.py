@@ -183,7 +183,7 @@ def _retry(invocation: Invocation, db: Connection, now: Millis) -> RunningTurn:
 
 
 async def undo(invocation: Invocation) -> Effect:
-    count = int(invocation.argument) if invocation.argument.isdecimal() else 1
+    count = int(invocation.argument[:9]) if invocation.argument.isdecimal() else 1
     if invocation.argument and not invocation.argument.isdecimal():
         raise CommandError("Write `/undo`, or `/undo 3` to take back three exchanges.")
     return Effect(apply=partial(_undo, invocation, max(1, count)))

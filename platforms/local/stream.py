@@ -103,7 +103,8 @@ class ChatStream:
     def position_of(self, name: str) -> int | None:
         """The position that an event id means; None for another process's or a made-up one."""
         epoch, _, number = name.partition("-")
-        return int(number) if epoch == self._epoch and number.isascii() and number.isdecimal() else None
+        is_number = number.isascii() and number.isdecimal() and len(number) < 19
+        return int(number) if epoch == self._epoch and is_number else None
 
     def _wake(self) -> None:
         self._changed.set()

@@ -148,6 +148,7 @@ async def test_history_shows_what_was_said_with_what_was_taken_back(store: Store
         assert [line.splitlines()[1] for line in lines] == ["one", "echo: one", "two", "echo: two"]
         assert ["taken back" in line for line in lines] == [False, False, True, True]
         assert len((await gateway.ask("/history 1")).split("\n\n")) == 1
+        assert len((await gateway.ask("/history " + "9" * 5_000)).split("\n\n")) == 4
         assert "`/history 30`" in await gateway.ask("/history all")
 
 
