@@ -175,7 +175,11 @@ class AttachmentDesk:
         adapter = self._adapters.of(chat.key)
         if adapter is None:
             raise _Unusable(f"I could not fetch “{_said(attachment)}”: its platform is not connected.")
-        handle, name = await asyncio.to_thread(_new_file, self._folder)
+        try:
+            handle, name = await asyncio.to_thread(_new_file, self._folder)
+        except OSError as error:
+            log.warning("attachment.not_stored", error=type(error).__name__)
+            raise _Unusable(f"I cannot store “{_said(attachment)}” right now; please send it again later.") from error
         target = Path(name)
         os.close(handle)
         try:
@@ -187,7 +191,7 @@ class AttachmentDesk:
                     return await asyncio.to_thread(_keep, self._folder, target, attachment), found
                 except MessageRejected as error:
                     raise _Unusable(_too_large(attachment, limit)) from error
-                except (PlatformError, TimeoutError) as error:
+                except (PlatformError, OSError) as error:  # a full disk, too, must not look like a harmful message
                     log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
             raise _Unusable(f"I could not fetch “{_said(attachment)}”; please send it again.")
         finally:

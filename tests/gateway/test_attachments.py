@@ -1,5 +1,6 @@
 """Files that people send: read into the turn, stored once, or refused with a friendly sentence."""
 
+import errno
 import hashlib
 from pathlib import Path
 
@@ -119,6 +120,7 @@ async def test_an_image_is_known_by_its_bytes_not_by_its_name(
         (file("big.txt"), b"x" * 5_000, "larger than I take"),
         (file("gone.txt"), MessageRejected("gone"), "or is gone"),
         (file("lost.txt"), PlatformUnavailable("down"), "send it again"),
+        (file("full.txt"), OSError(errno.ENOSPC, "No space left on device"), "send it again"),
         (file("binary.txt"), b"\0\1\2", "not text"),
         (file("x.png", AttachmentKind.IMAGE), b"MZ", "not an image"),
     ],
@@ -142,6 +144,14 @@ async def test_the_words_beside_an_unusable_file_are_answered_and_the_model_know
         assert gateway.adapter.texts()[1] == "echo: as I said"
         [note] = gateway.model.requests[-1].transcript[-1].body.notes
         assert "v.ogg" in note
+
+
+async def test_a_state_directory_that_takes_no_files_costs_no_message(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "attachments").write_text("in the way of the folder")
+    async with serving(store, tmp_path) as gateway:
+        await send(gateway, file("a.txt"), b"words", text="see")
+        assert "cannot store" in gateway.adapter.texts()[0]
+        assert gateway.adapter.texts()[1] == "echo: see"
 
 
 async def test_a_file_name_cannot_speak_for_the_gateway(store: Store, tmp_path: Path) -> None:
