@@ -95,6 +95,18 @@ class GatewayIntake:
                 if await self._store.write(apply_deletion, event, cursor, self._clock.now()):
                     log.info("inbox.withdrawn", chat=event.chat.name)
 
+    async def overhear(self, event: InboundEvent) -> None:
+        """See `platforms.base.Intake.overhear`."""
+        if not isinstance(event, InboundMessage) or event.event_ref in self._stops_done:
+            return
+        parsed = parse(event.text)
+        command = self._registry.find(parsed.name) if parsed is not None else None
+        if command is None or command.name != "stop" or self._access.judge(event) is not Verdict.ADMITTED:
+            return
+        key = self._key_of(event.chat, event.chat_kind, event.sender)
+        admission = self._admission(event, key, parsed, command, None, None)
+        self._stop_from_memory(admission, self._clock.now())
+
     async def mark_seen(self, cursor: Cursor) -> None:
         """See `platforms.base.Intake.mark_seen`."""
         await self._store.write(inbox.advance_cursor, cursor)

@@ -111,6 +111,13 @@ class Intake(Protocol):
         Raises `StoreUnavailable` when nothing could be stored; the event must then come again.
         """
 
+    async def overhear(self, event: InboundEvent) -> None:
+        """Look at an event that must wait because one before it cannot be stored.
+
+        Acts on what people must be heard with at once (`/stop`) and stores nothing: the event comes again through
+        `accept`.
+        """
+
     async def mark_seen(self, cursor: Cursor) -> None:
         """Move a channel's cursor over something that is no event for us. Raises `StoreUnavailable`."""
 

@@ -7,6 +7,7 @@ The fetched and the live copy of a message carry the same `event_ref`, so overla
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ QUEUE_SIZE = 10_000
 PARALLEL_FETCHES = 4
 SKEW_MS = 60_000
 """How far this machine's clock and Discord's may differ."""
+
+LISTEN_SECONDS = 0.5
+"""How long an event may take to be stored before what arrives behind it is listened to."""
 
 FIRST_RETRY_SECONDS = 0.1
 LONGEST_RETRY_SECONDS = 5.0
@@ -108,6 +112,9 @@ class Inlet:
         self._high_water = 0
         """Newest message seen anywhere before this connection, 0 if there was none: ids are ordered by time."""
         self._connected_at = Millis(0)
+        self._storing_since: float | None = None
+        self._waiting_behind: asyncio.Queue[InboundMessage] = asyncio.Queue(queue_size)
+        """What arrives while the database keeps an event waiting: somebody may want to stop something."""
         self.overflowed = asyncio.Event()
         """Set when an event had to be dropped; from then on everything is, so that no cursor passes the hole."""
 
@@ -117,12 +124,24 @@ class Inlet:
             return
         try:
             self._queue.put_nowait(item)
+            if self._is_held_up and isinstance(item, Pressed | Arrived) and isinstance(item.event, InboundMessage):
+                self._waiting_behind.put_nowait(item.event)
         except asyncio.QueueFull:
             self.overflowed.set()
+
+    @property
+    def _is_held_up(self) -> bool:
+        since = self._storing_since
+        return since is not None and time.monotonic() - since > LISTEN_SECONDS
+
+    async def _listen(self) -> None:
+        while True:
+            await self._intake.overhear(await self._waiting_behind.get())
 
     async def run(self, history: History) -> None:
         """Store until cancelled. What the database cannot take is tried again, never skipped."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._listen(), name="discord listener")
             while True:
                 item = await self._queue.get()
                 match item:
@@ -214,12 +233,14 @@ class Inlet:
 
     async def _store(self, event: InboundMessage | InboundEdit | InboundDeletion | None, cursor: Cursor | None) -> None:
         delay = FIRST_RETRY_SECONDS
+        self._storing_since = self._storing_since or time.monotonic()
         while True:
             try:
                 if event is not None:
                     await self._intake.accept(event, cursor)
                 elif cursor is not None:
                     await self._intake.mark_seen(cursor)
+                self._storing_since = None
                 return
             except StoreUnavailable as error:
                 log.warning("discord.event_retried", detail=str(error), retry_seconds=delay)

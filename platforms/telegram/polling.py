@@ -8,6 +8,7 @@ connection, and one update that it cannot read blocks all others.
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlencode
 
@@ -31,6 +32,9 @@ BATCH = 100
 
 CONFLICT_MEMORY_SECONDS = 120
 """How long health speaks of another poller after the last 409: two of them take turns, and each works in between."""
+
+LISTEN_SECONDS = 0.5
+"""How long an update may take to be stored before the poller listens for a `/stop` behind it."""
 
 _CONFLICT = "another process polls with the same bot token (409); stop it, or give one of them a token of its own"
 
@@ -78,12 +82,32 @@ class Poller:
         async with asyncio.timeout(wait + self._settings.poll_grace_seconds):
             updates = await self._fetch(wait)
         self._liveness.progressed(_CONFLICT if time.monotonic() < self._conflict_until else "")
-        for raw in updates:
-            await self._queue.put(raw)
+        for number, raw in enumerate(updates):
+            try:
+                await self._put(raw)
+            except NotStored:
+                for later in updates[number + 1 :]:
+                    await self._queue.overhear(later)
+                raise
             self._offset = raw["update_id"] + 1
         self._is_probe = False
         if updates or not was_probe:
             self._failures = 0
+
+    async def _put(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
+        """Store an update; while the database keeps it waiting, listen for a `/stop` among what follows."""
+        putting = asyncio.create_task(self._queue.put(raw), name="telegram-put")
+        try:
+            while not (await asyncio.wait({putting}, timeout=LISTEN_SECONDS))[0]:
+                with suppress(TelegramError, TimeoutError):  # the poll that comes next finds out what is wrong
+                    async with asyncio.timeout(self._settings.poll_grace_seconds):
+                        for waiting in await self._fetch(0):
+                            await self._queue.overhear(waiting)
+        finally:
+            if not putting.done():
+                putting.cancel()
+                await asyncio.wait({putting})
+        putting.result()
 
     async def _fetch(self, wait: float) -> Sequence[dict[str, Any]]:  # Any: JSON as the Bot API sent it
         query = {"timeout": f"{wait:g}", "limit": str(BATCH), "allowed_updates": _ALLOWED_UPDATES}

@@ -1,6 +1,7 @@
 """The update queue: what was put into it is stored, and only then may Telegram forget it."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -9,7 +10,7 @@ from telegram import CallbackQuery, Update
 from telegram.error import NetworkError
 
 from hermes_state.errors import StoreUnavailable
-from hermes_state.values import Clock
+from hermes_state.values import Clock, InboundMessage
 from platforms.base import Intake
 from platforms.telegram.buttons import ButtonCommands
 from platforms.telegram.inbound import PLATFORM, Bot, ChatMoved, Received, read_press, read_update
@@ -65,6 +66,13 @@ class UpdateQueue:
             await self._store(update, received)
         except StoreUnavailable as error:
             raise NotStored(f"an update could not be stored and will be asked for again: {error}") from error
+
+    async def overhear(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
+        """Look at an update that has to wait for its turn: see `Intake.overhear`. What cannot be read is left alone."""
+        with suppress(*_UNREADABLE):
+            received = read_update(Update.de_json(raw, self._sdk), self._bot)
+            if isinstance(received, InboundMessage):
+                await self._intake.overhear(received)
 
     async def _store(self, update: Update, received: Received | None) -> None:
         if update.callback_query is not None:

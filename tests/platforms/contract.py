@@ -68,6 +68,7 @@ class RecordingIntake:
     """An intake that keeps what it accepted, in order and without duplicates, and can be out of order itself."""
 
     def __init__(self) -> None:
+        self.overheard: list[InboundEvent] = []
         self.events: list[InboundEvent] = []
         self.offered: list[str] = []
         """`event_ref` of every call, duplicates and refused ones too."""
@@ -89,6 +90,9 @@ class RecordingIntake:
             self.events.append(event)
         if cursor is not None:
             self.cursors[cursor.channel_ref] = cursor.seen_ref
+
+    async def overhear(self, event: InboundEvent) -> None:
+        self.overheard.append(event)
 
     async def mark_seen(self, cursor: Cursor) -> None:
         self._refuse_if_told()
