@@ -20,6 +20,13 @@ from hermes_state.values import (
     TurnId,
 )
 
+ASK_AGAIN_MS = 300_000
+"""Whoever asks again is told that often at most that the code still waits."""
+
+STILL_WAITING = (
+    "You have no access yet: the code that I gave you still waits for whoever runs this bot, or for an admin."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
@@ -163,8 +170,11 @@ class PairingOffer:
 def offer_pairing(
     db: Connection, message: InboundMessage, offer: PairingOffer, cursor: Cursor | None, now: Millis
 ) -> ChatId | None:
-    """Give a stranger a code and tell them; None when they have one already or too many people wait."""
+    """Give a stranger a code, or tell one who has a code that it still waits; None when there is nothing to say."""
     if not pairings.offer(db, message.sender, offer.code, offer.lifetime_ms, offer.max_pending, now):
+        if pairings.is_waiting(db, message.sender.ref, now):
+            moment = now // ASK_AGAIN_MS
+            return tell_stranger(db, message, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
         if cursor is not None:
             inbox.advance_cursor(db, cursor)
         return None

@@ -73,6 +73,12 @@ def _shown_name(name: str) -> str:
     return "".join(character if character.isprintable() else " " for character in name)[:80]
 
 
+def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:
+    """Whether somebody holds a code that can still be approved."""
+    query = "SELECT 1 FROM pairings WHERE user_ref = ? AND state = 'pending' AND expires_at > ?"
+    return db.execute(query, (user_ref, now)).fetchone() is not None
+
+
 def approve(db: Connection, code: str, role: Role, decided_by: str, now: Millis) -> Pairing:
     """Turn a code into access. Raises `CommandError` when it is unknown, used or expired."""
     row = db.execute(

@@ -50,6 +50,8 @@ class Conversation:
 
     tip: Session
     title: str | None
+    first_words: str
+    """How it began, for people who gave it no title; empty when it began with a file."""
     message_count: int
     last_human_at: Millis | None
     is_active: bool
@@ -218,12 +220,19 @@ def list_conversations(db: Connection, chat_id: ChatId, limit: int) -> list[Conv
             Conversation(
                 tip=tip,
                 title=load_title(db, lineage_id),
+                first_words=_first_words(db, lineage_id),
                 message_count=count,
                 last_human_at=last_human_at,
                 is_active=active is not None and active.lineage_id == lineage_id,
             )
         )
     return found
+
+
+def _first_words(db: Connection, lineage_id: LineageId) -> str:
+    query = "SELECT substr(text, 1, 200) FROM messages WHERE lineage_id = ? AND origin = 'human' ORDER BY id LIMIT 1"
+    row = db.execute(query, (lineage_id,)).fetchone()
+    return row[0] or "" if row else ""
 
 
 # Purpose: open sessions that people left alone, except where a turn runs or a message waits.

@@ -65,19 +65,25 @@ async def list_sessions(invocation: Invocation) -> Effect:
     lines = []
     for conversation in found:
         mark = " (active)" if conversation.is_active else ""
-        name = conversation.title or "untitled"
+        name = _name(conversation)
         used = when(conversation.last_human_at or conversation.tip.started_at)
         lines.append(f"- `{conversation.tip.short_key}` {name}, {_messages(conversation.message_count)}, {used}{mark}")
     others = [conversation for conversation in found if not conversation.is_active][:BUTTONS_SHOWN]
     buttons = [
         Button(
-            label=shortened(conversation.title or conversation.tip.short_key, BUTTON_CHARS),
+            label=shortened(_name(conversation), BUTTON_CHARS),
             command=f"/resume {conversation.tip.short_key}",
         )
         for conversation in others
     ]
     listed = "Conversations of this chat:\n" + "\n".join(lines) + "\n\n`/resume <id>` goes back to one."
     return say(listed, *buttons)
+
+
+def _name(conversation: sessions.Conversation) -> str:
+    """What people call it: its title, or how it began."""
+    begun = shortened(conversation.first_words)
+    return conversation.title or (f"“{begun}”" if begun else "untitled")
 
 
 async def resume(invocation: Invocation) -> Effect:

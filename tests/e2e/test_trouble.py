@@ -121,6 +121,7 @@ async def test_a_stranger_gets_a_pairing_code_that_works_once(world: World) -> N
     [reply] = await world.replies(1, chat_id=77)
     code = reply.split("pair approve ")[1].split()[0].rstrip(",")
     await world.say("hello?", chat_id=77)
+    assert await world.replies(1, chat_id=77, match="still waits")
     await world.say(f"/pair approve {code}", chat_id=42)
     assert await world.replies(1, chat_id=42, match="for admins")
     await world.say(f"/pair approve {code}", chat_id=1)

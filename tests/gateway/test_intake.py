@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.admission import STILL_WAITING
 from gateway.intake import NO_ACCESS
 from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import CHANGED
@@ -50,7 +51,7 @@ async def test_a_stranger_gets_a_code_once_and_leaves_no_message_behind(store: S
         await gateway.say("let me in", chat=EVE_CHAT, sender=EVE)
         await gateway.say("/help", chat=EVE_CHAT, sender=EVE)
         await settled()
-        assert gateway.adapter.texts(EVE_CHAT) == [said]
+        assert gateway.adapter.texts(EVE_CHAT) == [said, STILL_WAITING], "and is reminded, not answered each time"
         assert await gateway.rows("SELECT count(*) FROM inbox") == [(0,)]
         assert gateway.model.requests == []
 

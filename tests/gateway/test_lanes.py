@@ -176,6 +176,7 @@ async def test_stop_leaves_what_waits_and_stop_all_drops_it(store: Store, tmp_pa
         await gateway.say("three")
         await gateway.say("/stop")
         await second.begun.wait()
+        await eventually(gateway.adapter.texts, "the stop is answered")
         assert gateway.adapter.texts() == ["Stopped. 2 messages still waiting: /stop all drops what waits."]
         assert asked(gateway.model.requests[1])[-1] == "two"
         await gateway.say("/stop all")
@@ -364,7 +365,7 @@ async def test_a_message_that_breaks_its_lane_is_put_aside_and_the_chat_goes_on(
 ) -> None:
     monkeypatch.setattr("gateway.lanes.pauses", lambda: iter([0.01] * 100))
     async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
-        gateway.adapter.files["f"] = OSError("the SDK is broken")
+        gateway.adapter.files["f"] = RuntimeError("the SDK is broken")
         file = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="f", name="a.txt")
         await gateway.say("poison", files=[file])
         await gateway.say("hello")
