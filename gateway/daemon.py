@@ -20,6 +20,7 @@ from pathlib import Path
 import structlog
 
 from agent.model.base import ChatModel
+from agent.model.offline import HOW_TO_GET_A_MODEL
 from agent.tools.registry import Tool
 from agent.turn import Agent
 from gateway.access import Access
@@ -51,7 +52,7 @@ from platforms.local.adapter import LocalAdapter
 
 log = structlog.get_logger()
 
-OFFLINE_HINT = "no model is configured, so the built-in offline model answers: set OPENAI_API_KEY, or see README.md"
+OFFLINE_HINT = f"the built-in offline model answers; for a real one, {HOW_TO_GET_A_MODEL}"
 
 FLUSH_SECONDS = 10.0
 """For deliveries after the last turn; what is left goes out at the next start."""

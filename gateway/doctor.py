@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.config import LoadedConfig, load_config
 from gateway.config.home import locate_home
 from gateway.control import NobodyAnswers, ask
@@ -182,9 +183,7 @@ def _access(loaded: LoadedConfig) -> Iterator[Finding]:
 def _model(loaded: LoadedConfig) -> Iterator[Finding]:
     model = loaded.config.model
     if model.protocol == "offline":
-        text = (
-            "The built-in offline model answers. Set model.name and model.api_key (or model.base_url) for a real one."
-        )
+        text = f"The built-in offline model answers; for a real one, {HOW_TO_GET_A_MODEL}."
         yield Finding(check="model", verdict=Verdict.WARNING, text=text)
     else:
         yield _from_probe("model", probe_model(model))

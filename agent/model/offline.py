@@ -14,11 +14,15 @@ from agent.context.estimate import estimated_reply_usage
 from agent.model.base import Finish, ModelReply, ModelRequest
 from hermes_state.values import Message, Origin, Role, ToolCall
 
+HOW_TO_GET_A_MODEL = (
+    "set `OPENAI_API_KEY`, or in `config.yaml` `model.api_key` or, for another provider or a server of your own, "
+    "`model.base_url` (`model.name` chooses the model), and start again"
+)
+"""The rest of a sentence that has said that the built-in model answers."""
+
 WHAT_IT_IS = (
     "I am the offline model that comes with hermes-gateway: I repeat and look things up, but I do not think. "
-    "For real answers, set `OPENAI_API_KEY` and `HERMES_MODEL__NAME` (for another provider also "
-    "`HERMES_MODEL__BASE_URL`), or the keys `model.api_key`, `model.name` and `model.base_url` in `config.yaml`, and "
-    "start again."
+    f"For real answers, {HOW_TO_GET_A_MODEL}."
 )
 _SEARCH = re.compile(r"\bsearch(?:\s+for)?\s+(?P<query>[^\n]+)", re.IGNORECASE)
 _OPEN = re.compile(r"\bopen\s+(?P<id>m\d+)\b", re.IGNORECASE)

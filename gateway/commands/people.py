@@ -3,6 +3,7 @@
 from functools import partial
 from sqlite3 import Connection
 
+from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
 from hermes_state import pairings
 from hermes_state.errors import CommandError
@@ -12,7 +13,7 @@ from hermes_state.values import Millis, UserRef
 
 async def start(invocation: Invocation) -> Effect:
     offline = (
-        "\n\nNo model is configured yet, so a small built-in one answers for now."
+        f"\n\nFor now the small built-in model answers; for a real one, {HOW_TO_GET_A_MODEL}."
         if invocation.desk.live.config.model.protocol == "offline"
         else ""
     )

@@ -3,6 +3,7 @@
 from functools import partial
 from sqlite3 import Connection
 
+from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.commands.registry import Command, Effect, Invocation, Kind, TurnStop, say
 from hermes_state import inbox, journal
 from hermes_state.chats import Chat
@@ -121,7 +122,7 @@ async def status(invocation: Invocation) -> Effect:
 def _model_line(invocation: Invocation) -> str:
     model = invocation.desk.live.config.model
     if model.protocol == "offline":
-        return "- Model: the built-in offline model, because no model is configured (set HERMES_MODEL__NAME and a key)"
+        return f"- Model: the built-in offline model, which does not think; for a real one, {HOW_TO_GET_A_MODEL}"
     return f"- Model: {model.name}"
 
 

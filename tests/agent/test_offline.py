@@ -1,7 +1,7 @@
 """The built-in model: honest, deterministic, and good for a whole turn."""
 
 from agent.model.base import ModelRequest
-from agent.model.offline import OfflineModel
+from agent.model.offline import HOW_TO_GET_A_MODEL, OfflineModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent
@@ -25,8 +25,7 @@ async def test_every_answer_says_what_it_is_and_how_to_get_a_real_model(chat: Ch
         turn = await chat.start(text)
         answer = await offline_agent(chat).run(turn, Sink())
         assert "offline model" in answer.text
-        assert "OPENAI_API_KEY" in answer.text
-        assert "HERMES_MODEL__NAME" in answer.text
+        assert HOW_TO_GET_A_MODEL in answer.text
         await chat.finish(turn, answer)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.commands.registry import Command, Effect, Invocation, Kind, parse
 from gateway.commands.runner import CRASH_SENTENCE
 from gateway.commands.table import REGISTRY
@@ -97,6 +98,14 @@ async def test_start_help_whoami(store: Store, tmp_path: Path) -> None:
         assert "`telegram:1`" in said
         assert "role user" in said
         assert await gateway.rows("SELECT count(*) FROM messages") == [(0,)]
+
+
+async def test_without_a_model_start_and_status_say_in_the_same_words_how_to_get_one(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path, model={"protocol": "offline", "name": None}) as gateway:
+        for line in ("/start", "/status"):
+            assert HOW_TO_GET_A_MODEL in await gateway.ask(line)
 
 
 async def test_an_unknown_command_gets_a_suggestion_and_starts_no_turn(store: Store, tmp_path: Path) -> None:
