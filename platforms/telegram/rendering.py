@@ -39,6 +39,8 @@ MAX_DOUBLINGS = 6
 MAX_OPEN_FORMULAS = 20
 """That begin in a paragraph and never end: each is looked through to the end."""
 MAX_DISPLAY_FORMULAS = 100
+MAX_FENCES = 1_000
+"""Marks of code blocks in an answer. The converter looks back over all empty blocks before each block that follows."""
 
 _PRIVATE_USE = [chr(code) for code in range(0xE000, 0xE100)]
 _BREAKS = ("\n\n", "\n", " ")
@@ -75,7 +77,7 @@ class _Rendered:
 def render(markdown: str) -> Sequence[OutboundPart]:
     """At least one part, each within `PART_UNITS`; a code block that is cut stays a code block on both sides."""
     source = _encodable(markdown)
-    rendered = _converted(source)
+    rendered = _converted(source) if _count_fences(source) <= MAX_FENCES else _Rendered(source.strip(), ())
     parts = [piece.part() for piece in _split(rendered)]
     if not parts and (plain := source.strip()):
         parts = [piece.part() for piece in _split(_Rendered(plain, ()))]  # only markup: better shown than lost
@@ -109,6 +111,10 @@ def _encodable(text: str) -> str:
 
 
 # Conversion
+
+
+def _count_fences(source: str) -> int:
+    return source.count("```") + source.count("~~~")
 
 
 def _converted(source: str) -> _Rendered:

@@ -2,8 +2,11 @@
 
 import random
 import re
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import orjson
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from hermes_state.values import OutboundPart
 from platforms.telegram.rendering import (
+    MAX_FENCES,
     PART_ENTITIES,
     PART_UNITS,
     marked_as_repeat,
@@ -266,6 +270,48 @@ def test_no_text_of_that_size_takes_long(text: str) -> None:
     for part in render(text):
         check(part)
     assert time.process_time() - before < 2
+
+
+class TooMuchWork(Exception):
+    """More lines of Python ran than were allowed."""
+
+
+@contextmanager
+def lines_at_most(most: int) -> Iterator[None]:
+    """Counts work rather than time: raises `TooMuchWork` inside once more than `most` lines of Python ran."""
+    left = most
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        nonlocal left
+        left -= event == "line"
+        if left < 0:
+            raise TooMuchWork
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("fence", ["```\n", "~~~\n", "- ```\n"])
+@pytest.mark.parametrize("length", [4_000, 100_000])
+def test_empty_code_blocks_cost_work_in_proportion_to_their_number(fence: str, length: int) -> None:
+    text = fence * (length // len(fence))
+    with lines_at_most(100 * length):
+        parts = render(text)
+    for part in parts:
+        check(part)
+
+
+def test_beyond_a_number_of_code_blocks_an_answer_is_plain_and_whole() -> None:
+    blocks = [f"```\nx = {number}\n```" for number in range(MAX_FENCES // 2 + 1)]
+    parts = render("\n".join(blocks))
+    assert all(not part.markup for part in parts)
+    assert "\n".join(part.text for part in parts) == "\n".join(blocks)
+    assert all(part.markup for part in render("\n".join(blocks[:-1])))
 
 
 @pytest.mark.parametrize(
