@@ -30,7 +30,7 @@ from gateway.attachments import AttachmentDesk
 from gateway.commands.registry import Desk
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
-from gateway.config import LoadedConfig, load_config, merge_for_reload, reload_differences
+from gateway.config import ConfigRejected, LoadedConfig, load_config, merge_for_reload, reload_differences
 from gateway.config.home import prepare_home
 from gateway.control import serve_control
 from gateway.delivery import Delivery
@@ -278,8 +278,10 @@ class _Daemon:
         try:
             new = load_config(self._environ)
         except ConfigError as error:
+            _warn(error.warnings if isinstance(error, ConfigRejected) else ())
             log.error("config.rejected", error=str(error), kept="the last good configuration")
             return
+        _warn(new.warnings)
         plan = reload_differences(self._loaded, new)
         merged = merge_for_reload(self._loaded, new)
         if (merged.config.model, merged.config.agent) != (self._loaded.config.model, self._loaded.config.agent):
@@ -301,6 +303,11 @@ class _Daemon:
             extra_tools=self._extra_tools,
             clock=self._clock,
         )
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        log.warning("config.warned", reason=warning)
 
 
 async def _drain(lanes: Lanes, delivery: Delivery, seconds: float) -> None:

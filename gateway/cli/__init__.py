@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli import config, doctor, init, pair, run, status
+from gateway.config import ConfigRejected
 from hermes_state.errors import ConfigError, ForeignFile, HermesError, OwnedElsewhere, SchemaTooNew
 
 EXIT_FAILED = 1
@@ -65,6 +66,8 @@ def main() -> None:
     try:
         app()
     except (ConfigError, ForeignFile, SchemaTooNew) as error:
+        for warning in error.warnings if isinstance(error, ConfigRejected) else ():
+            typer.echo(f"hermes-gateway: warning: {warning}", err=True)
         _leave("configuration", error, EXIT_CONFIG)
     except OwnedElsewhere as error:
         _leave("already running", error, EXIT_OWNED_ELSEWHERE)

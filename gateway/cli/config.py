@@ -6,7 +6,7 @@ import typer
 from pydantic import SecretStr
 
 from gateway.cli.output import Json, print_json, print_table
-from gateway.config import LoadedConfig, load_config, process_environment
+from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import FIELDS, dotted, values_of
 from hermes_state.errors import ConfigError
@@ -26,7 +26,8 @@ def check(as_json: Json = False) -> None:
     except ConfigError as error:
         if not as_json:
             raise
-        print_json({"ok": False, "errors": str(error).splitlines(), "warnings": []})
+        warnings = error.warnings if isinstance(error, ConfigRejected) else ()
+        print_json({"ok": False, "errors": str(error).splitlines(), "warnings": warnings})
         raise typer.Exit(78) from error
     if as_json:
         print_json({"ok": True, "errors": [], "warnings": loaded.warnings, "home": str(loaded.home)})

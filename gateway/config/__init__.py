@@ -2,6 +2,7 @@
 
 from gateway.config.loader import (
     CUSTOMARY,
+    ConfigRejected,
     LoadedConfig,
     ReloadPlan,
     load_config,
@@ -14,6 +15,7 @@ from gateway.config.settings import Config
 __all__ = [
     "CUSTOMARY",
     "Config",
+    "ConfigRejected",
     "LoadedConfig",
     "ReloadPlan",
     "load_config",

@@ -6,6 +6,7 @@ touched.
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,50 @@ _FOREIGN_TOGETHER = frozenset(
     | {"fallback_providers", "personalities", "terminal", "tts"}
 )
 """Top-level keys of hermes-agent's configuration. One of the first, or two of the second, are no slip of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDirectory:
+    """Where everything lies. Asking a running daemon takes no more than this, whatever the configuration says."""
+
+    home: Path
+    """Absolute; it may not exist yet."""
+
+    @property
+    def config_file(self) -> Path:
+        return self.home / "config.yaml"
+
+    @property
+    def env_file(self) -> Path:
+        return self.home / ".env"
+
+    @property
+    def database(self) -> Path:
+        return self.home / "state.db"
+
+    @property
+    def attachments(self) -> Path:
+        return self.home / "attachments"
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.home / "control.sock"
+
+    @property
+    def lock_file(self) -> Path:
+        """Held by whoever has the database open for writing."""
+        return self.home / "state.db.lock"
+
+
+def find_state(environ: Mapping[str, str]) -> StateDirectory:
+    """The state directory. Raises `ConfigError` when what lies there is not ours."""
+    home = locate_home(environ)
+    check_home(home)
+    return StateDirectory(home=home)
 
 
 def locate_home(environ: Mapping[str, str]) -> Path:

@@ -14,7 +14,7 @@ An empty value counts as not set.
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from gateway.config.fields import (
     with_values,
 )
 from gateway.config.files import KeyPath, YamlFile, read_env_file, read_yaml
-from gateway.config.home import check_config_is_ours, check_home, locate_home
+from gateway.config.home import StateDirectory, check_config_is_ours, find_state
 from gateway.config.settings import Config
 from hermes_state.errors import ConfigError
 
@@ -50,46 +50,23 @@ CUSTOMARY: Mapping[str, KeyPath] = {
 HOME_VARIABLE = "HERMES_HOME"
 
 
+class ConfigRejected(ConfigError):
+    """Settings that cannot be used: one line for each problem, and beside them what would only have been warned of."""
+
+    def __init__(self, problems: Iterable[str], warnings: Sequence[str]) -> None:
+        super().__init__("\n".join(dict.fromkeys(problems)))
+        self.warnings = tuple(warnings)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedConfig:
+class LoadedConfig(StateDirectory):
     """A configuration that passed every check, and where it came from."""
 
     config: Config
-    home: Path
-    """The state directory, absolute; it may not exist yet."""
     warnings: tuple[str, ...]
     """Sentences for the operator about things that are not fatal."""
     sources: Mapping[str, str]
     """For every key (`local.port`) what gave its value: a variable, a credential, a file or `default`."""
-
-    @property
-    def config_file(self) -> Path:
-        return self.home / "config.yaml"
-
-    @property
-    def env_file(self) -> Path:
-        return self.home / ".env"
-
-    @property
-    def database(self) -> Path:
-        return self.home / "state.db"
-
-    @property
-    def attachments(self) -> Path:
-        return self.home / "attachments"
-
-    @property
-    def logs(self) -> Path:
-        return self.home / "logs"
-
-    @property
-    def control_socket(self) -> Path:
-        return self.home / "control.sock"
-
-    @property
-    def lock_file(self) -> Path:
-        """Held by whoever has the database open for writing."""
-        return self.home / "state.db.lock"
 
     def secrets(self) -> tuple[str, ...]:
         """Every secret value in use, for exact redaction."""
@@ -116,28 +93,29 @@ class _Source:
 def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     """Read and check everything. Reads only `environ`, never the process environment.
 
-    Raises `ConfigError` with one line per problem, each naming the file or variable and the key.
+    Raises `ConfigRejected` with every problem of the settings, each naming the file or variable and the key;
+    `ConfigError` where a file cannot be read or is not ours.
     """
-    home = locate_home(environ)
-    check_home(home)
-    file = home / "config.yaml"
+    state = find_state(environ)
+    file = state.config_file
     parsed = read_yaml(file)
     check_config_is_ours(file, parsed.values)
-    unknown = list(unknown_keys(file, parsed, parsed.values))
-    if unknown:
-        raise ConfigError("\n".join(unknown))
-    env_file, warnings = read_env_file(home / ".env")
+    env_file, warnings = read_env_file(state.env_file)
     places = (
         _Source(environ, ""),
         _Source(_read_credentials(environ), "credential "),
-        _Source(env_file, f"{home / '.env'}: "),
+        _Source(env_file, f"{state.env_file}: "),
     )
+    warnings = (*warnings, *_foreign_names(places))
     chosen = _choose(places, parsed, file)
-    config = _checked(chosen, parsed, file)
+    config, problems = _checked(chosen, parsed, file)
+    unknown = list(unknown_keys(file, parsed, parsed.values))
+    if config is None or unknown:
+        raise ConfigRejected([*unknown, *problems], warnings)
     return LoadedConfig(
         config=config,
-        home=home,
-        warnings=(*warnings, *_foreign_names(places), *_nothing_served(config)),
+        home=state.home,
+        warnings=(*warnings, *_nothing_served(config)),
         sources={dotted(key): chosen[key][1] if key in chosen else DEFAULT_SOURCE for key in FIELDS},
     )
 
@@ -223,7 +201,10 @@ def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Ke
             yield key, value
 
 
-def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], parsed: YamlFile, file: Path) -> Config:
+def _checked(
+    chosen: Mapping[KeyPath, tuple[Any, str]], parsed: YamlFile, file: Path
+) -> tuple[Config | None, list[str]]:
+    """The configuration, or what is wrong with it; nothing of pydantic's own text, which may repeat a secret."""
     nested: dict[str, Any] = {}
     for key, (value, _) in chosen.items():
         section = nested
@@ -231,15 +212,14 @@ def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], parsed: YamlFile, file: 
             section = section.setdefault(name, {})
         section[key[-1]] = value
     try:
-        return Config(**nested)
+        return Config(**nested), []
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)
-        problems = [
+        return None, [
             explain(detail, chosen, parsed, file)
             for detail in details
             if detail["type"] != "default_factory_not_called"  # only follows from another problem
         ]
-        raise ConfigError("\n".join(dict.fromkeys(problems))) from None  # pydantic's own text may repeat a secret
 
 
 def _nothing_served(config: Config) -> Iterator[str]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.config import (
     CUSTOMARY,
+    ConfigRejected,
     LoadedConfig,
     load_config,
     merge_for_reload,
@@ -219,8 +220,17 @@ def test_a_value_where_a_block_belongs_is_refused(load: Load) -> None:
 
 
 def test_every_problem_is_told_at_once(load: Load) -> None:
-    text = refusal(load, "local: {port: 70000}", HERMES_SESSIONS__GROUPS="both", HERMES_SESSIONS__MAX_TURNS="many")
-    assert len(text.splitlines()) == 3
+    yaml = "local: {port: 70000}\nsessions: {busy_mod: steer}"
+    text = refusal(load, yaml, HERMES_SESSIONS__GROUPS="both", HERMES_SESSIONS__MAX_TURNS="many")
+    assert len(text.splitlines()) == 4
+
+
+def test_an_error_does_not_hide_what_would_only_have_been_warned_of(load: Load, home: Path) -> None:
+    (home / ".env").write_text("HERMES_MODLE__NAME=gpt-5\n")
+    with pytest.raises(ConfigRejected) as caught:
+        load("local: {port: 70000}")
+    (warning,) = caught.value.warnings
+    assert "HERMES_MODLE__NAME is not a setting" in warning
 
 
 NUMBERS = {key: field_range(field) for key, field in FIELDS.items() if field_range(field)[0] is not None}
