@@ -9,14 +9,14 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from agent.model.offline import HOW_TO_GET_A_MODEL
-from gateway.config import LoadedConfig, load_config
-from gateway.config.home import locate_home
+from gateway.config import ConfigRejected, LoadedConfig, load_config
+from gateway.config.home import StateDirectory, locate_home
 from gateway.control import NobodyAnswers, ask
 from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
 from hermes_state.connections import check_engine
@@ -57,18 +57,28 @@ def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]
         loaded = load_config(environ)
     except ConfigError as error:
         yield Finding(check="config", verdict=Verdict.FAILED, text=str(error))
+        yield from _warnings(error.warnings if isinstance(error, ConfigRejected) else ())
         yield from _home(locate_home(environ))
+        if isinstance(error, ConfigRejected):  # else what lies there may not be ours
+            yield from _state(StateDirectory(home=locate_home(environ)))
         return
     yield Finding(check="config", verdict=Verdict.FINE, text=_sources(loaded))
-    for warning in loaded.warnings:
-        yield Finding(check="environment", verdict=Verdict.WARNING, text=warning)
+    yield from _warnings(loaded.warnings)
     yield from _home(loaded.home)
-    yield from _disk(loaded.home)
-    yield from _database(loaded)
+    yield from _state(loaded)
     yield from _access(loaded)
     yield from _model(loaded)
     yield from _tokens(loaded, is_online=is_online)
     yield from _service(environ, loaded)
+
+
+def _warnings(warnings: Sequence[str]) -> Iterator[Finding]:
+    return (Finding(check="environment", verdict=Verdict.WARNING, text=warning) for warning in warnings)
+
+
+def _state(state: StateDirectory) -> Iterator[Finding]:
+    yield from _disk(state.home)
+    yield from _database(state)
 
 
 def _engine() -> Iterator[Finding]:
@@ -121,12 +131,12 @@ def _disk(home: Path) -> Iterator[Finding]:
     yield Finding(check="disk", verdict=verdict, text=f"{free / 1e9:.1f} GB free at {existing}.")
 
 
-def _database(loaded: LoadedConfig) -> Iterator[Finding]:
+def _database(state: StateDirectory) -> Iterator[Finding]:
     """Asks the daemon when one runs; a second process must not read a file that the daemon may be writing to."""
     try:
-        answer = ask(loaded.control_socket, "doctor", timeout_seconds=60)
+        answer = ask(state.control_socket, "doctor", timeout_seconds=60)
     except NobodyAnswers:
-        yield from _resting_database(loaded)
+        yield from _resting_database(state)
     except CommandError as error:
         yield Finding(check="daemon", verdict=Verdict.FAILED, text=f"The daemon runs but could not answer: {error}")
     else:
@@ -134,23 +144,25 @@ def _database(loaded: LoadedConfig) -> Iterator[Finding]:
         yield from (Finding(check=row["check"], verdict=Verdict(row["verdict"]), text=row["text"]) for row in answer)
 
 
-def _resting_database(loaded: LoadedConfig) -> Iterator[Finding]:
-    if not is_free(loaded.lock_file):
-        who = holder(loaded.lock_file) or "another process"
-        text = f"The database is held by {who}, which does not answer at {loaded.control_socket}."
+def _resting_database(state: StateDirectory) -> Iterator[Finding]:
+    if not is_free(state.lock_file):
+        who = holder(state.lock_file) or "another process"
+        text = f"The database is held by {who}, which does not answer at {state.control_socket}."
         yield Finding(check="daemon", verdict=Verdict.FAILED, text=text)
         return
     yield Finding(check="daemon", verdict=Verdict.SKIPPED, text="The daemon is not running.")
-    if not loaded.database.exists():
-        yield Finding(
-            check="database", verdict=Verdict.SKIPPED, text="There is no database yet; the first start makes it."
-        )
-        return
     try:
-        with open_resting(loaded.database) as db:
-            yield database_finding(db)
+        with open_resting(state.database) as db:
+            yield database_finding(db) if db is not None else _no_database(state)
     except HermesError as error:
         yield Finding(check="database", verdict=Verdict.FAILED, text=str(error))
+
+
+def _no_database(state: StateDirectory) -> Finding:
+    text = "There is no database yet; the first start makes it."
+    if state.database.exists():
+        text = "The database is still empty: a start failed before it had made the tables. The next start makes them."
+    return Finding(check="database", verdict=Verdict.SKIPPED, text=text)
 
 
 def database_finding(db: sqlite3.Connection) -> Finding:

@@ -53,8 +53,10 @@ def quick_check(db: Connection) -> str:
 
 
 @contextmanager
-def open_resting(path: Path) -> Iterator[Connection]:
+def open_resting(path: Path) -> Iterator[Connection | None]:
     """A read-only connection to a database that no daemon has open; for the command line.
+
+    None where there is no database yet: no file, or one that a first start left behind before it had made the tables.
 
     Raises `OwnedElsewhere` while somebody holds its lock: then ask the holder, a second process stays away from the
     file. `ForeignFile`, `SchemaTooNew` and `StoreUnavailable` as `Store.open` does.
@@ -64,10 +66,14 @@ def open_resting(path: Path) -> Iterator[Connection]:
         who = str(holder(lock) or "another process")
         raise OwnedElsewhere(f"the database {path} is in use by {who}", holder=who)
     check_ours(path)
+    if not path.exists():
+        yield None
+        return
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             db.execute("PRAGMA query_only = ON")
             register_functions(db)
-            yield db
+            is_made = db.execute("PRAGMA user_version").fetchone()[0] > 0
+            yield db if is_made else None
     except sqlite3.DatabaseError as error:
         raise unavailable(path, error) from error

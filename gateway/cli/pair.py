@@ -5,7 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.output import Json, print_json, print_table, shown_time
-from gateway.config import load_config, process_environment
+from gateway.config import process_environment
+from gateway.config.home import find_state
 from gateway.control import NobodyAnswers, ask
 from hermes_state.overview import open_resting
 from hermes_state.pairings import Pairing, list_pairings
@@ -54,14 +55,12 @@ def revoke(
 
 
 def _pairings() -> list[dict[str, Any]]:
-    loaded = load_config(process_environment())
+    state = find_state(process_environment())
     try:
-        rows: list[dict[str, Any]] = ask(loaded.control_socket, "pair.list")
+        rows: list[dict[str, Any]] = ask(state.control_socket, "pair.list")
     except NobodyAnswers:
-        if not loaded.database.exists():
-            return []
-        with open_resting(loaded.database) as db:
-            return [_row(pairing) for pairing in list_pairings(db, SystemClock().now())]
+        with open_resting(state.database) as db:
+            return [] if db is None else [_row(pairing) for pairing in list_pairings(db, SystemClock().now())]
     return rows
 
 
@@ -83,4 +82,4 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _ask(request: str, args: dict[str, Any]) -> Any:
-    return ask(load_config(process_environment()).control_socket, request, args)
+    return ask(find_state(process_environment()).control_socket, request, args)

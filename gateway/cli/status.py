@@ -6,7 +6,8 @@ from typing import Any
 import typer
 
 from gateway.cli.output import Json, print_json, print_tree
-from gateway.config import LoadedConfig, load_config, process_environment
+from gateway.config import process_environment
+from gateway.config.home import StateDirectory, find_state
 from gateway.control import NobodyAnswers, ask
 from hermes_state.errors import CommandError
 from hermes_state.overview import load_overview, open_resting
@@ -16,11 +17,11 @@ EXIT_NOT_RUNNING = 3
 
 def status(as_json: Json = False) -> None:
     """Show whether the gateway runs and how it does. Exit code 3 when it does not run."""
-    loaded = load_config(process_environment())
+    state = find_state(process_environment())
     try:
-        answer = {"running": True, **ask(loaded.control_socket, "status")}
+        answer = {"running": True, **ask(state.control_socket, "status")}
     except NobodyAnswers:
-        answer = {"running": False, "home": str(loaded.home), **_left_behind(loaded)}
+        answer = {"running": False, "home": str(state.home), **_left_behind(state)}
     if as_json:
         print_json(answer)
     else:
@@ -29,17 +30,15 @@ def status(as_json: Json = False) -> None:
         raise typer.Exit(EXIT_NOT_RUNNING)
 
 
-def _left_behind(loaded: LoadedConfig) -> dict[str, Any]:
+def _left_behind(state: StateDirectory) -> dict[str, Any]:
     """Counts from the resting database. Raises `OwnedElsewhere` when somebody holds it and does not answer."""
-    if not loaded.database.exists():
-        return {}
-    with open_resting(loaded.database) as db:
-        return {"database": asdict(load_overview(db))}
+    with open_resting(state.database) as db:
+        return {} if db is None else {"database": asdict(load_overview(db))}
 
 
 def url() -> None:
     """Print a fresh address of the web chat; it signs one browser in, once."""
-    answer = ask(load_config(process_environment()).control_socket, "local.url")
+    answer = ask(find_state(process_environment()).control_socket, "local.url")
     if answer["url"] is None:
         raise CommandError("the web chat is switched off (local.enabled)")
     typer.echo(answer["url"])

@@ -1,6 +1,7 @@
 """The command line as people and scripts meet it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -23,6 +24,7 @@ from gateway.control import serve_control
 from hermes_state import pairings
 from hermes_state.errors import CommandError
 from hermes_state.lock import FileLock
+from hermes_state.migrate import APPLICATION_ID
 from hermes_state.store import Store
 from hermes_state.values import Millis, Sender, SystemClock
 from tests.fakes import fake_discord, fake_llm, fake_telegram
@@ -82,12 +84,20 @@ async def threaded(run: Run, *words: str, **variables: str) -> Result:
 def test_a_configuration_error_exits_78_with_the_reason_and_no_traceback(environ: dict[str, str], home: Path) -> None:
     home.mkdir()
     (home / "config.yaml").write_text("telegram: {tokn: x}")
-    for words in (("run",), ("config", "check"), ("config", "show"), ("status",)):
+    for words in (("run",), ("config", "check"), ("config", "show")):
         done = spawned(environ, *words)
         assert done.returncode == 78, words
         assert "telegram.token" in done.stderr
         assert "Traceback" not in done.stderr
     assert os.listdir(home) == ["config.yaml"]
+
+
+def test_a_refused_configuration_still_shows_its_warnings(environ: dict[str, str], home: Path) -> None:
+    for words in (("run",), ("config", "check")):
+        done = spawned({**environ, "HERMES_LOCAL__PORT": "99999", "HERMES_NONSENSE": "1"}, *words)
+        assert done.returncode == 78
+        assert "warning: HERMES_NONSENSE" in done.stderr
+        assert "configuration: HERMES_LOCAL__PORT" in done.stderr
 
 
 def test_run_refuses_a_foreign_state_directory_and_touches_nothing(environ: dict[str, str], home: Path) -> None:
@@ -142,10 +152,11 @@ def test_config_check_says_what_would_be_served(run: Run, home: Path) -> None:
 
 def test_config_check_answers_programs(run: Run) -> None:
     assert json.loads(run("config", "check", "--json").output)["ok"] is True
-    done = run("config", "check", "--json", HERMES_LOCAL__PORT="99999")
+    done = run("config", "check", "--json", HERMES_LOCAL__PORT="99999", HERMES_NONSENSE="1")
     assert done.exit_code == 78
     assert json.loads(done.output)["ok"] is False
     assert "local.port" in json.loads(done.output)["errors"][0]
+    assert "HERMES_NONSENSE" in json.loads(done.output)["warnings"][0]
 
 
 def test_config_show_masks_secrets_and_names_sources(run: Run) -> None:
@@ -205,6 +216,35 @@ async def test_status_asks_the_running_daemon(run: Run, made_home: Path) -> None
     assert "running: yes" in done.output
     assert "state: running" in done.output
     assert "detail" not in done.output
+
+
+async def test_a_running_daemon_is_asked_whatever_the_file_says_by_now(run: Run, made_home: Path) -> None:
+    async def answer(_args: Mapping[str, Any]) -> Any:
+        return {"url": "http://127.0.0.1:1/", "user": "telegram:42", "name": "Ada", "role": "user"}
+
+    async def nobody(_args: Mapping[str, Any]) -> Any:
+        return []
+
+    (made_home / "config.yaml").write_text("local: {prot: 1}")
+    handlers = dict.fromkeys(("status", "local.url", "pair.approve", "pair.revoke"), answer)
+    commands = (("status",), ("url",), ("pair", "list"), ("pair", "approve", "K7QM4XPA"), ("pair", "revoke", "x"))
+    async with serve_control(made_home / "control.sock", {**handlers, "pair.list": nobody}):
+        for words in commands:
+            assert (await threaded(run, *words)).exit_code == 0, words
+
+
+def test_a_start_that_failed_before_it_made_the_tables_leaves_nothing_to_count(run: Run, made_home: Path) -> None:
+    leave_an_empty_database(made_home / "state.db")
+    done = run("status", "--json")
+    assert done.exit_code == 3
+    assert "database" not in json.loads(done.output)
+    assert json.loads(run("pair", "list", "--json").output) == []
+
+
+def leave_an_empty_database(path: Path) -> None:
+    """As a first start on a full disk does: the file is there and ours, its tables are not."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
 async def test_the_database_is_left_alone_while_somebody_holds_it(run: Run, home: Path) -> None:

@@ -1,7 +1,9 @@
 """What doctor sees, and that looking changes nothing."""
 
 import asyncio
+import contextlib
 import os
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from aiohttp import web
 from gateway.control import serve_control
 from gateway.doctor import Finding, Verdict, database_finding, examine
 from hermes_state.lock import FileLock
+from hermes_state.migrate import APPLICATION_ID
 from hermes_state.store import Store
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
@@ -65,6 +68,34 @@ def test_a_wrong_configuration_is_the_loaders_own_sentence(environ: dict[str, st
     found = findings(environ)
     assert found["config"].verdict is Verdict.FAILED
     assert "shared, per_user" in found["config"].text
+
+
+async def test_a_wrong_configuration_hides_neither_warnings_nor_the_running_daemon(
+    environ: dict[str, str], home: Path
+) -> None:
+    async def doctor(_args: Mapping[str, Any]) -> Any:
+        return []
+
+    (home / "config.yaml").write_text("sessions: {groups: both}")
+    async with serve_control(home / "control.sock", {"doctor": doctor}):
+        found = await examined({**environ, "HERMES_NONSENSE": "1"})
+    assert found["config"].verdict is Verdict.FAILED
+    assert "HERMES_NONSENSE" in found["environment"].text
+    assert found["daemon"].verdict is Verdict.FINE
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "a file without tables"])
+def test_a_database_that_a_failed_start_left_unmade_is_not_called_broken(
+    environ: dict[str, str], home: Path, left: str
+) -> None:
+    if left == "an empty file":
+        (home / "state.db").touch()
+    elif left == "a file without tables":
+        with contextlib.closing(sqlite3.connect(home / "state.db")) as db:
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    found = findings(environ)
+    assert found["database"].verdict is Verdict.SKIPPED
+    assert ("first start makes it" in found["database"].text) == (left == "nothing")
 
 
 def test_foreign_variables_are_told(environ: dict[str, str]) -> None:
