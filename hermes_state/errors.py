@@ -8,6 +8,7 @@ HermesError
 │   ├── SendAmbiguous         it may have taken effect: repeat only where a repeat cannot show twice
 │   ├── RateLimited           wait `retry_after` seconds, send nothing meanwhile
 │   ├── MessageRejected       the platform refuses this content: fall back to plain text
+│   │   └── FileTooLarge      a file that was sent to us is above `limit_bytes`
 │   ├── ChatUnreachable       nobody there any more (blocked, kicked, deleted): give up on this message
 │   ├── ChatMigrated          the chat has a new id: move it and go on
 │   └── TokenRejected         fatal for this adapter, not for the daemon
@@ -61,6 +62,14 @@ class RateLimited(PlatformError):
 
 class MessageRejected(PlatformError):
     """The platform refuses this content for good."""
+
+
+class FileTooLarge(MessageRejected):
+    """A file cannot be fetched because it is larger than `limit_bytes`, ours or the platform's."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"the file is larger than {limit_bytes:,} bytes")
+        self.limit_bytes = limit_bytes
 
 
 class ChatUnreachable(PlatformError):

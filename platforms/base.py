@@ -169,6 +169,6 @@ class PlatformAdapter(Protocol):
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         """Write the file to `target`; returns its size in bytes.
 
-        Raises `MessageRejected` when it is larger than `max_bytes` or gone, and `PlatformUnavailable` when a retry
-        may help.
+        Raises `FileTooLarge` when it is larger than `max_bytes` or than the platform hands out, `MessageRejected` when
+        it is gone, and `PlatformUnavailable` when a retry may help.
         """

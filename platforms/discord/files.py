@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 from discord.http import HTTPClient, Route
 
-from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformUnavailable
+from hermes_state.errors import ChatUnreachable, FileTooLarge, MessageRejected, PlatformUnavailable
 from platforms.discord.errors import MessageUnknown, rest_errors
 
 CHUNK_BYTES = 256 * 1024
@@ -45,7 +45,7 @@ class _Expired(Exception):
 async def download(http: HTTPClient, ref: FileRef, target: Path, max_bytes: int) -> int:
     """Write the file to `target`; returns its size in bytes. Nothing is left there on failure.
 
-    Raises `MessageRejected` when it is larger than `max_bytes` or gone, `PlatformUnavailable` when a retry may help.
+    Raises `FileTooLarge`, `MessageRejected` when it is gone, and `PlatformUnavailable` when a retry may help.
     """
     try:
         return await _fetch(ref.url, target, max_bytes)
@@ -81,7 +81,7 @@ async def _fetch(url: str, target: Path, max_bytes: int) -> int:
             if response.status != 200:
                 raise PlatformUnavailable(f"the file server answered {response.status}")
             if (response.content_length or 0) > max_bytes:
-                raise MessageRejected(f"the file is larger than {max_bytes:,} bytes")
+                raise FileTooLarge(max_bytes)
             return await _write(response.content, target, max_bytes)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise PlatformUnavailable(f"the file server cannot be reached: {type(error).__name__}") from error
@@ -95,7 +95,7 @@ async def _write(content: aiohttp.StreamReader, target: Path, max_bytes: int) ->
         async for chunk in content.iter_chunked(CHUNK_BYTES):
             size += len(chunk)
             if size > max_bytes:
-                raise MessageRejected(f"the file is larger than {max_bytes:,} bytes")
+                raise FileTooLarge(max_bytes)
             await asyncio.to_thread(file.write, chunk)
         is_whole = True
     finally:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from aiohttp import BodyPartReader, MultipartReader, web
 
-from hermes_state.errors import MessageRejected, PlatformUnavailable
+from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
 from hermes_state.values import AttachmentKind, IncomingAttachment
 
 MOST_FILES = 10
@@ -109,7 +109,7 @@ class Spool:
     def copy(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         """Copy a file to `target`; returns its size in bytes. Blocks.
 
-        Raises `MessageRejected` when it is gone or larger than `max_bytes`, `PlatformUnavailable` when the disk fails.
+        Raises `FileTooLarge`, `MessageRejected` when it is gone, and `PlatformUnavailable` when the disk fails.
         """
         if not _REF.fullmatch(attachment.file_ref):
             raise MessageRejected(f"no such file: {attachment.name}")
@@ -117,7 +117,7 @@ class Spool:
         try:
             size = path.stat().st_size
             if size > max_bytes:
-                raise MessageRejected(f"{attachment.name} has {size} bytes, more than {max_bytes}")
+                raise FileTooLarge(max_bytes)
             shutil.copyfile(path, target)
         except FileNotFoundError as error:
             if not target.parent.is_dir():

@@ -28,6 +28,7 @@ _NOBODY_THERE = (
 )
 _TOPIC_GONE = ("message thread not found", "topic_deleted", "topic_id_invalid")
 _NOT_MODIFIED = ("message is not modified",)
+_FILE_TOO_BIG = ("file is too big",)
 _NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
 
 
@@ -71,6 +72,11 @@ def is_not_modified(error: TelegramError) -> bool:
 def is_not_editable(error: TelegramError) -> bool:
     """Whether the message to edit is gone, or not one of ours."""
     return isinstance(error, BadRequest) and _says(error, _NOT_EDITABLE)
+
+
+def is_file_too_big(error: TelegramError) -> bool:
+    """Whether the Bot API server hands out no file of that size."""
+    return isinstance(error, BadRequest) and _says(error, _FILE_TOO_BIG)
 
 
 def _says(error: TelegramError, texts: tuple[str, ...]) -> bool:

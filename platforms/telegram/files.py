@@ -7,12 +7,14 @@ import aiohttp
 import telegram
 from telegram.error import BadRequest, TelegramError
 
-from hermes_state.errors import MessageRejected, PlatformUnavailable
+from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
 from hermes_state.values import IncomingAttachment
+from platforms.telegram.errors import is_file_too_big
 from platforms.telegram.transport import BotApiRequest
 
 CHUNK_BYTES = 256 * 1024
-TOO_LARGE = "the file is too large"
+DOWNLOAD_BYTES = 20_000_000
+"""Most that Telegram's own Bot API server hands out."""
 
 
 async def fetch(
@@ -20,11 +22,11 @@ async def fetch(
 ) -> int:
     """Write the file to `target` piece by piece; returns its size in bytes and leaves nothing behind on failure.
 
-    Raises `MessageRejected` when it is larger than `max_bytes` or than Telegram hands out (20 MB), or gone, and
-    `PlatformUnavailable` when a retry may help.
+    Raises `FileTooLarge` when it is larger than `max_bytes` or than Telegram hands out, `MessageRejected` when it is
+    gone, and `PlatformUnavailable` when a retry may help.
     """
     if (attachment.size_bytes or 0) > max_bytes:
-        raise MessageRejected(TOO_LARGE)
+        raise FileTooLarge(max_bytes)
     if not attachment.file_ref:
         raise MessageRejected("there is no file to fetch")
     try:
@@ -38,6 +40,8 @@ async def fetch(
                 raise MessageRejected(f"the file server answered {response.status}")
             return await _written(response.content, target, max_bytes)
     except BadRequest as error:
+        if is_file_too_big(error):
+            raise FileTooLarge(min(DOWNLOAD_BYTES, max_bytes)) from error
         raise MessageRejected(error.message) from error
     except TelegramError as error:  # fetching again harms nobody, so whatever broke may be tried again
         raise PlatformUnavailable(f"the file could not be fetched ({type(error).__name__})") from error
@@ -51,7 +55,7 @@ async def _written(content: aiohttp.StreamReader, target: Path, max_bytes: int) 
             async for chunk in content.iter_chunked(CHUNK_BYTES):
                 size += len(chunk)
                 if size > max_bytes:
-                    raise MessageRejected(TOO_LARGE)
+                    raise FileTooLarge(max_bytes)
                 await asyncio.to_thread(file.write, chunk)
         is_whole = True
         return size

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from hermes_state.errors import (
     ChatUnreachable,
+    FileTooLarge,
     MessageRejected,
     PlatformUnavailable,
     RateLimited,
@@ -415,8 +416,9 @@ class AdapterContract:
             target = tmp_path / "fetched"
             size = await harness.adapter.download(attachment, target, max_bytes=10_000)
             assert (size, target.read_bytes()) == (len(content), content)
-            with pytest.raises(MessageRejected):
+            with pytest.raises(FileTooLarge) as caught:
                 await harness.adapter.download(attachment, tmp_path / "capped", max_bytes=100)
+            assert caught.value.limit_bytes == 100
         assert attachment.name == "notes.txt"
 
     # Out

@@ -12,6 +12,7 @@ import pytest
 from hermes_state.errors import (
     ChatMigrated,
     ChatUnreachable,
+    FileTooLarge,
     MessageRejected,
     PlatformUnavailable,
     SendAmbiguous,
@@ -342,7 +343,7 @@ class TestFiles:
     ) -> None:
         target = tmp_path / "file"
         unannounced = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref=document.file_ref, name="x")
-        with pytest.raises(MessageRejected):
+        with pytest.raises(FileTooLarge):
             await telegram.adapter.download(unannounced, target, max_bytes=9_999)
         assert not target.exists(), "half a file is no file"
         assert await telegram.adapter.download(unannounced, target, max_bytes=10_000) == 10_000
@@ -361,8 +362,9 @@ class TestFiles:
         async with running(telegram.adapter, intake):
             await telegram.message(media="document", file_name="huge.bin", file_size=30_000_000)
             [message] = await intake.wait_for(1)
-            with pytest.raises(MessageRejected):
+            with pytest.raises(FileTooLarge) as caught:
                 await telegram.adapter.download(message.attachments[0], tmp_path / "file", max_bytes=50_000_000)
+        assert caught.value.limit_bytes == 20_000_000
 
     @pytest.mark.parametrize(("kind", "times"), [("reset", 2), ("502", 1)])  # a reset is tried again at once by itself
     async def test_a_broken_download_is_retryable(
