@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
 
-from hermes_state import inbox, journal, outbox, pairings
+from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat, find_chat, find_chats_at
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
@@ -18,13 +18,6 @@ from hermes_state.values import (
     InboxId,
     Millis,
     TurnId,
-)
-
-ASK_AGAIN_MS = 300_000
-"""Whoever asks again is told that often at most that the code still waits."""
-
-STILL_WAITING = (
-    "You have no access yet: the code that I gave you still waits for whoever runs this bot, or for an admin."
 )
 
 
@@ -155,31 +148,6 @@ def tell_stranger(
         ticket=message.ticket,
     )
     return chat_id if outbox.enqueue(db, reply, now) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairingOffer:
-    """A new code for somebody who asks for access."""
-
-    code: str
-    lifetime_ms: int
-    max_pending: int
-    sentence: str
-
-
-def offer_pairing(
-    db: Connection, message: InboundMessage, offer: PairingOffer, cursor: Cursor | None, now: Millis
-) -> ChatId | None:
-    """Give a stranger a code, or tell one who has a code that it still waits; None when there is nothing to say."""
-    if not pairings.offer(db, message.sender, offer.code, offer.lifetime_ms, offer.max_pending, now):
-        if pairings.is_waiting(db, message.sender.ref, now):
-            moment = now // ASK_AGAIN_MS
-            return tell_stranger(db, message, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
-        if cursor is not None:
-            inbox.advance_cursor(db, cursor)
-        return None
-    key = f"pairing:{pairings.hash_code(offer.code)[:16]}"
-    return tell_stranger(db, message, key, offer.sentence, cursor, now)
 
 
 def apply_edit(db: Connection, edit: InboundEdit, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:

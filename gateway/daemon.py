@@ -233,6 +233,7 @@ class _Daemon:
                 access=access,
                 adapters=adapters,
                 lanes=lanes,
+                delivery=delivery,
                 heartbeat=heartbeat,
                 clock=clock,
                 started_at=self._started_at,

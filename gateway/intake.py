@@ -11,21 +11,13 @@ from dataclasses import replace
 import structlog
 
 from gateway.access import Access, Verdict
-from gateway.admission import (
-    Admission,
-    Admitted,
-    PairingOffer,
-    admit,
-    apply_deletion,
-    apply_edit,
-    offer_pairing,
-    tell_stranger,
-)
+from gateway.admission import Admission, Admitted, admit, apply_deletion, apply_edit, tell_stranger
 from gateway.commands.registry import Command, Kind, Parsed, Registry, parse
 from gateway.commands.runner import CommandRunner
 from gateway.delivery import Delivery
 from gateway.lanes import Lanes, Stopping
 from gateway.live import Live
+from gateway.pairing import PairingOffer, offer_pairing
 from hermes_state import inbox, pairings
 from hermes_state.chats import find_chat, move_chat
 from hermes_state.errors import StoreUnavailable

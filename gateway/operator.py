@@ -9,8 +9,10 @@ from gateway.adapters import Adapters
 from gateway.commands.conversations import when
 from gateway.config import LoadedConfig
 from gateway.control import Handler
+from gateway.delivery import Delivery
 from gateway.doctor import Finding, database_finding
 from gateway.lanes import Lanes
+from gateway.pairing import COMMAND_LINE, approve_pairing, revoke_pairing
 from gateway.vitals import Heartbeat
 from hermes_state import pairings
 from hermes_state.errors import CommandError
@@ -30,6 +32,7 @@ class Operator:
         access: Access,
         adapters: Adapters,
         lanes: Lanes,
+        delivery: Delivery,
         heartbeat: Heartbeat,
         clock: Clock,
         started_at: Millis,
@@ -40,6 +43,7 @@ class Operator:
         self._access = access
         self._adapters = adapters
         self._lanes = lanes
+        self._delivery = delivery
         self._heartbeat = heartbeat
         self._clock = clock
         self._started_at = started_at
@@ -93,17 +97,19 @@ class Operator:
             role = Role(str(args.get("role", Role.USER)))
         except ValueError:
             raise CommandError("A role is user or admin.") from None
-        now = self._clock.now()
-        pairing = await self._store.write(pairings.approve, str(args.get("code", "")), role, "command line", now)
+        code, now = str(args.get("code", "")), self._clock.now()
+        let_in = await self._store.write(approve_pairing, code, role, COMMAND_LINE, now)
         await self._access.load()
-        return {**_shown(pairing), "state": "approved", "role": role.value}
+        if let_in.told is not None:
+            self._delivery.wake(let_in.told)
+        return _shown(let_in.pairing)
 
     async def revoke(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """`user`: a stable id such as `telegram:42`."""
         person = UserRef(str(args.get("user", "")))
-        pairing = await self._store.write(pairings.revoke, person, "command line", self._clock.now())
+        pairing = await self._store.write(revoke_pairing, person, COMMAND_LINE, self._clock.now())
         await self._access.load()
-        return {**_shown(pairing), "state": "revoked"}
+        return _shown(pairing)
 
     async def examine_database(self, _args: Mapping[str, Any]) -> list[Finding]:
         """The checks that only whoever has the database open can make."""

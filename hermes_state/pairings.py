@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from sqlite3 import Connection
 
@@ -93,7 +93,7 @@ def approve(db: Connection, code: str, role: Role, decided_by: str, now: Millis)
         "UPDATE pairings SET state = 'approved', role = ?, decided_by = ?, decided_at = ? WHERE code_hash = ?",
         (role, decided_by, now, hash_code(code)),
     )
-    return pairing
+    return replace(pairing, state=PairingState.APPROVED, role=role, decided_by=decided_by)
 
 
 def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> Pairing:
@@ -107,7 +107,7 @@ def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> P
         WHERE user_ref = ? AND state <> 'revoked'""",
         (decided_by, now, user_ref),
     )
-    return _pairing(row)
+    return replace(_pairing(row), state=PairingState.REVOKED, decided_by=decided_by)
 
 
 def list_pairings(db: Connection, now: Millis) -> list[Pairing]:

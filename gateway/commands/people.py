@@ -4,10 +4,11 @@ from functools import partial
 from sqlite3 import Connection
 
 from agent.model.offline import HOW_TO_GET_A_MODEL
-from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from gateway.commands.registry import Apply, Command, Effect, Invocation, Kind, Told, say
+from gateway.pairing import approve_pairing, revoke_pairing
 from hermes_state import pairings
 from hermes_state.errors import CommandError
-from hermes_state.pairings import PairingState, Role
+from hermes_state.pairings import Pairing, PairingState, Role
 from hermes_state.values import Millis, UserRef
 
 
@@ -48,18 +49,18 @@ async def pair(invocation: Invocation) -> Effect:
             raise CommandError("Write `/pair list`, `/pair approve <code> [admin]` or `/pair revoke <platform:id>`.")
 
 
-def _deciding(invocation: Invocation, apply: partial[str]) -> Effect:
+def _deciding(invocation: Invocation, apply: Apply) -> Effect:
     return Effect(apply=apply, after=invocation.desk.access.load)
 
 
-def _approve(code: str, role: Role, decided_by: str, db: Connection, now: Millis) -> str:
-    pairing = pairings.approve(db, code, role, decided_by, now)
-    return f"{pairing.display_name} (`{pairing.user_ref}`) has access now, with the role {role}."
+def _approve(code: str, role: Role, decided_by: str, db: Connection, now: Millis) -> Told:
+    let_in = approve_pairing(db, code, role, decided_by, now)
+    said = f"{_named(let_in.pairing)} has access now, with the role {role}."
+    return Told(markdown=said, also_told=let_in.told)
 
 
 def _revoke(person: UserRef, decided_by: str, db: Connection, now: Millis) -> str:
-    pairing = pairings.revoke(db, person, decided_by, now)
-    return f"{pairing.display_name} (`{pairing.user_ref}`) has no access any more."
+    return f"{_named(revoke_pairing(db, person, decided_by, now))} has no access any more."
 
 
 def _list(db: Connection, now: Millis) -> str:
@@ -70,8 +71,14 @@ def _list(db: Connection, now: Millis) -> str:
     for pairing in found:
         minutes = max(0, pairing.expires_at - now) // 60_000
         state = f"waits, {minutes} min left" if pairing.state is PairingState.PENDING else pairing.role
-        lines.append(f"- {pairing.display_name} `{pairing.user_ref}`: {state}")
+        lines.append(f"- {_named(pairing)}: {state}")
     return "\n".join(lines)
+
+
+def _named(pairing: Pairing) -> str:
+    """A person as an admin reads them. The name is a stranger's own choice: no links and no formatting come from it."""
+    name = pairing.display_name.replace("`", "'").strip() or "?"
+    return f"`{name}` (`{pairing.user_ref}`)"
 
 
 COMMANDS = (

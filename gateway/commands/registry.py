@@ -38,6 +38,8 @@ class Told:
 
     markdown: str
     buttons: tuple[Button, ...] = ()
+    also_told: ChatId | None = None
+    """Another chat that the command's transaction owes something to."""
 
 
 Apply: TypeAlias = Callable[[Connection, Millis], "Told | str | RunningTurn"]

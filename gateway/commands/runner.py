@@ -72,14 +72,16 @@ class CommandRunner:
         with bound_contextvars(platform=chat.key.platform, chat=chat.key.name, inbox_id=row.id):
             effect = await self._decide(row, chat)
             try:
-                opened = await self._carry_out(row, chat, effect)
+                outcome = await self._carry_out(row, chat, effect)
                 self._delivery.wake(row.chat_id)
             finally:
                 await effect.after()
+            if isinstance(outcome, Told) and outcome.also_told is not None:
+                self._delivery.wake(outcome.also_told)  # after `after`: who was let in may answer at once
             log.info("command.done", command=_name_of(row))
-        return opened
+        return outcome if isinstance(outcome, RunningTurn) else None
 
-    async def _carry_out(self, row: InboxRow, chat: Chat, effect: Effect) -> RunningTurn | None:
+    async def _carry_out(self, row: InboxRow, chat: Chat, effect: Effect) -> Told | RunningTurn | None:
         store, now = self._desk.store, self._desk.clock.now()
         try:
             return await write_patiently(store, _carry_out, row, chat, effect.apply, now)
@@ -137,7 +139,7 @@ async def _handle(command: Command, invocation: Invocation) -> Effect:
         return say(CRASH_SENTENCE)
 
 
-def _carry_out(db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis) -> RunningTurn | None:
+def _carry_out(db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis) -> Told | RunningTurn | None:
     """The transaction of a command. A row that was settled, or has its turn, changes nothing."""
     stored = inbox.load(db, row.id)
     if stored is None or stored.state is not InboxState.NEW:
@@ -164,7 +166,7 @@ def _carry_out(db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Mil
         buttons=told.buttons,
     )
     outbox.enqueue(db, reply, now)
-    return None
+    return told
 
 
 def _name_of(row: InboxRow) -> str:

@@ -7,16 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission import (
-    STILL_WAITING,
-    Admission,
-    PairingOffer,
-    admit,
-    apply_deletion,
-    apply_edit,
-    offer_pairing,
-    tell_stranger,
-)
+from gateway.admission import Admission, admit, apply_deletion, apply_edit, tell_stranger
 from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat
 from hermes_state.inbox import CHANGED, InboxKind, InboxMode
@@ -146,19 +137,6 @@ def test_every_refused_slash_command_is_answered_in_its_own_place(db: sqlite3.Co
 
 
 # ---- strangers
-
-
-def offer(code: str) -> PairingOffer:
-    return PairingOffer(code=code, lifetime_ms=1_000, max_pending=10, sentence=f"code {code}")
-
-
-def test_a_stranger_gets_one_code_and_then_a_reminder_now_and_then(db: sqlite3.Connection) -> None:
-    assert offer_pairing(db, message(1), offer("ABCDEFGH"), CURSOR, START) is not None
-    assert offer_pairing(db, message(2), offer("HGFEDCBA"), replace(CURSOR, seen_ref="100"), START) is not None
-    assert offer_pairing(db, message(3), offer("HGFEDCBB"), replace(CURSOR, seen_ref="101"), START) is None
-    assert owed(db) == ["code ABCDEFGH", STILL_WAITING]
-    assert inbox.load_cursors(db, "telegram", "telegram") == {"42": "101"}
-    assert db.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
 
 
 def test_the_same_reason_is_told_once(db: sqlite3.Connection) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admission import STILL_WAITING
 from gateway.intake import NO_ACCESS
+from gateway.pairing import STILL_WAITING
 from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import CHANGED
 from hermes_state.store import Store

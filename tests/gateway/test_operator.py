@@ -19,6 +19,7 @@ def operator(gateway: TestGateway, url: str | None = None) -> Operator:
         access=gateway.access,
         adapters=gateway.adapters,
         lanes=gateway.lanes,
+        delivery=gateway.delivery,
         heartbeat=Heartbeat(gateway.store, gateway.adapters, {}),
         clock=gateway.clock,
         started_at=gateway.clock.now(),
@@ -55,6 +56,7 @@ async def test_a_stranger_is_let_in_and_out_from_the_command_line(store: Store, 
         approved = await ask["pair.approve"]({"code": code})
         orjson.dumps(approved)
         assert (approved["user"], approved["role"], approved["state"]) == (EVE.ref, "user", "approved")
+        assert len(await gateway.replies(2)) == 2, "the code and the welcome"
         assert await gateway.ask("hi", sender=EVE) == "echo: hi"
         await ask["pair.revoke"]({"user": EVE.ref})
         assert gateway.access.role_of(EVE.ref) is None
