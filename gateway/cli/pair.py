@@ -1,5 +1,9 @@
 """`hermes-gateway pair list | approve | revoke`: who was let in by code."""
 
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from sqlite3 import Connection
 from typing import Annotated, Any
 
 import typer
@@ -8,9 +12,11 @@ from gateway.cli.output import Json, print_json, print_table, shown_time
 from gateway.config import process_environment
 from gateway.config.home import find_state
 from gateway.control import NobodyAnswers, ask
+from gateway.pairing import COMMAND_LINE, approve_pairing, revoke_pairing
 from hermes_state.overview import open_resting
-from hermes_state.pairings import Pairing, list_pairings
-from hermes_state.values import SystemClock
+from hermes_state.pairings import Pairing, Role, list_pairings
+from hermes_state.store import Store
+from hermes_state.values import Millis, SystemClock, UserRef
 
 app = typer.Typer(no_args_is_help=True, help="Let people in by code, and see them out.", rich_markup_mode=None)
 
@@ -33,8 +39,9 @@ def approve(
     as_admin: Annotated[bool, typer.Option("--admin", help="Give the role admin instead of user.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Let in the person who was shown this code. Needs the running gateway."""
-    answer = _ask("pair.approve", {"code": code, "role": "admin" if as_admin else "user"})
+    """Let in the person who was shown this code; they are told so, at the next start if the gateway is not running."""
+    role = Role.ADMIN if as_admin else Role.USER
+    answer = _decided("pair.approve", {"code": code, "role": role}, lambda db, now: _approve(db, code, role, now))
     if as_json:
         print_json(answer)
     else:
@@ -46,8 +53,10 @@ def revoke(
     person: Annotated[str, typer.Argument(help="The id that `pair list` shows, such as telegram:42.")],
     as_json: Json = False,
 ) -> None:
-    """Take back the access of a paired person, at once. Needs the running gateway."""
-    answer = _ask("pair.revoke", {"user": person})
+    """Take back the access of a paired person, at once."""
+    answer = _decided(
+        "pair.revoke", {"user": person}, lambda db, now: revoke_pairing(db, UserRef(person), COMMAND_LINE, now)
+    )
     if as_json:
         print_json(answer)
     else:
@@ -81,5 +90,24 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return row["user"], row["name"], row["state"], row["role"], row["asked"], expires
 
 
-def _ask(request: str, args: dict[str, Any]) -> Any:
-    return ask(find_state(process_environment()).control_socket, request, args)
+def _decided(request: str, args: dict[str, str], decide: Callable[[Connection, Millis], Pairing]) -> Any:
+    """The daemon's answer, or that of the database itself while no daemon runs."""
+    state = find_state(process_environment())
+    try:
+        return ask(state.control_socket, request, args)
+    except NobodyAnswers:
+        if not state.database.exists():
+            raise
+    return _row(asyncio.run(_at_rest(state.database, decide)))
+
+
+async def _at_rest(database: Path, decide: Callable[[Connection, Millis], Pairing]) -> Pairing:
+    store = await Store.open(database)
+    try:
+        return await store.write(decide, SystemClock().now())
+    finally:
+        await store.close()
+
+
+def _approve(db: Connection, code: str, role: Role, now: Millis) -> Pairing:
+    return approve_pairing(db, code, role, COMMAND_LINE, now).pairing

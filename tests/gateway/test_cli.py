@@ -21,12 +21,14 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli import app
 from gateway.control import serve_control
+from gateway.pairing import WELCOME, PairingOffer, offer_pairing
 from hermes_state import pairings
 from hermes_state.errors import CommandError
 from hermes_state.lock import FileLock
 from hermes_state.migrate import APPLICATION_ID
+from hermes_state.pairings import Role
 from hermes_state.store import Store
-from hermes_state.values import Millis, Sender, SystemClock
+from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
 
@@ -293,6 +295,37 @@ async def test_pairing_is_decided_by_the_daemon(run: Run, made_home: Path) -> No
         assert done.exit_code != 0
         assert "not valid" in str(done.exception)
     assert [dict(args) for args in asked[:2]] == [{"code": "K7QM4XPA", "role": "admin"}, {"user": "telegram:42"}]
+
+
+async def test_pairing_is_decided_without_a_daemon_too_and_the_person_is_told_at_the_next_start(
+    run: Run, home: Path
+) -> None:
+    code = "K7QM4XPA"
+    chat = ChatKey(platform="telegram", account="telegram", chat_ref="42")
+    message = InboundMessage(
+        event_ref="7:1",
+        chat=chat,
+        chat_kind=ChatKind.DIRECT,
+        sender=Sender(platform="telegram", id="42", name="Ada"),
+        text="let me in",
+        message_ref="1",
+        sent_at=Millis(0),
+        is_addressed=True,
+    )
+    offer = PairingOffer(code=code, lifetime_ms=60_000, max_pending=10, sentence="your code")
+    store = await Store.open(home / "state.db")
+    await store.write(offer_pairing, message, offer, None, SystemClock().now())
+    await store.close()
+    done = await threaded(run, "pair", "approve", code)
+    assert "Ada (telegram:42) may write now, as user." in done.output
+    done = await threaded(run, "pair", "approve", code)
+    assert "not valid" in str(done.exception)
+    store = await Store.open(home / "state.db")
+    owed = await store.read(lambda db: db.execute("SELECT payload FROM outbox ORDER BY id").fetchall())
+    await store.close()
+    assert [WELCOME[Role.USER] in payload for (payload,) in owed] == [False, True]
+    done = await threaded(run, "pair", "revoke", "telegram:42")
+    assert "no access any more" in done.output
 
 
 def test_pairing_without_a_daemon_says_so(environ: dict[str, str]) -> None:
