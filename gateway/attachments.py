@@ -23,7 +23,7 @@ from gateway.live import Live
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
-from hermes_state.errors import MessageRejected, PlatformError
+from hermes_state.errors import FileTooLarge, MessageRejected, PlatformError
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import Prepared
 from hermes_state.outbox import OutboxKind, Reply
@@ -40,6 +40,7 @@ from hermes_state.values import (
     MessageBody,
     Millis,
 )
+from platforms.base import PlatformAdapter
 
 log = structlog.get_logger()
 
@@ -49,6 +50,11 @@ FETCH_SECONDS = 120.0
 """For one file; the chat waits, others do not."""
 
 FETCH_ATTEMPTS = 3
+
+READY_SECONDS = 60.0
+"""How long a fetch that failed waits for its platform to come back: just after a start it is not there yet."""
+
+READY_PAUSE_SECONDS = 0.2
 
 NAME_CHARACTERS = 80
 """Of a file's name, where we speak of it."""
@@ -76,8 +82,9 @@ IMAGE_SIGNATURES = (
 UNHEARD = {
     AttachmentKind.VOICE: "I cannot listen to voice messages yet; please write to me instead.",
     AttachmentKind.AUDIO: "I cannot listen to audio files yet; please write to me instead.",
-    AttachmentKind.VIDEO: "I cannot watch videos; a picture or a description in words would help.",
+    AttachmentKind.VIDEO: "I cannot watch videos; please describe in words what matters in it.",
 }
+IMAGE_FORMS = "PNG, JPEG, GIF or WebP"
 
 
 class _Unusable(Exception):
@@ -92,6 +99,8 @@ class _Gathered:
     images: list[Image]
     ids: list[AttachmentId]
     refusals: list[str]
+    hints: list[str]
+    """What the sender should know of files that were taken."""
     notes: list[str]
 
 
@@ -124,8 +133,8 @@ class AttachmentDesk:
                 continue
             gathered = await self._gather(chat, row)
             is_useful = bool(row.payload.text.strip() or gathered.documents or gathered.images)
-            if gathered.refusals:
-                await self._store.write(_refuse, row, " ".join(gathered.refusals), not is_useful, self._clock.now())
+            if gathered.refusals or gathered.hints:
+                await self._store.write(_tell, row, gathered, not is_useful, self._clock.now())
                 self._delivery.wake(chat_id)
             is_whole = is_whole and is_useful
             body = MessageBody(
@@ -135,7 +144,7 @@ class AttachmentDesk:
         return prepared if is_whole else None
 
     async def _gather(self, chat: Chat, row: InboxRow) -> _Gathered:
-        gathered = _Gathered(documents=[], images=[], ids=[], refusals=[], notes=[])
+        gathered = _Gathered(documents=[], images=[], ids=[], refusals=[], hints=[], notes=[])
         for attachment in row.payload.attachments:
             try:
                 await self._take(chat, attachment, gathered)
@@ -149,18 +158,19 @@ class AttachmentDesk:
         config = self._live.config
         is_text = _is_text(attachment)
         if not is_text and attachment.kind is not AttachmentKind.IMAGE:
-            raise _Unusable(
-                UNHEARD.get(attachment.kind, f"I cannot read “{_said(attachment)}”: I take text files and images.")
-            )
+            raise _Unusable(UNHEARD.get(attachment.kind) or _unreadable(attachment, config.model.sees_images))
         if not is_text and not config.model.sees_images:
             raise _Unusable("The model that answers here cannot see images; please describe it in words.")
         limit = config.attachments.max_bytes
         if attachment.size_bytes is not None and attachment.size_bytes > limit:
             raise _Unusable(_too_large(attachment, limit))
         if is_text:
-            read = partial(_read_text, attachment=attachment, max_chars=config.attachments.max_text_chars)
+            max_chars = config.attachments.max_text_chars
+            read = partial(_read_text, attachment=attachment, max_chars=max_chars)
             file, document = await self._fetch(chat, attachment, limit, read)
             gathered.documents.append(document)
+            if document.was_truncated:
+                gathered.hints.append(_cut(attachment, max_chars))
             gathered.ids.append(await self._store.write(attachments.insert, chat.id, file, self._clock.now()))
             return
         file, mime = await self._fetch(chat, attachment, limit, partial(_image_mime, attachment=attachment))
@@ -174,14 +184,12 @@ class AttachmentDesk:
         """Fetch a file and look into it; only one that `read` can use is kept, or nothing would ever remove it."""
         adapter = self._adapters.of(chat.key)
         if adapter is None:
-            raise _Unusable(f"I could not fetch “{_said(attachment)}”: its platform is not connected.")
+            raise _Unusable(f"I could not fetch “{_said(attachment)}” right now; please send it again later.")
         try:
-            handle, name = await asyncio.to_thread(_new_file, self._folder)
+            target = await asyncio.to_thread(_new_file, self._folder)
         except OSError as error:
             log.warning("attachment.not_stored", error=type(error).__name__)
             raise _Unusable(f"I cannot store “{_said(attachment)}” right now; please send it again later.") from error
-        target = Path(name)
-        os.close(handle)
         try:
             for attempt in range(1, FETCH_ATTEMPTS + 1):
                 try:
@@ -189,23 +197,36 @@ class AttachmentDesk:
                         await adapter.download(attachment, target, limit)
                     found = await asyncio.to_thread(read, target)
                     return await asyncio.to_thread(_keep, self._folder, target, attachment), found
+                except FileTooLarge as error:
+                    raise _Unusable(_too_large(attachment, error.limit_bytes)) from error
                 except MessageRejected as error:
-                    raise _Unusable(_too_large(attachment, limit)) from error
+                    sentence = f"“{_said(attachment)}” is not there to be fetched any more; please send it again."
+                    raise _Unusable(sentence) from error
                 except (PlatformError, OSError) as error:  # a full disk, too, must not look like a harmful message
                     log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
+                if attempt < FETCH_ATTEMPTS:
+                    await _recovery(adapter)
             raise _Unusable(f"I could not fetch “{_said(attachment)}”; please send it again.")
         finally:
             await asyncio.to_thread(target.unlink, missing_ok=True)
 
 
-def _refuse(db: Connection, row: InboxRow, sentence: str, is_all: bool, now: Millis) -> None:
-    """Tell the sender; a message that held nothing else is settled with it."""
+async def _recovery(adapter: PlatformAdapter) -> None:
+    """Wait for a while until the adapter works."""
+    for _ in range(round(READY_SECONDS / READY_PAUSE_SECONDS)):
+        if adapter.health().is_ready:
+            return
+        await asyncio.sleep(READY_PAUSE_SECONDS)  # nothing tells when the service is back
+
+
+def _tell(db: Connection, row: InboxRow, gathered: _Gathered, is_all: bool, now: Millis) -> None:
+    """Tell the sender; a message that held nothing of use is settled with it."""
     if is_all:
         inbox.settle(db, row.id, InboxState.DONE, now)
     reply = Reply(
         chat_id=row.chat_id,
-        kind=OutboxKind.ERROR,
-        markdown=sentence,
+        kind=OutboxKind.ERROR if gathered.refusals else OutboxKind.STATUS,
+        markdown=" ".join(gathered.refusals + gathered.hints),
         dedupe_key=f"inbox:{row.id}:attachments",
         reply_to=row.message_ref,
     )
@@ -229,12 +250,39 @@ def _said(attachment: IncomingAttachment) -> str:
 
 
 def _too_large(attachment: IncomingAttachment, limit: int) -> str:
-    return f"“{_said(attachment)}” is larger than I take ({limit / 1_048_576:.0f} MB), or is gone."
+    smaller = "a smaller copy" if attachment.kind is AttachmentKind.IMAGE else "the part that matters"
+    return f"“{_said(attachment)}” is larger than the {_size(limit)} that I take; please send {smaller}."
 
 
-def _new_file(folder: Path) -> tuple[int, str]:
+def _size(count: int) -> str:
+    """A number of bytes for people, rounded down: what is as large is taken."""
+    return f"{count // 1_000_000:,} MB" if count >= 1_000_000 else f"{count // 1_000:,} KB"
+
+
+def _unreadable(attachment: IncomingAttachment, sees_images: bool) -> str:
+    what = f"I cannot read “{_said(attachment)}”"
+    files = "a text file or an image" if sees_images else "a text file"
+    if attachment.kind is AttachmentKind.DOCUMENT:
+        return f"{what}; please send me {files}, or paste what matters."
+    return f"{what}; please say it in words, or send me {files}."
+
+
+def _not_text(attachment: IncomingAttachment) -> str:
+    return f"“{_said(attachment)}” is not text that I can read; please save it as UTF-8, or paste what matters."
+
+
+def _cut(attachment: IncomingAttachment, max_chars: int) -> str:
+    return (
+        f"“{_said(attachment)}” is long: I read its first {max_chars:,} characters; "
+        "to show me more, send the rest as a file of its own."
+    )
+
+
+def _new_file(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return tempfile.mkstemp(prefix=INCOMING_PREFIX, dir=folder)
+    handle, name = tempfile.mkstemp(prefix=INCOMING_PREFIX, dir=folder)
+    os.close(handle)
+    return Path(name)
 
 
 def _keep(folder: Path, fetched: Path, attachment: IncomingAttachment) -> StoredFile:
@@ -258,9 +306,9 @@ def _read_text(path: Path, attachment: IncomingAttachment, max_chars: int) -> Do
         try:
             text = data.decode("utf-16") if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data.decode("cp1252")
         except UnicodeDecodeError as error:
-            raise _Unusable(f"“{_said(attachment)}” is not text in a form that I can read.") from error
+            raise _Unusable(_not_text(attachment)) from error
     if "\0" in text:
-        raise _Unusable(f"“{_said(attachment)}” is not text in a form that I can read.")
+        raise _Unusable(_not_text(attachment))
     return Document(name=attachment.name, text=text[:max_chars], was_truncated=len(text) > max_chars)
 
 
@@ -272,4 +320,4 @@ def _image_mime(path: Path, attachment: IncomingAttachment) -> str:
     for signature, mime in IMAGE_SIGNATURES:
         if start.startswith(signature):
             return mime
-    raise _Unusable(f"“{_said(attachment)}” is not an image that I can show the model (PNG, JPEG, GIF or WebP).")
+    raise _Unusable(f"“{_said(attachment)}” is not an image that I can look at; please send it as {IMAGE_FORMS}.")

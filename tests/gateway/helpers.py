@@ -27,7 +27,7 @@ from gateway.intake import GatewayIntake
 from gateway.lanes import LaneParts, Lanes
 from gateway.live import Live
 from gateway.turns import TurnRunner
-from hermes_state.errors import MessageRejected
+from hermes_state.errors import FileTooLarge
 from hermes_state.store import Store
 from hermes_state.values import (
     CanonicalUsage,
@@ -167,7 +167,7 @@ class MemoryAdapter:
         if isinstance(content, Exception):
             raise content
         if len(content) > max_bytes:
-            raise MessageRejected("too large")
+            raise FileTooLarge(max_bytes)
         await asyncio.to_thread(target.write_bytes, content)
         return len(content)
 

@@ -2,14 +2,16 @@
 
 import errno
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
 
-from hermes_state.errors import MessageRejected, PlatformUnavailable
+from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
 from hermes_state.store import Store
 from hermes_state.values import AttachmentKind, Document, IncomingAttachment
-from tests.gateway.helpers import DIRECT, TestGateway, serving
+from platforms.base import AdapterState
+from tests.gateway.helpers import DIRECT, TestGateway, eventually, serving
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
 SEEING = {"images": True}
@@ -53,10 +55,27 @@ async def test_a_text_document_is_read_into_the_turn(store: Store, tmp_path: Pat
         assert heard(gateway) == (Document(name="a.txt", text=text),)
 
 
-async def test_a_long_document_is_cut_and_says_so(store: Store, tmp_path: Path) -> None:
+async def test_a_long_document_is_cut_and_both_sides_know(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, attachments={"max_text_chars": 1_000}) as gateway:
+        await send(gateway, file(), b"x" * 1_001)
+        assert heard(gateway) == (Document(name="a.txt", text="x" * 1_000, was_truncated=True),)
+        hint, reply = gateway.adapter.texts()
+        assert "“a.txt”" in hint
+        assert "first 1,000 characters" in hint
+        assert reply == "echo: look"
+
+
+async def test_a_document_that_fits_needs_no_words_of_ours(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, attachments={"max_text_chars": 1_000}) as gateway:
+        await send(gateway, file(), b"x" * 1_000)
+        assert gateway.adapter.texts() == ["echo: look"]
+
+
+async def test_a_long_document_alone_is_still_a_turn(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, attachments={"max_text_chars": 100}) as gateway:
-        await send(gateway, file(), b"x" * 101)
-        assert heard(gateway) == (Document(name="a.txt", text="x" * 100, was_truncated=True),)
+        await send(gateway, file(), b"x" * 101, text="")
+        assert [document.was_truncated for document in heard(gateway)] == [True]
+        assert len(gateway.adapter.texts()) == 2
 
 
 @pytest.mark.parametrize(
@@ -114,15 +133,17 @@ async def test_an_image_is_known_by_its_bytes_not_by_its_name(
         (file("v.ogg", AttachmentKind.VOICE), b"", "voice messages"),
         (file("v.mp3", AttachmentKind.AUDIO), b"", "audio"),
         (file("v.mp4", AttachmentKind.VIDEO), b"", "videos"),
-        (file("v.zip", AttachmentKind.DOCUMENT, mime="application/zip"), b"", "text files and images"),
-        (file("sticker", AttachmentKind.OTHER), b"", "text files and images"),
-        (file("big.txt", size=10**9), b"", "larger than I take"),
-        (file("big.txt"), b"x" * 5_000, "larger than I take"),
-        (file("gone.txt"), MessageRejected("gone"), "or is gone"),
+        (file("v.zip", AttachmentKind.DOCUMENT, mime="application/zip"), b"", "a text file or an image, or paste"),
+        (file("sticker 👍", AttachmentKind.OTHER), b"", "say it in words, or send me a text file or an image"),
+        (file("big.txt", size=10**9), b"", "larger than the 4 KB that I take; please send the part that matters"),
+        (file("big.txt"), b"x" * 5_000, "larger than the 4 KB that I take; please send the part that matters"),
+        (file("big.png", AttachmentKind.IMAGE, size=10**9), b"", "please send a smaller copy"),
+        (file("big.txt"), FileTooLarge(20_000_000), "larger than the 20 MB that I take"),
+        (file("gone.txt"), MessageRejected("gone"), "not there to be fetched any more; please send it again"),
         (file("lost.txt"), PlatformUnavailable("down"), "send it again"),
         (file("full.txt"), OSError(errno.ENOSPC, "No space left on device"), "send it again"),
-        (file("binary.txt"), b"\0\1\2", "not text"),
-        (file("x.png", AttachmentKind.IMAGE), b"MZ", "not an image"),
+        (file("binary.txt"), b"\0\1\2", "please save it as UTF-8, or paste"),
+        (file("x.png", AttachmentKind.IMAGE), b"MZ", "please send it as PNG, JPEG, GIF or WebP"),
     ],
 )
 async def test_what_cannot_be_used_gets_a_sentence_and_starts_no_turn_alone(
@@ -132,6 +153,7 @@ async def test_what_cannot_be_used_gets_a_sentence_and_starts_no_turn_alone(
         await send(gateway, one, content, text="")
         [said] = gateway.adapter.texts()
         assert sentence in said
+        assert re.findall(r"[.!?](?=\s|$)", said) == ["."], "one sentence"
         assert gateway.model.requests == []
         assert await gateway.inbox_states() == ["done"]
         assert [path for path in (tmp_path / "attachments").rglob("*") if path.is_file()] == []
@@ -170,6 +192,27 @@ async def test_a_model_that_does_not_see_gets_no_images(store: Store, tmp_path: 
         await send(gateway, file("x.png", AttachmentKind.IMAGE), PNG, text="")
         assert "cannot see images" in gateway.adapter.texts()[0]
         assert gateway.adapter.downloads == []
+
+
+async def test_nobody_is_asked_for_an_image_that_the_model_could_not_see(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        for kind in (AttachmentKind.DOCUMENT, AttachmentKind.OTHER, AttachmentKind.VIDEO):
+            await send(gateway, file("v.bin", kind), b"", text="")
+        assert len(gateway.adapter.texts()) == 3
+        assert not any("image" in said or "picture" in said for said in gateway.adapter.texts())
+
+
+async def test_a_file_waits_for_a_platform_that_is_just_starting(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        one = file()
+        gateway.adapter.files[one.file_ref] = PlatformUnavailable("not running")
+        gateway.adapter.state = AdapterState.STARTING
+        await gateway.say("look", files=[one])
+        await eventually(lambda: gateway.adapter.downloads, "a first attempt")
+        gateway.adapter.files[one.file_ref] = b"words"
+        gateway.adapter.state = AdapterState.RUNNING
+        await gateway.quiet()
+        assert [document.text for document in heard(gateway)] == ["words"]
 
 
 async def test_a_fetch_that_fails_is_tried_again(store: Store, tmp_path: Path) -> None:
