@@ -8,6 +8,7 @@ from pathlib import Path
 from sqlite3 import Connection
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.adapters import Adapters
 from hermes_state import outbox
@@ -144,6 +145,14 @@ async def test_a_bug_of_the_sdk_counts_as_ambiguous_and_the_answer_arrives(store
         assert gateway.adapter.requests[1].is_repeat
 
 
+async def test_a_request_that_a_closed_connection_cancelled_counts_as_ambiguous(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.append(asyncio.CancelledError())
+        await owe(gateway, "hello")
+        assert await gateway.replies(1) == ["hello"]
+        assert [request.is_repeat for request in gateway.adapter.requests] == [False, True]
+
+
 async def test_rejected_markup_goes_out_as_plain_text(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.troubles.append(MessageRejected("cannot parse"))
@@ -229,6 +238,20 @@ async def test_an_attempt_that_a_crash_cut_off_is_repeated_as_ambiguous(store: S
         assert again.adapter.requests[0].key == gateway.adapter.requests[0].key
 
 
+async def test_a_later_part_that_was_under_way_at_a_crash_is_repeated_as_a_repeat(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, adapter=MemoryAdapter(max_part_units=3)) as gateway:
+        gateway.adapter.may_send.clear()
+        await owe(gateway, "aaabbbccc")
+        await eventually(lambda: gateway.adapter.requests, "the first part is on its way")
+        gateway.adapter.may_send.set()
+        gateway.adapter.may_send.clear()
+        await eventually(lambda: len(gateway.adapter.requests) == 2, "the second part is on its way")
+    async with serving(store, tmp_path) as again:
+        assert await again.replies(2) == ["bbb", "ccc"]
+        assert [request.is_repeat for request in again.adapter.requests] == [True, False]
+        assert again.adapter.requests[0].key == gateway.adapter.requests[1].key
+
+
 async def test_one_chat_in_trouble_does_not_delay_another(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.troubles.append(RateLimited(5))
@@ -267,6 +290,13 @@ async def test_closing_waits_for_a_request_that_is_under_way(store: Store, tmp_p
         gateway.adapter.may_send.set()
         await closing
         assert await gateway.rows("SELECT state FROM outbox") == [("sent",)]
+
+
+async def test_closing_with_nothing_owed_says_nothing(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        with capture_logs() as said:
+            await gateway.delivery.flush(0.0)
+        assert said == []
 
 
 @pytest.mark.parametrize("is_effective", [False, True])
