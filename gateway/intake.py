@@ -96,6 +96,8 @@ class GatewayIntake:
         if command is None or command.name != "stop" or self._access.judge(event) is not Verdict.ADMITTED:
             return
         key = self._key_of(event.chat, event.chat_kind, event.sender)
+        if self._lanes.running_in(key) is None:
+            return  # what it is about may wait in front of it: it is heard again when its turn comes
         admission = self._admission(event, key, parsed, command, None, None)
         self._stop_from_memory(admission, self._clock.now())
 

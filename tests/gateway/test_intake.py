@@ -209,6 +209,16 @@ async def test_topics_of_a_group_are_chats_of_their_own(store: Store, tmp_path: 
         await gateway.quiet(GROUP)
 
 
+async def test_a_stop_overheard_before_its_turn_began_ends_it_when_its_time_comes(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        stop = gateway.message("/stop")
+        await gateway.intake.overhear(stop)  # it waits behind the question that it is about
+        await hanging(gateway, "a long question")
+        await gateway.intake.accept(stop)
+        await gateway.quiet()
+        assert await gateway.turns_of() == [("stopped", "a long question")]
+
+
 # ---- edits, deletions, moves
 
 
