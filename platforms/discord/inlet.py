@@ -28,7 +28,7 @@ SKEW_MS = 60_000
 """How far this machine's clock and Discord's may differ."""
 
 LISTEN_SECONDS = 0.5
-"""How long an event may take to be stored before what arrives behind it is listened to."""
+"""How long a message may wait for its turn to be stored before it is listened to."""
 
 FIRST_RETRY_SECONDS = 0.1
 LONGEST_RETRY_SECONDS = 5.0
@@ -112,9 +112,10 @@ class Inlet:
         self._high_water = 0
         """Newest message seen anywhere before this connection, 0 if there was none: ids are ordered by time."""
         self._connected_at = Millis(0)
-        self._storing_since: float | None = None
-        self._waiting_behind: asyncio.Queue[InboundMessage] = asyncio.Queue(queue_size)
-        """What arrives while the database keeps an event waiting: somebody may want to stop something."""
+        self._waiting: set[str] = set()
+        """`event_ref` of what arrived and is not being stored yet."""
+        self._unheard: asyncio.Queue[tuple[float, InboundMessage]] = asyncio.Queue()
+        """What arrived of late, with the monotonic time: while it waits, somebody may want to stop something."""
         self.overflowed = asyncio.Event()
         """Set when an event had to be dropped; from then on everything is, so that no cursor passes the hole."""
 
@@ -124,19 +125,20 @@ class Inlet:
             return
         try:
             self._queue.put_nowait(item)
-            if self._is_held_up and isinstance(item, Pressed | Arrived) and isinstance(item.event, InboundMessage):
-                self._waiting_behind.put_nowait(item.event)
         except asyncio.QueueFull:
             self.overflowed.set()
-
-    @property
-    def _is_held_up(self) -> bool:
-        since = self._storing_since
-        return since is not None and time.monotonic() - since > LISTEN_SECONDS
+            return
+        if isinstance(item, Pressed | Arrived) and item.event is not None:
+            self._waiting.add(item.event.event_ref)
+            self._unheard.put_nowait((time.monotonic(), item.event))
 
     async def _listen(self) -> None:
+        """Let the intake hear of messages that wait for the database, or for the history of their channel."""
         while True:
-            await self._intake.overhear(await self._waiting_behind.get())
+            arrived_at, event = await self._unheard.get()
+            await asyncio.sleep(arrived_at + LISTEN_SECONDS - time.monotonic())
+            if event.event_ref in self._waiting:
+                await self._intake.overhear(event)
 
     async def run(self, history: History) -> None:
         """Store until cancelled. What the database cannot take is tried again, never skipped."""
@@ -233,14 +235,14 @@ class Inlet:
 
     async def _store(self, event: InboundMessage | InboundEdit | InboundDeletion | None, cursor: Cursor | None) -> None:
         delay = FIRST_RETRY_SECONDS
-        self._storing_since = self._storing_since or time.monotonic()
+        if event is not None:
+            self._waiting.discard(event.event_ref)
         while True:
             try:
                 if event is not None:
                     await self._intake.accept(event, cursor)
                 elif cursor is not None:
                     await self._intake.mark_seen(cursor)
-                self._storing_since = None
                 return
             except StoreUnavailable as error:
                 log.warning("discord.event_retried", detail=str(error), retry_seconds=delay)

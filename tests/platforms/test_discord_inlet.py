@@ -1,16 +1,20 @@
 """The inlet under random weather: whatever is lost, live or late, each channel is stored whole and in order."""
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender
+from platforms.discord import inlet as inlet_module
 from platforms.discord.inbound import millis_of, snowflake_at
-from platforms.discord.inlet import Arrived, Connected, Inlet
+from platforms.discord.inlet import Arrived, Connected, History, Inlet, Pressed
 from tests.platforms.contract import RecordingIntake, eventually
 
 START = Millis(1_700_000_000_000)
@@ -126,3 +130,74 @@ async def test_the_cursor_never_moves_back() -> None:
     await asyncio.gather(worker, return_exceptions=True)
     assert [message.message_ref for message in intake.messages] == [str(later), str(earlier)]
     assert intake.cursors["1"] == str(later)
+
+
+# ---- while something has to wait ---------------------------------------------------------------------------------
+
+
+def _arrived(channel_ref: str, number: int) -> Arrived:
+    message_id = snowflake_at(Millis(START + number))
+    return Arrived(channel_ref, message_id, _event(channel_ref, message_id))
+
+
+@contextlib.asynccontextmanager
+async def _working(inlet: Inlet, history: History) -> AsyncIterator[None]:
+    worker = asyncio.create_task(inlet.run(history))
+    try:
+        yield
+    finally:
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+
+
+async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard() -> None:
+    intake = RecordingIntake()
+    inlet = Inlet(intake, account="discord", clock=StepClock())
+    stuck, queued, later = (_arrived(channel, number) for number, channel in enumerate(CHANNELS))
+    pressed = replace(_event("1", 9), event_ref="9:interaction:1", text="/stop")
+    intake.gate.clear()
+    inlet.put(Connected())
+    inlet.put(stuck)
+    inlet.put(queued)  # before anybody could know that the database is stuck
+    async with _working(inlet, Weather(random.Random(1))):
+        await eventually(lambda: queued.event in intake.overheard, "what was queued is heard")
+        inlet.put(later)
+        inlet.put(Pressed(pressed))
+        await eventually(lambda: len(intake.overheard) == 3, "what comes later is heard")
+        assert intake.overheard == [queued.event, later.event, pressed]
+        assert intake.events == []
+        intake.gate.set()
+        await intake.wait_for(4)
+    assert intake.messages == [stuck.event, queued.event, later.event, pressed], "and stored when its turn comes"
+
+
+async def test_what_waits_for_the_history_of_its_channel_is_heard() -> None:
+    class Slow:
+        async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
+            await asyncio.Event().wait()
+            return ()
+
+    intake = RecordingIntake()
+    intake.cursors["1"] = "1"
+    inlet = Inlet(intake, account="discord", clock=StepClock())
+    live = _arrived("1", 1)
+    inlet.put(Connected())
+    inlet.put(live)
+    async with _working(inlet, Slow()):
+        await eventually(lambda: intake.overheard == [live.event], "the live message is heard")
+    assert intake.events == []
+
+
+async def test_what_is_stored_at_once_is_not_heard_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inlet_module, "LISTEN_SECONDS", 0.05)
+    intake = RecordingIntake()
+    inlet = Inlet(intake, account="discord", clock=StepClock())
+    inlet.put(Connected())
+    async with _working(inlet, Weather(random.Random(1))):
+        inlet.put(_arrived("1", 1))
+        await intake.wait_for(1)
+        intake.gate.clear()
+        inlet.put(_arrived("1", 2))
+        inlet.put(_arrived("1", 3))
+        await eventually(lambda: bool(intake.overheard), "the last one is heard")
+    assert [event.event_ref for event in intake.overheard] == [f"9:{snowflake_at(Millis(START + 3))}"]
