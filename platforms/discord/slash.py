@@ -163,6 +163,8 @@ class Tickets:
 
     async def defer(self, http: HTTPClient, interaction: discord.Interaction) -> None:
         """Acknowledge an interaction, which Discord wants within three seconds; never raises for trouble."""
+        if str(interaction.id) in self._tickets:
+            return  # it came twice: Discord would refuse a second acknowledgement, and the first one is still good
         is_command = interaction.type is discord.InteractionType.application_command
         ticket = Ticket(interaction.application_id, interaction.token, time.monotonic() + TICKET_SECONDS)
         if is_command:

@@ -1,5 +1,6 @@
 """The same promises on Discord."""
 
+import sqlite3
 from typing import Any
 
 from tests.e2e.world import World
@@ -64,6 +65,46 @@ async def test_replaying_messages_and_commands_starts_nothing(discord_world: Wor
     assert f"discord:{ALICE}" in replies[2]
     [(inbox, turns, sessions)] = world.query(counts)
     assert [(inbox - 1, turns, sessions)] == before
+
+
+async def test_replaying_slash_commands_starts_nothing_and_answers_once(discord_world: World) -> None:
+    world = discord_world
+    await ready(world)
+    await world.gateway.wait_for_log("discord.menu_published")
+    await say(world, "before")
+    await sent(world, 1)
+    given = []
+    for number, name in enumerate(("new", "whoami", "retry"), start=1):
+        given.append(await world.dc.post("interaction", {"name": name, "dm_user_id": ALICE}))
+        await world.dc.get("sent", action="interaction_(edit|followup|reply)", wait=20, count=number)
+    channel = given[0]["channel_id"]
+    counts = """SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM turns), (SELECT count(*) FROM sessions),
+        (SELECT count(*) FROM outbox)"""
+    before, shown = world.query(counts), len(await world.dc.get("messages", channel_id=channel))
+    for one in given * 3:
+        await world.dc.post("event", {"t": "INTERACTION_CREATE", "d": one["event"]})
+    await say(world, "/whoami")  # what comes after it is handled after it
+    await sent(world, 2)
+    [(inbox, turns, sessions, outbox)] = world.query(counts)
+    assert [(inbox - 1, turns, sessions, outbox - 1)] == before
+    assert len(await world.dc.get("messages", channel_id=channel)) == shown + 2, "the question and its answer"
+
+
+async def test_a_stop_is_heard_while_the_database_is_locked(discord_world: World) -> None:
+    world = discord_world
+    await ready(world)
+    await world.script(match="hang", hang=True)
+    await say(world, "hang")
+    await world.asked(1)
+    with sqlite3.connect(world.home / "state.db", isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        await say(world, "an ordinary message first", channel="general", mention=True)
+        await say(world, "/stop")
+        await world.gateway.wait_for_log("command.from_memory", seconds=5)
+        other.execute("ROLLBACK")
+    other.close()
+    assert await world.dc.get("sent", action="send|edit", match="Stopped", wait=20, count=1)
+    assert world.query("SELECT state FROM turns ORDER BY id LIMIT 1") == [("stopped",)]
 
 
 async def test_a_lost_acknowledgement_shows_one_copy(discord_world: World) -> None:

@@ -149,7 +149,7 @@ class Interactions:
     # Control: a person picks a command or presses a button
 
     async def make(self, data: Mapping[str, Any]) -> Json:
-        """Send INTERACTION_CREATE; see the control API's `interaction`."""
+        """Send INTERACTION_CREATE; see the control API's `interaction`. The event comes back for a replay."""
         discord = self._discord
         channel = discord.place(data)
         user = discord.person(data, channel)
@@ -186,7 +186,7 @@ class Interactions:
         row |= {"type": payload["type"], "t": time.monotonic()}
         discord.interactions[interaction_id] = discord.by_token[token] = row
         await self._gateway.dispatch("INTERACTION_CREATE", payload)
-        return {"interaction_id": interaction_id, "channel_id": channel["id"]}
+        return {"interaction_id": interaction_id, "channel_id": channel["id"], "event": payload}
 
     def _pick(self, data: Mapping[str, Any], guild_id: str) -> Json:
         """The `data` of a slash command; subcommands are further words of the name."""

@@ -159,6 +159,20 @@ async def test_a_repeated_answer_fills_it_again(live: DiscordHarness, intake: Re
     assert await live.visible(command.chat) == ["here"]
 
 
+async def test_a_command_that_arrives_twice_is_still_answered_in_its_own_place(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    given_once = await live.post("interaction", {"name": "help", "dm_user_id": ALICE})
+    [command] = await intake.wait_for(1)
+    await live.sent("interaction_defer", wait=5)
+    await live.post("event", {"t": "INTERACTION_CREATE", "d": given_once["event"]})
+    await live.write("later")
+    await intake.wait_for(2)
+    await live.adapter.send(answer(command, "here"))
+    assert await live.visible(command.chat) == ["here"]
+    assert await live.sent("send") == []
+
+
 async def test_what_follows_the_first_part_is_an_ordinary_message(
     live: DiscordHarness, intake: RecordingIntake
 ) -> None:
