@@ -1,14 +1,16 @@
 """Fixtures that more than one package's tests use."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from hermes_state.store import Store
 from tests.crash.seed import pytest_configure, pytest_configure_node, pytest_report_header
+from tests.fakes.llm_http import FINDINGS
+from tests.fakes.llm_legality import untidy
 
-__all__ = ["pytest_configure", "pytest_configure_node", "pytest_report_header", "store"]
+__all__ = ["every_message_list_is_legal", "pytest_configure", "pytest_configure_node", "pytest_report_header", "store"]
 
 
 @pytest.fixture
@@ -19,3 +21,11 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         yield opened
     finally:
         await opened.close()
+
+
+@pytest.fixture(autouse=True)
+def every_message_list_is_legal() -> Iterator[None]:
+    """Whatever a test sends to a fake model server must be legal and tidy."""
+    FINDINGS.clear()
+    yield
+    assert untidy(FINDINGS) == []

@@ -1,7 +1,7 @@
 """A real store, a fake model server in this process, and a chat that turns can be started in."""
 
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -153,11 +153,3 @@ def agent(chat: Chat, model: ChatCompletionsModel) -> Agent:
     return Agent(
         store=chat.store, model=model, tools=ToolRegistry(recall_tools()), settings=settings(), clock=chat.clock
     )
-
-
-@pytest.fixture
-def no_violations(llm: fake_llm.LLM) -> Iterator[None]:
-    """Whatever the test sends to the model must have been legal."""
-    yield
-    found = [problem for request in llm.requests.rows for problem in request.get("violations") or ()]
-    assert [problem for problem in found if problem["rule"] != "user_after_tool"] == []

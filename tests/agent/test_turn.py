@@ -19,8 +19,6 @@ from hermes_state.values import Effect, Message, ModelCallRecord, Role, Tokens, 
 from tests.agent.conftest import Chat, Sink, settings
 from tests.fakes.fake_llm import LLM
 
-pytestmark = pytest.mark.usefixtures("no_violations")
-
 ANY_OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
@@ -276,10 +274,10 @@ CALLS = (
 RECORD = ModelCallRecord(purpose="turn", route="r", model="m", outcome="ok", usage=None, took_ms=1)
 
 
-async def _asked(chat: Chat) -> tuple[RunningTurn, Message]:
-    """A turn in which the model has asked for `CALLS`."""
+async def _asked(chat: Chat, *calls: ToolCall) -> tuple[RunningTurn, Message]:
+    """A turn in which the model has asked for `calls`, or else for `CALLS`."""
     turn = await chat.start("go")
-    step = ModelStep(text="", calls=CALLS, call=RECORD, reported_prompt_tokens=None)
+    step = ModelStep(text="", calls=calls or CALLS, call=RECORD, reported_prompt_tokens=None)
     return turn, await chat.store.write(journal.append_calls, turn.id, step, chat.clock.now())
 
 
@@ -300,14 +298,16 @@ async def test_a_call_that_never_began_is_run(chat: Chat, shop: Workshop) -> Non
 
 
 async def test_a_call_that_began_without_an_end_is_not_run_again(chat: Chat, shop: Workshop) -> None:
-    turn, message = await _asked(chat)
-    await _begin(chat, turn, message, *CALLS)
-    await shop.agent().run(turn, Sink())
+    execute = ToolCall(id="c4", name="execute", arguments='{"n": 4}')
+    turn, message = await _asked(chat, *CALLS, execute)
+    await _begin(chat, turn, message, *CALLS, execute)
+    await shop.agent(shop.tool("execute", Effect.EXECUTES)).run(turn, Sink())
     assert shop.ran == [("read", 1)]  # reading again harms nobody
     said = {row.tool_call_id: row.text for row in await chat.said(turn) if row.role is Role.TOOL}
-    assert said == {"c1": "done 1", "c2": OUTCOME_UNKNOWN, "c3": OUTCOME_UNKNOWN}
+    assert said == {"c1": "done 1", "c2": OUTCOME_UNKNOWN, "c3": OUTCOME_UNKNOWN, "c4": OUTCOME_UNKNOWN}
+    unknown = ToolRunState.UNKNOWN
     runs = await chat.store.read(journal.load_tool_runs, message.id)
-    assert runs == {"c1": ToolRunState.DONE, "c2": ToolRunState.UNKNOWN, "c3": ToolRunState.UNKNOWN}
+    assert runs == {"c1": ToolRunState.DONE, "c2": unknown, "c3": unknown, "c4": unknown}
 
 
 async def test_results_that_are_there_stay_and_only_the_rest_is_run(chat: Chat, shop: Workshop) -> None:

@@ -26,7 +26,7 @@ from hermes_state.values import (
     TurnId,
 )
 from tests.agent.rows import NEW_YEAR, answer, human, result, row
-from tests.fakes.fake_llm import check_openai
+from tests.fakes.llm_legality import check_openai, untidy
 
 STYLE = WireStyle()
 GROUP = WireStyle(is_shared=True)
@@ -220,7 +220,7 @@ _styles = st.builds(WireStyle, is_shared=st.booleans(), max_result_characters=st
 @given(rows=_histories, style=_styles, system=st.sampled_from(["", "You are Hermes."]))
 def test_any_rows_make_a_legal_list(rows: list[Message], style: WireStyle, system: str) -> None:
     sent = chat_messages(system, (*rows, human("and now?")), style)
-    found = [problem for problem in check_openai(sent) if problem["rule"] != "user_after_tool"]
+    found = untidy(check_openai(sent))
     assert found == []
 
 

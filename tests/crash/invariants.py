@@ -22,6 +22,7 @@ from tests.crash.scenario import (
     UNKNOWN,
 )
 from tests.crash.world import World
+from tests.fakes.llm_legality import untidy
 
 
 class Label(StrEnum):
@@ -46,9 +47,7 @@ async def problems_of(world: World) -> list[str]:
         found = [*_open_rows(db), *_turns(db), *_lineage(db), *_tools(db, world.effects), *_file(db)]
     found += _seen(await world.visible(CHAT), world.kill_count)
     found += _seen_in_group(await world.visible(GROUP), world.kill_count)
-    for row in await world.llm.get("violations"):
-        if row["rule"] != "user_after_tool":  # a steer joins right there
-            found.append(f"the model was sent {row}")
+    found += [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
     return found
 
 

@@ -50,7 +50,7 @@ async def chat_completions(call: Call) -> web.StreamResponse:
 def _require_legal(call: Call) -> None:
     config = call.llm.config
     problems = check_openai(call.body.get("messages"), call.body.get("tools"))
-    call.row["violations"] = problems
+    call.note_findings(problems)
     errors = [problem for problem in problems if problem["severity"] == "error"]
     fatal = [problem for problem in errors if config["strict_keys"] or problem["rule"] not in _ONLY_WHEN_STRICT]
     if not fatal or not (config["reject_illegal"] or fatal[0]["rule"] == "messages_missing"):

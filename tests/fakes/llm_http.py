@@ -19,6 +19,10 @@ _LOOK_SECONDS = 0.01
 """How often a held connection is checked for its client having gone: aiohttp tells nobody."""
 
 
+FINDINGS: list[Json] = []
+"""What was not legal or tidy in requests to any server of this process: `tests/conftest.py` looks after each test."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One request while it is served; `row` is its row in the journal."""
@@ -57,6 +61,11 @@ class Call:
         blocks = [(compact(tool), self.llm.tokens(compact(tool)) + 8) for tool in tools or []]
         blocks += [(compact(message), size) for message, size in zip(messages, sizes, strict=True)]
         return PromptSizes(model=model, prompt=prompt, tools=tool_tokens, blocks=blocks)
+
+    def note_findings(self, findings: list[Json]) -> None:
+        """What is not legal or not tidy about the request."""
+        self.row["violations"] = findings
+        FINDINGS.extend(findings)
 
     def decide(self, prompt: Prompt, max_output: int) -> Json:
         """What to reply, noted in the journal."""

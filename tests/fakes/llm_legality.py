@@ -6,7 +6,7 @@ dislike and what a careful client avoids.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Json = dict[str, Any]
@@ -51,6 +51,11 @@ def images_in(content: object) -> int:
     """How many images a message's content holds."""
     parts = content if isinstance(content, list) else []
     return sum(1 for part in parts if isinstance(part, dict) and part.get("type") in _IMAGE_TYPES)
+
+
+def untidy(findings: Iterable[Json]) -> list[Json]:
+    """What a careful client never sends. It cannot avoid that a steer comes right after a tool's result."""
+    return [finding for finding in findings if finding["rule"] != "user_after_tool"]
 
 
 class Findings:

@@ -81,7 +81,7 @@ def _with_system(body: Json) -> list[Json]:
 
 def _require_legal(call: Call) -> None:
     problems = check_anthropic(call.body)
-    call.row["violations"] = problems
+    call.note_findings(problems)
     fatal = [problem for problem in problems if problem["severity"] == "error"]
     if fatal and call.llm.config["reject_illegal"]:
         raise anthropic_error(400, fatal[0]["detail"], outcome="illegal_messages")

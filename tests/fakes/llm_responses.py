@@ -106,7 +106,7 @@ def _as_messages(items: Sequence[Json]) -> tuple[list[Json], list[Json]]:
 
 
 def _require_legal(call: Call, problems: list[Json]) -> None:
-    call.row["violations"] = problems
+    call.note_findings(problems)
     first = next((problem for problem in problems if problem["rule"] != "private_key"), None)
     if first is None or not call.llm.config["reject_illegal"]:
         return

@@ -49,7 +49,7 @@ from hermes_state.values import (
     ToolCall,
 )
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, Preview, SendRequest
-from tests.fakes.llm_legality import check_openai
+from tests.fakes.llm_legality import check_openai, untidy
 
 PLATFORM = "telegram"
 WAIT_SECONDS = 10.0
@@ -101,13 +101,13 @@ class MemoryAdapter:
         self.typed: list[ChatKey] = []
         self.visible: dict[tuple[str, str], dict[str, str]] = {}
         """Text by message id, by chat and thread."""
-        self.troubles: deque[Exception | None] = deque()
+        self.troubles: deque[BaseException | None] = deque()
         """What the next sends raise; None lets one through."""
         self.is_effective_when_broken = False
         """Whether a send that raises was seen by people all the same."""
         self.may_send = asyncio.Event()
         self.may_send.set()
-        self.show_trouble: Exception | None = None
+        self.show_trouble: BaseException | None = None
         self.may_show = asyncio.Event()
         self.may_show.set()
         self.makes_placeholders = True
@@ -227,8 +227,7 @@ class ScriptedModel:
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         self.requests.append(request)
-        findings = check_openai(chat_messages(request.system, request.transcript, request.style))
-        self.violations += [one for one in findings if one["rule"] != "user_after_tool"]  # a steer joins there
+        self.violations += untidy(check_openai(chat_messages(request.system, request.transcript, request.style)))
         step = self.script.popleft() if self.script else self.respond
         self.running += 1
         self.most_running = max(self.most_running, self.running)

@@ -52,7 +52,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with world_in(tmp_path, telegram=False) as made:
         await made.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()))
         yield made
-        assert await made.violations() == []
 
 
 @pytest.fixture
