@@ -120,6 +120,8 @@ class GatewayIntake:
     # ---- messages ---------------------------------------------------------------------------------------------
 
     async def _accept_message(self, message: InboundMessage, cursor: Cursor | None) -> None:
+        if message.is_bare_command and not self._is_known_command(message.text):
+            message = replace(message, is_addressed=False)  # for another bot of the group
         verdict = self._access.judge(message)
         if verdict is Verdict.ADMITTED:
             await self._admit(message, cursor)
@@ -193,6 +195,10 @@ class GatewayIntake:
         command = self._registry.find(parsed.name) if parsed is not None else None
         is_message = parsed is not None and command is not None and command.kind is Kind.MESSAGE and parsed.argument
         return parsed.argument if parsed is not None and is_message else text
+
+    def _is_known_command(self, text: str) -> bool:
+        parsed = parse(text)
+        return parsed is not None and self._registry.find(parsed.name) is not None
 
     def _interrupts(self, admission: Admission, running: RunningTurn) -> bool:
         return (

@@ -148,6 +148,8 @@ class InboundMessage:
     """The platform's time, which orders and merges messages."""
     is_addressed: bool
     """Direct chat, mention, reply to the bot, command to this bot, or button."""
+    is_bare_command: bool = False
+    """Addressed only by a command that names no bot: it is for whichever bots of the chat know it."""
     via: Via = Via.TYPED
     expects_more: bool = False
     """Another piece is likely to follow: within 200 UTF-16 units of the platform's limit, or part of an album."""

@@ -91,21 +91,22 @@ def read_message(message: Message, bot: Bot) -> InboundMessage | ChatMoved | Non
     raw = message.text or message.caption or ""
     if sender is None or not (raw or attachments):
         return None
-    text, is_named = _without_our_name(message, raw, bot)
-    if text is None:
+    meant = _meant(message, raw, bot)
+    if meant is None:
         return None
-    is_direct = message.chat.type == Chat.PRIVATE
     quoted = _quoted(message)
+    is_called = message.chat.type == Chat.PRIVATE or meant.is_named or _is_from(quoted, bot)
     return InboundMessage(
         event_ref=bot.message_key(message),
         chat=chat_key(message, bot.account),
         chat_kind=_chat_kind(message),
         chat_title=message.chat.title,
         sender=sender,
-        text=text,
+        text=meant.text,
         message_ref=str(message.message_id),
         sent_at=_millis(message),
-        is_addressed=is_direct or is_named or _is_from(quoted, bot),
+        is_addressed=is_called or meant.is_bare_command,
+        is_bare_command=meant.is_bare_command and not is_called,
         expects_more=message.media_group_id is not None or _is_near_limit(raw),
         attachments=attachments,
         quote=_quote(message, quoted, bot),
@@ -118,14 +119,14 @@ def read_edit(update: Update, message: Message, bot: Bot) -> InboundEdit | None:
     raw = message.text or message.caption or ""
     if sender is None or not raw:
         return None
-    text, _ = _without_our_name(message, raw, bot)
-    if text is None:
+    meant = _meant(message, raw, bot)
+    if meant is None:
         return None
     return InboundEdit(
         event_ref=bot.edit_key(update, message),
         chat=chat_key(message, bot.account),
         sender=sender,
-        text=text,
+        text=meant.text,
         message_ref=str(message.message_id),
         sent_at=_millis(message),
     )
@@ -194,18 +195,26 @@ def _is_near_limit(text: str) -> bool:
 # Being addressed
 
 
-def _without_our_name(message: Message, text: str, bot: Bot) -> tuple[str | None, bool]:
-    """The text as it was meant, and whether it names us; None for a command to another bot.
+@dataclass(frozen=True, slots=True)
+class _Meant:
+    """A text as it was meant: without our name where that only says who is spoken to."""
 
-    `/stop@our_bot now` becomes `/stop now`, a leading `@our_bot` goes away, other mentions stay.
-    """
+    text: str
+    is_named: bool = False
+    is_bare_command: bool = False
+    """Begins with a command for any bot that knows it."""
+
+
+def _meant(message: Message, text: str, bot: Bot) -> _Meant | None:
+    """`/stop@our_bot now` means `/stop now`, and a leading `@our_bot` goes away; None for a command to another bot."""
     is_named = False
     for entity in message.entities or message.caption_entities:
         if entity.type == MessageEntity.BOT_COMMAND and entity.offset == 0:
             command, _, addressee = text[: entity.length].partition("@")  # commands are ASCII: units are characters
             if addressee and addressee.lower() != bot.username.lower():
-                return None, False
-            return command + text[entity.length :], True
+                return None
+            rest = text[entity.length :]
+            return _Meant(command + rest, is_named=bool(addressee), is_bare_command=not addressee)
         if not _names_us(entity, text, bot):
             continue
         is_named = True
@@ -213,7 +222,7 @@ def _without_our_name(message: Message, text: str, bot: Bot) -> tuple[str | None
             rest = text.encode("utf-16-le")[entity.length * 2 :].decode("utf-16-le")
             text = rest.lstrip(" \n\t,:") or rest.strip()
             break  # the offsets of what follows no longer fit; nothing more is to be learnt
-    return text, is_named
+    return _Meant(text, is_named=is_named)
 
 
 def _names_us(entity: MessageEntity, text: str, bot: Bot) -> bool:

@@ -1,6 +1,7 @@
 """From a platform's event to a stored row: who is let in, and that it is stored before it is acknowledged."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,20 @@ async def test_a_stranger_in_a_group_is_ignored_and_makes_no_chat(store: Store, 
         await gateway.say("overheard", chat=GROUP, is_addressed=False, cursor=cursor(2))
         assert await gateway.rows("SELECT (SELECT count(*) FROM chats), (SELECT count(*) FROM inbox)") == [(0, 0)]
         assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": "2"}
+
+
+async def test_a_bare_command_in_a_group_is_answered_only_if_it_is_one_of_ours(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        for number, text in enumerate(("/roll 6", "/etc/hosts is a file", "/rolls")):
+            bare = replace(gateway.message(text, chat=GROUP), is_bare_command=True)
+            await gateway.intake.accept(bare, cursor(number + 1))
+        assert await gateway.inbox_states() == []
+        assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": "3"}
+        await gateway.intake.accept(replace(gateway.message("/reset", chat=GROUP), is_bare_command=True))
+        await gateway.say("/roll 6", chat=GROUP)
+        await gateway.say("/roll 6")
+        assert [text for text in await gateway.replies(2, GROUP) if "do not know /roll" in text]
+        assert "do not know /roll" in (await gateway.replies(1))[0]
 
 
 async def test_a_strangers_slash_command_is_answered_each_time(store: Store, tmp_path: Path) -> None:

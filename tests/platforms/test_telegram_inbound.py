@@ -74,6 +74,24 @@ def test_a_command_for_another_bot_is_none_of_our_business() -> None:
     assert read(text="/stop@other_bot", chat=GROUP) is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_bare_command"),
+    [
+        ({"text": "/roll 6"}, True),
+        ({"text": "/roll@our_bot 6"}, False),
+        ({"text": "@our_bot /roll 6"}, False),
+        ({"text": "roll 6"}, False),
+        ({"text": "/roll 6", "chat": PRIVATE}, False),
+        ({"text": "/roll 6", "reply_to_message": {**message("dice?", chat=GROUP), "message_id": 5, "from": US}}, False),
+        ({"text": "/roll 6", "reply_to_message": {**message("dice?", chat=GROUP), "message_id": 5}}, True),
+    ],
+)
+def test_a_bare_command_in_a_group_is_for_whoever_knows_it(fields: dict[str, Any], is_bare_command: bool) -> None:
+    received = read_one(**{"chat": GROUP, **fields})
+    assert received.is_bare_command is is_bare_command
+    assert received.is_addressed is (fields["text"] != "roll 6")
+
+
 def test_a_mention_by_account_addresses_us_without_our_name() -> None:
     entity = {"type": "text_mention", "offset": 0, "length": 4, "user": US}
     received = read_one(text="Ours what now?", chat=GROUP, entities=[entity])
