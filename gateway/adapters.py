@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 
+from gateway import cancellation
 from gateway.patience import pauses
 from hermes_state.errors import PlatformError, TokenRejected
 from hermes_state.values import ChatKey
@@ -62,6 +63,11 @@ class Supervised:
             except PlatformError as error:
                 self._trouble = str(error)
                 log.warning("adapter.failed", adapter=self.name, error=type(error).__name__, detail=str(error))
+            except asyncio.CancelledError:
+                if cancellation.is_ordered():
+                    raise
+                self._trouble = "the connection was cut off"
+                log.exception("adapter.crashed", adapter=self.name)
             except Exception as error:  # an SDK's bug must not end the daemon: it counts as a failed attempt
                 self._trouble = type(error).__name__
                 log.exception("adapter.crashed", adapter=self.name)

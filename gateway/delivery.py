@@ -15,6 +15,7 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
+from gateway import cancellation
 from gateway.adapters import Adapters
 from gateway.gates import Gate, Gates
 from gateway.patience import write_patiently
@@ -86,10 +87,11 @@ class Delivery:
 
         A request that is under way gets `LAST_REQUEST_SECONDS` more: cut off, nobody would know whether it was seen.
         """
-        try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
-        except TimeoutError:
-            log.warning("delivery.unfinished", chats=len(self._wakes))
+        if self._wakes:
+            try:
+                await asyncio.wait_for(self._idle.wait(), seconds)
+            except TimeoutError:
+                log.warning("delivery.unfinished", chats=len(self._wakes))
         self._is_closed = True
         for event in self._wakes.values():
             event.set()
@@ -184,6 +186,11 @@ class Delivery:
                 "delivery.failed", error=type(error).__name__, is_ambiguous=is_ambiguous, attempts=row.attempts + 1
             )
             await self._retry(row, is_ambiguous, error, self._next_attempt(row))
+        except asyncio.CancelledError as error:
+            if cancellation.is_ordered():
+                raise
+            log.exception("delivery.crashed")
+            await self._retry(row, True, error, self._next_attempt(row))
         except Exception as error:  # an SDK's bug must not cost the answer: the attempt counts as ambiguous
             log.exception("delivery.crashed")
             await self._retry(row, True, error, self._next_attempt(row))
@@ -201,7 +208,7 @@ class Delivery:
     def _next_attempt(self, row: OutboxRow) -> Millis:
         return Millis(self._clock.now() + min(LONGEST_PAUSE_MS, 500 * 2 ** min(row.attempts, 10)))
 
-    async def _retry(self, row: OutboxRow, is_ambiguous: bool, error: Exception, next_at: Millis) -> None:
+    async def _retry(self, row: OutboxRow, is_ambiguous: bool, error: BaseException, next_at: Millis) -> None:
         reason = f"{type(error).__name__}: {error}"
         await write_patiently(self._store, outbox.mark_retry, row.id, is_ambiguous, reason, next_at)
 

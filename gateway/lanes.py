@@ -12,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from gateway import cancellation
 from gateway.access import Access
 from gateway.attachments import AttachmentDesk
 from gateway.bursts import Claim, Hold, RunCommand, next_work
@@ -128,15 +129,23 @@ class Lane:
                 pause = next(delays)
                 log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
                 await self._wait(pause)
+            except asyncio.CancelledError:
+                if cancellation.is_ordered():
+                    raise
+                log.exception("lane.crashed", chat_id=self._chat_id)
+                await self._after_crash(next(delays))
             except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
                 log.exception("lane.crashed", chat_id=self._chat_id)
-                self._crashes += 1
-                self._is_after_restart = True  # a turn that crashed its lane is counted as one that ended the process
-                await self._wait(next(delays))
+                await self._after_crash(next(delays))
 
     def begin_stop(self, reason: str) -> Stopping | None:
         """Cancel the running turn's work now; None when none runs. A stop that is not stored yet is shared."""
         return self.work.begin_stop(reason) if self.work is not None else None
+
+    async def _after_crash(self, pause: float) -> None:
+        self._crashes += 1
+        self._is_after_restart = True  # a turn that crashed its lane is counted as one that ended the process
+        await self._wait(pause)
 
     async def _step(self) -> bool:
         """Do the next thing; False when there is none."""
@@ -208,6 +217,8 @@ class Lane:
             self._is_after_restart = False
             return
         async with self._parts.slots:
+            if self._is_closing:
+                return
             # Counting is also the proof that the database takes writes again, before a model call is paid for.
             turn = await self._parts.store.write(journal.note_resumed, turn.id, is_restart)
             self._is_after_restart = False

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from gateway import cancellation
 from gateway.gates import Gate
 from hermes_state.errors import PlatformError, RateLimited, StateError
 from hermes_state.journal import RunningTurn
@@ -78,6 +79,11 @@ class LivePreview:
                 self._gate.close_for(error.retry_after)
             except (PlatformError, StateError, TimeoutError) as error:
                 log.debug("preview.failed", error=type(error).__name__)
+            except asyncio.CancelledError:
+                if cancellation.is_ordered():
+                    raise
+                log.exception("preview.crashed")
+                return
             except Exception:  # an SDK's bug must not cost the answer, which this only foreshadows
                 log.exception("preview.crashed")
                 return

@@ -7,6 +7,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from agent.model.failures import sentence_for
+from gateway import cancellation
 from gateway.adapters import Adapters
 from gateway.delivery import Delivery
 from gateway.gates import Gates
@@ -82,6 +83,11 @@ class TurnRunner:
             except (HermesError, TimeoutError) as error:
                 log.warning("turn.failed", error=type(error).__name__, detail=str(error))
                 await self._fail(turn, type(error).__name__, _sentence(error))
+            except asyncio.CancelledError as error:
+                if cancellation.is_ordered():
+                    raise
+                log.exception("turn.crashed")
+                await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
             except Exception as error:  # the turn boundary: the others must not notice
                 log.exception("turn.crashed")
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)

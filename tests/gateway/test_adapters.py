@@ -15,7 +15,7 @@ NO_INTAKE: Intake = None  # type: ignore[assignment]  # these adapters receive n
 class Restless(MemoryAdapter):
     """Ends each attempt as told; the last one lasts."""
 
-    def __init__(self, ends: Sequence[Exception | None]) -> None:
+    def __init__(self, ends: Sequence[BaseException | None]) -> None:
         super().__init__()
         self.ends = list(ends)
         self.attempts = 0
@@ -36,8 +36,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("end", [PlatformUnavailable("down"), KeyError("a bug"), None])
-async def test_whatever_ends_an_attempt_another_follows(end: Exception | None) -> None:
+@pytest.mark.parametrize("end", [PlatformUnavailable("down"), KeyError("a bug"), asyncio.CancelledError(), None])
+async def test_whatever_ends_an_attempt_another_follows(end: BaseException | None) -> None:
     adapter = Restless([end] * 5)
     one = Supervised(adapter)
     task = asyncio.create_task(one.run(NO_INTAKE))

@@ -18,10 +18,12 @@ from tests.gateway.helpers import (
     BOB,
     BOSS,
     DIRECT,
+    EVE,
     GROUP,
     PLATFORM,
     Hang,
     MemoryAdapter,
+    ScriptedModel,
     answer,
     asked,
     calls,
@@ -217,6 +219,20 @@ async def test_a_stop_acts_while_another_process_locks_the_database(store: Store
         assert await gateway.turns_of() == [("stopped", "q")]
 
 
+async def test_a_stop_that_cannot_be_stored_yet_is_for_whoever_started_the_turn(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.model.script.append(Hang())
+        await gateway.say("q", chat=GROUP)
+        await eventually(lambda: gateway.model.running == 1, "the turn runs")
+        for other in (BOB, EVE):
+            await gateway.intake.overhear(gateway.message("/stop", chat=GROUP, sender=other))
+        await gateway.intake.overhear(gateway.message("/stop", chat=GROUP, is_addressed=False))
+        await settled()
+        assert gateway.model.running == 1
+        await gateway.intake.overhear(gateway.message("/stop", chat=GROUP))
+        await eventually(lambda: gateway.model.running == 0, "the model is let go")
+
+
 async def test_a_stop_acts_when_the_disk_is_full_and_spares_what_begins_later(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
         hang, later = Hang(), Hang()
@@ -334,6 +350,16 @@ async def test_a_bug_in_a_turn_is_told_and_stays_in_its_chat(store: Store, tmp_p
         assert await gateway.ask("again") == "echo: q | again"
 
 
+async def test_a_cancellation_that_nobody_ordered_is_told_and_the_chat_goes_on(store: Store, tmp_path: Path) -> None:
+    async def cut_off(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
+        raise asyncio.CancelledError
+
+    async with serving(store, tmp_path) as gateway:
+        gateway.model.script.append(cut_off)
+        assert await gateway.ask("q") == CRASH_SENTENCE
+        assert await gateway.ask("again") == "echo: q | again"
+
+
 async def test_a_turn_has_a_deadline(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.live.config = gateway.live.config.model_copy(
@@ -404,6 +430,26 @@ async def test_a_turn_that_is_cut_resumes_at_the_next_start(store: Store, tmp_pa
     async with serving(store, tmp_path, adapter=gateway.adapter) as again:
         assert await again.replies(1) == ["echo: q"]
         assert await again.rows("SELECT state, restarts FROM turns") == [("finished", 1)]
+
+
+async def test_a_turn_that_waits_for_its_place_is_not_taken_up_during_the_drain(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        for chat in (DIRECT, GROUP):
+            hang = Hang()
+            gateway.model.script.append(hang)
+            await gateway.say("q", chat=chat)
+            await hang.begun.wait()
+    first = Hang()
+    model = ScriptedModel()
+    model.script.append(first)
+    async with serving(store, tmp_path, chat_model=model, sessions={"max_turns": 1}) as again:
+        await first.begun.wait()
+        draining = asyncio.create_task(again.lanes.drain(5.0))
+        await settled(0.01)
+        first.release()
+        assert await draining == 0
+        assert len(again.model.requests) == 1
+        assert sorted(await again.rows("SELECT state, restarts FROM turns")) == [("finished", 1), ("running", 0)]
 
 
 async def test_a_turn_that_keeps_ending_the_process_is_given_up(store: Store, tmp_path: Path) -> None:

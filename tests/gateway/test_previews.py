@@ -109,8 +109,10 @@ async def test_typing_is_shown_while_there_is_nothing_to_read(store: Store, tmp_
         assert len(gateway.adapter.typed) == typed == 1
 
 
-@pytest.mark.parametrize("trouble", [PlatformUnavailable("down"), KeyError("a bug of the SDK"), ValueError("bug")])
-async def test_a_preview_that_fails_costs_nothing(store: Store, tmp_path: Path, trouble: Exception) -> None:
+@pytest.mark.parametrize(
+    "trouble", [PlatformUnavailable("down"), KeyError("a bug of the SDK"), ValueError("bug"), asyncio.CancelledError()]
+)
+async def test_a_preview_that_fails_costs_nothing(store: Store, tmp_path: Path, trouble: BaseException) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.show_trouble = trouble
         growing = await grow(gateway)
