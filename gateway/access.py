@@ -11,6 +11,7 @@ import structlog
 from gateway.live import Live
 from gateway.patience import pauses
 from hermes_state.errors import StoreUnavailable
+from hermes_state.inbox import queue_steers
 from hermes_state.pairings import Role, load_roles
 from hermes_state.store import Store
 from hermes_state.values import ChatKind, InboundMessage, Sender, UserRef
@@ -42,14 +43,25 @@ class Access:
         self.counts: dict[Verdict, int] = dict.fromkeys(Verdict, 0)
 
     async def load(self) -> None:
-        """Read the pairings; called at the start and after every change of them. Tries until it could."""
+        """Read the pairings, and keep steers of people who have no access any more out of the turns that run.
+
+        Called at the start and after every change of access. Tries until it could.
+        """
         for pause in pauses():
             try:
                 self._paired = await self._store.read(load_roles)
+                await self._store.write(queue_steers, lambda ref: self.role_of(ref) is not None)
                 return
             except StoreUnavailable as error:
                 log.warning("access.stale", retry_seconds=pause, error=str(error))
             await asyncio.sleep(pause)  # a revocation that is stored must hold: nothing else would bring it here
+
+    async def follow(self, changed: asyncio.Event) -> None:
+        """Load again each time the configuration has changed; until cancelled."""
+        while True:
+            await changed.wait()
+            changed.clear()
+            await self.load()
 
     def role_of(self, ref: UserRef) -> Role | None:
         """The role of a person, None without access."""

@@ -133,6 +133,7 @@ class _Daemon:
         self._live = Live(config=loaded.config, agent=self._new_agent(loaded))
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
+        self._reloaded = asyncio.Event()
         self._started_at = clock.now()
 
     async def run(self) -> None:
@@ -152,6 +153,7 @@ class _Daemon:
         await parts.lanes.start()
         tasks = parts.adapters.start(parts.intake, group)
         tasks.append(group.create_task(parts.heartbeat.run(), name="heartbeat"))
+        tasks.append(group.create_task(parts.access.follow(self._reloaded), name="access"))
         parts.schedules.start()
         async with serve_control(self._loaded.control_socket, parts.operator.handlers()):
             _settle_memory()
@@ -289,6 +291,7 @@ class _Daemon:
             self._live.agent = self._new_agent(merged)
         self._loaded = merged
         self._live.config = merged.config
+        self._reloaded.set()
         update_logging(merged.config.logging.level, merged.secrets())
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
 

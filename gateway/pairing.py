@@ -75,8 +75,11 @@ def approve_pairing(db: Connection, code: str, role: Role, decided_by: str, now:
 
 
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Take access away. Raises `CommandError` as `pairings.revoke` does."""
-    return pairings.revoke(db, person, decided_by, now)
+    """Take access away, also from what waits to join a running turn. Raises what `pairings.revoke` does."""
+    pairing = pairings.revoke(db, person, decided_by, now)
+    # Who has access by configuration too loses nothing: their message waits for the next turn.
+    inbox.queue_steers(db, lambda ref: ref != person)
+    return pairing
 
 
 def _offer_key(code: str) -> str:

@@ -5,7 +5,7 @@ A row is `new` until a turn claims it (`claimed`, then `done`), a command settle
 key stays for 30 days so that a redelivered event starts nothing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from sqlite3 import Connection
@@ -188,6 +188,18 @@ def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
     """Steers that their turn ended without wait like any message: they were meant for no other turn."""
     query = "UPDATE inbox SET mode = 'queue' WHERE chat_id = ? AND state = 'new' AND mode = 'steer'"
     return db.execute(query, (chat_id,)).rowcount
+
+
+def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
+    """Let waiting steers of people who may not steer any more wait like any message; returns how many.
+
+    `may_steer` is asked inside the transaction, so that what was accepted just before is looked at too.
+    """
+    # The first condition is the partial index's own: without it SQLite reads the whole table.
+    query = "SELECT id, sender_ref FROM inbox WHERE state IN ('new','claimed') AND state = 'new' AND mode = 'steer'"
+    late = [(inbox_id,) for inbox_id, ref in db.execute(query).fetchall() if not may_steer(UserRef(ref))]
+    db.executemany("UPDATE inbox SET mode = 'queue' WHERE id = ?", late)
+    return len(late)
 
 
 # ---- edits and deletions ----------------------------------------------------------------------------------

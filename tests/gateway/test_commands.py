@@ -28,6 +28,7 @@ from tests.gateway.helpers import (
     TestGateway,
     asked,
     calls,
+    config_of,
     eventually,
     serving,
     settled,
@@ -320,6 +321,49 @@ async def test_a_steer_joins_and_says_so(store: Store, tmp_path: Path) -> None:
         await eventually(lambda: gateway.adapter.texts() == [STEERED], "the acknowledgement")
         gate.set()
         assert await gateway.replies(2) == [STEERED, "echo: q | in French"]
+
+
+async def test_a_steer_whose_sender_loses_access_does_not_join(store: Store, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    eve_chat = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="666")
+    async with serving(store, tmp_path, tools=[tool("look", lambda: gate)]) as gateway:
+        code = (await gateway.ask("hello", chat=eve_chat, sender=EVE)).split("`")[1]
+        await gateway.ask(f"/pair approve {code}", chat=BOSS_CHAT, sender=BOSS)
+        await gateway.replies(2, eve_chat)
+        gateway.model.script.append(calls("look"))
+        await gateway.say("q", chat=eve_chat, sender=EVE)
+        await gateway.until_rows("SELECT 1 FROM tool_runs")
+        await gateway.say("/steer in French", chat=eve_chat, sender=EVE)
+        await eventually(lambda: gateway.adapter.texts(eve_chat)[2:] == [STEERED], "the acknowledgement")
+        await gateway.ask(f"/pair revoke {EVE.ref}", chat=BOSS_CHAT, sender=BOSS)
+        gate.set()
+        assert (await gateway.replies(5, eve_chat))[3:] == ["echo: q", TURNED_AWAY]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_steer_whose_sender_the_configuration_names_no_longer_does_not_join(
+    store: Store, tmp_path: Path, is_restarted: bool
+) -> None:
+    gate = asyncio.Event()
+    tools = [tool("look", lambda: gate)]
+    async with serving(store, tmp_path, tools=tools) as gateway:
+        gateway.model.script.append(calls("look"))
+        await gateway.say("q", chat=GROUP)
+        await gateway.until_rows("SELECT 1 FROM tool_runs")
+        assert await _said(gateway, "/steer in French", BOSS) == STEERED
+        if not is_restarted:
+            gateway.live.config = config_of(access={"admins": []})
+            changed = asyncio.Event()
+            changed.set()
+            following = asyncio.create_task(gateway.access.follow(changed))
+            await gateway.until_rows("SELECT 1 FROM inbox WHERE state = 'new' AND mode = 'queue'")
+            following.cancel()
+            gate.set()
+            assert (await gateway.replies(3, GROUP))[1:] == ["echo: q", TURNED_AWAY]
+            return
+    gate.set()
+    async with serving(store, tmp_path, adapter=gateway.adapter, tools=tools, access={"admins": []}) as again:
+        assert (await again.replies(3, GROUP))[1:] == ["echo: q", TURNED_AWAY]
 
 
 async def test_a_steer_without_a_turn_is_a_message(store: Store, tmp_path: Path) -> None:
