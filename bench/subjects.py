@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.labkit import Control
 from tests.fakes.proc import Proc
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,9 +24,9 @@ ANSWER_SECONDS = 120.0
 class Lab:
     """The fake services of one measurement."""
 
-    telegram: Proc
-    discord: Proc
-    model: Proc
+    telegram: Control
+    discord: Control
+    model: Control
 
     async def say(self, chat_id: int, text: str) -> float:
         """Write to the bot; returns when (monotonic seconds, the same clock in every process)."""

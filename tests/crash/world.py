@@ -1,7 +1,6 @@
 """The services around a daemon that dies: they count its requests, kill it at one of them, and start it again."""
 
 import asyncio
-import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -13,7 +12,7 @@ from aiohttp import web
 
 from tests.crash.daemon import Daemon
 from tests.crash.kills import Kill
-from tests.e2e.world import TOKEN, Control
+from tests.e2e.world import TOKEN, environ_of
 from tests.fakes import fake_llm, fake_telegram, labkit
 
 WAIT_SECONDS = 60.0
@@ -57,8 +56,8 @@ class World:
         self.folder.mkdir(parents=True, exist_ok=True)
         session = await self._stack.enter_async_context(aiohttp.ClientSession())
         self._llm_app = fake_llm.make_app()
-        self.llm = Control(await self._serve("llm", self._llm_app), session)
-        self.telegram = Control(await self._serve("telegram", fake_telegram.make_app(token=TOKEN)), session)
+        self.llm = labkit.Control(await self._serve("llm", self._llm_app), session)
+        self.telegram = labkit.Control(await self._serve("telegram", fake_telegram.make_app(token=TOKEN)), session)
         holds = await asyncio.start_server(self._on_hold, "127.0.0.1", 0)
         self._stack.push_async_callback(self._close_holds, holds)
         self._environ = self._make_environ(holds.sockets[0].getsockname()[1])
@@ -76,18 +75,7 @@ class World:
 
     def _make_environ(self, hold_port: int) -> dict[str, str]:
         return {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.folder),
-            "TMPDIR": str(self.folder),
-            "HERMES_HOME": str(self.home),
-            "HERMES_MODEL__NAME": "lab-128k",
-            "HERMES_MODEL__BASE_URL": f"{self.llm.url}/v1",
-            "HERMES_MODEL__API_KEY": "test",
-            "HERMES_MODEL__CONTEXT_LENGTH": "128000",
-            "HERMES_LOCAL__ENABLED": "false",
-            "HERMES_LOGGING__FORMAT": "json",
-            "HERMES_LOGGING__LEVEL": "debug",
-            "HERMES_LOGGING__FILE": "false",
+            **environ_of(self.folder, self.llm.url),
             "HERMES_ACCESS__ALLOW": "telegram:42",
             "HERMES_TELEGRAM__TOKEN": TOKEN,
             "HERMES_TELEGRAM__BASE_URL": self.telegram.url,

@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from tests.fakes import fake_discord, fake_llm, fake_telegram
-from tests.fakes.labkit import Server
+from tests.fakes.labkit import Control, Server
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "123456:LABTOKEN"
@@ -23,25 +23,22 @@ START_SECONDS = 30.0
 STOP_SECONDS = 40.0
 
 
-class Control:
-    """A fake server's control API."""
-
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self.url = url
-        self._session = session
-
-    async def post(self, path: str, data: object = None) -> Any:
-        async with self._session.post(f"{self.url}/_ctl/{path}", json={} if data is None else data) as answer:
-            return await answer.json()
-
-    async def get(self, path: str, **query: object) -> Any:
-        params = {key: str(value) for key, value in query.items()}
-        async with self._session.get(f"{self.url}/_ctl/{path}", params=params) as answer:
-            return await answer.json()
-
-    async def delete(self, path: str) -> Any:
-        async with self._session.delete(f"{self.url}/_ctl/{path}") as answer:
-            return await answer.json()
+def environ_of(folder: Path, model_url: str) -> dict[str, str]:
+    """What a gateway in `folder` is started with, whatever platforms and people it is for."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "HERMES_HOME": str(folder / "home"),
+        "HERMES_MODEL__NAME": "lab-128k",
+        "HERMES_MODEL__BASE_URL": f"{model_url}/v1",
+        "HERMES_MODEL__API_KEY": "test",
+        "HERMES_MODEL__CONTEXT_LENGTH": "128000",
+        "HERMES_LOCAL__ENABLED": "false",
+        "HERMES_LOGGING__FORMAT": "json",
+        "HERMES_LOGGING__LEVEL": "debug",
+        "HERMES_LOGGING__FILE": "false",
+    }
 
 
 class Gateway:
@@ -118,18 +115,7 @@ class World:
         self.llm_app = fake_llm.make_app()
         self.llm = Control(await self._serve(self.llm_app), session)
         environ = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self._folder),
-            "TMPDIR": str(self._folder),
-            "HERMES_HOME": str(self.home),
-            "HERMES_MODEL__NAME": "lab-128k",
-            "HERMES_MODEL__BASE_URL": f"{self.llm.url}/v1",
-            "HERMES_MODEL__API_KEY": "test",
-            "HERMES_MODEL__CONTEXT_LENGTH": "128000",
-            "HERMES_LOCAL__ENABLED": "false",
-            "HERMES_LOGGING__FORMAT": "json",
-            "HERMES_LOGGING__LEVEL": "debug",
-            "HERMES_LOGGING__FILE": "false",
+            **environ_of(self._folder, self.llm.url),
             "HERMES_ACCESS__ALLOW": "telegram:42,telegram:43,discord:100000000000000001",
             "HERMES_ACCESS__ADMINS": "telegram:1",
         }
@@ -192,11 +178,6 @@ class World:
             "requests", full=1, wait=wait, count=count, since=since, **filters
         )
         return found
-
-    async def violations(self) -> list[dict[str, Any]]:
-        """What is wrong with the lists that the model was sent. A steer may come right after a tool's result."""
-        found: list[dict[str, Any]] = await self.llm.get("violations")
-        return [one for one in found if one["rule"] != "user_after_tool"]
 
     @staticmethod
     def free_port() -> int:

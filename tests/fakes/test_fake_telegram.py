@@ -36,7 +36,7 @@ async def control(server: aiohttp.ClientSession, path: str, **data: Any) -> Any:
 async def test_runs_as_a_process_and_says_where() -> None:
     async with Proc("fake_telegram.py", "--username", "other_bot") as telegram:
         await telegram.post("message", {"chat_id": 42, "text": "hi {n}", "repeat": 3})
-        async with telegram.s.post(f"{telegram.url}/bot{TOKEN}/getUpdates") as answer:
+        async with telegram.session.post(f"{telegram.url}/bot{TOKEN}/getUpdates") as answer:
             updates = (await answer.json())["result"]
         assert [update["message"]["text"] for update in updates] == ["hi 0", "hi 1", "hi 2"]
         assert [row["method"] for row in await telegram.get("calls")] == ["getUpdates"]
