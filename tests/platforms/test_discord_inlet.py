@@ -132,6 +132,22 @@ async def test_the_cursor_never_moves_back() -> None:
     assert intake.cursors["1"] == str(later)
 
 
+async def test_the_cursor_passes_a_message_only_once_it_is_stored() -> None:
+    intake = RecordingIntake()
+    inlet = Inlet(intake, account="discord", clock=StepClock())
+    message = _arrived("1", 1)
+    intake.gate.clear()
+    inlet.put(Connected())
+    inlet.put(message)
+    worker = asyncio.create_task(inlet.run(Weather(random.Random(1))))
+    await eventually(lambda: intake.offered, "the message is being stored")
+    assert intake.cursors == {}
+    intake.gate.set()
+    await eventually(lambda: intake.cursors == {"1": str(message.message_id)}, "the cursor follows")
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
+
+
 # ---- while something has to wait ---------------------------------------------------------------------------------
 
 
