@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import discord
 import structlog
 
-from hermes_state.errors import PlatformError
+from hermes_state.errors import MessageRejected, PlatformError
 from hermes_state.values import Clock, Millis
 from platforms.discord.errors import rest_errors
 from platforms.discord.inbound import Reader, snowflake_at
@@ -41,7 +41,7 @@ class CatchUp:
         """What was written after `seen` (and before `until`), oldest first; skipped messages count as seen.
 
         Nothing at all when a bound is 0: whoever set it wants no answers to what is past. Raises `ChatUnreachable`
-        when the channel is gone, another `PlatformError` when a retry may help.
+        when the channel is gone, `MessageRejected` when it cannot be read, another `PlatformError` when a retry may help.
         """
         if self._hours <= 0 or self._messages <= 0:
             return ()
@@ -65,7 +65,10 @@ class CatchUp:
         return arrived
 
     async def _channel(self, channel_id: int) -> "discord.abc.MessageableChannel | None":
-        channel = self._client.get_channel(channel_id) or await self._client.fetch_channel(channel_id)
+        try:
+            channel = self._client.get_channel(channel_id) or await self._client.fetch_channel(channel_id)
+        except discord.InvalidData as error:
+            raise MessageRejected("the SDK does not know this kind of channel") from error
         return channel if isinstance(channel, discord.abc.Messageable) else None
 
     async def _read(

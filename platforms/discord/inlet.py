@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 import structlog
 
-from hermes_state.errors import ChatUnreachable, PlatformError, RateLimited, StoreUnavailable
+from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, RateLimited, StoreUnavailable
 from hermes_state.values import Clock, Cursor, InboundDeletion, InboundEdit, InboundMessage, Millis
 from platforms.base import Intake
 from platforms.discord.inbound import PLATFORM, snowflake_at
@@ -81,7 +81,8 @@ class History(Protocol):
     async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
         """What was written after `seen` (and before `until`), oldest first.
 
-        Raises `ChatUnreachable` when the channel is gone, another `PlatformError` when a retry may help.
+        Raises `ChatUnreachable` when the channel is gone, `MessageRejected` when it cannot be read, another
+        `PlatformError` when a retry may help.
         """
 
 
@@ -159,6 +160,8 @@ class Inlet:
                         self._look_into(item.channel_ref, history, tasks)
                         if gap := self._gaps.get(item.channel_ref):
                             gap.waiting.append(item)
+                            if len(gap.waiting) > self._queue.maxsize:  # a history that cannot be read for long
+                                self.overflowed.set()
                         else:
                             await self._settle(item)
 
@@ -177,7 +180,9 @@ class Inlet:
         """Catch a channel up once per connection.
 
         A channel without a cursor may have been written to for the first time while nobody listened: what
-        came after everything else that was seen, and before this connection, is fetched.
+        came after everything else that was seen, and before this connection, is fetched. Discord lists the channels of
+        servers, but no bot's direct chats: one that was opened in an outage is found with its next message.
+        Source: https://github.com/discord/discord-api-docs/issues/184
         """
         if channel_ref in self._whole or channel_ref in self._gaps:
             return
@@ -213,7 +218,7 @@ class Inlet:
             try:
                 async with self._fetches:
                     return await history.fetch(channel_ref, seen, gap.until)
-            except ChatUnreachable as error:
+            except (ChatUnreachable, MessageRejected) as error:  # asking again would change nothing
                 log.warning("discord.channel_skipped", channel_ref=channel_ref, reason=str(error))
                 return ()
             except PlatformError as error:

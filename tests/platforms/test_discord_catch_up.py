@@ -173,6 +173,32 @@ async def test_a_channel_that_is_gone_does_not_hold_up_the_others(
     assert texts(intake) == ["still read"]
 
 
+async def test_a_channel_of_a_new_kind_does_not_hold_up_the_others(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    unknown = await harness.post("channel", {"type": 99, "name": "from the future"})
+    intake.cursors[unknown["id"]] = "1"
+    await harness.write("still read")
+    async with running(harness.adapter, intake):
+        await intake.wait_for(1)
+        await harness.write("and live")
+        await intake.wait_for(2)
+    assert texts(intake) == ["still read", "and live"]
+
+
+async def test_a_history_that_discord_refuses_for_good_does_not_freeze_its_channel(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    channel = harness.direct_chat.chat_ref
+    await harness.fault(match=f"GET /channels/{channel}/messages", kind="status", status=400, code=50035, times=100)
+    async with running(harness.adapter, intake):
+        await harness.write("live")
+        await intake.wait_for(1)
+    assert texts(intake) == ["live"]
+
+
 async def test_a_history_that_fails_is_read_again(harness: DiscordHarness, intake: RecordingIntake) -> None:
     await seen_once(harness, intake)
     await harness.write("missed")
@@ -279,6 +305,26 @@ async def test_commands_do_not_wait_for_history(harness: DiscordHarness, intake:
         await harness.post("interaction", {"name": "stop", "dm_user_id": ALICE, "force": True})
         await intake.wait_for(2)
     assert texts(intake) == ["/stop", "missed"]
+
+
+async def test_a_history_that_stays_away_holds_no_more_than_the_queue_may(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    channel = harness.direct_chat.chat_ref
+    await harness.fault(match=f"GET /channels/{channel}/messages", kind="status", status=503, times=1000)
+    narrow = harness.another_adapter(queue_size=5, stale_seconds=1)
+    task = asyncio.create_task(narrow.run(intake))
+    await eventually(lambda: narrow.health().is_ready, "ready")
+    for number in range(12):
+        await harness.write(f"message {number}")
+    await eventually(task.done, "the connection is given up")
+    with pytest.raises(PlatformUnavailable):
+        await task
+    await harness.control.delete("/_ctl/faults")
+    async with running(harness.adapter, intake):
+        await intake.wait_for(12)
+    assert texts(intake) == [f"message {number}" for number in range(12)]
 
 
 async def test_an_overflow_ends_the_connection_and_leaves_no_hole(
