@@ -4,6 +4,7 @@ Events are `noun.past_verb` with everything variable as a key. Text that people 
 redactor over every value is the net beneath that rule.
 """
 
+import contextlib
 import logging
 import sys
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -47,11 +48,9 @@ def configure_logging(
     stream = stream or sys.stderr
     redaction = _Redaction(Redactor(secrets))
     as_json = settings.format == "json" or (settings.format == "auto" and not stream.isatty())
-    handlers: list[logging.Handler] = [_made(logging.StreamHandler(stream), redaction, as_json=as_json, stream=stream)]
+    handlers: list[logging.Handler] = [_made(_StreamHandler(stream), redaction, as_json=as_json, stream=stream)]
     if settings.file and directory is not None:
-        file = RotatingFileHandler(
-            directory / "gateway.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8"
-        )
+        file = _FileHandler(directory / "gateway.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8")
         handlers.append(_made(file, redaction, as_json=True))
     root = logging.getLogger()
     for old in list(root.handlers):
@@ -98,6 +97,30 @@ _SHARED: list[Processor] = [
     structlog.stdlib.add_logger_name,
     structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
 ]
+
+
+class _Reticent(logging.Handler):
+    """Says once that lines cannot be written (a full disk), and not which: logging itself would print each of them
+    unredacted, with a traceback."""
+
+    _has_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if self._has_told:
+            return
+        self._has_told = True
+        error = sys.exception()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        with contextlib.suppress(OSError, ValueError):  # standard error may be what is gone
+            print(f"log lines cannot be written to {self}: {reason}", file=sys.stderr, flush=True)
+
+
+class _StreamHandler(_Reticent, logging.StreamHandler[TextIO]):
+    pass
+
+
+class _FileHandler(_Reticent, RotatingFileHandler):
+    pass
 
 
 def _made(

@@ -1,5 +1,6 @@
 """Lines that the daemon writes about itself, and the secrets that are in none of them."""
 
+import contextlib
 import io
 import json
 import logging
@@ -170,6 +171,23 @@ def test_the_file_gets_json_even_at_a_terminal(tmp_path: Path) -> None:
     text = (tmp_path / "gateway.log").read_text()
     assert json.loads(text)["event"] == "thing.happened"
     assert KEY not in text
+
+
+def test_lines_that_cannot_be_written_are_told_once_and_not_shown(
+    tmp_path: Path, stream: io.StringIO, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gateway.log").symlink_to("/dev/full")
+    configure_logging(LoggingSettings(), secrets=[KEY], directory=tmp_path, stream=stream)
+    for _ in range(3):
+        structlog.get_logger("x").info("thing.happened", detail=KEY)
+    said = capfd.readouterr().err
+    assert KEY not in said
+    assert len(said.splitlines()) == 1
+    assert "No space left" in said
+    for handler in logging.getLogger().handlers:
+        with contextlib.suppress(OSError):  # what is left in its buffer cannot be written either
+            handler.close()
+    assert len(stream.getvalue().splitlines()) == 3
 
 
 def test_configuring_again_replaces_the_first_handlers(stream: io.StringIO, tmp_path: Path) -> None:
