@@ -41,7 +41,8 @@ class CatchUp:
         """What was written after `seen` (and before `until`), oldest first; skipped messages count as seen.
 
         Nothing at all when a bound is 0: whoever set it wants no answers to what is past. Raises `ChatUnreachable`
-        when the channel is gone, `MessageRejected` when it cannot be read, another `PlatformError` when a retry may help.
+        when the channel is gone, `MessageRejected` when it cannot be read, another `PlatformError` when a retry may
+        help.
         """
         if self._hours <= 0 or self._messages <= 0:
             return ()
