@@ -43,8 +43,8 @@ class Outbound:
                 return await self._edit(request.chat, request.replaces, part, keyboard, is_plain=request.is_plain)
             except _PlaceholderGone:
                 log.info("telegram.placeholder_gone")
-        if request.is_repeat and request.replaces is None:
-            part = marked_as_repeat(part)  # with a placeholder we know: had the edit worked, it would still be there
+        if request.is_repeat:  # also where there was a placeholder: the first attempt may have found it gone, too
+            part = marked_as_repeat(part)
         message = await self._send(request.chat, part, keyboard, reply_to=request.reply_to, is_plain=request.is_plain)
         return str(message.message_id)
 

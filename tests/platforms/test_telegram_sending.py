@@ -121,6 +121,17 @@ class TestPlaceholders:
         [bold] = second["entities"]
         assert second["text"][bold["offset"] : bold["offset"] + bold["length"]] == "answer"
 
+    async def test_a_repeat_after_its_placeholder_was_deleted_says_that_it_may_be_one(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            answer = request(telegram.direct_chat, "final", replaces="4711")
+            await telegram.fault(match="sendMessage", kind="reset_after")
+            with pytest.raises(SendAmbiguous):
+                await telegram.adapter.send(answer)
+            await telegram.adapter.send(replace(answer, is_repeat=True))
+        assert await telegram.visible(telegram.direct_chat) == ["final", "(possibly a repeat) final"]
+
 
 class TestPreviews:
     async def test_direct_chats_stream_as_drafts_of_the_turn(
