@@ -54,8 +54,8 @@ class Outbound:
         if not preview.is_shared and self._has_drafts and preview.ref is None:
             try:
                 await _called(self._draft(preview, part))
-            except _DraftsUnavailable:
-                self._has_drafts = False  # an older Bot API server: placeholders do for the rest of this run
+            except _DraftRefused:
+                log.debug("telegram.draft_refused")  # a placeholder does; it serves the rest of this turn
             else:
                 return None
         if preview.ref is None:
@@ -81,12 +81,11 @@ class Outbound:
                 message_thread_id=_thread(preview.chat),
                 api_kwargs=_entities(part),
             )
-        except InvalidToken as error:  # also what the SDK makes of "no such method"
-            raise _DraftsUnavailable from error
+        except InvalidToken as error:  # also what the SDK makes of "no such method": an older Bot API server
+            self._has_drafts = False
+            raise _DraftRefused from error
         except BadRequest as error:
-            if "method" in error.message.lower():
-                raise _DraftsUnavailable from error
-            raise
+            raise _DraftRefused from error
 
     async def _send(
         self,
@@ -164,8 +163,8 @@ class _PlaceholderGone(Exception):
     """The message to edit was deleted, or never was ours."""
 
 
-class _DraftsUnavailable(Exception):
-    """This Bot API server has no drafts for this chat."""
+class _DraftRefused(Exception):
+    """The Bot API server has no drafts, or none for this chat."""
 
 
 async def _called(call: Awaitable[T]) -> T:

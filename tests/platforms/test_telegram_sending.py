@@ -165,6 +165,18 @@ class TestPreviews:
         assert len(await telegram.calls("sendMessageDraft")) == 1
         assert await telegram.visible(telegram.direct_chat) == ["one two"]
 
+    async def test_a_chat_that_takes_no_drafts_gets_placeholders_and_the_others_keep_drafts(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        refusal = {"kind": "status", "status": 400, "description": "Bad Request: TEXTDRAFT_PEER_INVALID"}
+        await telegram.fault(match="sendMessageDraft", times=1, **refusal)
+        async with running(telegram.adapter, intake):
+            ref = await telegram.adapter.show(preview(telegram.direct_chat, "one"))
+            assert ref is not None
+            assert await telegram.adapter.show(preview(telegram.direct_chat, "one two", ref)) == ref
+            assert await telegram.adapter.show(preview(telegram.direct_chat, "next turn")) is None
+        assert await telegram.visible(telegram.direct_chat) == ["one two"]
+
     async def test_a_long_preview_shows_its_newest_part(
         self, telegram: TelegramHarness, intake: RecordingIntake
     ) -> None:
