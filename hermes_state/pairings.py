@@ -25,6 +25,9 @@ CODE_LENGTH = 8
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """Without I, O, 0 and 1, which people confuse; 40 bits in eight characters."""
 
+SAFE_MS = 300_000
+"""So long, milliseconds, no other stranger can take a code's place: time enough to have it approved."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
@@ -41,6 +44,10 @@ class Pairing:
 
 _COLUMNS = "user_ref, display_name, state, role, expires_at, created_at, decided_by"
 
+# Purpose: make room for another stranger's code.
+_GIVE_WAY = """DELETE FROM pairings WHERE code_hash = (
+  SELECT code_hash FROM pairings WHERE state = 'pending' AND created_at <= ? ORDER BY created_at LIMIT 1)"""
+
 
 def new_code() -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(CODE_LENGTH))
@@ -53,12 +60,18 @@ def hash_code(code: str) -> str:
 
 
 def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pending: int, now: Millis) -> bool:
-    """Store a new code for a stranger. False: they have one that still counts, or too many people wait."""
+    """Store a new code for a stranger. False: they have one that still counts, or too many people wait.
+
+    When `max_pending` people wait, the oldest code gives way once it is `SAFE_MS` old: a crowd can use up all codes,
+    but not keep them.
+    """
     db.execute("DELETE FROM pairings WHERE state = 'pending' AND expires_at <= ?", (now,))
     waiting = db.execute(
         "SELECT count(*), sum(user_ref = ?) FROM pairings WHERE state = 'pending'", (sender.ref,)
     ).fetchone()
-    if waiting[0] >= max_pending or waiting[1]:
+    if waiting[1]:
+        return False
+    if waiting[0] >= max_pending and db.execute(_GIVE_WAY, (now - SAFE_MS,)).rowcount == 0:
         return False
     db.execute(
         """INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expires_at, created_at)

@@ -285,7 +285,8 @@ class PairingSettings(Section):
         ge=1,
         le=10_000,
         unit="codes",
-        text="Most codes waiting for approval at one time; further strangers get no answer.",
+        text="Most codes waiting for approval at one time. For a further stranger the oldest gives way once it is five "
+        "minutes old; until then they get no answer.",
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 from hermes_state.errors import CommandError
 from hermes_state.pairings import (
     CODE_LENGTH,
+    SAFE_MS,
     PairingState,
     Role,
     approve,
@@ -85,6 +86,29 @@ def test_a_crowd_of_strangers_gets_no_more_codes_than_allowed(db: sqlite3.Connec
     given = [ask(db, new_code(), sender, most=3) for sender in crowd]
     assert given == [True, True, True, False, False]
     assert ask(db, new_code(), crowd[4], at=START + HOUR, most=3)
+
+
+def test_no_crowd_keeps_all_codes_to_itself(db: sqlite3.Connection) -> None:
+    crowd = [Sender(platform="telegram", id=str(number), name="x") for number in range(3)]
+    for place, stranger in enumerate(crowd):
+        assert ask(db, new_code(), stranger, at=START + place, most=3)
+    assert not ask(db, "ABCDEFGH", at=START + SAFE_MS - 1, most=3), "a fresh code is safe"
+    assert ask(db, "ABCDEFGH", at=START + SAFE_MS, most=3)
+    assert {pairing.user_ref for pairing in list_pairings(db, Millis(START + SAFE_MS))} == {
+        *(stranger.ref for stranger in crowd[1:]),
+        EVE.ref,
+    }
+    assert not ask(db, new_code(), crowd[0], at=START + SAFE_MS, most=3), "one at a time"
+    assert let_in(db, "ABCDEFGH", at=START + SAFE_MS) == EVE.ref
+
+
+def test_a_crowd_takes_nobodys_access(db: sqlite3.Connection) -> None:
+    ask(db, "ABCDEFGH", most=1)
+    let_in(db, "ABCDEFGH")
+    crowd = [Sender(platform="telegram", id=f"9{number}", name="x") for number in range(3)]
+    given = [ask(db, new_code(), one, at=START + place * SAFE_MS, most=1) for place, one in enumerate(crowd)]
+    assert given == [True] * 3
+    assert load_roles(db) == {EVE.ref: Role.USER}
 
 
 def test_revoking_takes_access_away_and_a_new_code_can_give_it_back(db: sqlite3.Connection) -> None:
