@@ -40,6 +40,11 @@ class Admission:
     told_when_behind: str | None = None
     """Acknowledges it in the same transaction, if its place in the queue is behind something."""
 
+    @property
+    def runs_at_once(self) -> bool:
+        """A command that waits behind nothing."""
+        return self.kind is InboxKind.COMMAND and self.max_waiting is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
@@ -132,13 +137,19 @@ def _reply(admission: Admission, chat_id: ChatId, dedupe_key: str, kind: OutboxK
     )
 
 
-def tell_stranger(
-    db: Connection, message: InboundMessage, dedupe_key: str, markdown: str, cursor: Cursor | None, now: Millis
+def turn_down(
+    db: Connection,
+    message: InboundMessage,
+    key: ChatKey,
+    dedupe_key: str,
+    markdown: str,
+    cursor: Cursor | None,
+    now: Millis,
 ) -> ChatId | None:
-    """Answer somebody without access; None when this was said before."""
+    """Say in the chat `key` why a message is not taken, and keep nothing of it; None when this was said before."""
     if cursor is not None:
         inbox.advance_cursor(db, cursor)
-    chat_id = ensure_chat(db, message.chat, message.chat_kind, message.chat_title, now)
+    chat_id = ensure_chat(db, key, message.chat_kind, message.chat_title, now)
     reply = Reply(
         chat_id=chat_id,
         kind=OutboxKind.STATUS,

@@ -11,12 +11,13 @@ from dataclasses import replace
 import structlog
 
 from gateway.access import Access, Verdict
-from gateway.admission import Admission, Admitted, admit, apply_deletion, apply_edit, tell_stranger
+from gateway.admission import Admission, Admitted, admit, apply_deletion, apply_edit, turn_down
 from gateway.commands.registry import Command, Kind, Parsed, Registry, parse
 from gateway.commands.runner import CommandRunner
 from gateway.delivery import Delivery
 from gateway.lanes import Lanes, Stopping
 from gateway.live import Live
+from gateway.pace import TOO_FAST, CommandPace
 from gateway.pairing import PairingOffer, offer_pairing
 from hermes_state import inbox, pairings
 from hermes_state.chats import find_chat, move_chat
@@ -73,6 +74,7 @@ class GatewayIntake:
         self._commands = commands
         self._delivery = delivery
         self._clock = clock
+        self._pace = CommandPace()
         self._stops_done: dict[str, Millis] = {}
         """When each `/stop` that acted from memory was received, by its event."""
 
@@ -136,7 +138,11 @@ class GatewayIntake:
         command = self._registry.find(parsed.name) if parsed is not None else None
         running = self._lanes.running_in(key)
         admission = self._admission(message, key, parsed, command, running, cursor)
-        if command is not None and command.name == "stop":
+        is_stop = command is not None and command.name == "stop"
+        if admission.runs_at_once and not self._pace.admits(message) and not (is_stop and running is not None):
+            await self._slow_down(admission)
+            return
+        if is_stop:
             admitted = await self._store_stop(admission)
         else:
             admitted = await self._store.write(admit, admission, self._clock.now())
@@ -145,12 +151,22 @@ class GatewayIntake:
         if admitted.inbox_id is None:
             return
         log.info("inbox.accepted", chat=key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
-        if admission.kind is InboxKind.COMMAND and (command is None or command.kind is not Kind.CHANGE):
+        if admission.runs_at_once:
             self._commands.run_soon(admitted.inbox_id, admitted.chat_id)
             return
         self._lanes.wake(admitted.chat_id)
         if running is not None and self._interrupts(admission, running):
             self._lanes.interrupt(admitted.chat_id, running.id)
+
+    async def _slow_down(self, admission: Admission) -> None:
+        """Refuse a command of somebody who gives too many; say so once a minute, but in every slash command's place."""
+        message, now = admission.message, self._clock.now()
+        log.info("command.refused", chat=admission.key.name, sender=message.sender.ref)
+        moment = message.event_ref if message.ticket is not None else now // 60_000
+        reason = f"too-fast:{message.sender.ref}:{moment}"
+        chat_id = await self._store.write(turn_down, message, admission.key, reason, TOO_FAST, admission.cursor, now)
+        if chat_id is not None:
+            self._delivery.wake(chat_id)
 
     def _admission(
         self,
@@ -265,7 +281,8 @@ class GatewayIntake:
             # Once a day is enough; a slash command must be answered each time, or its sender sees it hang.
             day = now // 86_400_000
             reason = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{day}"
-            chat_id = await self._store.write(tell_stranger, message, f"no-access:{reason}", NO_ACCESS, cursor, now)
+            reason = f"no-access:{reason}"
+            chat_id = await self._store.write(turn_down, message, message.chat, reason, NO_ACCESS, cursor, now)
         log.info("access.denied", platform=message.chat.platform, sender=message.sender.ref)
         if chat_id is not None:
             self._delivery.wake(chat_id)

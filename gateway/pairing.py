@@ -7,7 +7,7 @@ chat, the command line through the running daemon, or the command line alone whi
 from dataclasses import dataclass
 from sqlite3 import Connection
 
-from gateway.admission import tell_stranger
+from gateway.admission import turn_down
 from hermes_state import inbox, outbox, pairings
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.pairings import Pairing, Role
@@ -53,10 +53,10 @@ def offer_pairing(
 ) -> ChatId | None:
     """Give a stranger a code, or tell one who has a code that it still waits; None when there is nothing to say."""
     if pairings.offer(db, message.sender, offer.code, offer.lifetime_ms, offer.max_pending, now):
-        return tell_stranger(db, message, _offer_key(offer.code), offer.sentence, cursor, now)
+        return turn_down(db, message, message.chat, _offer_key(offer.code), offer.sentence, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
         moment = now // ASK_AGAIN_MS
-        return tell_stranger(db, message, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
+        return turn_down(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
     if cursor is not None:
         inbox.advance_cursor(db, cursor)
     return None

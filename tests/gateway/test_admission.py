@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission import Admission, admit, apply_deletion, apply_edit, tell_stranger
+from gateway.admission import Admission, admit, apply_deletion, apply_edit, turn_down
 from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat
 from hermes_state.inbox import CHANGED, InboxKind, InboxMode
@@ -140,8 +140,8 @@ def test_every_refused_slash_command_is_answered_in_its_own_place(db: sqlite3.Co
 
 
 def test_the_same_reason_is_told_once(db: sqlite3.Connection) -> None:
-    assert tell_stranger(db, message(1), "k", "no access", None, START) is not None
-    assert tell_stranger(db, message(2), "k", "no access", None, START) is None
+    assert turn_down(db, message(1), key_of(), "k", "no access", None, START) is not None
+    assert turn_down(db, message(2), key_of(), "k", "no access", None, START) is None
 
 
 # ---- edits

@@ -1,0 +1,39 @@
+"""How fast one person may give commands that run at once, and so wait behind nothing that would slow them down."""
+
+from collections import deque
+
+from hermes_state.values import InboundMessage, UserRef
+
+COMMANDS_PER_MINUTE = 30
+"""Far more than people type; few enough that neither the database nor a platform's flood control suffers."""
+
+TOO_FAST = (
+    f"That is more than {COMMANDS_PER_MINUTE} commands within a minute, so I did not take this one; please wait a "
+    "little. /stop still ends a running turn."
+)
+
+_WINDOW_MS = 60_000
+_REMEMBERED = 1_000
+"""People; of those whose last command is longest ago nothing is known."""
+
+
+class CommandPace:
+    """Counts each person's commands by the platform's time: what comes late, after an outage, was not written fast."""
+
+    def __init__(self) -> None:
+        self._taken: dict[UserRef, deque[InboundMessage]] = {}
+        """The newest commands of each person, whoever gave one last at the end."""
+
+    def admits(self, message: InboundMessage) -> bool:
+        """Whether the command may be carried out; one that was taken before, and comes again, may."""
+        sender = message.sender.ref
+        taken = self._taken.pop(sender, None) or deque(maxlen=COMMANDS_PER_MINUTE)
+        self._taken[sender] = taken
+        if len(self._taken) > _REMEMBERED:
+            del self._taken[next(iter(self._taken))]
+        if any(earlier.event_ref == message.event_ref for earlier in taken):
+            return True
+        if len(taken) == COMMANDS_PER_MINUTE and abs(message.sent_at - taken[0].sent_at) < _WINDOW_MS:
+            return False
+        taken.append(message)
+        return True
