@@ -26,6 +26,7 @@ from platforms.local.history import load_tool_lines
 from platforms.local.live import LiveChat, LiveChats
 from platforms.local.markdown import split_parts, to_html
 from platforms.local.pages import Pages
+from platforms.local.remembered import load_entries, note_entries
 from platforms.local.routes import Routes
 from platforms.local.uploads import Spool
 
@@ -35,7 +36,7 @@ _RENDERED_AT_ONCE = 4_000
 """Characters of a text whose HTML is made on the event loop."""
 
 _SHUTDOWN_SECONDS = 1.0
-"""Requests under way get this long; streams end at once by themselves."""
+"""Requests under way get this long, and the note of what is remembered; streams end at once by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,7 @@ class LocalAdapter:
         try:
             await asyncio.to_thread(self._spool.open)
             await self._access.load()
+            self._chats.recall(await self._store.read(load_entries))
         except (OSError, StateError) as error:
             raise PlatformUnavailable(f"the web chat cannot start: {error}") from error
         self._chats.reopen()
@@ -135,6 +137,7 @@ class LocalAdapter:
             self._port = None
             self._chats.close()
             await runner.cleanup()
+            await self._note_entries()
 
     async def _serve(self, runner: web.AppRunner, routes: Routes) -> None:
         settings = self._settings
@@ -155,6 +158,13 @@ class LocalAdapter:
         if self._on_ready is not None and url is not None:
             self._on_ready(url)
         await asyncio.Event().wait()  # until cancelled
+
+    async def _note_entries(self) -> None:
+        try:
+            async with asyncio.timeout(_SHUTDOWN_SECONDS):
+                await self._store.write(note_entries, self._chats.said)
+        except (StateError, TimeoutError) as error:
+            log.info("local.replies_forgotten", error=type(error).__name__)
 
     def render(self, text: str) -> Sequence[OutboundPart]:
         """The parts keep their Markdown: pages make HTML of it when they show it."""

@@ -50,6 +50,11 @@ FROM messages m WHERE m.session_id = ? AND m.seq > 0 AND m.id < ? ORDER BY m.seq
 _IS_TOLD = "SELECT 1 FROM platform_messages WHERE chat_id = ? AND ref = ?"
 
 
+def chat_key(name: str) -> ChatKey:
+    """The chat `local:<name>`."""
+    return ChatKey(platform="local", account="local", chat_ref=name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatLink:
     """A chat as the list shows it."""
@@ -111,13 +116,20 @@ def load_history(
     is_all = len(rows) < limit
     waiting = [] if before is not None else _waiting(db, chat.id)
     entries = [*_with_dividers(rows), *waiting]
-    known = {ref for ref in recent_refs if db.execute(_IS_TOLD, (chat.id, ref)).fetchone()}
     return HistoryPage(
         entries=tuple(sorted(entries, key=lambda entry: entry.at)),
-        known_refs=frozenset(known | {entry.ref for entry in waiting}),
+        known_refs=load_known_refs(db, key, recent_refs) | {entry.ref for entry in waiting},
         earlier_than=None if is_all else rows[0].id,
         since=_BEGINNING if is_all else min(Millis(row.created_at) for row in rows),
     )
+
+
+def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozenset[str]:
+    """Which of these platform ids are rows of the chat's transcript."""
+    chat = find_chat(db, key)
+    if chat is None:
+        return frozenset()
+    return frozenset(ref for ref in refs if db.execute(_IS_TOLD, (chat.id, ref)).fetchone())
 
 
 def load_tool_lines(db: Connection, key: ChatKey, limit: int = 60) -> list[Entry]:

@@ -1,11 +1,11 @@
 """What this process knows of each chat beside the store: answers being written, and the newest replies to commands.
 
 Replies to commands are no transcript rows; the newest of them are kept here so that a reload shows them
-again until the daemon restarts.
+again, and `remembered` keeps them over a restart.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.pages import Pages
@@ -33,6 +33,15 @@ class LiveChat:
     def recent(self) -> list[Entry]:
         """What was said lately, and the answer being written."""
         return [*self._recent.values(), *([self._preview] if self._preview else [])]
+
+    @property
+    def said(self) -> list[Entry]:
+        """What was said lately."""
+        return [*self._recent.values()]
+
+    def recall(self, entries: Sequence[Entry]) -> None:
+        """What an earlier process remembered."""
+        self._recent.update((entry.ref, entry) for entry in entries if entry.ref not in self._recent)
 
     @property
     def is_watched(self) -> bool:
@@ -96,6 +105,16 @@ class LiveChats:
         if name not in self._chats:
             self._chats[name] = LiveChat(name, self._pages)
         return self._chats[name]
+
+    @property
+    def said(self) -> Mapping[str, Sequence[Entry]]:
+        """What was said lately, by the name of the chat."""
+        return {name: chat.said for name, chat in self._chats.items()}
+
+    def recall(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+        """What an earlier process remembered, by the name of the chat."""
+        for name, said in entries.items():
+            self.of(name).recall(said)
 
     def close(self) -> None:
         """End every page's stream; what is remembered stays for the next run."""

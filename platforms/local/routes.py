@@ -12,11 +12,11 @@ from aiohttp import web
 
 from hermes_state.errors import StateError
 from hermes_state.store import Store
-from hermes_state.values import ChatKey, ChatKind, Clock, InboundMessage, Sender, Via
+from hermes_state.values import ChatKind, Clock, InboundMessage, Sender, Via
 from platforms.base import Intake
 from platforms.local.access import COOKIE_SECONDS, HEADERS, Access, host_names, is_same_origin
 from platforms.local.entries import Entry, EntryKind, merge
-from platforms.local.history import ChatLink, load_chats, load_history
+from platforms.local.history import ChatLink, chat_key, load_chats, load_history
 from platforms.local.live import LiveChat, LiveChats
 from platforms.local.pages import ChatView, Pages
 from platforms.local.stream import encode
@@ -257,11 +257,6 @@ class _StaticFile:
         self.content = path.read_bytes()
         self.content_type = _TYPES.get(path.suffix)
         self.etag = f'"{hashlib.sha256(self.content).hexdigest()[:16]}"'
-
-
-def chat_key(name: str) -> ChatKey:
-    """The chat `local:<name>`."""
-    return ChatKey(platform="local", account="local", chat_ref=name)
 
 
 def _chat_name(request: web.Request) -> str:

@@ -18,7 +18,7 @@ from hermes_state.store import Store
 from hermes_state.values import ChatKey, Clock, SystemClock
 from platforms.base import CommandMenuItem
 from platforms.local.adapter import LocalAdapter, LocalSettings
-from platforms.local.routes import chat_key
+from platforms.local.history import chat_key
 from tests.platforms.contract import AdapterHarness, RecordingIntake, running
 
 MENU = (

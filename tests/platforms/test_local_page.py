@@ -13,7 +13,7 @@ from hermes_state.errors import MessageRejected, PlatformUnavailable
 from hermes_state.values import AttachmentKind, Button, IncomingAttachment, OutboundPart, Via
 from platforms.base import Preview, SendRequest
 from platforms.local import uploads
-from platforms.local.routes import chat_key
+from platforms.local.history import chat_key
 from platforms.local.uploads import MOST_FILES
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.local_harness import LocalHarness, Screen

@@ -12,8 +12,10 @@ import pytest
 
 from hermes_state import inbox, journal, outbox, sessions
 from hermes_state.chats import ensure_chat
+from hermes_state.meta import save_note
 from hermes_state.transcripts import hide
 from hermes_state.values import (
+    Button,
     ChatId,
     ChatKind,
     InboundEvent,
@@ -305,6 +307,39 @@ async def test_a_reload_shows_the_conversation_from_the_store(local: LocalHarnes
     assert shown[:2] == ["look it up", "Let me look."]
     assert "m12: the plan" in shown[2]
     assert shown[3] == "It is there."
+
+
+async def test_commands_and_their_replies_are_shown_after_a_restart_between_what_was_said(tmp_path: Path) -> None:
+    async with LocalHarness(tmp_path) as local:
+        intake = StoringIntake()
+        intake.local = local
+        async with running(local.adapter, intake):
+            await local.sign_in()
+            port = int(local.root.rsplit(":", 1)[1])
+            await whole_turn(local, intake, "first question", "first answer")
+            commands = RecordingIntake()
+            intake.accept = commands.accept  # type: ignore[method-assign]  # a command makes no turn
+            await local.write("/status")
+            buttons = (Button(label="Again", command="/status"),)
+            await local.adapter.send(request(local.direct_chat, "All is **well**.", key="k1", buttons=buttons))
+            before = await local.screen()
+        for _ in range(2):
+            local.adapter = local.another_adapter(port=port)
+            async with running(local.adapter, commands):
+                assert (await local.screen()).entries == before.entries
+        assert texts(before) == ["first question", "first answer", "/status", "All is well."]
+        [(note,)] = await local.store.read(
+            lambda db: db.execute("SELECT value FROM meta WHERE key = 'local.remembered'").fetchall()
+        )
+        assert "first answer" not in note, "the transcript has it"
+
+
+async def test_a_note_of_another_version_is_no_obstacle(tmp_path: Path, intake: StoringIntake) -> None:
+    async with LocalHarness(tmp_path) as local:
+        await local.store.write(save_note, "local.remembered", '{"main": [{"kind": "from the future"}]}')
+        async with running(local.adapter, intake):
+            await local.sign_in()
+            assert texts(await local.screen()) == []
 
 
 async def test_what_waits_for_its_turn_is_shown_after_a_restart(local: LocalHarness, intake: StoringIntake) -> None:
