@@ -11,7 +11,7 @@ from gateway import cancellation
 from gateway.gates import Gate
 from hermes_state.errors import PlatformError, RateLimited, StateError
 from hermes_state.journal import RunningTurn
-from platforms.base import PlatformAdapter, Preview
+from platforms.base import Capabilities, PlatformAdapter, Preview
 
 log = structlog.get_logger()
 
@@ -23,6 +23,9 @@ REQUEST_SECONDS = 10.0
 
 TYPING_OVERLAP_SECONDS = 1.0
 """Typing is renewed this long before the platform lets it fade."""
+
+PREVIEW_OVERLAP_SECONDS = 5.0
+"""The same for a preview that fades: a pause between two previews and a slow request have room in it."""
 
 
 class LivePreview:
@@ -46,7 +49,7 @@ class LivePreview:
         self._changed = asyncio.Event()
         self._closed = asyncio.Event()
         self._shown = ""
-        self._typed_at = 0.0
+        self._shown_at = self._typed_at = 0.0
         self._pump: asyncio.Task[None] | None = None
         self.text = ""
 
@@ -89,7 +92,7 @@ class LivePreview:
                 return
             self._changed.clear()
             if self.text == self._shown:
-                await self._change_or_close(adapter.capabilities.typing_seconds)
+                await self._change_or_close(self._patience(adapter.capabilities))
             is_over = await self._is_closed_within(max(interval, self._gate.penalty_seconds))
 
     def _interval(self, adapter: PlatformAdapter) -> float:
@@ -101,7 +104,7 @@ class LivePreview:
         if not self._gate.is_free:
             return
         async with self._gate.passing():
-            if self.text.strip() and self.text != self._shown:
+            if self.text.strip() and (self.text != self._shown or self._is_fading(adapter.capabilities)):
                 await self._show_text(adapter, self.text)
             elif self._is_typing_due(adapter):
                 await adapter.show_typing(self._turn.chat)
@@ -117,6 +120,7 @@ class LivePreview:
         )
         self._ref = await adapter.show(preview) or self._ref
         self._shown = text
+        self._shown_at = time.monotonic()
         await self._note()
 
     async def _note(self) -> None:
@@ -131,6 +135,23 @@ class LivePreview:
             return False
         return time.monotonic() - self._typed_at >= fades - TYPING_OVERLAP_SECONDS
 
+    def _is_fading(self, capabilities: Capabilities) -> bool:
+        """Whether what is shown must be shown again to stay: it may be a long time until a tool is done."""
+        left = self._fades_in(capabilities)
+        return left is not None and left <= 0
+
+    def _fades_in(self, capabilities: Capabilities) -> float | None:
+        """Seconds until what is shown must be shown again, None if it stays by itself."""
+        if capabilities.preview_seconds is None or self._ref is not None or not self._shown:
+            return None
+        return self._shown_at + capabilities.preview_seconds - PREVIEW_OVERLAP_SECONDS - time.monotonic()
+
+    def _patience(self, capabilities: Capabilities) -> float | None:
+        """Seconds until something must be renewed though there is no new text; None: never."""
+        typing = None if capabilities.typing_seconds is None else capabilities.typing_seconds - TYPING_OVERLAP_SECONDS
+        waits = [wait for wait in (typing, self._fades_in(capabilities)) if wait is not None]
+        return max(0.1, min(waits)) if waits else None
+
     async def _is_closed_within(self, seconds: float) -> bool:
         try:
             await asyncio.wait_for(self._closed.wait(), seconds)
@@ -138,9 +159,8 @@ class LivePreview:
             return False
         return True
 
-    async def _change_or_close(self, typing_seconds: float | None) -> None:
-        """Wait until there is new text, the end, or typing must be renewed."""
-        patience = None if typing_seconds is None else max(0.1, typing_seconds - TYPING_OVERLAP_SECONDS)
+    async def _change_or_close(self, patience: float | None) -> None:
+        """Wait until there is new text, the end, or `patience` seconds are over."""
         waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, self._closed)]
         try:
             await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)

@@ -33,6 +33,8 @@ class Capabilities:
     has_buttons: bool
     typing_seconds: float | None
     """How long one typing signal is visible; None where there is none."""
+    preview_seconds: float | None = None
+    """How long a preview without a placeholder is visible unless it is shown again; None: for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ CAPABILITIES = Capabilities(
     shared_preview_interval_seconds=3.5,  # groups allow 20 messages a minute, edits counted
     has_buttons=True,
     typing_seconds=5.0,
+    preview_seconds=30.0,  # then the apps take a draft away
 )
 
 # At DEBUG the SDK logs the address of the Bot API, which holds the token, and the texts of messages.

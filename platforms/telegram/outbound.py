@@ -85,7 +85,8 @@ class Outbound:
             self._has_drafts = False
             raise _DraftRefused from error
         except BadRequest as error:
-            raise _DraftRefused from error
+            if not is_not_modified(error):
+                raise _DraftRefused from error
 
     async def _send(
         self,

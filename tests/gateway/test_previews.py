@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,10 @@ class Growing:
         return answer("the whole answer")
 
 
+async def nothing(_ref: str) -> None:
+    """Notes no placeholder."""
+
+
 async def grow(gateway: TestGateway, text: str = "the") -> Growing:
     """A turn whose preview shows `text`."""
     growing = Growing()
@@ -87,6 +92,25 @@ async def test_the_same_text_is_not_shown_twice(store: Store, tmp_path: Path) ->
         assert len(gateway.adapter.previews) == 1
         growing.done.set()
         await gateway.quiet()
+
+
+async def test_a_preview_that_fades_is_shown_again_while_tools_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.previews.PREVIEW_OVERLAP_SECONDS", 0.0)
+    shown = {}
+    for makes_placeholders in (False, True):
+        adapter = MemoryAdapter()
+        adapter.makes_placeholders = makes_placeholders
+        adapter.capabilities = replace(adapter.capabilities, preview_seconds=0.05)
+        preview = LivePreview(TURN, adapter, Gate(), nothing)
+        preview.open()
+        preview.show("the")
+        if not makes_placeholders:
+            await eventually(lambda adapter=adapter: len(adapter.previews) >= 3, "it is renewed")  # type: ignore[misc]
+        await settled(0.3)
+        await preview.close()
+        shown[makes_placeholders] = adapter.previews
+    assert {one.text for one in shown[False]} == {"the"}
+    assert len(shown[True]) == 1, "a message stays by itself"
 
 
 async def test_a_quick_answer_needs_no_preview_and_no_typing(store: Store, tmp_path: Path) -> None:
