@@ -12,10 +12,11 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -44,7 +45,7 @@ from gateway.operator import Operator
 from gateway.schedules import Schedules
 from gateway.turns import TurnRunner
 from gateway.vitals import Heartbeat
-from hermes_state.errors import ConfigError
+from hermes_state.errors import ConfigError, HermesError
 from hermes_state.lock import FileLock
 from hermes_state.store import Store
 from hermes_state.values import Clock, SystemClock
@@ -141,16 +142,25 @@ class _Daemon:
         try:
             async with asyncio.TaskGroup() as group, self._signals():
                 await self._serve(group)
+        except ExceptionGroup as failed:
+            if isinstance(failed.exceptions[0], HermesError):  # a sentence for the operator, the group only hides it
+                raise failed.exceptions[0] from failed
+            raise
         finally:
             for model in self._models:
                 await model.close()
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
         parts = self._put_together(group)
-        await parts.access.load()
-        await parts.commands.start()
-        await parts.delivery.start()
-        await parts.lanes.start()
+        if await _ended_before(self._stopping, _take_up(parts)):
+            await self._serve_until_stopped(parts, group)
+        else:  # a database that another process locks can hold up a start for as long as it likes
+            notify(self._environ, "STOPPING=1")
+            await _drain(parts.lanes, parts.delivery, 0.0)
+            await parts.commands.close()
+        log.info("daemon.stopped")
+
+    async def _serve_until_stopped(self, parts: _Parts, group: asyncio.TaskGroup) -> None:
         tasks = parts.adapters.start(parts.intake, group)
         tasks.append(group.create_task(parts.heartbeat.run(), name="heartbeat"))
         tasks.append(group.create_task(parts.access.follow(self._reloaded), name="access"))
@@ -169,7 +179,6 @@ class _Daemon:
         await parts.commands.close()
         for task in tasks:
             task.cancel()
-        log.info("daemon.stopped")
 
     def _put_together(self, group: asyncio.TaskGroup) -> _Parts:
         """Every part with what it works with; nothing runs yet."""
@@ -247,14 +256,8 @@ class _Daemon:
         """Let turns finish and answers go out, within bounds; a second signal cuts it short."""
         seconds = self._live.config.lifecycle.drain_seconds
         log.info("daemon.draining", turns=lanes.running_count, seconds=seconds, hint="a second signal ends it at once")
-        hurry = asyncio.create_task(self._hurrying.wait(), name="second-signal")
-        work = asyncio.create_task(_drain(lanes, delivery, seconds), name="drain")
-        await asyncio.wait({hurry, work}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            work.cancel()
-            await asyncio.wait({work})
+        if not await _ended_before(self._hurrying, _drain(lanes, delivery, seconds)):
             await _drain(lanes, delivery, 0.0)
-        hurry.cancel()
 
     # ---- signals, reload ---------------------------------------------------------------------------------------
 
@@ -307,6 +310,29 @@ class _Daemon:
             extra_tools=self._extra_tools,
             clock=self._clock,
         )
+
+
+async def _take_up(parts: _Parts) -> None:
+    """Go on with what was left undone when the last process ended."""
+    await parts.access.load()
+    await parts.commands.start()
+    await parts.delivery.start()
+    await parts.lanes.start()
+
+
+async def _ended_before(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work`, but give it up as soon as `event` is set; whether it came to its end."""
+    task, told = asyncio.create_task(work), asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        task.cancel()
+        await asyncio.wait({task, told})
+    if task.cancelled():
+        return False
+    task.result()
+    return True
 
 
 def _warn(warnings: Sequence[str]) -> None:

@@ -11,6 +11,9 @@ import typer
 from gateway.config import LoadedConfig, load_config, process_environment
 from gateway.config.home import prepare_home
 from gateway.logs import configure_logging
+from hermes_state.errors import HermesError
+
+log = structlog.get_logger()
 
 
 def run() -> None:
@@ -25,14 +28,21 @@ def run() -> None:
 def serve(environ: Mapping[str, str], **options: Any) -> int:
     """Load, prepare the process and run the daemon; returns its exit code. `options` go to `run_daemon`.
 
-    Raises `ConfigError` and `OwnedElsewhere` before anything was started.
+    Raises `ConfigError` and `OwnedElsewhere` before anything was started, `StoreUnavailable` when the database cannot
+    be used. Any other error is ours: it is logged, without secrets, and ends the process with exit code 1.
     """
     loaded = load_config(environ)
     prepare_process(loaded)
     # The SDKs take half a second to import; `--help`, `status` and a configuration error need none of them.
     from gateway.daemon import run_daemon
 
-    return asyncio.run(run_daemon(loaded, environ=environ, **options))
+    try:
+        return asyncio.run(run_daemon(loaded, environ=environ, **options))
+    except HermesError:
+        raise
+    except Exception:  # Python's own traceback would not reach the log file, nor pass the redaction
+        log.exception("daemon.crashed")
+        return 1
 
 
 def prepare_process(loaded: LoadedConfig) -> None:
@@ -40,6 +50,5 @@ def prepare_process(loaded: LoadedConfig) -> None:
     os.umask(0o077)
     prepare_home(loaded.home)
     configure_logging(loaded.config.logging, secrets=loaded.secrets(), directory=loaded.logs)
-    log = structlog.get_logger("gateway.config")
     for warning in loaded.warnings:
         log.warning("config.warned", reason=warning)

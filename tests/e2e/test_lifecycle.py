@@ -6,6 +6,7 @@ import os
 import sys
 
 from tests.e2e.world import ROOT, World
+from tests.hermes_state.helpers import locked_by_another_process
 
 
 async def command_line(world: World, *words: str) -> tuple[int, str]:
@@ -71,6 +72,24 @@ async def test_a_killed_turn_is_taken_up_again_and_answered_once(world: World) -
     await world.say("next")
     assert len(await world.replies(2)) == 2
     assert world.query("SELECT count(*) FROM messages WHERE text = 'hang on'") == [(1,)]
+
+
+async def test_a_start_that_a_locked_database_holds_up_can_be_stopped(world: World) -> None:
+    await world.gateway.start()
+    assert await world.gateway.stop() == 0
+    seen = len(world.gateway.log_bytes())
+    with locked_by_another_process(world.home / "state.db", 60):
+        await world.gateway.spawn(HERMES_STORE__BUSY_SECONDS="1")
+        await world.gateway.wait_for_log("another process keeps the database locked", since=seen)
+        assert await asyncio.wait_for(world.gateway.stop(), 10) == 0
+
+
+async def test_a_crash_is_logged_and_ends_with_1(world: World) -> None:
+    (world.home / "control.sock").mkdir(parents=True)
+    await world.gateway.spawn()
+    assert await world.gateway.wait() == 1
+    lines = [json.loads(line) for line in world.gateway.log_text().splitlines()]
+    assert "IsADirectoryError" in next(line["exception"] for line in lines if line["event"] == "daemon.crashed")
 
 
 async def test_a_second_daemon_ends_with_75_and_names_the_first(world: World) -> None:
