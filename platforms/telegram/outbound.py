@@ -1,6 +1,7 @@
 """Sending: parts, previews and signals as calls of the Bot API."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ from telegram import InlineKeyboardButton, InlineKeyboardMarkup, LinkPreviewOpti
 from telegram.constants import ChatAction
 from telegram.error import BadRequest, InvalidToken, TelegramError
 
+from hermes_state.errors import PlatformError, SendAmbiguous
 from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import Preview, SendRequest
 from platforms.telegram.buttons import ButtonCommands
@@ -33,6 +35,8 @@ class Outbound:
         self._sdk = sdk
         self._buttons = buttons
         self._has_drafts = True
+        self._lost_placeholders: set[int] = set()
+        """Turns whose placeholder was sent without our learning its id: a few, until the connection ends."""
 
     async def send(self, request: SendRequest) -> str:
         """Deliver one part: into the placeholder where there is one, else as a message of its own."""
@@ -49,7 +53,7 @@ class Outbound:
         return str(message.message_id)
 
     async def show(self, preview: Preview) -> str | None:
-        """Show the newest message's worth of an unfinished answer; returns the placeholder's id, None for drafts."""
+        """Show the newest message's worth of an unfinished answer; returns the placeholder's id, if one is known."""
         part = (await asyncio.to_thread(render, preview.text))[-1]
         if not preview.is_shared and self._has_drafts and preview.ref is None:
             try:
@@ -58,12 +62,10 @@ class Outbound:
                 log.debug("telegram.draft_refused")  # a placeholder does; it serves the rest of this turn
             else:
                 return None
-        if preview.ref is None:
-            return str((await self._send(preview.chat, part, None)).message_id)
-        try:
-            return await self._edit(preview.chat, preview.ref, part, None)
-        except _PlaceholderGone:
-            return str((await self._send(preview.chat, part, None)).message_id)
+        if preview.ref is not None:
+            with contextlib.suppress(_PlaceholderGone):
+                return await self._edit(preview.chat, preview.ref, part, None)
+        return await self._placeholder(preview, part)
 
     async def show_typing(self, chat: ChatKey) -> None:
         await _called(
@@ -71,6 +73,21 @@ class Outbound:
                 chat_id=int(chat.chat_ref), action=ChatAction.TYPING, message_thread_id=_thread(chat)
             )
         )
+
+    async def _placeholder(self, preview: Preview, part: OutboundPart) -> str | None:
+        """Make the turn's placeholder, unless one may stand there already: nobody could take a second copy away."""
+        if preview.number in self._lost_placeholders:
+            return None
+        self._lost_placeholders.add(preview.number)  # until the opposite is known: this can be cancelled, too
+        try:
+            message = await self._send(preview.chat, part, None)
+        except SendAmbiguous:
+            raise
+        except PlatformError:
+            self._lost_placeholders.discard(preview.number)
+            raise
+        self._lost_placeholders.discard(preview.number)
+        return str(message.message_id)
 
     async def _draft(self, preview: Preview, part: OutboundPart) -> None:
         try:

@@ -15,6 +15,7 @@ from hermes_state.errors import (
     FileTooLarge,
     MessageRejected,
     PlatformUnavailable,
+    RateLimited,
     SendAmbiguous,
 )
 from hermes_state.values import AttachmentKind, Button, ChatKey, IncomingAttachment
@@ -176,6 +177,38 @@ class TestPreviews:
             assert await telegram.adapter.show(preview(telegram.direct_chat, "one two", ref)) == ref
             assert await telegram.adapter.show(preview(telegram.direct_chat, "next turn")) is None
         assert await telegram.visible(telegram.direct_chat) == ["one two"]
+
+    async def test_a_placeholder_that_may_be_there_already_is_not_made_again(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        group = telegram.group_chat()
+        async with running(telegram.adapter, intake):
+            await telegram.fault(match="sendMessage", kind="reset_after")
+            with pytest.raises(SendAmbiguous):
+                await telegram.adapter.show(preview(group, "one"))
+            assert await telegram.adapter.show(preview(group, "one two")) is None
+            assert await telegram.visible(group) == ["one"], "a copy for every lost answer would fill the group"
+            next_turn = replace(preview(group, "another"), number=10)
+            assert await telegram.adapter.show(next_turn) is not None
+
+    async def test_a_placeholder_given_up_while_it_was_sent_is_not_made_again(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        group = telegram.group_chat()
+        async with running(telegram.adapter, intake):
+            await telegram.fault(match="sendMessage", kind="delay", seconds=1)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(telegram.adapter.show(preview(group, "one")), 0.2)
+            assert await telegram.adapter.show(preview(group, "one two")) is None
+
+    async def test_a_placeholder_that_was_refused_may_be_tried_again(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.fault(match="sendMessage", kind="429", retry_after=1)
+            with pytest.raises(RateLimited):
+                await telegram.adapter.show(preview(telegram.group_chat(), "one"))
+            assert await telegram.adapter.show(preview(telegram.group_chat(), "one")) is not None
 
     async def test_a_long_preview_shows_its_newest_part(
         self, telegram: TelegramHarness, intake: RecordingIntake
