@@ -313,7 +313,7 @@ def _attachment(kind: AttachmentKind, file: object, name: str) -> IncomingAttach
 
 def _without_file(message: Message) -> tuple[IncomingAttachment, ...]:
     """Things without text or file, such as a location: the person is told that we cannot read them."""
-    for name in ("contact", "location", "venue", "poll", "dice", "game", "story"):
-        if getattr(message, name) is not None:
-            return (IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=name),)
+    for name in ("contact", "venue", "location", "poll", "dice", "game", "story", "checklist", "paid_media"):
+        if getattr(message, name):
+            return (IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=name.replace("_", " ")),)
     return ()

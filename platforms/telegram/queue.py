@@ -1,7 +1,9 @@
 """The update queue: what was put into it is stored, and only then may Telegram forget it."""
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -22,6 +24,10 @@ AnswerPress = Callable[[CallbackQuery, str | None], None]
 
 _UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What reading raises when Telegram sends a shape that neither the SDK nor we expect."""
+
+
+REMEMBERED_ALBUMS = 64
+"""The pieces of one arrive within a second or two."""
 
 
 class NotStored(NetworkError):
@@ -47,6 +53,8 @@ class UpdateQueue:
         self._buttons = buttons
         self._clock = clock
         self._answer_press = answer_press
+        self._albums: deque[str] = deque(maxlen=REMEMBERED_ALBUMS)
+        """Those that are meant for us."""
 
     async def put(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
         """Store an update; returns after the commit, and then the update may be acknowledged.
@@ -58,7 +66,7 @@ class UpdateQueue:
         """
         try:
             update = Update.de_json(raw, self._sdk)
-            received = read_update(update, self._bot)
+            received = self._with_its_album(update, read_update(update, self._bot))
         except _UNREADABLE as error:
             log.warning("update.skipped", update_id=raw.get("update_id"), error=type(error).__name__)
             return
@@ -73,6 +81,18 @@ class UpdateQueue:
             received = read_update(Update.de_json(raw, self._sdk), self._bot)
             if isinstance(received, InboundMessage):
                 await self._intake.overhear(received)
+
+    def _with_its_album(self, update: Update, received: Received | None) -> Received | None:
+        """The pieces of an album are meant for whom its caption is meant for, which stands on the first of them."""
+        message = update.message
+        if message is None or message.media_group_id is None or not isinstance(received, InboundMessage):
+            return received
+        album = f"{message.chat.id}:{message.media_group_id}"
+        if not received.is_addressed:
+            return replace(received, is_addressed=album in self._albums)
+        if album not in self._albums:
+            self._albums.append(album)
+        return received
 
     async def _store(self, update: Update, received: Received | None) -> None:
         if update.callback_query is not None:

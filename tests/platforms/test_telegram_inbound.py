@@ -193,6 +193,12 @@ FILE = {"file_id": "f", "file_unique_id": "u", "file_size": 9}
         ({"location": {"longitude": 1.0, "latitude": 2.0}}, AttachmentKind.OTHER, "location"),
         ({"contact": {"phone_number": "1", "first_name": "Ada"}}, AttachmentKind.OTHER, "contact"),
         ({"dice": {"emoji": "🎲", "value": 3}}, AttachmentKind.OTHER, "dice"),
+        (
+            {"checklist": {"title": "Trip", "tasks": [{"id": 1, "text": "pack"}]}},
+            AttachmentKind.OTHER,
+            "checklist",
+        ),
+        ({"paid_media": {"star_count": 1, "paid_media": []}}, AttachmentKind.OTHER, "paid media"),
     ],
 )
 def test_everything_that_is_not_text_is_announced(fields: dict[str, Any], kind: AttachmentKind, name: str) -> None:

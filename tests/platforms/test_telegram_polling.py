@@ -92,6 +92,18 @@ async def test_an_update_that_cannot_be_read_does_not_block_those_behind_it(
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["update.skipped"]
 
 
+async def test_an_album_is_meant_for_whom_its_caption_is_meant_for(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    captions = ("@lab_gateway_bot our trip", "", "")
+    async with running(telegram.adapter, intake):
+        for album, caption in ((album, caption) for album in ("ours", "theirs") for caption in captions):
+            spoken = caption if album == "ours" else caption.removeprefix("@lab_gateway_bot ")
+            await telegram.message(chat_id=GROUP, user_id=PERSON, media="photo", caption=spoken, media_group_id=album)
+        heard = await intake.wait_for(6)
+    assert [message.is_addressed for message in heard] == [True] * 3 + [False] * 3
+
+
 async def test_updates_of_other_kinds_are_not_even_asked_for(
     telegram: TelegramHarness, intake: RecordingIntake
 ) -> None:
