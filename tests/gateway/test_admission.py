@@ -245,6 +245,14 @@ def test_a_deleted_message_that_waits_is_withdrawn(db: sqlite3.Connection) -> No
     assert states(db, chat) == ["withdrawn"]
 
 
+def test_a_deleted_message_that_a_turn_is_about_stays(db: sqlite3.Connection) -> None:
+    admitted = admit(db, admission(message()), START)
+    assert admitted.inbox_id is not None
+    journal.start_turn(db, admitted.chat_id, [admitted.inbox_id], {}, START)
+    assert apply_deletion(db, deletion(), None, START) == 0
+    assert states(db, admitted.chat_id) == ["claimed"]
+
+
 def test_a_deleted_message_that_was_told_stays(db: sqlite3.Connection) -> None:
     chat = told(db)
     assert apply_deletion(db, deletion(), None, START) == 0

@@ -219,6 +219,38 @@ async def test_a_stop_acts_while_another_process_locks_the_database(store: Store
         assert await gateway.turns_of() == [("stopped", "q")]
 
 
+async def test_nothing_that_waits_is_taken_up_before_the_stop_is_stored(store: Store, tmp_path: Path) -> None:
+    """Or `/stop all` would find the next message in a turn, where it drops nothing."""
+    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        await gateway.say("next")
+        [(chat_id,)] = await gateway.rows("SELECT chat_id FROM turns")
+        stopping = gateway.lanes.begin_stop(chat_id, "stopped by the person")
+        assert stopping is not None
+        await settled()
+        assert await gateway.turns_of() == [("running", "q")]
+        stopping.settle()
+        assert await gateway.replies(1) == ["echo: q | next"]
+        assert await gateway.turns_of() == [("stopped", "q"), ("finished", "next")]
+
+
+async def test_an_interruption_that_comes_late_spares_the_turn_that_runs_by_then(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang()
+        await gateway.ask("one")
+        [(chat_id, first)] = await gateway.rows("SELECT chat_id, id FROM turns")
+        gateway.model.script.append(hang)
+        await gateway.say("two")
+        await hang.begun.wait()
+        gateway.lanes.interrupt(chat_id, first)
+        await settled()
+        hang.release()
+        assert await gateway.replies(2) == ["echo: one", "finally"]
+
+
 async def test_a_stop_that_cannot_be_stored_yet_is_for_whoever_started_the_turn(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.model.script.append(Hang())
