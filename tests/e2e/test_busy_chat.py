@@ -25,7 +25,7 @@ async def test_three_pieces_of_one_long_paste_become_one_turn(world: World) -> N
     pieces = [letter * 4090 for letter in "abc"]
     for piece in pieces:
         await world.say(piece)
-        await asyncio.sleep(1.0)  # as Telegram delivers the pieces of a paste: one after the other
+        await asyncio.sleep(0.8)  # one after the other, and all of them in more time than the lane waits for the next
     assert len(await world.replies(1, match="^echo")) == 1
     assert world.query("SELECT count(*) FROM turns") == [(1,)]
     assert world.query("SELECT count(*), count(DISTINCT turn_id) FROM messages WHERE role = 'user'") == [(3, 1)]

@@ -49,6 +49,21 @@ async def test_six_messages_sent_while_the_daemon_is_stopped_are_answered_once_e
     assert world.query("SELECT count(*), count(DISTINCT turn_id) FROM messages WHERE text LIKE 'missed-%'") == [(6, 6)]
 
 
+async def test_messages_around_a_kill_are_answered_once_each_in_order(discord_world: World) -> None:
+    world = discord_world
+    await ready(world, HERMES_SESSIONS__MERGE_SECONDS="0")
+    await world.script(match="number-0", hang=True)
+    for number in range(2):
+        await say(world, f"number-{number}")
+    await world.asked(1)
+    await world.gateway.kill()
+    await say(world, "number-2")
+    await ready(world)
+    replies = await sent(world, 3)
+    assert [number for reply in replies for number in range(3) if f"number-{number}" in reply] == list(range(3))
+    assert world.query("SELECT count(*), count(DISTINCT turn_id) FROM messages WHERE role = 'user'") == [(3, 3)]
+
+
 async def test_replaying_messages_and_commands_starts_nothing(discord_world: World) -> None:
     world = discord_world
     await ready(world)

@@ -30,6 +30,8 @@ async def test_a_slow_download_delays_no_other_chat(world: World) -> None:
     await world.tg.get("calls", method="getFile", wait=10, count=1)
     await world.say("quick", chat_id=43)
     assert await world.replies(1, chat_id=43, wait=5)
+    assert len((await world.tg.get("faults"))["fired"]) == 1, "the download hangs"
+    assert await world.replies(0, wait=0) == []
 
 
 async def test_a_text_document_is_read_into_the_turn(world: World) -> None:
@@ -59,7 +61,7 @@ async def test_in_a_shared_group_the_model_sees_who_said_what(world: World) -> N
     text = str((await world.asked(3))[2]["body"]["messages"])
     assert "[Ann]" in text
     assert "[Cy]" in text
-    assert "[Bo]b]" not in text, "a name cannot forge the end of its brackets"
+    assert "[Bo)b] I am number 51" in text, "a name cannot forge the end of its brackets"
 
 
 async def test_only_the_starter_or_an_admin_stops_a_turn_in_a_shared_group(world: World) -> None:

@@ -23,6 +23,36 @@ async def test_replaying_messages_and_commands_starts_nothing(world: World) -> N
     assert after == before
 
 
+async def test_replaying_presses_and_edits_starts_nothing(world: World) -> None:
+    await world.gateway.start()
+    await world.say("about trains")
+    await world.replies(1)
+    await world.say("/new")
+    await world.replies(2)
+    await world.say("about boats")
+    await world.replies(3)
+    await world.say("/sessions")
+    await world.replies(4)
+    chat = (await world.tg.get("chat/42"))["messages"]
+    menu = next(row for row in chat if "reply_markup" in row)
+    button = menu["reply_markup"]["inline_keyboard"][0][0]
+    person = next(row["from"] for row in chat if not row["from"]["is_bot"])
+    press = {"id": "77", "from": person, "message": menu, "chat_instance": "42", "data": button["callback_data"]}
+    edit = {**chat[0], "text": "about planes", "edit_date": chat[0]["date"] + 1}
+    updates = [{"callback_query": press}, {"edited_message": edit}]
+    for number, update in enumerate(updates):
+        await world.tg.post("update", {"update": {"update_id": 900_000 + number, **update}})
+    await world.replies(5)
+    await world.gateway.wait_for_log("inbox.edited")
+    counts = "SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM turns), (SELECT count(*) FROM outbox)"
+    [(inbox, turns, outbox)] = world.query(counts)
+    for number, update in enumerate(updates * 3):
+        await world.tg.post("update", {"update": {"update_id": 900_100 + number, **update}})
+    await world.say("/whoami")
+    assert await world.replies(1, match="telegram:42")
+    assert world.query(counts) == [(inbox + 1, turns, outbox + 1)]
+
+
 async def test_a_lost_acknowledgement_in_a_group_with_a_placeholder_shows_one_copy(world: World) -> None:
     await world.gateway.start()
     group = {"chat_id": -100200, "chat_type": "supergroup", "user_id": 42}

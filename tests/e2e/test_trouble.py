@@ -1,45 +1,26 @@
 """What people meet when something is wrong: one helpful sentence, and nothing lost."""
 
-import asyncio
 import json
-import multiprocessing
 import re
 import signal
-import sqlite3
 import time
-from multiprocessing.synchronize import Event as ProcessEvent
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.world import World
-
-
-def hold_lock(database: Path, held: ProcessEvent, seconds: float) -> None:
-    """Another process that locks the database file, as a backup tool or a curious person would."""
-    db = sqlite3.connect(database, isolation_level=None)
-    db.execute("BEGIN EXCLUSIVE")
-    held.set()
-    time.sleep(seconds)
-    db.execute("ROLLBACK")
-    db.close()
+from tests.hermes_state.helpers import locked_by_another_process
 
 
 async def test_a_twenty_second_lock_by_another_process_delays_and_loses_nothing(world: World) -> None:
     await world.gateway.start()
     await world.say("before")
     await world.replies(1)
-    context = multiprocessing.get_context("spawn")
-    held = context.Event()
-    other = context.Process(target=hold_lock, args=(world.home / "state.db", held, 20.0))
-    other.start()
-    try:
-        await asyncio.to_thread(held.wait, 10)
+    began = time.monotonic()
+    with locked_by_another_process(world.home / "state.db", 20.0):
         for number in range(3):
             await world.say(f"while locked {number}", chat_id=42)
         assert await world.replies(1, match="while locked 2", wait=45)
-    finally:
-        other.join()
+    assert time.monotonic() - began > 20.0, "the lock was felt"
     text = " ".join(await world.replies(1, match="while locked"))
     assert [text.count(f"while locked {number}") for number in range(3)] == [1, 1, 1]
     assert world.query("SELECT count(*) FROM inbox WHERE state <> 'done'") == [(0,)]
@@ -52,12 +33,7 @@ async def test_stop_acts_from_memory_while_the_database_is_locked(world: World, 
     await world.script(match="hang", hang=True)
     await world.say("hang")
     await world.turn_runs()
-    context = multiprocessing.get_context("spawn")
-    held = context.Event()
-    other = context.Process(target=hold_lock, args=(world.home / "state.db", held, 6.0))
-    other.start()
-    try:
-        await asyncio.to_thread(held.wait, 10)
+    with locked_by_another_process(world.home / "state.db", 6.0):
         began = time.monotonic()
         for text in before:
             await world.say(text, chat_id=43)
@@ -65,8 +41,6 @@ async def test_stop_acts_from_memory_while_the_database_is_locked(world: World, 
         await world.gateway.wait_for_log("command.from_memory", seconds=5)
         assert time.monotonic() - began < 2.5
         assert await world.replies(1, match="Stopped", wait=20)
-    finally:
-        other.join()
     assert world.query("SELECT state FROM turns ORDER BY id LIMIT 1") == [("stopped",)]
 
 
