@@ -104,8 +104,10 @@ class Sender:
         if request.replaces is not None:
             try:
                 return await self._edit(channel_ref, request.replaces, payload)
-            except MessageUnknown:
-                log.debug("discord.placeholder_gone")
+            except (MessageUnknown, ChatUnreachable) as error:
+                # It was deleted, is another bot's, or stands in a thread that only a new message opens again. Where
+                # nothing can be written at all, the new message says so.
+                log.info("discord.placeholder_gone", reason=str(error))
         if request.is_repeat and (found := await self._find_earlier(request, str(payload["content"]))):
             return found
         if request.reply_to is not None:
@@ -184,9 +186,14 @@ class Sender:
         after = snowflake_at(Millis(first_tried_at - SKEW_MS))
         nonce = self._nonce(request.chat.chat_ref, request.key)
         for _ in range(MAX_PAGES):
-            with rest_errors(is_read=True):
-                async with asyncio.timeout(self._request_seconds):
-                    rows = await self._http.logs_from(int(request.chat.chat_ref), PAGE, after=after)
+            try:
+                with rest_errors(is_read=True):
+                    async with asyncio.timeout(self._request_seconds):
+                        rows = await self._http.logs_from(int(request.chat.chat_ref), PAGE, after=after)
+            except ChatUnreachable as error:
+                # The right to write is not the right to read the history, and losing an answer is worse than two.
+                log.info("discord.history_unreadable", reason=str(error))
+                return None
             for row in sorted(rows, key=lambda row: int(row["id"])):
                 if self._is_earlier(dict(row), request.key, text, nonce):
                     return str(row["id"])

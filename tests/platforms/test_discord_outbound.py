@@ -113,6 +113,23 @@ async def test_a_late_repeat_searches_a_busy_channel(live: DiscordHarness) -> No
     assert ref == str(first)
 
 
+async def test_a_late_repeat_is_sent_where_the_history_may_not_be_read(live: DiscordHarness) -> None:
+    await live.fault(match="GET /channels/.*/messages", kind="status", status=403, code=50001)
+    await live.adapter.send(request(live.direct_chat, "the answer", tried_before=LATE))
+    assert await live.visible(live.direct_chat) == ["the answer"]
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, 50083), (403, 50005), (403, 160002)])
+async def test_a_placeholder_that_may_not_be_edited_does_not_cost_the_answer(
+    live: DiscordHarness, status: int, code: int
+) -> None:
+    ref = await live.adapter.show(Preview(chat=live.direct_chat, is_shared=False, number=9, text="thinking", ref=None))
+    await live.fault(match="PATCH /channels/.*", kind="status", status=status, code=code)
+    final = await live.adapter.send(request(live.direct_chat, "the answer", replaces=ref))
+    assert final != ref
+    assert (await live.visible(live.direct_chat))[-1] == "the answer"
+
+
 async def test_two_databases_do_not_share_nonces(live: DiscordHarness, tmp_path: Path) -> None:
     other_path = tmp_path / "other"
     other_path.mkdir()
