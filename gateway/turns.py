@@ -57,6 +57,9 @@ class TurnRunner:
     async def run(self, turn: RunningTurn, preview: LivePreview) -> None:
         """Take the turn to its end. Cancelled, it leaves the turn open with every finished step stored.
 
+        The deadline counts from here: with what was left before a restart, a turn would be taken up only to fail, with
+        all its steps paid for. `MAX_RESTARTS` bounds how often.
+
         Raises `StoreUnavailable` when a step could not be stored; the turn is still open then.
         """
         config, agent = self._live.config, self._live.agent

@@ -191,7 +191,7 @@ class ModelSettings(Section):
         ge=1,
         le=86_400,
         unit="seconds",
-        text="Longest time a whole turn may take, tools included.",
+        text="Longest time a whole turn may take, tools included. It begins anew when a restart takes the turn up again.",
     )
     connect_seconds: float = setting(
         5,
