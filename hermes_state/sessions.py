@@ -154,6 +154,12 @@ def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     return start_session(db, chat_id, now)
 
 
+# Purpose: open a session again. Whoever asks for it is back, however long nobody wrote in it.
+_REOPEN = """
+UPDATE sessions SET ended_at = NULL, end_reason = NULL, version = version + 1, last_human_at = ? WHERE id = ?
+"""
+
+
 def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
     """Make an earlier conversation of this chat the active one again; any session id in it will do.
 
@@ -165,7 +171,7 @@ def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Ses
         raise CommandError("That conversation is the active one already.")
     if active is not None and active.ended_at is None:
         end_session(db, active.id, EndReason.SWITCHED, now)
-    db.execute("UPDATE sessions SET ended_at = NULL, end_reason = NULL, version = version + 1 WHERE id = ?", (tip.id,))
+    db.execute(_REOPEN, (now, tip.id))
     db.execute("UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ?", (tip.id, now, chat_id))
     return load_session(db, tip.id)
 

@@ -244,6 +244,15 @@ def test_the_childs_silence_counts_from_the_last_human_message(db: sqlite3.Conne
     assert expire(db, START + 2 * HOUR) == [child]
 
 
+def test_a_resumed_conversation_waits_for_its_person_as_long_as_any_other(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    exchange(db, chat, "q", "a")
+    [old] = expire(db, START + 9 * HOUR)
+    back = resume(db, chat, load_session(db, old).key, Millis(START + 10 * HOUR))
+    assert expire(db, START + 11 * HOUR) == []
+    assert expire(db, START + 11 * HOUR + 1) == [back.id]
+
+
 def test_expiry_works_in_slices(db: sqlite3.Connection) -> None:
     for number in range(5):
         exchange(db, make_chat(db, str(number)), "q", "a")
