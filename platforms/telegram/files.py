@@ -1,6 +1,7 @@
 """Fetching the files that people send."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import aiohttp
@@ -10,6 +11,7 @@ from telegram.error import BadRequest, TelegramError
 from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
 from hermes_state.values import IncomingAttachment
 from platforms.telegram.errors import is_file_too_big
+from platforms.telegram.settings import BASE_URL
 from platforms.telegram.transport import BotApiRequest
 
 CHUNK_BYTES = 256 * 1024
@@ -33,6 +35,9 @@ async def fetch(
         address = (await sdk.get_file(attachment.file_ref)).file_path
         if not address:
             raise MessageRejected("Telegram gives no address for the file")
+        place = local_place(address, sdk.base_url)
+        if place is not None:
+            return await asyncio.to_thread(_copied, place, target, max_bytes)
         async with request.stream(address) as response:
             if response.status >= 500:
                 raise PlatformUnavailable(f"the file server answered {response.status}")
@@ -45,6 +50,28 @@ async def fetch(
         raise MessageRejected(error.message) from error
     except TelegramError as error:  # fetching again harms nobody, so whatever broke may be tried again
         raise PlatformUnavailable(f"the file could not be fetched ({type(error).__name__})") from error
+
+
+def local_place(address: str, base_url: str) -> Path | None:
+    """Where a local Bot API server (one that runs with `--local`) says that a file lies.
+
+    None for an address to fetch it from. Telegram's own servers have no say about files of this machine.
+    """
+    return Path(address) if address.startswith("/") and not base_url.startswith(BASE_URL) else None
+
+
+def _copied(place: Path, target: Path, max_bytes: int) -> int:
+    try:
+        size = place.stat().st_size
+        if size > max_bytes:
+            raise FileTooLarge(max_bytes)
+        shutil.copyfile(place, target)
+    except FileNotFoundError as error:
+        raise MessageRejected("the Bot API server names a file that is not on this machine") from error
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        raise PlatformUnavailable(f"the Bot API server's file could not be copied: {error.strerror}") from error
+    return size
 
 
 async def _written(content: aiohttp.StreamReader, target: Path, max_bytes: int) -> int:

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from tests.fakes import tg_markup, tg_updates
@@ -334,6 +335,10 @@ async def _get_file(telegram: Telegram, bot: Bot, method: str, params: Json) -> 
     file = telegram.files.get(file_id)
     if file is None:
         raise bad("invalid file_id" if file_id else "file_id not specified")
+    if folder := telegram.config["local_files"]:
+        place = Path(folder) / file_id
+        place.write_bytes(file["content"])
+        return {**telegram.file_ref(file_id), "file_path": str(place)}
     if file["size"] > DOWNLOAD_LIMIT:
         raise bad("file is too big")
     return {**telegram.file_ref(file_id), "file_path": file["path"]}

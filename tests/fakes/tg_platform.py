@@ -193,6 +193,7 @@ class Telegram:
             "flood": dict(self.flood_default),
             "latency": 0.0,
             "max_poll_timeout": 50,
+            "local_files": "",
         }
         self.flood = FloodControl()
         self.faults.clear()

@@ -20,6 +20,7 @@ from hermes_state.errors import (
 )
 from hermes_state.values import AttachmentKind, Button, ChatKey, IncomingAttachment
 from platforms.base import Preview, SendRequest
+from platforms.telegram.files import local_place
 from tests.fakes.wire import Wire
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.telegram_harness import GROUP, PERSON, TelegramHarness
@@ -421,6 +422,23 @@ class TestFiles:
             with pytest.raises(FileTooLarge) as caught:
                 await telegram.adapter.download(message.attachments[0], tmp_path / "file", max_bytes=50_000_000)
         assert caught.value.limit_bytes == 20_000_000
+
+    async def test_a_local_server_names_a_file_on_this_machine(
+        self, telegram: TelegramHarness, document: IncomingAttachment, tmp_path: Path
+    ) -> None:
+        await telegram.post("config", {"local_files": str(tmp_path)})
+        target = tmp_path / "file"
+        assert await telegram.adapter.download(document, target, max_bytes=10_000) == 10_000
+        assert target.read_bytes() == b"0123456789" * 1000
+        unannounced = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref=document.file_ref, name="x")
+        with pytest.raises(FileTooLarge):
+            await telegram.adapter.download(unannounced, tmp_path / "capped", max_bytes=9_999)
+        assert not (tmp_path / "capped").exists()
+
+    def test_telegram_itself_can_name_no_file_of_this_machine(self) -> None:
+        assert local_place("/etc/passwd", "https://api.telegram.org/bot1:x") is None
+        assert local_place("documents/file_1.txt", "http://127.0.0.1:8081/bot1:x") is None
+        assert local_place("/var/lib/bot/file_1.txt", "http://127.0.0.1:8081/bot1:x") == Path("/var/lib/bot/file_1.txt")
 
     @pytest.mark.parametrize(("kind", "times"), [("reset", 2), ("502", 1)])  # a reset is tried again at once by itself
     async def test_a_broken_download_is_retryable(
