@@ -92,12 +92,18 @@ def check_engine() -> None:
 def check_ours(path: Path) -> None:
     """Raise `ForeignFile` if the file at `path` is not a database of ours, `SchemaTooNew` if a newer version wrote it.
 
+    `StoreUnavailable` if it cannot be read.
+
     Touches nothing: the head is read through SQLite as an immutable file, which takes no lock and makes no side files.
     (Opening the file ourselves would drop the locks of a connection that this process may hold on it.)
     """
     log = path.with_name(path.name + "-wal")
-    if not path.exists() or path.stat().st_size == 0:
-        if log.exists() and log.stat().st_size:
+    try:
+        is_empty, is_log_empty = not _size(path), not _size(log)
+    except OSError as error:
+        raise StoreUnavailable(f"cannot read {path}: {error.strerror}") from error
+    if is_empty:
+        if not is_log_empty:
             raise ForeignFile(f"{log} is there without its database {path.name}: bring that back, or move the log away")
         return
     try:
@@ -113,6 +119,11 @@ def check_ours(path: Path) -> None:
         raise ForeignFile(f"{path} belongs to another program: move it away or choose another HERMES_HOME")
     if version > newest_schema():
         raise SchemaTooNew(f"{path} was written by a newer version of hermes-gateway (schema {version})")
+
+
+def _size(path: Path) -> int:
+    """In bytes; 0 where there is no file."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def ensure_private(path: Path) -> None:

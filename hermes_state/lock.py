@@ -79,11 +79,16 @@ class FileLock:
 
 
 def is_free(path: Path) -> bool:
-    """Whether nobody holds the lock at `path` right now. Creates nothing."""
+    """Whether nobody holds the lock at `path` right now. Creates nothing.
+
+    Raises `StoreUnavailable` if that cannot be seen: the file belongs to somebody else.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
+    except OSError as error:
+        raise StoreUnavailable(f"cannot open the lock file {path}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -95,7 +100,10 @@ def is_free(path: Path) -> bool:
 
 
 def holder(path: Path) -> Holder | None:
-    """Who holds the lock at `path`; None if it is free, or its holder has not written its name yet."""
+    """Who holds the lock at `path`; None if it is free, or its holder has not written its name yet.
+
+    Raises `StoreUnavailable` as `is_free` does.
+    """
     if is_free(path):
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

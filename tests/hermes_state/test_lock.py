@@ -90,6 +90,12 @@ def test_a_lock_that_was_not_named_yet_still_holds(path: Path) -> None:
             FileLock.acquire(path, what="the token")
 
 
+def test_a_lock_that_cannot_be_looked_at_is_a_clear_error(tmp_path: Path) -> None:
+    for look in (is_free, holder):
+        with pytest.raises(StoreUnavailable, match="lock file"):
+            look(tmp_path / ("x" * 300))
+
+
 def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="lock file"):
         FileLock.acquire(tmp_path / "missing" / "x.lock", what="the token")

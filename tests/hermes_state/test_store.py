@@ -92,6 +92,10 @@ class TestOpening:
         with pytest.raises(StoreUnavailable, match="cannot create"):
             await Store.open(tmp_path / "file" / "state.db")
 
+    async def test_a_path_that_cannot_be_looked_at_is_a_clear_error(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreUnavailable, match="cannot read"):
+            await Store.open(tmp_path / ("x" * 300))
+
 
 class TestForeignFiles:
     async def refused(self, path: Path, error: type[Exception] = ForeignFile) -> None:
