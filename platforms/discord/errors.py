@@ -21,6 +21,9 @@ UNKNOWN_MESSAGE = 10008
 TICKET_CODES = frozenset({10015, 10062, 50027})
 """Unknown webhook, unknown interaction, invalid webhook token: the interaction can no longer be answered."""
 
+REPLY_CODES = frozenset({160002, 160009})
+"""A reply needs the right to read the channel's history; a message of its own does not."""
+
 OPERATOR_CODES = {
     4004: "Discord does not accept the bot token: set discord.token to the token of the developer portal's Bot page.",
     4010: "Discord closed the connection: invalid shard (4010).",
@@ -40,6 +43,10 @@ FLOOD_SECONDS = 60.0
 
 class MessageUnknown(PlatformError):
     """The message to edit was deleted; stays inside this package, which then sends anew."""
+
+
+class ReplyRefused(PlatformError):
+    """The message may be sent, but not as a reply; stays inside this package, which then sends it as none."""
 
 
 class TicketExpired(PlatformError):
@@ -72,6 +79,8 @@ def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> Pla
         return MessageUnknown(text)
     if error.code in TICKET_CODES:
         return TicketExpired(text)
+    if error.code in REPLY_CODES:
+        return ReplyRefused(text)
     if error.status == 429:
         return RateLimited(_retry_after(error))
     if error.status == 401:

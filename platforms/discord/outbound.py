@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 
 import discord
 import structlog
@@ -16,7 +17,7 @@ from discord.http import HTTPClient, Route
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, Millis
 from platforms.base import Preview, SendRequest
-from platforms.discord.errors import MessageUnknown, TicketExpired, rest_errors
+from platforms.discord.errors import MessageUnknown, ReplyRefused, TicketExpired, rest_errors
 from platforms.discord.inbound import snowflake_at
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import ButtonCommands, Ticket, Tickets
@@ -110,9 +111,11 @@ class Sender:
                 log.info("discord.placeholder_gone", reason=str(error))
         if request.is_repeat and (found := await self._find_earlier(request, str(payload["content"]))):
             return found
-        if request.reply_to is not None:
-            payload["message_reference"] = {"message_id": request.reply_to, "fail_if_not_exists": False}
         try:
+            if request.reply_to is not None:
+                reference = {"message_id": request.reply_to, "fail_if_not_exists": False}
+                with suppress(ReplyRefused):
+                    return await self._post(channel_ref, {**payload, "message_reference": reference}, request.key)
             return await self._post(channel_ref, payload, request.key)
         except ChatUnreachable:
             # The bot may lack the right to write here and still answer the command that was given here.
@@ -150,8 +153,6 @@ class Sender:
         return ref
 
     async def _follow_up(self, ticket: Ticket, payload: dict[str, object]) -> str:
-        body = {name: value for name, value in payload.items() if name not in ("nonce", "enforce_nonce")}
-        body.pop("message_reference", None)
         route = Route(
             "POST",
             "/webhooks/{webhook_id}/{webhook_token}",
@@ -159,7 +160,7 @@ class Sender:
             webhook_token=ticket.token,
         )
         try:
-            return _id_of(await self._request(route, body))
+            return _id_of(await self._request(route, payload))
         except TicketExpired as error:
             raise ChatUnreachable("neither the channel nor the command takes the answer") from error
 

@@ -119,7 +119,7 @@ async def test_a_late_repeat_is_sent_where_the_history_may_not_be_read(live: Dis
     assert await live.visible(live.direct_chat) == ["the answer"]
 
 
-@pytest.mark.parametrize(("status", "code"), [(400, 50083), (403, 50005), (403, 160002)])
+@pytest.mark.parametrize(("status", "code"), [(400, 50083), (403, 50005)])
 async def test_a_placeholder_that_may_not_be_edited_does_not_cost_the_answer(
     live: DiscordHarness, status: int, code: int
 ) -> None:
@@ -189,6 +189,14 @@ async def test_a_reply_to_a_deleted_message_still_arrives(live: DiscordHarness) 
     await live.delete(question)
     await live.adapter.send(request(live.direct_chat, "hello!", reply_to=question))
     assert await live.visible(live.direct_chat) == ["hello!"]
+
+
+async def test_a_reply_without_the_right_to_read_the_history_is_a_message_of_its_own(live: DiscordHarness) -> None:
+    question = await live.message("hello?", channel="general", mention=True)
+    await live.fault(match="POST /channels/.*/messages", kind="status", status=403, code=160002)
+    await live.adapter.send(request(chat(GENERAL), "hello!", reply_to=question))
+    [row] = await live.sent("send")
+    assert (row["text"], row["reply_to"]) == ("hello!", None)
 
 
 async def test_every_message_carries_a_short_nonce_of_its_own(live: DiscordHarness) -> None:
