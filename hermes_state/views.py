@@ -1,7 +1,7 @@
 """Views of long conversations that are in use: decoded once, then only what was said since.
 
 A view of thousands of rows takes milliseconds to decode, at every turn and between tools. Kept are only long
-ones, only so many characters of them, and none that rested for a while: an idle conversation holds no memory.
+ones, only so many characters of them, and none that has rested for a while when the next one is loaded.
 """
 
 import time
@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from sqlite3 import Connection
 
-from hermes_state.sessions import load_tip
+from hermes_state.sessions import Session, load_tip
 from hermes_state.store import Store
 from hermes_state.transcripts import View, load_own_rows, load_view
 from hermes_state.values import LineageId, Message
@@ -49,8 +49,9 @@ class ViewCache:
         return view
 
     def _keep(self, lineage_id: LineageId, view: View, before: _Kept | None) -> None:
-        has_grown = before is not None and view.session.version == before.view.session.version
-        start, characters = (len(before.view.transcript), before.characters) if before and has_grown else (0, 0)
+        start = characters = 0
+        if before is not None and _has_only_grown(before.view, view.session):
+            start, characters = len(before.view.transcript), before.characters
         characters += sum(map(_cost, view.transcript[start:]))
         self._kept[lineage_id] = _Kept(view, characters, time.monotonic())
         self._characters += characters
@@ -73,9 +74,14 @@ def _load(db: Connection, lineage_id: LineageId, known: View | None) -> View:
     if known is None:
         return load_view(db, lineage_id)
     session = load_tip(db, lineage_id)
-    if session.id != known.session.id or session.version != known.session.version:
+    if not _has_only_grown(known, session):
         return load_view(db, lineage_id)
     return View(session=session, transcript=known.transcript + load_own_rows(db, session.id, known.session.next_seq))
+
+
+def _has_only_grown(known: View, tip: Session) -> bool:
+    """Whether rows at the end are all that `tip`'s view has more than `known`."""
+    return (known.session.id, known.session.version) == (tip.id, tip.version)
 
 
 def _cost(message: Message) -> int:

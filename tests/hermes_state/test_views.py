@@ -6,7 +6,8 @@ import pytest
 
 from hermes_state import views
 from hermes_state.chats import ensure_chat
-from hermes_state.sessions import Session, start_session
+from hermes_state.lineage import SplitPlan, split
+from hermes_state.sessions import Session, load_tip, start_session
 from hermes_state.store import Store
 from hermes_state.transcripts import NewMessage, append, hide, load_view
 from hermes_state.values import ChatKind, Millis, Origin, Role
@@ -39,6 +40,29 @@ async def test_it_equals_the_rows_through_appends_edits_and_other_conversations(
         else:
             await say(store, session, f"message {number}")
         assert await cache.load(session.lineage_id) == await store.read(load_view, session.lineage_id)
+
+
+async def test_a_compressed_conversation_takes_the_room_of_what_is_left(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "WORTH_KEEPING_ROWS", 1)
+    monkeypatch.setattr(views, "KEPT_CHARACTERS", 10_000)
+    cache = ViewCache(store)
+    session = await conversation(store)
+    await say(store, session, "x" * 8_000)
+    view = await cache.load(session.lineage_id)
+    plan = SplitPlan(
+        parent_id=session.id,
+        version=view.session.version,
+        watermark_seq=1,
+        context=[NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="handoff")],
+        layer="manual",
+    )
+    await store.write(split, plan, START)
+    first = (await cache.load(session.lineage_id)).transcript[0]
+    await say(store, (await store.read(load_tip, session.lineage_id)), "x" * 5_000)
+    assert (await cache.load(session.lineage_id)).transcript[0] is first
+    assert (await cache.load(session.lineage_id)).transcript[0] is first, "there is room for it"
 
 
 async def test_what_rested_is_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
