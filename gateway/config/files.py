@@ -1,6 +1,6 @@
 """Reading `config.yaml` and `.env`: text in, plain nested values and their line numbers out.
 
-Nothing here knows what a setting means; `gateway/config.py` checks that.
+Nothing here knows what a setting means; `loader.py` checks that.
 """
 
 import io

@@ -101,12 +101,13 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     parsed = read_yaml(file)
     check_config_is_ours(file, parsed.values)
     env_file, warnings = read_env_file(state.env_file)
+    credentials, strange = _read_credentials(environ)
     places = (
         _Source(environ, ""),
-        _Source(_read_credentials(environ), "credential "),
+        _Source(credentials, "credential "),
         _Source(env_file, f"{state.env_file}: "),
     )
-    warnings = (*warnings, *_foreign_names(places))
+    warnings = (*warnings, *strange, *_foreign_names(places))
     chosen = _choose(places, parsed, file)
     config, problems = _checked(chosen, parsed, file)
     unknown = list(unknown_keys(file, parsed, parsed.values))
@@ -142,23 +143,26 @@ def merge_for_reload(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
     return replace(new, config=with_values(new.config, kept), home=old.home, sources=sources)
 
 
-def _read_credentials(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Files that systemd hands over, by the variable each one stands for."""
+def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
+    """Files that systemd hands over, by the variable each one stands for; and a warning for each that means none."""
     directory = environ.get("CREDENTIALS_DIRECTORY")
     if not directory:
-        return {}
+        return {}, []
     found: dict[str, str] = {}
+    strange: list[str] = []
     try:
         for path in sorted(Path(directory).iterdir()):
             name = path.name.upper().replace(".", "__")
             known = name if name in VARIABLES or name in CUSTOMARY else PREFIX + name
             if known in VARIABLES or known in CUSTOMARY:
                 found[known] = path.read_text(encoding="utf-8").strip()
+            else:
+                strange.append(f"credential {path.name} is not a setting and is ignored{_meant(known)}")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{directory}: credentials cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
-    return found
+    return found, strange
 
 
 def _choose(places: Iterable[_Source], parsed: YamlFile, file: Path) -> dict[KeyPath, tuple[Any, str]]:
@@ -235,6 +239,9 @@ def _foreign_names(places: Iterable[_Source]) -> Iterator[str]:
                 if place.label:
                     yield f"{place.label}{name} works only in the environment"
             elif name.startswith(PREFIX) and name not in VARIABLES:
-                nearest = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.75)
-                hint = f"; did you mean {nearest[0]}?" if nearest else ""
-                yield f"{place.label}{name} is not a setting and is ignored{hint}"
+                yield f"{place.label}{name} is not a setting and is ignored{_meant(name)}"
+
+
+def _meant(variable: str) -> str:
+    nearest = difflib.get_close_matches(variable, VARIABLES, n=1, cutoff=0.75)
+    return f"; did you mean {nearest[0]}?" if nearest else ""

@@ -1,7 +1,7 @@
 """The table of settings: every key with its default, unit, range and meaning.
 
-`docs/configuration.md` is compared with these classes by a test. How values are found and checked is
-`gateway/config.py`; nothing else reads a file or the environment.
+`docs/configuration.md` is compared with these classes by a test. How values are found and checked is in
+`loader.py`; nothing else reads a file or the environment.
 
 A field made with `setting()` carries what people read about it: a sentence, the unit, and whether a
 running daemon takes over a changed value (`SIGHUP`) or needs a restart for it.
@@ -191,7 +191,8 @@ class ModelSettings(Section):
         ge=1,
         le=86_400,
         unit="seconds",
-        text="Longest time a whole turn may take, tools included. It begins anew when a restart takes the turn up again.",
+        text="Longest time a whole turn may take, tools included. "
+        "It begins anew when a restart takes the turn up again.",
     )
     connect_seconds: float = setting(
         5,

@@ -394,6 +394,15 @@ def test_a_foreign_variable_in_the_env_file_warns_too(load: Load, home: Path) ->
     assert all(str(home / ".env") in text for text in warnings)
 
 
+def test_a_credential_that_means_no_setting_warns(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "telegram_token").write_text(TOKEN)
+    loaded = load(CREDENTIALS_DIRECTORY=str(tmp_path))
+    assert loaded.config.telegram.token is None
+    warning = next(text for text in loaded.warnings if "telegram_token" in text)
+    assert warning.startswith("credential telegram_token is not a setting")
+    assert "HERMES_TELEGRAM__TOKEN" in warning
+
+
 def test_a_line_of_the_env_file_that_says_nothing_warns_and_the_others_count(load: Load, home: Path) -> None:
     (home / ".env").write_text(
         "OPENAI_API_KEY=one\n\nthis is no setting\nHERMES_MODEL__NAME\nHERMES_LOCAL__PORT=9000\n"
