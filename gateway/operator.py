@@ -6,17 +6,17 @@ from typing import Any
 
 from gateway.access import Access, Verdict
 from gateway.adapters import Adapters
-from gateway.commands.conversations import when
 from gateway.config import LoadedConfig
 from gateway.control import Handler
 from gateway.delivery import Delivery
 from gateway.doctor import Finding, database_finding
 from gateway.lanes import Lanes
-from gateway.pairing import COMMAND_LINE, approve_pairing, revoke_pairing
+from gateway.moments import when
+from gateway.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
 from gateway.vitals import Heartbeat
 from hermes_state import pairings
 from hermes_state.errors import CommandError
-from hermes_state.pairings import Pairing, Role
+from hermes_state.pairings import Role
 from hermes_state.store import Store
 from hermes_state.values import Clock, Millis, UserRef
 
@@ -89,7 +89,7 @@ class Operator:
     async def list_pairings(self, _args: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Who waits and who has access."""
         found = await self._store.read(pairings.list_pairings, self._clock.now())
-        return [_shown(pairing) for pairing in found]
+        return [shown(pairing) for pairing in found]
 
     async def approve(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """`code`, and `role` (user)."""
@@ -102,14 +102,14 @@ class Operator:
         await self._access.load()
         if let_in.told is not None:
             self._delivery.wake(let_in.told)
-        return _shown(let_in.pairing)
+        return shown(let_in.pairing)
 
     async def revoke(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """`user`: a stable id such as `telegram:42`."""
         person = UserRef(str(args.get("user", "")))
         pairing = await self._store.write(revoke_pairing, person, COMMAND_LINE, self._clock.now())
         await self._access.load()
-        return _shown(pairing)
+        return shown(pairing)
 
     async def examine_database(self, _args: Mapping[str, Any]) -> list[Finding]:
         """The checks that only whoever has the database open can make."""
@@ -118,14 +118,3 @@ class Operator:
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         """An address that signs one browser in to the web chat."""
         return {"url": self._local_url()}
-
-
-def _shown(pairing: Pairing) -> Mapping[str, Any]:
-    return {
-        "user": pairing.user_ref,
-        "name": pairing.display_name,
-        "state": pairing.state.value,
-        "role": pairing.role.value,
-        "asked": when(pairing.created_at),
-        "expires": when(pairing.expires_at),
-    }

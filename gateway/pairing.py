@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 
 from gateway.admission import turn_down
+from gateway.moments import when
 from hermes_state import inbox, outbox, pairings
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.pairings import Pairing, Role
@@ -80,6 +81,18 @@ def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis
     # Who has access by configuration too loses nothing: their message waits for the next turn.
     inbox.queue_steers(db, lambda ref: ref != person)
     return pairing
+
+
+def shown(pairing: Pairing) -> dict[str, str]:
+    """A pairing as the command line shows it, whether the daemon or the database answers."""
+    return {
+        "user": pairing.user_ref,
+        "name": pairing.display_name,
+        "state": pairing.state.value,
+        "role": pairing.role.value,
+        "asked": when(pairing.created_at),
+        "expires": when(pairing.expires_at),
+    }
 
 
 def _offer_key(code: str) -> str:

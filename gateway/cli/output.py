@@ -1,11 +1,13 @@
 """How the command line speaks: sentences and tables for people, one JSON document for programs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, TypeAlias
 
 import orjson
 import typer
+
+from gateway.moments import when
+from hermes_state.values import Millis
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -26,11 +28,6 @@ def print_tree(value: Mapping[str, Any]) -> None:
     """Nested values as indented `name: value` lines."""
     for line in _lines(value, 0):
         typer.echo(line)
-
-
-def shown_time(millis: int) -> str:
-    """UTC, to the minute."""
-    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _lines(value: Mapping[str, Any], depth: int) -> Iterator[str]:
@@ -58,5 +55,5 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name.endswith("_at") and isinstance(value, int):
-        return shown_time(value)
+        return when(Millis(value))
     return str(value)

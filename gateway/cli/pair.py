@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.output import Json, print_json, print_table, shown_time
+from gateway.cli.output import Json, print_json, print_table
 from gateway.config import process_environment
 from gateway.config.home import find_state
 from gateway.control import NobodyAnswers, ask
-from gateway.pairing import COMMAND_LINE, approve_pairing, revoke_pairing
+from gateway.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
 from hermes_state.overview import open_resting
 from hermes_state.pairings import Pairing, Role, list_pairings
 from hermes_state.store import Store
@@ -69,20 +69,8 @@ def _pairings() -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = ask(state.control_socket, "pair.list")
     except NobodyAnswers:
         with open_resting(state.database) as db:
-            return [] if db is None else [_row(pairing) for pairing in list_pairings(db, SystemClock().now())]
+            return [] if db is None else [shown(pairing) for pairing in list_pairings(db, SystemClock().now())]
     return rows
-
-
-def _row(pairing: Pairing) -> dict[str, Any]:
-    """As the daemon answers it."""
-    return {
-        "user": pairing.user_ref,
-        "name": pairing.display_name,
-        "state": pairing.state.value,
-        "role": pairing.role.value,
-        "asked": shown_time(pairing.created_at),
-        "expires": shown_time(pairing.expires_at),
-    }
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -98,7 +86,7 @@ def _decided(request: str, args: dict[str, str], decide: Callable[[Connection, M
     except NobodyAnswers:
         if not state.database.exists():
             raise
-    return _row(asyncio.run(_at_rest(state.database, decide)))
+    return shown(asyncio.run(_at_rest(state.database, decide)))
 
 
 async def _at_rest(database: Path, decide: Callable[[Connection, Millis], Pairing]) -> Pairing:

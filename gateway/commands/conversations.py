@@ -1,11 +1,11 @@
 """Commands about conversations: /new /title /sessions /resume /history."""
 
-from datetime import UTC, datetime
 from functools import partial
 from sqlite3 import Connection
 
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
 from gateway.commands.turns import shortened
+from gateway.moments import when
 from hermes_state import sessions
 from hermes_state.errors import CommandError
 from hermes_state.transcripts import load_said, taken_back
@@ -124,11 +124,6 @@ def _history_line(row: Message, is_hidden: bool) -> str:
     who = row.sender_name or "You" if row.origin is Origin.HUMAN else "Answer"
     mark = " (taken back)" if is_hidden else ""
     return f"**{who}**, {when(row.created_at)}{mark}\n{shortened(row.text or '', HISTORY_CHARS)}"
-
-
-def when(at: Millis) -> str:
-    """A moment as people read it."""
-    return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _messages(count: int) -> str:
