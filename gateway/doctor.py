@@ -227,7 +227,7 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Findi
         yield Finding(check="service", verdict=Verdict.SKIPPED, text="No systemd unit is installed.")
         return
     needed = loaded.config.lifecycle.drain_seconds + STOP_MARGIN_SECONDS
-    unit = found.read_text(encoding="utf-8")
+    unit = _with_drop_ins(found)
     timeout = stop_timeout_seconds(unit)
     if timeout is not None and timeout < needed:
         text = f"{found} stops the gateway after {timeout:g} s; stopping may take {needed:g} s: raise TimeoutStopSec."
@@ -242,19 +242,29 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Findi
         yield Finding(check="service", verdict=Verdict.FINE, text=f"{found} leaves room for the drain.")
 
 
+def _with_drop_ins(unit: Path) -> str:
+    """The text of a unit and, behind it, of what `systemctl edit` added to it."""
+    places = {unit.parent, UNIT_DIRECTORIES[0]} if unit.parent in UNIT_DIRECTORIES else {unit.parent}
+    added = sorted(
+        (path for place in places for path in (place / f"{UNIT}.d").glob("*.conf")), key=lambda one: one.name
+    )
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in (unit, *added))
+
+
 _SYSTEMD_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 
 
 def stop_timeout_seconds(unit: str) -> float | None:
-    """`TimeoutStopSec` of a unit file's text; None when it is not given or in a form we do not read."""
+    """The last `TimeoutStopSec` of a unit's text; None when it is not given or in a form we do not read."""
+    seconds = None
     for line in unit.splitlines():
         name, equals, value = line.strip().partition("=")
         if equals and name.strip() == "TimeoutStopSec":
             number = value.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
             factor = _SYSTEMD_UNITS.get(value.strip()[len(number) :].strip())
-            if factor is not None and number.strip().replace(".", "", 1).isdecimal():
-                return float(number) * factor
-    return None
+            is_number = number.strip().replace(".", "", 1).isdecimal()
+            seconds = float(number) * factor if factor is not None and is_number else None
+    return seconds
 
 
 def _lingers(environ: Mapping[str, str]) -> bool | None:

@@ -238,6 +238,14 @@ def test_a_stop_timeout_below_the_drain_is_told(environ: dict[str, str], tmp_pat
     assert "raise TimeoutStopSec" in found.text
 
 
+def test_a_stop_timeout_raised_in_a_drop_in_counts(environ: dict[str, str], tmp_path: Path) -> None:
+    user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n")
+    drop_ins = tmp_path / ".config/systemd/user/hermes-gateway.service.d"
+    drop_ins.mkdir()
+    (drop_ins / "override.conf").write_text("[Service]\nTimeoutStopSec=180\n")
+    assert "TimeoutStopSec" not in findings({**environ, "HERMES_LIFECYCLE__DRAIN_SECONDS": "120"})["service"].text
+
+
 def test_a_user_service_that_nothing_starts_is_told(environ: dict[str, str], tmp_path: Path) -> None:
     user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n[Install]\nWantedBy=multi-user.target\n")
     found = findings(environ)["service"]

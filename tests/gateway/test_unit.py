@@ -45,6 +45,7 @@ def test_stopping_leaves_room_for_the_drain(text: str) -> None:
         ("TimeoutStopSec=90s", 90),
         ("TimeoutStopSec = 2min", 120),
         ("TimeoutStopSec=1.5 min", 90),
+        ("TimeoutStopSec=60\nTimeoutStopSec=90", 90),
         ("TimeoutStopSec=infinity", None),
         ("#TimeoutStopSec=5", None),
         ("", None),
