@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
 import structlog
@@ -11,7 +12,7 @@ from telegram import InlineKeyboardButton, InlineKeyboardMarkup, LinkPreviewOpti
 from telegram.constants import ChatAction
 from telegram.error import BadRequest, InvalidToken, TelegramError
 
-from hermes_state.errors import PlatformError, SendAmbiguous
+from hermes_state.errors import PlatformError, RateLimited, SendAmbiguous
 from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import Preview, SendRequest
 from platforms.telegram.buttons import ButtonCommands
@@ -35,11 +36,45 @@ class Outbound:
         self._sdk = sdk
         self._buttons = buttons
         self._has_drafts = True
+        self._closed_until: dict[str, float] = {}
+        """Monotonic time at which flood control of a chat ends, by its `chat_ref`."""
         self._lost_placeholders: set[int] = set()
         """Turns whose placeholder was sent without our learning its id: a few, until the connection ends."""
 
     async def send(self, request: SendRequest) -> str:
         """Deliver one part: into the placeholder where there is one, else as a message of its own."""
+        with self._obeying(request.chat):
+            return await self._deliver(request)
+
+    async def show(self, preview: Preview) -> str | None:
+        """Show the newest message's worth of an unfinished answer; returns the placeholder's id, if one is known."""
+        with self._obeying(preview.chat):
+            return await self._show(preview, (await asyncio.to_thread(render, preview.text))[-1])
+
+    async def show_typing(self, chat: ChatKey) -> None:
+        """Show for five seconds that something is being written."""
+        with self._obeying(chat):
+            await _called(
+                self._sdk.send_chat_action(
+                    chat_id=int(chat.chat_ref), action=ChatAction.TYPING, message_thread_id=_thread(chat)
+                )
+            )
+
+    @contextlib.contextmanager
+    def _obeying(self, chat: ChatKey) -> Iterator[None]:
+        """Ask for nothing while flood control lasts: it is for the whole chat, whichever topic brought it on."""
+        left = self._closed_until.get(chat.chat_ref, 0.0) - time.monotonic()
+        if left > 0:
+            raise RateLimited(left)
+        self._closed_until.pop(chat.chat_ref, None)
+        try:
+            yield
+        except RateLimited as error:
+            ends = time.monotonic() + error.retry_after
+            self._closed_until[chat.chat_ref] = max(ends, self._closed_until.get(chat.chat_ref, ends))
+            raise
+
+    async def _deliver(self, request: SendRequest) -> str:
         keyboard = await self._keyboard(request.part.buttons)
         part = request.part
         if request.replaces is not None:
@@ -52,9 +87,7 @@ class Outbound:
         message = await self._send(request.chat, part, keyboard, reply_to=request.reply_to, is_plain=request.is_plain)
         return str(message.message_id)
 
-    async def show(self, preview: Preview) -> str | None:
-        """Show the newest message's worth of an unfinished answer; returns the placeholder's id, if one is known."""
-        part = (await asyncio.to_thread(render, preview.text))[-1]
+    async def _show(self, preview: Preview, part: OutboundPart) -> str | None:
         if not preview.is_shared and self._has_drafts and preview.ref is None:
             try:
                 await _called(self._draft(preview, part))
@@ -66,13 +99,6 @@ class Outbound:
             with contextlib.suppress(_PlaceholderGone):
                 return await self._edit(preview.chat, preview.ref, part, None)
         return await self._placeholder(preview, part)
-
-    async def show_typing(self, chat: ChatKey) -> None:
-        await _called(
-            self._sdk.send_chat_action(
-                chat_id=int(chat.chat_ref), action=ChatAction.TYPING, message_thread_id=_thread(chat)
-            )
-        )
 
     async def _placeholder(self, preview: Preview, part: OutboundPart) -> str | None:
         """Make the turn's placeholder, unless one may stand there already: nobody could take a second copy away."""
