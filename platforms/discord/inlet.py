@@ -19,6 +19,7 @@ from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError,
 from hermes_state.values import Clock, Cursor, InboundDeletion, InboundEdit, InboundMessage, Millis
 from platforms.base import Intake
 from platforms.discord.inbound import PLATFORM, snowflake_at
+from platforms.discord.places import Places
 
 QUEUE_SIZE = 10_000
 """Events that may wait for the database; with more the connection is given up and caught up later."""
@@ -105,7 +106,7 @@ class Inlet:
         self._account = account
         self._clock = clock
         self._queue: asyncio.Queue[Item] = asyncio.Queue(queue_size)
-        self._fetches = asyncio.Semaphore(PARALLEL_FETCHES)
+        self._fetches = Places(PARALLEL_FETCHES)
         self._cursors: dict[str, int] | None = None
         self._gaps: dict[str, _Gap] = {}
         self._whole: set[str] = set()
@@ -160,6 +161,7 @@ class Inlet:
                         self._look_into(item.channel_ref, history, tasks)
                         if gap := self._gaps.get(item.channel_ref):
                             gap.waiting.append(item)
+                            self._fetches.hurry(item.channel_ref)  # there may be a thousand channels to look into
                             if len(gap.waiting) > self._queue.maxsize:  # a history that cannot be read for long
                                 self.overflowed.set()
                         else:
@@ -216,7 +218,7 @@ class Inlet:
         delay = FIRST_RETRY_SECONDS
         while True:
             try:
-                async with self._fetches:
+                async with self._fetches.one(channel_ref):
                     return await history.fetch(channel_ref, seen, gap.until)
             except (ChatUnreachable, MessageRejected) as error:  # asking again would change nothing
                 log.warning("discord.channel_skipped", channel_ref=channel_ref, reason=str(error))

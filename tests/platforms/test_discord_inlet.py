@@ -14,7 +14,7 @@ from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender
 from platforms.discord import inlet as inlet_module
 from platforms.discord.inbound import millis_of, snowflake_at
-from platforms.discord.inlet import Arrived, Connected, History, Inlet, Pressed
+from platforms.discord.inlet import PARALLEL_FETCHES, Arrived, Connected, History, Inlet, Pressed
 from tests.platforms.contract import RecordingIntake, eventually
 
 START = Millis(1_700_000_000_000)
@@ -164,6 +164,7 @@ async def _working(inlet: Inlet, history: History) -> AsyncIterator[None]:
     finally:
         worker.cancel()
         await asyncio.gather(worker, return_exceptions=True)
+        assert worker.cancelled(), "nothing else happened on the way out"
 
 
 async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard() -> None:
@@ -202,6 +203,42 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard() -> None:
     async with _working(inlet, Slow()):
         await eventually(lambda: intake.overheard == [live.event], "the live message is heard")
     assert intake.events == []
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_others(is_cut: bool) -> None:
+    class Gated:
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+            self.places = asyncio.Semaphore(0)
+
+        async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
+            self.asked.append(channel_ref)
+            await self.places.acquire()
+            return ()
+
+    intake, history = RecordingIntake(), Gated()
+    channels = [str(number) for number in range(100)]
+    intake.cursors = dict.fromkeys(channels, "1")
+    inlet = Inlet(intake, account="discord", clock=StepClock())
+    inlet.put(Connected())
+    async with _working(inlet, history):
+        await eventually(lambda: len(history.asked) == PARALLEL_FETCHES, "the first channels are looked into")
+        inlet.put(_arrived("77", 1))
+        inlet.put(_arrived("99", 2))
+        inlet.put(Pressed(replace(_event("1", 9), event_ref="9:interaction:1", text="/status")))
+        await intake.wait_for(1)  # a command waits for no history, and what arrived before it has been looked at
+        history.places.release()
+        history.places.release()
+        await eventually(lambda: len(history.asked) == PARALLEL_FETCHES + 2, "two more")
+        assert set(history.asked[-2:]) == {"77", "99"}
+        if is_cut:
+            return
+        for _ in channels:
+            history.places.release()
+        await intake.wait_for(3)
+        await eventually(lambda: len(history.asked) == len(channels), "every channel is looked into")
+    assert sorted(history.asked) == sorted(channels)
 
 
 async def test_what_is_stored_at_once_is_not_heard_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
