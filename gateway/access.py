@@ -79,6 +79,10 @@ class Access:
         self.counts[verdict] += 1
         return verdict
 
+    def admits(self, message: InboundMessage) -> bool:
+        """The same without counting it: the message is judged when it comes to be stored."""
+        return self._judge(message.sender, message.chat_kind, message.is_addressed) is Verdict.ADMITTED
+
     def _judge(self, sender: Sender, kind: ChatKind, is_addressed: bool) -> Verdict:
         if sender.is_bot:
             return Verdict.BOT

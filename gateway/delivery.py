@@ -6,6 +6,7 @@ known to be one.
 """
 
 import asyncio
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +33,7 @@ from hermes_state.errors import (
 )
 from hermes_state.outbox import OutboxRow, OutboxState
 from hermes_state.store import Store
-from hermes_state.values import ChatId, Clock, Millis, OutboundPart
+from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart
 from platforms.base import AdapterState, PlatformAdapter, SendRequest
 
 log = structlog.get_logger()
@@ -81,6 +82,33 @@ class Delivery:
             task = self._group.create_task(self._serve(chat_id), name=f"delivery-{chat_id}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def say_unstored(self, asked: InboundMessage, chat: ChatKey, markdown: str) -> bool:
+        """Answer at once what could not be stored, once and without trying again; whether all of it was sent.
+
+        It does not pass the chat's gate: whoever holds that may be waiting for the database.
+        """
+        adapter = self._adapters.of(chat)
+        if adapter is None:
+            return False
+        digest = hashlib.sha256(asked.event_ref.encode()).hexdigest()[:16]
+        try:
+            for number, part in enumerate(await _render(adapter, outbox.Written(markdown=markdown))):
+                request = SendRequest(
+                    chat=chat,
+                    part=part,
+                    key=f"u{digest}.{number}",
+                    reply_to=asked.message_ref if asked.chat_kind.is_shared else None,
+                    ticket=asked.ticket,
+                )
+                await self._send_or_plain(adapter, request)
+        except PlatformError as error:
+            log.info("delivery.unstored_failed", chat=chat.name, error=type(error).__name__)
+            return False
+        except Exception:  # an SDK's bug must not end the daemon
+            log.exception("delivery.crashed", chat=chat.name)
+            return False
+        return True
 
     async def flush(self, seconds: float) -> None:
         """Let what is owed go out, for at most `seconds`, then end; what is left goes out at the next start.

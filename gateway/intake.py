@@ -15,14 +15,15 @@ from gateway.admission import Admission, Admitted, admit, apply_deletion, apply_
 from gateway.commands.registry import Command, Kind, Parsed, Registry, parse
 from gateway.commands.runner import CommandRunner
 from gateway.delivery import Delivery
-from gateway.lanes import Lanes, Stopping
+from gateway.lanes import Lanes
 from gateway.live import Live
 from gateway.pace import TOO_FAST, CommandPace
 from gateway.pairing import PairingOffer, offer_pairing
+from gateway.unstored import Unstored
 from hermes_state import inbox, pairings
 from hermes_state.chats import find_chat, move_chat
 from hermes_state.errors import StoreUnavailable
-from hermes_state.inbox import InboxKind, InboxMode
+from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import RunningTurn
 from hermes_state.pairings import Role
 from hermes_state.store import Store
@@ -35,16 +36,13 @@ from hermes_state.values import (
     InboundEdit,
     InboundEvent,
     InboundMessage,
-    Millis,
     Sender,
 )
 
 log = structlog.get_logger()
 
-MEMORY_SECONDS = 0.5
-"""When a `/stop` is not stored by then, it acts from memory: people must be heard within a second."""
-
-REMEMBERED_STOPS = 256
+MEMORY_SECONDS = 0.7
+"""When a command is not stored by then, it is heard from memory: people must be answered within a second."""
 
 NO_ACCESS = "You have no access to this bot. Whoever runs it can give it to you."
 AFTER_THIS_ANSWER = "After this answer; /stop ends it now."
@@ -75,8 +73,7 @@ class GatewayIntake:
         self._delivery = delivery
         self._clock = clock
         self._pace = CommandPace()
-        self._stops_done: dict[str, Millis] = {}
-        """When each `/stop` that acted from memory was received, by its event."""
+        self._unstored = Unstored(access=access, lanes=lanes, commands=commands)
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
         """See `platforms.base.Intake.accept`."""
@@ -91,17 +88,19 @@ class GatewayIntake:
 
     async def overhear(self, event: InboundEvent) -> None:
         """See `platforms.base.Intake.overhear`."""
-        if not isinstance(event, InboundMessage) or event.event_ref in self._stops_done:
+        if not isinstance(event, InboundMessage) or not self._access.admits(event):
             return
         parsed = parse(event.text)
         command = self._registry.find(parsed.name) if parsed is not None else None
-        if command is None or command.name != "stop" or self._access.judge(event) is not Verdict.ADMITTED:
+        if command is None:
             return
         key = self._key_of(event.chat, event.chat_kind, event.sender)
-        if self._lanes.running_in(key) is None:
-            return  # what it is about may wait in front of it: it is heard again when its turn comes
-        admission = self._admission(event, key, parsed, command, None, None)
-        self._stop_from_memory(admission, self._clock.now())
+        if command.name == "stop":
+            if self._lanes.running_in(key) is None:
+                return  # what it is about may wait in front of it: it is heard again when its turn comes
+        elif not self._pace.admits(event):
+            return
+        self._unstored.hear(event, key, command, self._clock.now())
 
     async def mark_seen(self, cursor: Cursor) -> None:
         """See `platforms.base.Intake.mark_seen`."""
@@ -142,8 +141,8 @@ class GatewayIntake:
         if admission.runs_at_once and not self._pace.admits(message) and not (is_stop and running is not None):
             await self._slow_down(admission)
             return
-        if is_stop:
-            admitted = await self._store_stop(admission)
+        if command is not None:
+            admitted = await self._store_command(admission, command)
         else:
             admitted = await self._store.write(admit, admission, self._clock.now())
         if admitted.is_told:
@@ -229,32 +228,29 @@ class GatewayIntake:
         is_own = running.started_by == message.sender.ref
         return is_own or not message.chat_kind.is_shared or self._access.role_of(message.sender.ref) is Role.ADMIN
 
-    async def _store_stop(self, admission: Admission) -> Admitted:
-        """Store a `/stop`; when the database is slow about it or away, stop from memory first."""
-        event_ref, now = admission.message.event_ref, self._clock.now()
-        if event_ref in self._stops_done:
-            # It acted already and could not be stored: a turn that began since is not what it was about.
-            return await self._store.write(admit, admission, self._stops_done[event_ref])
-        write = asyncio.ensure_future(self._store.write(admit, admission, now))
+    async def _store_command(self, admission: Admission, command: Command) -> Admitted:
+        """Store a command; when the database is slow about it or away, it is heard from memory first."""
+        message, now = admission.message, self._clock.now()
+        heard = self._unstored.find(message.event_ref)
+        # What acted already and could not be stored keeps its time: a turn that began since is not what it was about.
+        write = asyncio.ensure_future(self._store.write(admit, admission, now if heard is None else heard.at))
         try:
-            return await asyncio.wait_for(asyncio.shield(write), MEMORY_SECONDS)
-        except (TimeoutError, StoreUnavailable):
-            stopping = self._stop_from_memory(admission, now)
-        admitted = None
-        try:
+            await asyncio.wait({write}, timeout=MEMORY_SECONDS)
+            if not write.done() or isinstance(write.exception(), StoreUnavailable):
+                heard = self._unstored.hear(message, admission.key, command, now)
             admitted = await write
-        finally:
-            if stopping is not None and (admitted is None or admitted.inbox_id is None):
-                stopping.settle()  # no stored command will do it
+        except BaseException:
+            write.cancel()
+            if heard is not None and heard.stopping is not None:
+                heard.stopping.settle()  # no stored command will do it
+            raise
+        if admitted.inbox_id is None:
+            if heard is not None and heard.stopping is not None:
+                heard.stopping.settle()
+        elif heard is not None and await heard.is_answered():
+            await self._store.write(inbox.settle, admitted.inbox_id, InboxState.DONE, self._clock.now())
+            return replace(admitted, inbox_id=None)
         return admitted
-
-    def _stop_from_memory(self, admission: Admission, now: Millis) -> Stopping | None:
-        if len(self._stops_done) >= REMEMBERED_STOPS:
-            self._stops_done.pop(next(iter(self._stops_done)))
-        self._stops_done[admission.message.event_ref] = now
-        sender = admission.message.sender.ref
-        log.warning("command.from_memory", command="stop", chat=admission.key.name)
-        return self._lanes.stop_from_memory(admission.key, sender, self._access.role_of(sender) is Role.ADMIN)
 
     def _key_of(self, chat: ChatKey, kind: ChatKind, sender: Sender) -> ChatKey:
         is_per_user = kind.is_shared and self._live.config.sessions.groups == "per_user"

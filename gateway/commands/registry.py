@@ -15,7 +15,7 @@ from hermes_state.inbox import InboxRow
 from hermes_state.journal import RunningTurn
 from hermes_state.pairings import Role
 from hermes_state.store import Store
-from hermes_state.values import Button, ChatId, Clock, Millis
+from hermes_state.values import Button, ChatId, ChatKey, Clock, Millis
 from platforms.base import AdapterHealth, CommandMenuItem
 
 
@@ -23,7 +23,7 @@ class Kind(StrEnum):
     """When a command runs."""
 
     CONTROL = "control"
-    """At once, without the chat's lock; from memory while the database cannot be written."""
+    """At once, without the chat's lock; `/stop` and `/status` also while the database cannot be written."""
     READ = "read"
     """At once, without the chat's lock."""
     CHANGE = "change"
@@ -80,6 +80,8 @@ class LaneControl(Protocol):
 
     def running_turn(self, chat_id: ChatId) -> RunningTurn | None: ...
 
+    def running_in(self, key: ChatKey) -> RunningTurn | None: ...
+
     def begin_stop(self, chat_id: ChatId, reason: str) -> TurnStop | None: ...
 
     def wake(self, chat_id: ChatId) -> None: ...
@@ -124,6 +126,8 @@ class Command:
     argument: str | None = None
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False
+    unstored: "Callable[[Desk, ChatKey], str] | None" = None
+    """What it answers from memory while nothing can be stored; None: it waits until something can."""
 
 
 @dataclass(frozen=True, slots=True)

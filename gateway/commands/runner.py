@@ -1,6 +1,7 @@
 """Runs commands: effect, reply and settlement of the inbox row are one transaction, so a replay is a no-op."""
 
 import asyncio
+from collections.abc import Callable
 from sqlite3 import Connection
 
 import structlog
@@ -16,7 +17,7 @@ from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.pairings import Role
-from hermes_state.values import ChatId, InboxId, Millis
+from hermes_state.values import ChatId, ChatKey, InboundMessage, InboxId, Millis
 
 log = structlog.get_logger()
 
@@ -30,7 +31,7 @@ class CommandRunner:
         self._desk = desk
         self._delivery = delivery
         self._group = group
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None] | asyncio.Task[bool]] = set()
         self._in_hand: dict[InboxId, asyncio.Event] = {}
 
     async def start(self) -> None:
@@ -45,6 +46,16 @@ class CommandRunner:
         task = self._group.create_task(self._run_stored(inbox_id, chat_id), name=f"command-{inbox_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def say_unstored(
+        self, message: InboundMessage, key: ChatKey, text: Callable[[Desk, ChatKey], str]
+    ) -> asyncio.Task[bool]:
+        """Answer a command that cannot be stored now. The task says whether the whole answer was sent."""
+        name = f"unstored-{message.event_ref}"
+        task = self._group.create_task(self._delivery.say_unstored(message, key, text(self._desk, key)), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def close(self) -> None:
         """End what runs beside the lanes; a command that is not done is carried out at the next start."""

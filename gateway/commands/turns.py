@@ -1,10 +1,11 @@
 """Commands about the turn that runs and what waits behind it: /stop /status /queue /steer /retry /undo."""
 
+from collections.abc import Iterator
 from functools import partial
 from sqlite3 import Connection
 
 from agent.model.offline import HOW_TO_GET_A_MODEL
-from gateway.commands.registry import Command, Effect, Invocation, Kind, TurnStop, say
+from gateway.commands.registry import Command, Desk, Effect, Invocation, Kind, TurnStop, say
 from hermes_state import inbox, journal
 from hermes_state.chats import Chat
 from hermes_state.errors import CommandError
@@ -13,7 +14,7 @@ from hermes_state.journal import RunningTurn
 from hermes_state.pairings import Role
 from hermes_state.sessions import Session, load_active, load_title
 from hermes_state.transcripts import View, hide, load_view
-from hermes_state.values import ChatId, Message, Millis, Origin
+from hermes_state.values import ChatId, ChatKey, Message, Millis, Origin
 from platforms.base import AdapterState
 
 STOPPED = "stopped by the person"
@@ -100,7 +101,7 @@ async def status(invocation: Invocation) -> Effect:
     desk, chat = invocation.desk, invocation.chat
     session, title, waiting = await desk.store.read(_load_status, chat.id)
     running = desk.lanes.running_turn(chat.id)
-    lines = [_model_line(invocation)]
+    lines = [_model_line(desk)]
     if session is None:
         lines.append("- Conversation: none yet; write to me to begin one")
     else:
@@ -108,22 +109,40 @@ async def status(invocation: Invocation) -> Effect:
         lines.append(f"- Conversation: {name}`{session.short_key}`, {_count(session.message_count, 'message')}")
         lines.append(_context_line(invocation, session))
     if running is not None:
-        seconds = (desk.clock.now() - running.started_at) // 1000
-        lines.append(f"- Working on an answer for {seconds} s; /stop ends it")
+        lines.append(_running_line(desk, running))
     if waiting:
         lines.append(f"- Waiting: {_count(waiting, 'message')}")
-    for name, health in sorted(desk.health().items()):
-        good = health.state is AdapterState.RUNNING
-        detail = f" ({health.detail})" if health.detail and not good else ""
-        lines.append(f"- {name}: {'connected' if good else health.state.value.replace('_', ' ')}{detail}")
-    return say("\n".join(lines))
+    return say("\n".join([*lines, *_connection_lines(desk)]))
 
 
-def _model_line(invocation: Invocation) -> str:
-    model = invocation.desk.live.config.model
+def status_unstored(desk: Desk, key: ChatKey) -> str:
+    """What can be said while the database takes nothing."""
+    running = desk.lanes.running_in(key)
+    lines = [
+        "- Database: it takes nothing right now; until it does, messages wait and answers cannot be finished",
+        _model_line(desk),
+        *([_running_line(desk, running)] if running is not None else []),
+    ]
+    return "\n".join([*lines, *_connection_lines(desk)])
+
+
+def _model_line(desk: Desk) -> str:
+    model = desk.live.config.model
     if model.protocol == "offline":
         return f"- Model: the built-in offline model, which does not think; for a real one, {HOW_TO_GET_A_MODEL}"
     return f"- Model: {model.name}"
+
+
+def _running_line(desk: Desk, running: RunningTurn) -> str:
+    seconds = (desk.clock.now() - running.started_at) // 1000
+    return f"- Working on an answer for {seconds} s; /stop ends it"
+
+
+def _connection_lines(desk: Desk) -> Iterator[str]:
+    for name, health in sorted(desk.health().items()):
+        is_good = health.state is AdapterState.RUNNING
+        detail = f" ({health.detail})" if health.detail and not is_good else ""
+        yield f"- {name}: {'connected' if is_good else health.state.value.replace('_', ' ')}{detail}"
 
 
 def _context_line(invocation: Invocation, session: Session) -> str:
@@ -241,7 +260,11 @@ COMMANDS = (
         handler=stop,
     ),
     Command(
-        name="status", kind=Kind.CONTROL, description="model, conversation, context and connections", handler=status
+        name="status",
+        kind=Kind.CONTROL,
+        description="model, conversation, context and connections",
+        handler=status,
+        unstored=status_unstored,
     ),
     Command(name="retry", kind=Kind.CHANGE, description="answer the last message again", handler=retry),
     Command(

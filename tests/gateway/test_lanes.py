@@ -11,6 +11,7 @@ from agent.model.base import ModelReply, ModelRequest
 from agent.tools.registry import Tool, ToolContext
 from gateway.lanes import BURIED_SENTENCE
 from gateway.turns import CRASH_SENTENCE, DEADLINE_SENTENCE, RESTART_SENTENCE
+from gateway.unstored import STOPPED
 from hermes_state.errors import AuthRejected, PlatformUnavailable
 from hermes_state.store import Store
 from hermes_state.values import AttachmentKind, ChatKey, Effect, IncomingAttachment, Origin
@@ -215,7 +216,7 @@ async def test_a_stop_acts_while_another_process_locks_the_database(store: Store
             locker.kill()
             await asyncio.to_thread(locker.wait)
             await stop
-        assert await gateway.replies(2) == ["partial …", "Stopped."]
+        assert await gateway.replies(3) == ["partial …", STOPPED, "Stopped."]
         assert await gateway.turns_of() == [("stopped", "q")]
 
 
