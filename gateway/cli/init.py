@@ -70,10 +70,14 @@ def init(
     }
     is_interactive = sys.stdin.isatty()
     _may_replace(home, is_interactive=is_interactive, is_forced=is_forced)
-    answers = _ask_all(given) if is_interactive else {name: value for name, value in given.items() if value}
+
+    def load(answers: Mapping[str, str]) -> LoadedConfig:
+        return load_config(_overlaid(environ, home, answers))
+
+    answers = _ask_all(given, load) if is_interactive else {name: value for name, value in given.items() if value}
     if not answers and not is_interactive:
         raise CommandError("init asks questions and needs a terminal; without one give options, see `init --help`")
-    loaded = load_config(_overlaid(environ, home, answers))
+    loaded = load(answers)
     if not is_untested:
         _try_all(loaded, answers, is_interactive=is_interactive)
     _write(home, answers)
@@ -93,19 +97,40 @@ def _may_replace(home: Path, *, is_interactive: bool, is_forced: bool) -> None:
         raise typer.Abort
 
 
-def _ask_all(given: Mapping[str, str]) -> dict[str, str]:
-    """The given answers and those of the person; an empty answer is left out."""
+def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], object]) -> dict[str, str]:
+    """The given answers and those of the person; an empty answer is left out, one that `load` refuses asked for again.
+
+    Only then: starting over for the sake of one slip would mean to paste every secret again.
+    """
     answers: dict[str, str] = {}
     for question in _QUESTIONS:
         answer = given[question.variable]
         needs_name = question.variable in (MODEL_BASE_URL, MODEL_KEY) and MODEL_NAME not in answers
         if not answer and not needs_name:
-            answer = typer.prompt(
-                question.words, default="", show_default=False, hide_input=question.is_secret, err=True
-            ).strip()
+            answer = _ask(question)
+            while answer and (complaint := _complaint(question.variable, load, {**answers, question.variable: answer})):
+                typer.echo(complaint, err=True)
+                answer = _ask(question)
         if answer:
             answers[question.variable] = answer
     return answers
+
+
+def _ask(question: _Question) -> str:
+    text: str = typer.prompt(
+        question.words, default="", show_default=False, hide_input=question.is_secret, err=True
+    ).strip()
+    return text
+
+
+def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answers: Mapping[str, str]) -> str:
+    """What is wrong with the answer that stands under `variable`; empty when nothing is."""
+    try:
+        load(answers)
+    except ConfigError as error:
+        begin = f"{variable}: "
+        return "\n".join(line.removeprefix(begin) for line in str(error).splitlines() if line.startswith(begin))
+    return ""
 
 
 def _overlaid(environ: Mapping[str, str], home: Path, answers: Mapping[str, str]) -> Mapping[str, str]:

@@ -438,6 +438,23 @@ def test_init_asks_at_a_terminal_and_does_not_echo_secrets(environ: dict[str, st
     assert "lab-model" in (home / "config.yaml").read_text()
 
 
+def test_init_asks_again_for_the_one_answer_that_is_wrong(environ: dict[str, str], home: Path) -> None:
+    answers = {
+        "Telegram bot token": TELEGRAM_TOKEN,
+        "Discord bot token": "",
+        "Name of the model": "lab-model",
+        "Address of its API": "localhost",
+        "must be an address": "http://127.0.0.1:9/v1",
+        "Key for that API": "",
+        "Your own id": "Ada",
+        "is not an id": "telegram:42",
+    }
+    assert "Start with: hermes-gateway run" in at_a_terminal(environ, ["init", "--no-test"], answers)
+    config = (home / "config.yaml").read_text()
+    assert "http://127.0.0.1:9/v1" in config
+    assert "telegram:42" in config
+
+
 def at_a_terminal(environ: Mapping[str, str], words: list[str], answers: Mapping[str, str]) -> str:
     """Run a command with a terminal for standard input and output, answering each question as it appears.
 
