@@ -213,8 +213,8 @@ class Routes:
         try:
             await response.prepare(request)
             await self._tell(chat, request, response)
-        except ConnectionError:
-            return response  # the page went away; it catches up when it returns
+        except (ConnectionError, StateError):
+            return response  # the page went away, or nothing can be read for it; it catches up when it returns
         finally:
             chat.stream.unwatch()
         return response

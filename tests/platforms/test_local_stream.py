@@ -13,6 +13,7 @@ import pytest
 from hermes_state import inbox, journal, outbox, sessions
 from hermes_state.chats import ensure_chat
 from hermes_state.meta import save_note
+from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import hide
 from hermes_state.values import (
     Button,
@@ -104,7 +105,7 @@ class Turn:
     async def finish_tool(self, message_id: MessageId, text: str) -> None:
         call = ToolCall(id="c1", name="history_search", arguments='{"query": "plan"}')
         await self.local.store.write(journal.start_tools, self.id, message_id, (call,), self.local.clock.now())
-        result = journal.ToolResult(call_message_id=message_id, call=call, text=text, state=journal.ToolRunState.DONE)
+        result = ToolResult(call_message_id=message_id, call=call, text=text, state=ToolRunState.DONE)
         await self.local.store.write(journal.finish_tool, self.id, result, self.local.clock.now())
 
     async def finish(self, text: str) -> None:
@@ -271,6 +272,14 @@ async def test_nothing_falls_between_a_page_and_its_stream(local: LocalHarness) 
     await local.adapter.send(request(local.direct_chat, "in between"))
     async with local.listening(after=start) as page:
         assert "in between" in (await page.next()).data
+
+
+async def test_a_stream_that_the_store_cannot_feed_ends_properly_for_the_page_to_come_back(local: LocalHarness) -> None:
+    await local.sign_in()
+    await local.store.close()
+    async with local.listening(last="0badcafe-7") as page:
+        with pytest.raises(EOFError):
+            await page.next()
 
 
 async def test_streams_end_with_the_adapter_and_the_next_run_catches_pages_up(tmp_path: Path) -> None:
