@@ -130,24 +130,25 @@ def load_view(db: Connection, lineage_id: LineageId) -> View:
 
 def load_session_view(db: Connection, session_id: SessionId) -> Transcript:
     """The rows the model sees of one session."""
-    rows = db.execute(_CONTEXT_ROWS, (session_id,)).fetchall()
-    rows += db.execute(_OWN_ROWS, (session_id,)).fetchall()
+    stored = db.execute(_CONTEXT_ROWS, (session_id,)).fetchall()
+    stored += db.execute(_OWN_ROWS, (session_id,)).fetchall()
+    rows = _messages(stored)
     edits = dict(db.execute(_EDITS, (session_id,)).fetchall())
     if not edits:
-        return tuple(map(_message, rows))
+        return rows
     replacements = _load_rows(db, [target for target in edits.values() if target is not None])
     seen: list[Message] = []
     for row in rows:
-        if row[0] not in edits:
-            seen.append(_message(row))
-        elif (target := edits[row[0]]) is not None:
+        if row.id not in edits:
+            seen.append(row)
+        elif (target := edits[row.id]) is not None:
             seen.append(replacements[target])
     return tuple(seen)
 
 
 def load_own_rows(db: Connection, session_id: SessionId, since_seq: int) -> Transcript:
     """What was said in a session from `since_seq` on; for a caller who knows that no view edit touches it."""
-    return tuple(map(_message, db.execute(_OWN_ROWS_SINCE, (session_id, since_seq)).fetchall()))
+    return _messages(db.execute(_OWN_ROWS_SINCE, (session_id, since_seq)).fetchall())
 
 
 def load_message(db: Connection, message_id: MessageId) -> Message:
@@ -160,7 +161,7 @@ def _load_rows(db: Connection, ids: list[int]) -> dict[int, Message]:
     for message_id in ids:
         row = db.execute(f"SELECT {_COLUMNS} FROM messages m WHERE m.id = ?", (message_id,)).fetchone()
         if row is not None:
-            found[message_id] = _message(row)
+            found[message_id] = _messages([row])[0]
     return found
 
 
@@ -212,7 +213,7 @@ def load_said(db: Connection, lineage_id: LineageId, limit: int, before: Message
     """The newest `limit` original rows of a conversation, oldest of them first; undone ones included."""
     bound = before if before is not None else 2**62
     rows = db.execute(_SAID, (lineage_id, bound, limit)).fetchall()
-    return tuple(map(_message, reversed(rows)))
+    return _messages(reversed(rows))
 
 
 # Purpose: what view edits hide, in whichever session of the conversation that happened.
@@ -225,21 +226,35 @@ def taken_back(db: Connection, lineage_id: LineageId) -> set[MessageId]:
     return {MessageId(row[0]) for row in db.execute(_TAKEN_BACK, (lineage_id,)).fetchall()}
 
 
-def _message(row: _Row) -> Message:
+def _messages(rows: Iterable[_Row]) -> Transcript:
+    """Rows as values. What repeats from row to row is held once, which is a quarter of what a view takes."""
+    once = _Once()
+    return tuple([_message(row, once) for row in rows])
+
+
+class _Once(dict[Any, Any]):
+    """`once[value]` is the first value seen that equals it."""
+
+    def __missing__(self, value: Any) -> Any:
+        self[value] = value
+        return value
+
+
+def _message(row: _Row, once: _Once) -> Message:
     body = row[6]
     return Message(
         id=row[0],
-        session_id=row[1],
+        session_id=once[row[1]],
         seq=row[2],
         role=_ROLES[row[3]],
         origin=_ORIGINS[row[4]],
         text=row[5],
         body=EMPTY_BODY if body is None else _decode_body(body),
-        sender_ref=row[7],
-        sender_name=row[8],
-        turn_id=row[9],
+        sender_ref=once[row[7]],
+        sender_name=once[row[8]],
+        turn_id=once[row[9]],
         tool_call_id=row[10],
-        tool_name=row[11],
+        tool_name=once[row[11]],
         created_at=row[12],
     )
 

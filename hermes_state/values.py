@@ -270,8 +270,8 @@ class Origin(StrEnum):
     SYSTEM = "system"
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One stored row of a transcript."""
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One stored row of a transcript. It cannot be part of a cycle, so the collector need not walk long views."""
 
     id: MessageId
     session_id: SessionId

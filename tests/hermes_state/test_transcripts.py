@@ -61,6 +61,12 @@ def test_rows_come_back_as_they_were_stored(db: sqlite3.Connection, talk: Lineag
     assert (message.seq, message.session_id, message.created_at) == (5, session.id, START + 9)
 
 
+def test_a_view_holds_the_name_of_who_wrote_once(db: sqlite3.Connection, talk: LineageId) -> None:
+    said = [row for row in load_view(db, talk).transcript if row.sender_ref is not None]
+    assert len(said) == 2, "both of one person"
+    assert said[0].sender_ref is said[1].sender_ref, "fifty long conversations at once take megabytes more otherwise"
+
+
 def test_an_unknown_session_takes_no_row(db: sqlite3.Connection) -> None:
     with pytest.raises(SessionNotFound):
         append(db, SessionId(9), NewMessage(role=Role.USER, origin=Origin.HUMAN, text="x"), START)
