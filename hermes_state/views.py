@@ -1,13 +1,14 @@
 """Views of long conversations that are in use: decoded once, then only what was said since.
 
 A view of thousands of rows takes milliseconds to decode, at every turn and between tools. Kept are only long
-ones, only so many characters of them, and none that has rested for a while when the next one is loaded.
+ones, only so many bytes of them, and none that has rested for a while when the next one is loaded.
 """
 
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from sqlite3 import Connection
+from sys import getsizeof
 
 from hermes_state.sessions import Session, load_tip
 from hermes_state.store import Store
@@ -17,16 +18,16 @@ from hermes_state.values import LineageId, Message
 WORTH_KEEPING_ROWS = 200
 """Fewer are decoded in well under a millisecond."""
 
-KEPT_CHARACTERS = 8_000_000
+KEPT_BYTES = 8_000_000
 KEPT_SECONDS = 300.0
-ROW_CHARACTERS = 300
-"""What a row costs beside its text."""
+ROW_BYTES = 250
+"""What a row takes beside its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
     view: View
-    characters: int
+    size: int
     used_at: float
 
 
@@ -36,7 +37,7 @@ class ViewCache:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._kept: OrderedDict[LineageId, _Kept] = OrderedDict()
-        self._characters = 0
+        self._size = 0
 
     async def load(self, lineage_id: LineageId) -> View:
         """See `transcripts.load_view`."""
@@ -49,13 +50,13 @@ class ViewCache:
         return view
 
     def _keep(self, lineage_id: LineageId, view: View, before: _Kept | None) -> None:
-        start = characters = 0
+        start = size = 0
         if before is not None and _has_only_grown(before.view, view.session):
-            start, characters = len(before.view.transcript), before.characters
-        characters += sum(map(_cost, view.transcript[start:]))
-        self._kept[lineage_id] = _Kept(view, characters, time.monotonic())
-        self._characters += characters
-        while self._characters > KEPT_CHARACTERS and self._kept:
+            start, size = len(before.view.transcript), before.size
+        size += sum(map(_size, view.transcript[start:]))
+        self._kept[lineage_id] = _Kept(view, size, time.monotonic())
+        self._size += size
+        while self._size > KEPT_BYTES and self._kept:
             self._drop(next(iter(self._kept)))
 
     def _forget_idle(self) -> None:
@@ -66,7 +67,7 @@ class ViewCache:
     def _drop(self, lineage_id: LineageId) -> None:
         kept = self._kept.pop(lineage_id, None)
         if kept is not None:
-            self._characters -= kept.characters
+            self._size -= kept.size
 
 
 def _load(db: Connection, lineage_id: LineageId, known: View | None) -> View:
@@ -84,7 +85,8 @@ def _has_only_grown(known: View, tip: Session) -> bool:
     return (known.session.id, known.session.version) == (tip.id, tip.version)
 
 
-def _cost(message: Message) -> int:
+def _size(message: Message) -> int:
+    """Bytes in memory; a text with one emoji in it takes four for each of its characters."""
     body = message.body
-    inside = sum(len(document.text) for document in body.documents) + sum(len(call.arguments) for call in body.calls)
-    return len(message.text or "") + inside + ROW_CHARACTERS
+    texts = [message.text, *(document.text for document in body.documents), *(call.arguments for call in body.calls)]
+    return ROW_BYTES + sum(map(getsizeof, texts))
