@@ -21,8 +21,9 @@ from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
 from hermes_state import journal, ledger, sessions
 from hermes_state.errors import ContextOverflow, ReplyMalformed, ToolError
-from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunState
+from hermes_state.journal import ModelStep, RunningTurn
 from hermes_state.store import Store
+from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import View
 from hermes_state.values import (
     Clock,
@@ -205,7 +206,7 @@ class Agent:
         A call that never began is run. One that began without an end may have taken effect: its outcome is unknown,
         and only a tool that reads is run again.
         """
-        runs = await self._store.read(journal.load_tool_runs, step.message.id)
+        runs = await self._store.read(load_tool_runs, step.message.id)
         begun = [call for call in step.calls if call.id in runs and not self._is_read_only(call)]
         for call in begun:
             await self._finish(turn, step.message, call, ToolOutcome(text=OUTCOME_UNKNOWN, state=ToolRunState.UNKNOWN))

@@ -12,16 +12,16 @@ A turn belongs to a lineage and may cross a split: rows go to whatever session i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from sqlite3 import Connection
 from typing import Any
 
-from hermes_state import inbox, ledger, outbox
+from hermes_state import inbox, ledger, outbox, tool_runs
 from hermes_state.chats import load_chat
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import ensure_active, load_active, load_tip
+from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append, load_message
 from hermes_state.values import (
     AttachmentId,
@@ -55,14 +55,6 @@ class InboxMoved(StateError):
     """A row that the turn was to start with is not waiting any more: it was withdrawn or dropped."""
 
 
-class ToolRunState(StrEnum):
-    STARTED = "started"
-    DONE = "done"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-    STOPPED = "stopped"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTurn:
     """A turn that has not ended."""
@@ -76,6 +68,8 @@ class RunningTurn:
     restarts: int
     preview_ref: str | None
     started_at: Millis
+    asked_ref: str | None = None
+    """The platform's id of the message that it answers; of several, the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +88,6 @@ class ModelStep:
     calls: tuple[ToolCall, ...]
     call: ModelCallRecord
     reported_prompt_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResult:
-    """What the model is told about one of its calls."""
-
-    call_message_id: MessageId
-    call: ToolCall
-    text: str
-    state: ToolRunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,12 +238,7 @@ def start_tools(
 ) -> None:
     """Commit that these calls begin; a call that was begun before keeps its row. Raises `TurnClosed`."""
     _require_running(db, turn_id)
-    rows = [(turn_id, call_message_id, call.id, call.name, now) for call in calls]
-    db.executemany(
-        """INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
-        VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT (call_message_id, tool_call_id) DO NOTHING""",
-        rows,
-    )
+    tool_runs.begin(db, turn_id, call_message_id, calls, now)
 
 
 def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Message:
@@ -269,14 +248,7 @@ def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis
 
 
 def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Millis) -> MessageId:
-    # A call that was answered without being run (unknown tool, stopped before it began) gets its run row here.
-    db.execute(
-        """INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at, ended_at)
-        VALUES (?, ?, ?, ?, ?, ?, ?)
-        ON CONFLICT (call_message_id, tool_call_id)
-        DO UPDATE SET state = excluded.state, ended_at = excluded.ended_at""",
-        (turn.id, result.call_message_id, result.call.id, result.call.name, result.state, now, now),
-    )
+    tool_runs.end(db, turn.id, result, now)
     row = NewMessage(
         role=Role.TOOL,
         origin=Origin.TOOL,
@@ -286,12 +258,6 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
         tool_name=result.call.name,
     )
     return append(db, load_tip(db, turn.lineage_id).id, row, now)
-
-
-def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:
-    """The state of each call of an assistant row that was begun, by tool call id."""
-    query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
-    return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
 
 
 def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
@@ -418,7 +384,12 @@ def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | Non
 
 # ---- reading ----------------------------------------------------------------------------------------------------
 
-_TURN = "SELECT id, chat_id, lineage_id, started_by, restarts, preview_ref, started_at FROM turns"
+# Purpose: a turn with the message that it answers.
+_TURN = """
+SELECT id, chat_id, lineage_id, started_by, restarts, preview_ref, started_at,
+  (SELECT i.message_ref FROM inbox i WHERE i.turn_id = turns.id AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1)
+FROM turns
+"""
 
 
 def find_turn(db: Connection, turn_id: TurnId) -> RunningTurn | None:
@@ -463,4 +434,5 @@ def _turn(db: Connection, row: tuple[Any, ...]) -> RunningTurn:
         restarts=row[4],
         preview_ref=row[5],
         started_at=row[6],
+        asked_ref=row[7],
     )

@@ -13,7 +13,8 @@ from agent.turn import CUT_OFF, OUTCOME_UNKNOWN, Agent, AgentSettings
 from hermes_state import journal
 from hermes_state.errors import ContextOverflow, ReplyMalformed, StoreUnavailable, ToolError
 from hermes_state.inbox import InboxMode
-from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunState, TurnClosed
+from hermes_state.journal import ModelStep, RunningTurn, TurnClosed
+from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_view
 from hermes_state.values import Effect, Message, ModelCallRecord, Role, Tokens, ToolCall
 from tests.agent.conftest import Chat, Sink, settings
@@ -94,7 +95,7 @@ async def test_tools_run_and_their_results_are_rows(chat: Chat, shop: Workshop) 
     said = await chat.said(turn)
     assert [row.role for row in said] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.TOOL]
     assert await chat.ledger() == [("turn", "ok")]
-    assert set((await chat.store.read(journal.load_tool_runs, said[1].id)).values()) == {ToolRunState.DONE}
+    assert set((await chat.store.read(load_tool_runs, said[1].id)).values()) == {ToolRunState.DONE}
 
 
 async def test_the_calls_of_one_answer_run_side_by_side(chat: Chat, shop: Workshop) -> None:
@@ -172,7 +173,7 @@ async def test_what_goes_wrong_with_a_tool_is_told_to_the_model_and_the_turn_goe
     answer = await shop.agent(*extra).run(turn, Sink())
     assert told in answer.text
     assert "a secret path" not in answer.text
-    [run] = (await chat.store.read(journal.load_tool_runs, (await chat.said(turn))[1].id)).values()
+    [run] = (await chat.store.read(load_tool_runs, (await chat.said(turn))[1].id)).values()
     assert run is ToolRunState.FAILED
 
 
@@ -306,7 +307,7 @@ async def test_a_call_that_began_without_an_end_is_not_run_again(chat: Chat, sho
     said = {row.tool_call_id: row.text for row in await chat.said(turn) if row.role is Role.TOOL}
     assert said == {"c1": "done 1", "c2": OUTCOME_UNKNOWN, "c3": OUTCOME_UNKNOWN, "c4": OUTCOME_UNKNOWN}
     unknown = ToolRunState.UNKNOWN
-    runs = await chat.store.read(journal.load_tool_runs, message.id)
+    runs = await chat.store.read(load_tool_runs, message.id)
     assert runs == {"c1": ToolRunState.DONE, "c2": unknown, "c3": unknown, "c4": unknown}
 
 

@@ -5,8 +5,9 @@ import pytest
 
 from hermes_state import inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
-from hermes_state.journal import FinalAnswer, InboxMoved, Prepared, ToolResult, ToolRunState, TurnClosed
+from hermes_state.journal import FinalAnswer, InboxMoved, Prepared, TurnClosed
 from hermes_state.sessions import expire_idle, load_active, load_session, load_tip
+from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_said, load_view
 from hermes_state.values import (
     AttachmentId,
@@ -193,7 +194,7 @@ def test_beginning_a_call_twice_keeps_its_first_row(db: sqlite3.Connection) -> N
     journal.start_tools(db, turn.id, asked.id, asked.body.calls[:1], START)
     answer_call(db, turn, asked, "a")
     journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
-    assert journal.load_tool_runs(db, asked.id) == {"a": ToolRunState.DONE, "b": ToolRunState.STARTED}
+    assert load_tool_runs(db, asked.id) == {"a": ToolRunState.DONE, "b": ToolRunState.STARTED}
 
 
 def test_reported_tokens_cover_the_rows_before_the_answer(db: sqlite3.Connection) -> None:
@@ -274,7 +275,7 @@ def test_stopping_keeps_the_partial_answer_and_answers_open_calls(db: sqlite3.Co
         (Role.ASSISTANT, None, "so far I found"),
     ]
     assert view[-1].body.was_interrupted
-    runs = journal.load_tool_runs(db, asked.id)
+    runs = load_tool_runs(db, asked.id)
     assert runs == {"a": ToolRunState.DONE, "b": ToolRunState.STOPPED, "c": ToolRunState.STOPPED}
     assert states(db, chat) == ["done"]
     [(kind, payload)] = replies(db, chat)
@@ -309,7 +310,7 @@ def test_failing_leaves_a_legal_transcript_and_one_sentence(db: sqlite3.Connecti
     assert journal.fail_turn(db, turn.id, "ModelTimeout", "It took too long.", START)
     view = load_view(db, turn.lineage_id).transcript
     assert [row.role for row in view] == [Role.USER, Role.ASSISTANT, Role.TOOL]
-    assert journal.load_tool_runs(db, asked.id) == {"a": ToolRunState.UNKNOWN}
+    assert load_tool_runs(db, asked.id) == {"a": ToolRunState.UNKNOWN}
     assert [(kind, "took too long" in payload) for kind, payload in replies(db, chat)] == [("error", True)]
     assert db.execute("SELECT state, error FROM turns").fetchone() == ("failed", "ModelTimeout")
 
@@ -360,7 +361,7 @@ def test_a_call_that_was_refused_gets_a_run_of_its_own(db: sqlite3.Connection) -
     )
     row = journal.finish_tool(db, turn.id, refused, START)
     assert (row.role, row.tool_call_id, row.text) == (Role.TOOL, "a", "no such tool")
-    assert journal.load_tool_runs(db, asked.id) == {"a": ToolRunState.FAILED}
+    assert load_tool_runs(db, asked.id) == {"a": ToolRunState.FAILED}
 
 
 def test_a_message_after_the_conversation_ended_starts_a_new_one(db: sqlite3.Connection) -> None:

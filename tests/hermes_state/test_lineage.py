@@ -15,6 +15,7 @@ from hermes_state.errors import LineageMoved
 from hermes_state.lineage import SplitPlan, split
 from hermes_state.sessions import get_compression_tip, load_active, load_session, load_tip, reset, set_system_prompt
 from hermes_state.store import Store
+from hermes_state.tool_runs import load_tool_runs
 from hermes_state.transcripts import NewMessage, append_view_row, hide, load_said, load_view, replace_row
 from hermes_state.values import (
     ChatId,
@@ -185,7 +186,7 @@ def test_a_stop_after_a_split_answers_the_calls_in_the_child(db: sqlite3.Connect
     split(db, plan(db, turn.lineage_id, keep=2), START)
     assert journal.stop_turn(db, turn.id, "", "stopped", START)
     assert [row.text for row in load_view(db, turn.lineage_id).transcript] == ["handoff", "q1", None, "stopped"]
-    assert journal.load_tool_runs(db, asked.id) == {"a": "stopped"}
+    assert load_tool_runs(db, asked.id) == {"a": "stopped"}
 
 
 # ---- its guards
