@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 
 from tests.e2e.world import ROOT, World
@@ -59,6 +60,18 @@ async def test_a_turn_cut_by_the_end_of_the_drain_resumes_at_the_next_start(worl
     [reply] = await world.replies(1)
     assert "hang on" in reply
     assert world.query("SELECT state, restarts FROM turns") == [("finished", 1)]
+
+
+async def test_a_second_signal_cuts_the_drain_short(world: World) -> None:
+    await world.gateway.start()
+    await world.script(match="hang", hang=True)
+    await world.say("hang on")
+    await world.turn_runs()
+    world.gateway.signal(signal.SIGTERM)
+    await world.gateway.wait_for_log("daemon.draining")
+    assert await asyncio.wait_for(world.gateway.stop(), 10) == 0
+    assert world.query("SELECT state FROM turns") == [("running",)]
+    assert "delivery.unfinished" not in world.gateway.log_text()
 
 
 async def test_a_killed_turn_is_taken_up_again_and_answered_once(world: World) -> None:
@@ -170,7 +183,7 @@ async def test_webhook_mode_acknowledges_after_the_commit(world: World) -> None:
 
 async def test_without_a_model_the_start_the_status_and_every_answer_say_so(world: World) -> None:
     for name in [name for name in world.environ if name.startswith("HERMES_MODEL__")]:
-        del world.gateway._environ[name]
+        del world.gateway.environ[name]
     await world.gateway.start()
     await world.gateway.wait_for_log("model.offline")
     for number in range(1, 3):
