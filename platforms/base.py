@@ -78,6 +78,8 @@ class Preview:
     text: str
     ref: str | None
     """The placeholder that an earlier preview made, None the first time."""
+    reply_to: str | None = None
+    """What a placeholder answers: it becomes the final, and an edit cannot make it a reply any more."""
 
 
 class AdapterState(StrEnum):

@@ -82,7 +82,8 @@ class Sender:
                 return await self._edit(preview.chat.chat_ref, preview.ref, payload)
             except MessageUnknown:
                 log.debug("discord.placeholder_gone")
-        return await self._post(preview.chat.chat_ref, payload, f"preview:{preview.number}:{preview.ref or ''}")
+        key = f"preview:{preview.number}:{preview.ref or ''}"
+        return await self._reply(preview.chat.chat_ref, payload, key, preview.reply_to)
 
     async def show_typing(self, channel_ref: str) -> None:
         await self._request(Route("POST", "/channels/{channel_id}/typing", channel_id=channel_ref))
@@ -112,16 +113,20 @@ class Sender:
         if request.is_repeat and (found := await self._find_earlier(request, str(payload["content"]))):
             return found
         try:
-            if request.reply_to is not None:
-                reference = {"message_id": request.reply_to, "fail_if_not_exists": False}
-                with suppress(ReplyRefused):
-                    return await self._post(channel_ref, {**payload, "message_reference": reference}, request.key)
-            return await self._post(channel_ref, payload, request.key)
+            return await self._reply(channel_ref, payload, request.key, request.reply_to)
         except ChatUnreachable:
             # The bot may lack the right to write here and still answer the command that was given here.
             if ticket is None or not ticket.is_valid:
                 raise
             return await self._follow_up(ticket, payload)
+
+    async def _reply(self, channel_ref: str, payload: dict[str, object], key: str, reply_to: str | None) -> str:
+        """Post a message, as a reply where there is something to reply to and Discord lets us."""
+        if reply_to is not None:
+            reference = {"message_id": reply_to, "fail_if_not_exists": False}
+            with suppress(ReplyRefused):
+                return await self._post(channel_ref, {**payload, "message_reference": reference}, key)
+        return await self._post(channel_ref, payload, key)
 
     # An interaction's own place
 

@@ -106,7 +106,7 @@ class Outbound:
             return None
         self._lost_placeholders.add(preview.number)  # until the opposite is known: this can be cancelled, too
         try:
-            message = await self._send(preview.chat, part, None)
+            message = await self._send(preview.chat, part, None, reply_to=preview.reply_to)
         except SendAmbiguous:
             raise
         except PlatformError:

@@ -80,6 +80,7 @@ async def test_the_answer_grows_in_one_place_and_the_final_takes_it(store: Store
         assert await gateway.replies(1) == ["the whole answer"]
         assert {preview.number for preview in gateway.adapter.previews} == {1}
         assert not gateway.adapter.previews[0].is_shared
+        assert gateway.adapter.previews[0].reply_to is None
 
 
 async def test_the_same_text_is_not_shown_twice(store: Store, tmp_path: Path) -> None:
@@ -217,8 +218,9 @@ async def test_groups_are_shown_as_shared(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang(says="the")
         gateway.model.script.append(hang)
-        await gateway.say("q", chat=GROUP)
+        asked = await gateway.say("q", chat=GROUP)
         await eventually(lambda: gateway.adapter.previews, "a preview")
         assert gateway.adapter.previews[0].is_shared
+        assert gateway.adapter.previews[0].reply_to == asked.message_ref, "people see whom the answer is for"
         hang.release()
         await gateway.quiet(GROUP)

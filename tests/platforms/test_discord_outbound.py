@@ -184,6 +184,14 @@ async def test_nobody_is_ever_pinged(live: DiscordHarness) -> None:
     assert rows[-1]["reply_to"] == question
 
 
+async def test_a_streamed_answer_is_a_reply_from_its_placeholder_on(live: DiscordHarness) -> None:
+    question = await live.message("why?", channel="general", mention=True)
+    thinking = Preview(chat=chat(GENERAL), is_shared=True, number=9, text="bec", ref=None, reply_to=question)
+    ref = await live.adapter.show(thinking)
+    assert await live.adapter.send(request(chat(GENERAL), "because", reply_to=question, replaces=ref)) == ref
+    assert [row["reply_to"] for row in await live.sent("send")] == [question]
+
+
 async def test_a_reply_to_a_deleted_message_still_arrives(live: DiscordHarness) -> None:
     question = await live.write("hello?")
     await live.delete(question)

@@ -276,6 +276,17 @@ class TestReplies:
         message = (await telegram.get(f"chat/{GROUP}"))["messages"][-1]
         assert message["reply_to_message"]["message_id"] == asked
 
+    async def test_a_streamed_answer_is_a_reply_from_its_placeholder_on(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        asked = (await telegram.message(chat_id=GROUP, user_id=PERSON, text="why?"))["message_id"]
+        group = telegram.group_chat()
+        async with running(telegram.adapter, intake):
+            ref = await telegram.adapter.show(replace(preview(group, "bec"), reply_to=str(asked)))
+            await telegram.adapter.send(replace(request(group, "because"), reply_to=str(asked), replaces=ref))
+        message = (await telegram.get(f"chat/{GROUP}"))["messages"][-1]
+        assert (message["text"], message["reply_to_message"]["message_id"]) == ("because", asked)
+
     async def test_a_reply_to_a_deleted_message_is_sent_all_the_same(
         self, telegram: TelegramHarness, intake: RecordingIntake
     ) -> None:
