@@ -226,8 +226,14 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-copy]");
     if (!button) return;
-    await navigator.clipboard.writeText(button.closest(".code").querySelector("pre").textContent);
-    button.textContent = "Copied";
+    const code = button.closest(".code").querySelector("pre");
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "Copied";
+    } catch { // no clipboard for a page that came from another machine without TLS
+      getSelection().selectAllChildren(code);
+      button.textContent = "Selected";
+    }
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 })();

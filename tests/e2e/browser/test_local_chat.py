@@ -187,6 +187,33 @@ async def test_a_tool_call_is_a_line_that_opens(world: World, browser: Chromium)
     await browser.wait_for(".tool pre", lambda found: len(found) == 2)
 
 
+async def test_code_is_selected_where_the_browser_gives_no_clipboard(world: World, browser: Chromium) -> None:
+    await world.script(match="plan", text=ANSWER)
+    await enter(world, browser)
+    await browser.write("What is the plan?")
+    await browser.wait_for(".answer [data-copy]", lambda found: len(found) == 1)
+    await browser.run("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    await browser.click(".answer [data-copy]")
+    await browser.wait_for(".answer [data-copy]", lambda found: found == ["Selected"])
+    selected = await browser.run("return getSelection().toString()")
+    assert selected.startswith("async def test_a_reload_shows_the_same")
+    assert await browser.complaints() == []
+
+
+async def test_commands_and_their_replies_stay_over_a_restart(world: World, browser: Chromium) -> None:
+    await enter(world, browser)
+    await browser.write("/whoami")
+    await browser.wait_for(".answer .body", lambda found: len(found) == 1)
+    before = await browser.texts(".body")
+    await world.gateway.stop()
+    await browser.wait_for("#connection:not([hidden])", lambda found: found == ["Reconnecting…"])
+    await world.gateway.start()
+    await browser.wait_for("#connection:not([hidden])", lambda found: found == [])
+    assert await browser.texts(".body") == before
+    await browser.reload()
+    await browser.wait_for(".body", lambda found: found == before)
+
+
 async def test_nothing_that_a_model_writes_runs(world: World, browser: Chromium) -> None:
     nasty = (
         "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
