@@ -72,12 +72,6 @@ def load_chat(db: Connection, chat_id: ChatId) -> Chat:
     return _chat(row)
 
 
-def list_chats(db: Connection, platform: str) -> list[Chat]:
-    """Every chat of a platform, most recently changed first."""
-    rows = db.execute(f"SELECT {_COLUMNS} FROM chats WHERE platform = ? ORDER BY updated_at DESC, id DESC", (platform,))
-    return [_chat(row) for row in rows.fetchall()]
-
-
 def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref: str, now: Millis) -> list[ChatId]:
     """Follow a chat to the id that the platform gave it, with all its threads and per-person chats.
 
