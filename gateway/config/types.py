@@ -4,6 +4,7 @@ import json
 import re
 import zoneinfo
 from typing import Annotated, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
@@ -59,15 +60,24 @@ def _user_ref(value: object) -> object:
 
 
 def _root_url(value: str) -> str:
-    if re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", value) is None:
+    if re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", value) is None or not _has_host(value):
         raise ValueError("must be an address such as https://example.org, without a query")
     return value.rstrip("/")
 
 
 def _socket_url(value: str) -> str:
-    if re.fullmatch(r"wss?://[^\s?#]+", value) is None:
+    if re.fullmatch(r"wss?://[^\s?#]+", value) is None or not _has_host(value):
         raise ValueError("must be an address such as wss://gateway.example.org, without a query")
     return value.rstrip("/")
+
+
+def _has_host(address: str) -> bool:
+    """A host, and a port that is one if any: HTTP clients raise for anything else, some as soon as they are made."""
+    try:
+        parts = urlsplit(address)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _secret_word(value: SecretStr) -> SecretStr:

@@ -265,6 +265,17 @@ def test_what_only_follows_from_a_mistake_is_not_reported_beside_it(load: Load) 
     assert "\n" not in text
 
 
+@pytest.mark.parametrize("host", ["[bad", "host:abc", "host:99999", ":80", "host:0", "user@"])
+def test_an_address_that_no_client_takes_is_refused(load: Load, host: str) -> None:
+    assert "must be an address" in refusal(load, HERMES_MODEL__BASE_URL=f"http://{host}/v1")
+    assert "must be an address" in refusal(load, HERMES_DISCORD__GATEWAY_URL=f"wss://{host}")
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]:8080", "user:pass@10.0.0.1:1", "exämple.org"])
+def test_addresses_of_every_usual_form_are_taken(load: Load, host: str) -> None:
+    assert load(HERMES_MODEL__BASE_URL=f"http://{host}/v1/").config.model.base_url == f"http://{host}/v1"
+
+
 def test_an_error_never_shows_a_secret(load: Load) -> None:
     text = refusal(load, "telegram:\n  token: [very-secret-value]\n  webhook: {secret: secret!!}")
     assert "telegram.token" in text
