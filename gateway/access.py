@@ -40,6 +40,7 @@ class Access:
         self._store = store
         self._live = live
         self._paired: dict[UserRef, Role] = {}
+        self._loading = asyncio.Lock()
         self.counts: dict[Verdict, int] = dict.fromkeys(Verdict, 0)
 
     async def load(self) -> None:
@@ -47,14 +48,15 @@ class Access:
 
         Called at the start and after every change of access. Tries until it could.
         """
-        for pause in pauses():
-            try:
-                self._paired = await self._store.read(load_roles)
-                await self._store.write(queue_steers, lambda ref: self.role_of(ref) is not None)
-                return
-            except StoreUnavailable as error:
-                log.warning("access.stale", retry_seconds=pause, error=str(error))
-            await asyncio.sleep(pause)  # a revocation that is stored must hold: nothing else would bring it here
+        async with self._loading:  # one at a time: a look taken earlier must not have the last word
+            for pause in pauses():
+                try:
+                    self._paired = await self._store.read(load_roles)
+                    await self._store.write(queue_steers, lambda ref: self.role_of(ref) is not None)
+                    return
+                except StoreUnavailable as error:
+                    log.warning("access.stale", retry_seconds=pause, error=str(error))
+                await asyncio.sleep(pause)  # a revocation that is stored must hold: nothing else would bring it here
 
     async def follow(self, changed: asyncio.Event) -> None:
         """Load again each time the configuration has changed; until cancelled."""

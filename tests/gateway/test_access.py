@@ -99,6 +99,31 @@ async def test_a_name_never_gives_access(store: Store, tmp_path: Path) -> None:
     assert access.judge(await message(store, tmp_path, impostor, ChatKind.DIRECT, True)) is Verdict.STRANGER
 
 
+async def test_of_two_looks_at_the_pairings_the_later_one_counts(store: Store) -> None:
+    await store.write(pairings.offer, EVE, "ABCDEFGH", 60_000, 10, START)
+    await store.write(pairings.approve, "ABCDEFGH", Role.USER, "x", START)
+    access = access_of(store)
+    real, has_looked, may_answer = store.read, asyncio.Event(), asyncio.Event()
+
+    async def read(fn: object) -> object:
+        is_first = not has_looked.is_set()
+        found = await real(fn)  # type: ignore[arg-type]
+        has_looked.set()
+        if is_first:
+            await may_answer.wait()
+        return found
+
+    access._store = type("Slow", (), {"read": staticmethod(read), "write": store.write})()
+    first = asyncio.create_task(access.load())
+    await has_looked.wait()
+    await store.write(pairings.revoke, EVE.ref, "x", START)
+    second = asyncio.create_task(access.load())
+    await asyncio.wait({second}, timeout=0.05)  # it may not be done before the first
+    may_answer.set()
+    await asyncio.gather(first, second)
+    assert access.role_of(EVE.ref) is None
+
+
 async def test_a_revocation_is_read_back_even_when_the_database_is_slow_to_answer(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         access = gateway.access
