@@ -4,7 +4,7 @@ from functools import partial
 from sqlite3 import Connection
 
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
-from gateway.commands.turns import shortened
+from gateway.commands.turns import count_in, shortened
 from gateway.moments import when
 from hermes_state import sessions
 from hermes_state.errors import CommandError
@@ -101,9 +101,10 @@ def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> st
 
 async def history(invocation: Invocation) -> Effect:
     argument = invocation.argument
-    if argument and not argument.isdecimal():
+    wanted = count_in(argument, HISTORY_DEFAULT)
+    if wanted is None:
         raise CommandError("Write `/history`, or `/history 30` for the last 30 messages.")
-    wanted = min(HISTORY_MOST, int(argument[:9])) if argument else HISTORY_DEFAULT
+    wanted = min(HISTORY_MOST, wanted)
     rows, hidden = await invocation.desk.store.read(_load_history, invocation.chat.id, wanted)
     if not rows:
         return say("Nothing has been said in this conversation yet.")

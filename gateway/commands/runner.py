@@ -118,10 +118,10 @@ class CommandRunner:
         assert parsed is not None, "only command lines are stored as commands"
         command = self._desk.registry.find(parsed.name)
         role = self._desk.access.role_of(row.sender_ref)
-        if command is None:
-            return say(self._unknown(parsed.name))
         if role is None:
             return say("You have no access any more.")
+        if command is None:
+            return say(self._unknown(parsed.name))
         if command.is_admin_only and role is not Role.ADMIN:
             return say(f"/{command.name} is for admins.")
         invocation = Invocation(desk=self._desk, row=row, chat=chat, role=role, argument=parsed.argument)

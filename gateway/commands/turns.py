@@ -203,10 +203,10 @@ def _retry(invocation: Invocation, db: Connection, now: Millis) -> RunningTurn:
 
 
 async def undo(invocation: Invocation) -> Effect:
-    count = int(invocation.argument[:9]) if invocation.argument.isdecimal() else 1
-    if invocation.argument and not invocation.argument.isdecimal():
+    count = count_in(invocation.argument, 1)
+    if count is None:
         raise CommandError("Write `/undo`, or `/undo 3` to take back three exchanges.")
-    return Effect(apply=partial(_undo, invocation, max(1, count)))
+    return Effect(apply=partial(_undo, invocation, count))
 
 
 def _undo(invocation: Invocation, count: int, db: Connection, now: Millis) -> str:
@@ -239,6 +239,14 @@ def _exchanges(view: View) -> list[list[Message]]:
         if exchanges:
             exchanges[-1].append(message)
     return exchanges
+
+
+def count_in(argument: str, default: int) -> int | None:
+    """The positive number that an argument is, `default` when it is empty; None when it is something else."""
+    if not argument:
+        return default
+    # Nine digits are more than there is of anything, and no number too long to be read.
+    return (int(argument[:9]) or None) if argument.isdecimal() else None
 
 
 def shortened(text: str, limit: int = SHOWN_CHARS) -> str:

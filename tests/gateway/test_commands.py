@@ -204,6 +204,8 @@ async def test_reset_is_new(store: Store, tmp_path: Path) -> None:
         ("/sessions", "no conversation yet"),
         ("/undo", "no conversation yet"),
         ("/undo some", "/undo 3"),
+        ("/undo 0", "/undo 3"),
+        ("/history 0", "/history 30"),
         ("/retry", "no conversation yet"),
         ("/queue", "Nothing is waiting"),
         ("/steer", "/steer <message>"),
