@@ -37,6 +37,7 @@ OWNER = Sender(platform="local", id="owner", name="Owner")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
 _SENTENCES = {404: "There is no such page here.", 413: "That is more than fits into one message."}
+_NOT_READ = "The gateway cannot use its database right now: try again in a moment."
 _NOT_STORED = "The gateway cannot store anything right now. Your text is kept here: try again in a moment."
 
 
@@ -98,7 +99,7 @@ class Routes:
         except FormRefused as refused:
             return self._complain(request, refused.status, refused.sentence)
         except StateError:
-            return self._complain(request, 503, _NOT_STORED)
+            return self._complain(request, 503, _NOT_STORED if request.method == "POST" else _NOT_READ)
         except web.HTTPException as error:
             if error.status < 400:
                 raise

@@ -76,6 +76,16 @@ async def test_what_cannot_be_stored_is_a_sentence_and_no_entry(local: LocalHarn
     assert (await local.screen()).entries == []
 
 
+async def test_a_page_that_cannot_be_read_says_so_and_nothing_of_a_text(local: LocalHarness) -> None:
+    await local.sign_in()
+    await local.store.close()
+    async with local.browser.get(f"{local.root}/chat/main") as answer:
+        body = await answer.text()
+    assert answer.status == 503
+    assert "cannot use its database right now" in body
+    assert "Your text" not in body
+
+
 async def test_files_of_a_message_that_was_not_stored_are_dropped(
     local: LocalHarness, intake: RecordingIntake, tmp_path: Path
 ) -> None:
