@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.crash.invariants import Label, labels_of, problems_of
 from tests.crash.kills import Census, Kill
-from tests.crash.scenario import CHAT, STEER_ANSWER, play
+from tests.crash.scenario import BEHIND, CHAT, JOINED, STEER_ANSWER, play
 from tests.crash.world import Stuck, World
 
 LOG_LINES = 40
@@ -26,7 +26,9 @@ async def take_census(folder: Path) -> Census:
         async with World(folder / str(number), ()) as world:
             await _play_and_judge(world, "no kill")
             assert await labels_of(world) == set(), "without a kill everything is known"
-            assert STEER_ANSWER not in await world.visible(CHAT), "without a kill the steer joins the turn that runs"
+            visible = await world.visible(CHAT)
+            assert STEER_ANSWER not in visible, "without a kill the steer joins the turn that runs"
+            assert {JOINED, BEHIND} <= set(visible), "without a kill both are acknowledged while the tool waits"
             found.append((world.commits(), world.requests))
     return Census(
         commits=min((commits for commits, _ in found), key=len),
