@@ -76,16 +76,24 @@ class Subject:
             stderr=asyncio.subprocess.STDOUT,
         )
         assert self._process.stdout is not None
-        tail: list[str] = []
-        async with asyncio.timeout(READY_SECONDS):
-            while line := (await self._process.stdout.readline()).decode(errors="replace"):
-                tail.append(line)
-                if self._ready in line:
-                    break
-            else:
-                raise RuntimeError(f"{self.name} ended before it was ready:\n{''.join(tail)}")
+        try:
+            await self._wait_until_ready(self._process.stdout)
+        except BaseException:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.wait()
+            raise
         self._reader = asyncio.create_task(_discard(self._process.stdout), name=f"output of {self.name}")
         return self
+
+    async def _wait_until_ready(self, output: asyncio.StreamReader) -> None:
+        told: list[str] = []
+        async with asyncio.timeout(READY_SECONDS):
+            while line := (await output.readline()).decode(errors="replace"):
+                told.append(line)
+                if self._ready in line:
+                    return
+        raise RuntimeError(f"{self.name} ended before it was ready:\n{''.join(told)}")
 
     async def __aexit__(self, *_: object) -> None:
         self._process.terminate()
