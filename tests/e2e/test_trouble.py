@@ -120,8 +120,7 @@ async def test_an_unknown_command_suggests_the_one_that_was_meant(world: World) 
 
 
 async def test_reload_applies_access_and_keeps_the_last_good_file(world: World) -> None:
-    world.environ.pop("HERMES_ACCESS__ALLOW")
-    world.gateway._environ.pop("HERMES_ACCESS__ALLOW")
+    world.gateway.environ.pop("HERMES_ACCESS__ALLOW")
     world.home.mkdir(mode=0o700)
     config = world.home / "config.yaml"
     config.write_text("access:\n  allow: [telegram:42]\n")
@@ -148,7 +147,7 @@ async def test_reload_applies_access_and_keeps_the_last_good_file(world: World) 
 async def test_reload_takes_another_model_from_the_next_turn_on_and_names_what_waits_for_a_restart(
     world: World,
 ) -> None:
-    del world.gateway._environ["HERMES_MODEL__NAME"]
+    del world.gateway.environ["HERMES_MODEL__NAME"]
     world.home.mkdir(mode=0o700)
     config = world.home / "config.yaml"
     config.write_text("model:\n  name: lab-128k\n")

@@ -45,7 +45,7 @@ class Gateway:
     """The daemon as a child process."""
 
     def __init__(self, environ: Mapping[str, str], log: Path, command: Sequence[str]) -> None:
-        self._environ = dict(environ)
+        self.environ = dict(environ)
         self._log = log
         self._command = list(command)
         self.process: asyncio.subprocess.Process | None = None
@@ -58,10 +58,10 @@ class Gateway:
 
     async def spawn(self, **changes: str) -> None:
         """Start without waiting."""
-        self._environ.update(changes)
+        self.environ.update(changes)
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, *self._command), env=self._environ, cwd=ROOT, stdout=log, stderr=log
+                *(sys.executable, *self._command), env=self.environ, cwd=ROOT, stdout=log, stderr=log
             )
 
     async def wait_for_log(self, words: str, *, since: int = 0, seconds: float = START_SECONDS) -> None:
