@@ -87,6 +87,13 @@ def _secret_word(value: SecretStr) -> SecretStr:
     return value
 
 
+def _key_like(value: SecretStr) -> SecretStr:
+    """What can stand in an HTTP header: anything else makes the first request fail in a way that names no key."""
+    if re.fullmatch(r"[!-~]*", value.get_secret_value()) is None:
+        raise ValueError("has characters that no key has, such as spaces or …: copy it again")
+    return value
+
+
 def _trimmed(value: object) -> object:
     """A pasted key often brings a line break with it."""
     return value.strip() if isinstance(value, str) else value
@@ -100,7 +107,7 @@ def _time_zone(value: str) -> str:
     return value
 
 
-Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(_trimmed)]
+Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(_trimmed), AfterValidator(_key_like)]
 Url: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_root_url)]
 SocketUrl: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_socket_url)]
 Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]

@@ -265,6 +265,13 @@ def test_what_only_follows_from_a_mistake_is_not_reported_beside_it(load: Load) 
     assert "\n" not in text
 
 
+@pytest.mark.parametrize("key", ["…", "sk-abc def", "sk-äbc", "sk-abc\ndef"])
+def test_a_key_that_fits_in_no_header_is_refused_without_being_shown(load: Load, key: str) -> None:
+    text = refusal(load, OPENAI_API_KEY=key)
+    assert text.startswith("OPENAI_API_KEY: model.api_key: has characters that no key has")
+    assert "abc" not in text
+
+
 @pytest.mark.parametrize("host", ["[bad", "host:abc", "host:99999", ":80", "host:0", "user@"])
 def test_an_address_that_no_client_takes_is_refused(load: Load, host: str) -> None:
     assert "must be an address" in refusal(load, HERMES_MODEL__BASE_URL=f"http://{host}/v1")
