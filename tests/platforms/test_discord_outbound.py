@@ -99,6 +99,13 @@ async def test_a_late_repeat_is_not_mistaken_for_another_answer_with_the_same_wo
     assert again == second
 
 
+async def test_a_late_repeat_is_not_mistaken_for_what_a_person_said_in_the_same_words(live: DiscordHarness) -> None:
+    await live.post("config", {"nonce_seconds": 0})
+    await live.write("42")
+    await live.adapter.send(request(live.direct_chat, "42", tried_before=LATE))
+    assert await live.visible(live.direct_chat) == ["42"]
+
+
 async def test_a_late_repeat_searches_a_busy_channel(live: DiscordHarness) -> None:
     await live.post("config", {"nonce_seconds": 0})
     await live.break_next_send("answer_lost")
