@@ -1,0 +1,63 @@
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from hermes_state import inbox
+from hermes_state.errors import ForeignFile, OwnedElsewhere
+from hermes_state.migrate import APPLICATION_ID, newest_schema
+from hermes_state.overview import load_overview, open_resting, quick_check
+from hermes_state.store import Store
+from tests.hermes_state.helpers import opened
+from tests.hermes_state.rows import START, exchange, make_chat, receive, start
+
+
+async def filled(path: Path) -> None:
+    def fill(db: sqlite3.Connection) -> None:
+        exchange(db, make_chat(db, "1"), "q", "a")
+        start(db, make_chat(db, "2"), "go")
+        receive(db, make_chat(db, "2"), "waits")
+        inbox.settle(db, receive(db, make_chat(db, "2"), "gone"), inbox.InboxState.DROPPED, START)
+
+    store = await Store.open(path)
+    await store.write(fill)
+    await store.close()
+
+
+async def test_a_resting_database_tells_what_it_holds_and_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    await filled(path)
+    before = path.read_bytes()
+    with open_resting(path) as db:
+        assert db is not None
+        seen = load_overview(db)
+        assert quick_check(db) == "ok"
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            db.execute("DELETE FROM meta")
+    assert (seen.schema, seen.database_bytes) == (newest_schema(), len(before))
+    assert (seen.chats, seen.conversations, seen.messages) == (2, 2, 3)
+    assert (seen.waiting, seen.open_turns, seen.undelivered) == (2, 1, 1)
+    assert path.read_bytes() == before
+
+
+async def test_a_database_in_use_is_its_holders_to_open(store: Store) -> None:
+    with pytest.raises(OwnedElsewhere, match="in use by process"), open_resting(store.path):
+        pass
+
+
+def test_where_no_start_has_made_a_database_there_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with open_resting(path) as db:
+        assert db is None
+    assert list(tmp_path.iterdir()) == []
+    with opened(path) as made:
+        made.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    with open_resting(path) as db:
+        assert db is None
+
+
+def test_another_programs_file_is_not_opened(tmp_path: Path) -> None:
+    with opened(tmp_path / "state.db") as db:
+        db.execute("CREATE TABLE sessions (id TEXT)")
+    with pytest.raises(ForeignFile), open_resting(tmp_path / "state.db"):
+        pass
