@@ -76,7 +76,7 @@ class Sender:
         """Show the growing answer: its end once it is longer than a message."""
         parts = await asyncio.to_thread(render, preview.text, LIMIT - 2)
         text = parts[0].text if len(parts) == 1 else f"…\n{parts[-1].text}"
-        payload = {"content": text, "allowed_mentions": NO_MENTIONS}
+        payload: dict[str, object] = {"content": text, "allowed_mentions": NO_MENTIONS}
         if preview.ref is not None:
             try:
                 return await self._edit(preview.chat.chat_ref, preview.ref, payload)
