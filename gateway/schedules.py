@@ -64,13 +64,14 @@ class Schedules:
         """Forget what is settled and old, make room for files, tidy the database."""
         config = self._live.config
         try:
-            kept_millis = config.store.settled_days * 86_400_000
-            removed = await retention.remove_expired(self._store, self._clock.now(), kept_millis)
+            # Files first: on a full disk they make the room that everything below needs.
+            await asyncio.to_thread(_remove_leftovers, self._folder, self._clock.now())
             surplus = await self._store.read(attachments.load_surplus, config.attachments.total_bytes)
             if surplus:
                 await asyncio.to_thread(_remove, self._folder, surplus)
                 await self._store.write(attachments.forget, surplus)
-            await asyncio.to_thread(_remove_leftovers, self._folder, self._clock.now())
+            kept_millis = config.store.settled_days * 86_400_000
+            removed = await retention.remove_expired(self._store, self._clock.now(), kept_millis)
             await retention.tend(self._store)
         except (StateError, OSError) as error:
             log.warning("housekeeping.delayed", error=str(error))

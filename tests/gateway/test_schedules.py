@@ -1,6 +1,8 @@
 import asyncio
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
 from gateway.attachments import INCOMING_PREFIX
 from gateway.schedules import Schedules
 from hermes_state import attachments, inbox
@@ -99,10 +101,23 @@ async def test_housekeeping_that_cannot_be_done_is_put_off(store: Store, tmp_pat
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one")
         await store.write(set_max_pages, 0)
-        await schedules(gateway, tmp_path).keep_house()
+        with capture_logs() as said:
+            await schedules(gateway, tmp_path).keep_house()
+        assert [line["event"] for line in said] == ["housekeeping.delayed"]
         await store.write(set_max_pages, None)
         assert await store.read(inbox.load_chats_with_waiting) == []
         assert await gateway.turns_of(DIRECT) == [("finished", "one")]
+
+
+async def test_files_make_room_also_while_the_database_is_full(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        folder = tmp_path / "attachments"
+        await asyncio.to_thread(folder.mkdir)
+        await asyncio.to_thread((folder / f"{INCOMING_PREFIX}x").write_bytes, b"half")
+        await store.write(set_max_pages, 0)
+        await schedules(gateway, tmp_path, 25 * HOUR).keep_house()
+        await store.write(set_max_pages, None)
+        assert list(folder.iterdir()) == []
 
 
 async def test_the_timer_starts_and_ends_with_the_daemon(store: Store, tmp_path: Path) -> None:
