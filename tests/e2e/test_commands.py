@@ -5,15 +5,7 @@ from tests.e2e.world import World
 
 async def test_a_button_under_sessions_goes_back_to_a_conversation(world: World) -> None:
     await world.gateway.start()
-    await world.say("about trains")
-    await world.replies(1)
-    await world.say("/title Trains")
-    await world.replies(2)
-    await world.say("/new")
-    await world.replies(3)
-    await world.say("about boats")
-    await world.replies(4)
-    await world.say("/sessions")
+    await world.converse("about trains", "/title Trains", "/new", "about boats", "/sessions")
     await world.replies(1, match="Conversations of this chat")
     await world.tg.post("callback", {"chat_id": 42, "button": "Trains"})
     assert await world.replies(1, match="Back in conversation “Trains”")
@@ -26,9 +18,7 @@ async def test_a_button_under_sessions_goes_back_to_a_conversation(world: World)
 
 async def test_undo_takes_back_and_retry_asks_again(world: World) -> None:
     await world.gateway.start()
-    for number, text in enumerate(("first", "second"), start=1):
-        await world.say(text)
-        await world.replies(number)
+    await world.converse("first", "second")
     await world.say("/undo")
     assert await world.replies(1, match="Took back 1 exchange")
     await world.script(match="first", text="another answer")

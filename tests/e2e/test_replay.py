@@ -7,10 +7,7 @@ from tests.e2e.world import World
 
 async def test_replaying_messages_and_commands_starts_nothing(world: World) -> None:
     await world.gateway.start()
-    await world.say("once")
-    await world.replies(1)
-    await world.say("/new")
-    await world.replies(2)
+    await world.converse("once", "/new")
     before = (world.query("SELECT count(*) FROM inbox"), world.query("SELECT count(*) FROM sessions"))
     said = [row for row in (await world.tg.get("chat/42"))["messages"] if not row["from"]["is_bot"]]
     fields = ("message_id", "from", "chat", "date", "text")
@@ -25,14 +22,7 @@ async def test_replaying_messages_and_commands_starts_nothing(world: World) -> N
 
 async def test_replaying_presses_and_edits_starts_nothing(world: World) -> None:
     await world.gateway.start()
-    await world.say("about trains")
-    await world.replies(1)
-    await world.say("/new")
-    await world.replies(2)
-    await world.say("about boats")
-    await world.replies(3)
-    await world.say("/sessions")
-    await world.replies(4)
+    await world.converse("about trains", "/new", "about boats", "/sessions")
     chat = (await world.tg.get("chat/42"))["messages"]
     menu = next(row for row in chat if "reply_markup" in row)
     button = menu["reply_markup"]["inline_keyboard"][0][0]

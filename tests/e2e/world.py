@@ -158,6 +158,13 @@ class World:
         rows = await self.tg.get("sent", **query, **({"match": match} if match else {}))
         return [row["text"] for row in rows]
 
+    async def converse(self, *texts: str) -> None:
+        """Say one thing after the other, each once the one before has got its one answer."""
+        for text in texts:
+            count = len(await self.replies(0, wait=0))
+            await self.say(text)
+            assert len(await self.replies(count + 1)) == count + 1, text
+
     async def turn_runs(self, count: int = 1) -> None:
         """Wait until a turn shows that it is being worked on: `count` typing signals in all."""
         rows = await self.tg.get("calls", method="sendChatAction", wait=10, count=count)
