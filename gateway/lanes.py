@@ -150,6 +150,8 @@ class Lane:
     async def _step(self) -> bool:
         """Do the next thing; False when there is none."""
         turn, rows = await self._parts.store.read(_load_work, self._chat_id)
+        if turn is not None and turn.is_waiting:
+            return False  # it keeps its place; whoever decides about it wakes the lane
         if turn is not None:
             await self._resume(turn)
             return True
@@ -259,6 +261,7 @@ class Lanes:
         self._board: dict[ChatKey, _Work] = {}
         """The turns that run now, by the chats that people write in."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_started = False
         self._is_closing = False
 
     def staff(self, parts: LaneParts) -> None:
@@ -274,13 +277,14 @@ class Lanes:
         """Take up what waited, and what ran, when the process ended."""
         for chat_id in await self._parts.store.read(inbox.load_chats_with_waiting):
             self._open(chat_id, is_after_restart=True)
+        self._is_started = True
 
     def wake(self, chat_id: ChatId) -> None:
-        """Something waits in this chat."""
+        """Something waits in this chat. Before `start` nothing is opened: `start` finds it."""
         lane = self._lanes.get(chat_id)
         if lane is not None:
             lane.woken.set()
-        elif not self._is_closing:
+        elif self._is_started and not self._is_closing:
             self._open(chat_id, is_after_restart=False)
 
     def running_turn(self, chat_id: ChatId) -> RunningTurn | None:

@@ -1,8 +1,8 @@
 """The journal of turns: every step of a turn is a committed row before the next step begins.
 
-A turn is `running` until it is `finished`, `stopped` or `failed`. Starting binds inbox rows and stores the
-human rows; each model answer and each tool result is a row; finishing stores the answer, settles the inbox
-and writes the outbox in one transaction. After a crash the rows alone say where to go on:
+A turn is `running`, or `waiting` while somebody has to decide something, until it is `finished`, `stopped` or `failed`.
+Starting binds inbox rows and stores the human rows; each model answer and each tool result is a row; finishing stores
+the answer, settles the inbox and writes the outbox in one transaction. After a crash the rows alone say where to go on:
 
 - an assistant row with calls, a call without a `tool_runs` row: it never began, and is run;
 - a `tool_runs` row that is still `started`: the outcome is unknown, and only a read-only tool is run again.
@@ -70,6 +70,8 @@ class RunningTurn:
     started_at: Millis
     asked_ref: str | None = None
     """The platform's id of the message that it answers; of several, the last."""
+    is_waiting: bool = False
+    """It has paused until somebody decides something: nobody works on it, and it keeps its place in the chat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +294,7 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
     The partial answer becomes an assistant row flagged interrupted (and is what the chat keeps), open calls are
     answered with `reason`, so that the transcript stays legal.
     """
-    turn = find_turn(db, turn_id)
+    turn = _find_open(db, turn_id)
     if turn is None:
         return False
     _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
@@ -318,7 +320,7 @@ def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: M
 
     `error` names the kind for operators; `sentence` is for people.
     """
-    turn = find_turn(db, turn_id)
+    turn = _find_open(db, turn_id)
     if turn is None:
         return False
     _answer_open_calls(db, turn, "not known: the turn failed before this call was answered", ToolRunState.UNKNOWN, now)
@@ -387,7 +389,8 @@ def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | Non
 # Purpose: a turn with the message that it answers.
 _TURN = """
 SELECT id, chat_id, lineage_id, started_by, restarts, preview_ref, started_at,
-  (SELECT i.message_ref FROM inbox i WHERE i.turn_id = turns.id AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1)
+  (SELECT i.message_ref FROM inbox i WHERE i.turn_id = turns.id AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1),
+  state = 'waiting'
 FROM turns
 """
 
@@ -404,8 +407,13 @@ def load_turn(db: Connection, turn_id: TurnId) -> RunningTurn:
 
 
 def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
-    """The turn that a chat is in the middle of."""
-    row = db.execute(f"{_TURN} WHERE chat_id = ? AND state = 'running'", (chat_id,)).fetchone()
+    """The turn that a chat is in the middle of, running or waiting: no other may begin meanwhile."""
+    row = db.execute(f"{_TURN} WHERE chat_id = ? AND state IN ('running','waiting')", (chat_id,)).fetchone()
+    return _turn(db, row) if row else None
+
+
+def _find_open(db: Connection, turn_id: TurnId) -> RunningTurn | None:
+    row = db.execute(f"{_TURN} WHERE id = ? AND state IN ('running','waiting')", (turn_id,)).fetchone()
     return _turn(db, row) if row else None
 
 
@@ -435,4 +443,5 @@ def _turn(db: Connection, row: tuple[Any, ...]) -> RunningTurn:
         preview_ref=row[5],
         started_at=row[6],
         asked_ref=row[7],
+        is_waiting=bool(row[8]),
     )

@@ -47,6 +47,7 @@ async def stop(invocation: Invocation) -> Effect:
             late = desk.lanes.begin_stop(chat.id, STOPPED)
             if late is not None:
                 late.settle()
+        desk.lanes.wake(chat.id)  # a turn that waited had no lane to go on with what waits behind it
 
     return Effect(apply=partial(_stop, invocation, stopping, argument == "all"), after=settle)
 

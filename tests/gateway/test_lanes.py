@@ -220,6 +220,25 @@ async def test_a_stop_acts_while_another_process_locks_the_database(store: Store
         assert await gateway.turns_of() == [("stopped", "q")]
 
 
+async def test_a_waiting_turn_keeps_its_place_until_it_is_stopped_also_across_a_restart(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+    await store.write(lambda db: db.execute("UPDATE turns SET state = 'waiting'").rowcount)
+    async with serving(store, tmp_path, adapter=gateway.adapter) as again:
+        await again.say("next")
+        await settled()
+        assert again.model.requests == []
+        assert await again.turns_of() == [("waiting", "q")]
+        await again.say("/stop")
+        assert "Stopped. 1 message still waiting: /stop all drops what waits." in await again.replies(2)
+        assert await again.turns_of() == [("stopped", "q"), ("finished", "next")]
+
+
 async def test_nothing_that_waits_is_taken_up_before_the_stop_is_stored(store: Store, tmp_path: Path) -> None:
     """Or `/stop all` would find the next message in a turn, where it drops nothing."""
     async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
