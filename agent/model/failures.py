@@ -118,7 +118,9 @@ def sentence_for(error: ModelError) -> str:
 
 
 def _in_words(seconds: float) -> str:
+    if seconds < 1.5:
+        return "a second"
     if seconds < 90:
-        return f"{max(1, round(seconds))} seconds"
+        return f"{round(seconds)} seconds"
     minutes = round(seconds / 60)
     return f"{minutes} minutes" if minutes < 90 else f"{round(minutes / 60)} hours"

@@ -35,6 +35,8 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
 _WINDOW = re.compile(r"context length is (\d+)|> (\d+) maximum|allowed \((\d+)\)", re.IGNORECASE)
 _PROMPT = re.compile(r"resulted in (\d+)|too long: (\d+)|count \((\d+)\)|\((\d+) in the messages", re.IGNORECASE)
 _CAP = re.compile(r"at most (\d+)|> (\d+), which is the maximum", re.IGNORECASE)
+_LONGEST_WAIT_SECONDS = 31 * 86_400.0
+"""Quotas are counted by the month at most. What is longer, `inf` included, is no time to tell a person."""
 
 
 def status_error(status: int, headers: Mapping[str, str], body: object) -> ModelError:
@@ -70,12 +72,14 @@ def stream_error(body: object) -> ModelError:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """What a rate-limit answer asks for; None where it does not say, or only as a date."""
+    """What a rate-limit answer asks for; None where it does not say, or only as a date, or nonsense."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
-            return max(0.0, float(headers[name]) * unit)
+            seconds = float(headers[name]) * unit
         except (KeyError, ValueError):
             continue
+        if 0 <= seconds <= _LONGEST_WAIT_SECONDS:
+            return seconds
     return None
 
 

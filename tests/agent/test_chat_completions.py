@@ -286,7 +286,18 @@ async def test_an_output_limit_that_the_model_does_not_allow_is_named(
     assert raised.value.cap == 4_096
 
 
-@pytest.mark.parametrize(("header", "seconds"), [(7, 7.0), ("0.5", 0.5), ("Wed, 21 Oct 2026 07:28:00 GMT", None)])
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (7, 7.0),
+        ("0.5", 0.5),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("inf", None),
+        ("nan", None),
+        ("1e300", None),
+        (-1, None),
+    ],
+)
 async def test_a_rate_limit_says_how_long_to_wait(
     model: ChatCompletionsModel, llm: LLM, header: object, seconds: float | None
 ) -> None:
@@ -294,6 +305,7 @@ async def test_a_rate_limit_says_how_long_to_wait(
     with pytest.raises(ModelRateLimited) as raised:
         await ask(model)
     assert raised.value.retry_after == seconds
+    assert len(sentence_for(raised.value)) < 120
 
 
 async def test_silence_before_the_first_byte_is_a_timeout(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:

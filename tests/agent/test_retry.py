@@ -171,6 +171,7 @@ def test_a_person_gets_one_sentence_without_holes(remedy: object) -> None:
 @pytest.mark.parametrize(
     ("error", "part"),
     [
+        (ModelRateLimited("x", retry_after=0.2), "in a second."),
         (ModelRateLimited("x", retry_after=20), "in 20 seconds"),
         (ModelRateLimited("x", retry_after=600), "in 10 minutes"),
         (ModelRateLimited("x", retry_after=7_200), "in 2 hours"),
