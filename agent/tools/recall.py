@@ -9,7 +9,7 @@ from sqlite3 import Connection
 from typing import Any, Final
 
 from agent.tools.registry import Tool, ToolContext
-from hermes_state.errors import ToolError
+from hermes_state.errors import StoreUnavailable, ToolError
 from hermes_state.search import Hit, search
 from hermes_state.sessions import load_session
 from hermes_state.transcripts import load_message
@@ -79,9 +79,12 @@ async def _search(arguments: dict[str, Any], context: ToolContext) -> str:
     query: str = arguments["query"]
     role = Role(arguments["role"]) if "role" in arguments else None
     since = _millis(arguments["since"]) if "since" in arguments else None
-    hits = await context.store.read_within(
-        _SEARCH_SECONDS, search, query, lineage_id=context.lineage_id, role=role, since=since, limit=_MAX_HITS
-    )
+    try:
+        hits = await context.store.read_within(
+            _SEARCH_SECONDS, search, query, lineage_id=context.lineage_id, role=role, since=since, limit=_MAX_HITS
+        )
+    except StoreUnavailable as error:
+        raise ToolError("the search took too long or could not read; rarer words are found faster") from error
     if not hits:
         return f"Nothing in this conversation matches {query!r}."
     rows = "\n".join(_hit_line(hit) for hit in hits)

@@ -114,3 +114,12 @@ async def test_search_can_be_narrowed_by_date_and_role(chat: Chat, since: str, f
 async def test_any_words_may_be_searched_for(chat: Chat, query: str) -> None:
     turn = await chat.start("hello")
     assert (await call(chat, turn, "history_search", query=query)).state is ToolRunState.DONE
+
+
+async def test_a_search_that_could_not_be_done_says_what_may_help(chat: Chat) -> None:
+    turn = await chat.start("hello")
+    await chat.store.close()
+    outcome = await call(chat, turn, "history_search", query="hello")
+    assert outcome.state is ToolRunState.FAILED
+    assert "took too long" in outcome.text
+    assert "rarer words" in outcome.text
