@@ -99,6 +99,10 @@ class InboxRow:
 _decode = msgspec.json.Decoder(InboxPayload).decode
 _encode = msgspec.json.Encoder().encode
 
+WAITS = "state IN ('new','claimed') AND state = 'new'"
+"""No turn has it yet. The first half repeats the condition of the index of open rows: without it SQLite does not see
+that the index is enough, and reads every row that the chat has had for a month."""
+
 _COLUMNS = """id, chat_id, kind, mode, state, sender_ref, sender_name, message_ref, payload, expects_more, sent_at,
 received_at"""
 _INSERT = """
@@ -138,7 +142,7 @@ def load(db: Connection, inbox_id: InboxId) -> InboxRow | None:
 
 def load_waiting(db: Connection, chat_id: ChatId) -> list[InboxRow]:
     """What no turn has claimed yet, in the order in which the platform delivered it."""
-    query = f"SELECT {_COLUMNS} FROM inbox WHERE chat_id = ? AND state = 'new' ORDER BY id"
+    query = f"SELECT {_COLUMNS} FROM inbox WHERE chat_id = ? AND {WAITS} ORDER BY id"
     return [_row(row) for row in db.execute(query, (chat_id,)).fetchall()]
 
 
@@ -153,7 +157,7 @@ def load_chats_with_waiting(db: Connection) -> list[ChatId]:
 
 def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
     """How much of one person, messages and commands, waits in a chat."""
-    query = "SELECT count(*) FROM inbox WHERE chat_id = ? AND state = 'new' AND kind <> 'notice' AND sender_ref = ?"
+    query = f"SELECT count(*) FROM inbox WHERE chat_id = ? AND {WAITS} AND kind <> 'notice' AND sender_ref = ?"
     return int(db.execute(query, (chat_id, sender_ref)).fetchone()[0])
 
 
@@ -177,8 +181,8 @@ def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) ->
 def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, now: Millis) -> int:
     """Settle the waiting messages of a chat (of one person, if given) as `dropped`; returns how many."""
     cursor = db.execute(
-        """UPDATE inbox SET state = 'dropped', settled_at = :now, payload = ''
-        WHERE chat_id = :chat AND state = 'new' AND kind <> 'command' AND (:sender IS NULL OR sender_ref = :sender)""",
+        f"""UPDATE inbox SET state = 'dropped', settled_at = :now, payload = ''
+        WHERE chat_id = :chat AND {WAITS} AND kind <> 'command' AND (:sender IS NULL OR sender_ref = :sender)""",
         {"now": now, "chat": chat_id, "sender": sender_ref},
     )
     return cursor.rowcount
@@ -186,7 +190,7 @@ def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, no
 
 def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
     """Steers that their turn ended without wait like any message: they were meant for no other turn."""
-    query = "UPDATE inbox SET mode = 'queue' WHERE chat_id = ? AND state = 'new' AND mode = 'steer'"
+    query = f"UPDATE inbox SET mode = 'queue' WHERE chat_id = ? AND {WAITS} AND mode = 'steer'"
     return db.execute(query, (chat_id,)).rowcount
 
 
@@ -195,8 +199,7 @@ def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
 
     `may_steer` is asked inside the transaction, so that what was accepted just before is looked at too.
     """
-    # The first condition is the partial index's own: without it SQLite reads the whole table.
-    query = "SELECT id, sender_ref FROM inbox WHERE state IN ('new','claimed') AND state = 'new' AND mode = 'steer'"
+    query = f"SELECT id, sender_ref FROM inbox WHERE {WAITS} AND mode = 'steer'"
     late = [(inbox_id,) for inbox_id, ref in db.execute(query).fetchall() if not may_steer(UserRef(ref))]
     db.executemany("UPDATE inbox SET mode = 'queue' WHERE id = ?", late)
     return len(late)

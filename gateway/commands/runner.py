@@ -186,5 +186,5 @@ def _name_of(row: InboxRow) -> str:
 
 
 def _load_pending(db: Connection) -> list[InboxId]:
-    rows = db.execute("SELECT id FROM inbox WHERE state = 'new' AND kind = 'command' ORDER BY id").fetchall()
+    rows = db.execute(f"SELECT id FROM inbox WHERE {inbox.WAITS} AND kind = 'command' ORDER BY id").fetchall()
     return [InboxId(row[0]) for row in rows]

@@ -220,3 +220,23 @@ def test_cursors_of_channels_and_accounts_are_apart(db: sqlite3.Connection) -> N
     for account, channel, seen in (("a", "1", "5"), ("a", "2", "6"), ("b", "1", "7")):
         inbox.advance_cursor(db, Cursor(platform="discord", account=account, channel_ref=channel, seen_ref=seen))
     assert inbox.load_cursors(db, "discord", "a") == {"1": "5", "2": "6"}
+
+
+def test_what_a_chat_has_settled_costs_its_next_message_nothing(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    plans: list[str] = []
+
+    def explained(query: str) -> None:
+        if query.startswith(("SELECT", "UPDATE")) and "inbox" in query:
+            plans.extend(row[3] for row in other.execute(f"EXPLAIN QUERY PLAN {query}").fetchall())
+
+    with migrated() as other:
+        db.set_trace_callback(explained)
+        inbox.load_waiting(db, chat)
+        inbox.count_waiting(db, chat, ANN)
+        inbox.drop_waiting(db, chat, None, START)
+        inbox.queue_late_steers(db, chat)
+        inbox.queue_steers(db, lambda _ref: True)
+        db.set_trace_callback(None)
+    assert len(plans) == 5
+    assert all("inbox_open" in plan for plan in plans), plans
