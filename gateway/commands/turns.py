@@ -63,8 +63,8 @@ def _stop(invocation: Invocation, stopping: TurnStop | None, is_all: bool, db: C
     if turn is not None:
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else ""
         has_stopped = journal.stop_turn(db, turn.id, partial_text, STOPPED, now)
-    elif stopping is not None:
-        has_stopped = True
+    else:
+        has_stopped = stopping is not None or _was_stopped(db, invocation)
     dropped = 0
     if is_all:
         whose = (
@@ -73,6 +73,20 @@ def _stop(invocation: Invocation, stopping: TurnStop | None, is_all: bool, db: C
         dropped = inbox.drop_waiting(db, chat_id, whose, now)
     waiting = len([row for row in inbox.load_waiting(db, chat_id) if row.kind is InboxKind.MESSAGE])
     return _stop_sentence(has_stopped, dropped, waiting)
+
+
+# Purpose: a turn of a conversation that ran when a `/stop` was heard, and was stopped.
+_STOPPED_SINCE = """SELECT EXISTS (SELECT 1 FROM turns
+  WHERE lineage_id = ? AND state = 'stopped' AND started_at <= ? AND ended_at >= ?)"""
+
+
+def _was_stopped(db: Connection, invocation: Invocation) -> bool:
+    """Whether this `/stop` acted before it could be stored, so that its lane has stored the end of the turn already."""
+    session = load_active(db, invocation.chat.id)
+    heard_at = invocation.row.received_at
+    return session is not None and bool(
+        db.execute(_STOPPED_SINCE, (session.lineage_id, heard_at, heard_at)).fetchone()[0]
+    )
 
 
 def _is_meant(invocation: Invocation, turn: RunningTurn) -> bool:

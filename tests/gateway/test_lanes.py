@@ -304,6 +304,7 @@ async def test_a_stop_acts_when_the_disk_is_full_and_spares_what_begins_later(st
         later.release()
         await gateway.quiet()
         assert [state for state, _ in await gateway.turns_of()] == ["stopped", "finished"]
+        assert gateway.adapter.texts() == [STOPPED, "Stopped.", "finally"], "what it did is what it says"
 
 
 # ---- interrupt, steer
