@@ -7,7 +7,6 @@ The fetched and the live copy of a message carry the same `event_ref`, so overla
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ SKEW_MS = 60_000
 """How far this machine's clock and Discord's may differ."""
 
 LISTEN_SECONDS = 0.5
-"""How long a message may wait for its turn to be stored before it is listened to."""
+"""How long an event may take to be stored before what waits behind it is listened to."""
 
 FIRST_RETRY_SECONDS = 0.1
 LONGEST_RETRY_SECONDS = 5.0
@@ -114,10 +113,11 @@ class Inlet:
         self._high_water = 0
         """Newest message seen anywhere before this connection, 0 if there was none: ids are ordered by time."""
         self._connected_at = Millis(0)
-        self._waiting: set[str] = set()
-        """`event_ref` of what arrived and is not being stored yet."""
-        self._unheard: asyncio.Queue[tuple[float, InboundMessage]] = asyncio.Queue()
-        """What arrived of late, with the monotonic time: while it waits, somebody may want to stop something."""
+        self._unheard: dict[str, InboundMessage] = {}
+        """What arrived and is not being stored yet, by `event_ref`: somebody may want to stop something."""
+        self._is_held_up = False
+        """The database keeps an event waiting."""
+        self._may_listen = asyncio.Event()
         self.overflowed = asyncio.Event()
         """Set when an event had to be dropped; from then on everything is, so that no cursor passes the hole."""
 
@@ -131,16 +131,21 @@ class Inlet:
             self.overflowed.set()
             return
         if isinstance(item, Pressed | Arrived) and item.event is not None:
-            self._waiting.add(item.event.event_ref)
-            self._unheard.put_nowait((time.monotonic(), item.event))
+            self._unheard[item.event.event_ref] = item.event
+            if self._is_held_up:
+                self._may_listen.set()
 
     async def _listen(self) -> None:
-        """Let the intake hear of messages that wait for the database, or for the history of their channel."""
+        """Let the intake hear, in order, of what waits while the database takes nothing."""
         while True:
-            arrived_at, event = await self._unheard.get()
-            await asyncio.sleep(arrived_at + LISTEN_SECONDS - time.monotonic())
-            if event.event_ref in self._waiting:
-                await self._intake.overhear(event)
+            await self._may_listen.wait()
+            self._may_listen.clear()
+            while self._is_held_up and self._unheard:
+                await self._intake.overhear(self._unheard.pop(next(iter(self._unheard))))
+
+    def _begin_to_listen(self) -> None:
+        self._is_held_up = True
+        self._may_listen.set()
 
     async def run(self, history: History) -> None:
         """Store until cancelled. What the database cannot take is tried again, never skipped."""
@@ -243,18 +248,24 @@ class Inlet:
     async def _store(self, event: InboundMessage | InboundEdit | InboundDeletion | None, cursor: Cursor | None) -> None:
         delay = FIRST_RETRY_SECONDS
         if event is not None:
-            self._waiting.discard(event.event_ref)
-        while True:
-            try:
-                if event is not None:
-                    await self._intake.accept(event, cursor)
-                elif cursor is not None:
-                    await self._intake.mark_seen(cursor)
-                return
-            except StoreUnavailable as error:
-                log.warning("discord.event_retried", detail=str(error), retry_seconds=delay)
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, LONGEST_RETRY_SECONDS)
+            self._unheard.pop(event.event_ref, None)
+        patience = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._begin_to_listen)
+        try:
+            while True:
+                try:
+                    if event is not None:
+                        await self._intake.accept(event, cursor)
+                    elif cursor is not None:
+                        await self._intake.mark_seen(cursor)
+                    self._is_held_up = False
+                    return
+                except StoreUnavailable as error:
+                    log.warning("discord.event_retried", detail=str(error), retry_seconds=delay)
+                self._begin_to_listen()
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, LONGEST_RETRY_SECONDS)
+        finally:
+            patience.cancel()
 
     async def _load_cursors(self) -> Mapping[str, int]:
         delay = FIRST_RETRY_SECONDS

@@ -188,7 +188,11 @@ async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard() -> No
     assert intake.messages == [stuck.event, queued.event, later.event, pressed], "and stored when its turn comes"
 
 
-async def test_what_waits_for_the_history_of_its_channel_is_heard() -> None:
+async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the_database_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inlet_module, "LISTEN_SECONDS", 0.05)
+
     class Slow:
         async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
             await asyncio.Event().wait()
@@ -198,11 +202,31 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard() -> None:
     intake.cursors["1"] = "1"
     inlet = Inlet(intake, account="discord", clock=StepClock())
     live = _arrived("1", 1)
+    pressed = replace(_event("2", 9), event_ref="9:interaction:1", text="/status")
     inlet.put(Connected())
     inlet.put(live)
+    inlet.put(Pressed(pressed))
     async with _working(inlet, Slow()):
+        await intake.wait_for(1)
+        await asyncio.sleep(0.2)  # four times as long as the database may take
+        assert intake.overheard == []
+        intake.gate.clear()
+        inlet.put(Pressed(replace(pressed, event_ref="9:interaction:2")))
         await eventually(lambda: intake.overheard == [live.event], "the live message is heard")
-    assert intake.events == []
+    assert intake.messages == [pressed]
+
+
+async def test_what_waits_behind_a_refused_event_is_heard_at_once() -> None:
+    intake = RecordingIntake()
+    intake.refusals = 4
+    inlet = Inlet(intake, account="discord", clock=StepClock())
+    refused, behind = _arrived("1", 1), _arrived("1", 2)
+    inlet.put(Connected())
+    inlet.put(refused)
+    inlet.put(behind)
+    async with _working(inlet, Weather(random.Random(1))):
+        await intake.wait_for(2)
+    assert intake.overheard == [behind.event]
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
