@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from hermes_state.values import InboundMessage, UserRef
+from hermes_state.values import InboundMessage, Millis, UserRef
 
 COMMANDS_PER_MINUTE = 30
 """Far more than people type; few enough that neither the database nor a platform's flood control suffers."""
@@ -21,8 +21,8 @@ class CommandPace:
     """Counts each person's commands by the platform's time: what comes late, after an outage, was not written fast."""
 
     def __init__(self) -> None:
-        self._taken: dict[UserRef, deque[InboundMessage]] = {}
-        """The newest commands of each person, whoever gave one last at the end."""
+        self._taken: dict[UserRef, deque[tuple[str, Millis]]] = {}
+        """Event and time of each person's newest commands, whoever gave one last at the end."""
 
     def admits(self, message: InboundMessage) -> bool:
         """Whether the command may be carried out; one that was taken before, and comes again, may."""
@@ -31,9 +31,9 @@ class CommandPace:
         self._taken[sender] = taken
         if len(self._taken) > _REMEMBERED:
             del self._taken[next(iter(self._taken))]
-        if any(earlier.event_ref == message.event_ref for earlier in taken):
+        if any(event_ref == message.event_ref for event_ref, _ in taken):
             return True
-        if len(taken) == COMMANDS_PER_MINUTE and abs(message.sent_at - taken[0].sent_at) < _WINDOW_MS:
+        if len(taken) == COMMANDS_PER_MINUTE and abs(message.sent_at - taken[0][1]) < _WINDOW_MS:
             return False
-        taken.append(message)
+        taken.append((message.event_ref, message.sent_at))
         return True
