@@ -165,26 +165,15 @@ async def test_an_answer_streams_and_its_final_form_takes_the_previews_place(
     assert (again.text.strip(), final.text.strip()) == ("Because", "Because so")
 
 
-async def test_a_long_answer_does_not_stop_everything_else_while_it_streams(
-    local: LocalHarness, intake: StoringIntake
-) -> None:
-    pauses: list[float] = []
-
-    async def beat() -> None:
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.005)
-            pauses.append(time.monotonic() - before)
-
+async def test_a_long_answer_is_rendered_beside_the_event_loop(local: LocalHarness, intake: StoringIntake) -> None:
     async with local.listening(after=position(await local.page())) as page:
         turn = await begin(local, intake, "why?")
         await page.next()
-        heart = asyncio.create_task(beat())
+        own_before, all_before = time.thread_time(), time.process_time()
         await turn.show("a [b](http://c.d) **e**\n\n" * 4_000)
-        await asyncio.sleep(0.02)
-        heart.cancel()
         assert Screen((await page.next()).data).of("preview")
-    assert max(pauses) < 0.3
+        own, all_threads = time.thread_time() - own_before, time.process_time() - all_before
+    assert own < all_threads / 2, "most of the work is done by other threads, however busy the machine is"
 
 
 async def test_typing_is_shown_and_ends_with_the_answer(local: LocalHarness) -> None:
