@@ -24,6 +24,13 @@ Millis = NewType("Millis", int)
 """UTC milliseconds since the epoch."""
 
 Tokens = NewType("Tokens", int)
+"""A size that people or providers set: a window, a limit, a budget."""
+
+EstimatedTokens = NewType("EstimatedTokens", int)
+"""Our own guess, before a provider has counted. Never mixed with what was reported."""
+
+ReportedTokens = NewType("ReportedTokens", int)
+"""A provider's own count."""
 
 UserRef = NewType("UserRef", str)
 """A person as configuration names them: platform and the platform's stable id, such as `telegram:42`."""

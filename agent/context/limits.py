@@ -1,0 +1,153 @@
+"""Where compression acts: every limit of a window, from one table, for every layer alike.
+
+Limits are computed anew for each model and window, so that a model switch or a learned window moves all of them
+together. Shares of a window are taken exactly (no float creeps in); the threshold is rounded down, every other line is
+the first whole number that satisfies it.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
+
+URGENT_PERCENT = 92
+"""Of the input window: from here on nobody goes on without room."""
+HYGIENE_INPUT_PERCENT = 90
+"""Hygiene acts here at the latest, whatever share of the context is configured: the output needs its room."""
+THRESHOLD_CAP_PERCENT = 75
+"""Of the input window: a threshold above it would leave no distance to hygiene."""
+LEAST_GAP_PERCENT = 10
+"""Of the input window, between the threshold and hygiene."""
+LEAST_INPUT_WINDOW = 2_048
+
+HEAD_TOKENS = 4_000
+HEAD_THRESHOLD_PERCENT = 25
+SUMMARY_FLOOR = 2_000
+SUMMARY_LEAST_CEILING = 256
+SUMMARY_CONTEXT_PERCENT = 5
+SUMMARY_THRESHOLD_PERCENT = 20
+SUMMARY_INPUT_TOKENS = 40_000
+SUMMARY_INPUT_PERCENT = 60
+"""Of the summary model's own window."""
+LEAN_TAIL = (10_000, 25_000)
+LEAN_THRESHOLD_PERCENT = 30
+STEPPED_SHARES = ((10_000, 20), (30_000, 15), (100_000, 10))
+"""Up to so many tokens of content, so many percent of them; beyond, `STEPPED_REST`."""
+STEPPED_REST = 5
+
+TailMode = Literal["fraction", "lean"]
+SummaryBudget = Literal["proportional", "stepped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """What the configuration says about sizes; shares are of the context window."""
+
+    threshold: float = 0.50
+    target_ratio: float = 0.20
+    """Of the threshold: what the kept tail may take."""
+    tail_mode: TailMode = "fraction"
+    minimum_context_length: Tokens = Tokens(64_000)
+    """The threshold is not below it where it is at most half of the context."""
+    maximum_threshold_tokens: Tokens | None = None
+    summary_budget: SummaryBudget = "proportional"
+    summary_max_tokens: Tokens = Tokens(12_000)
+    hygiene_threshold: float = 0.85
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The lines of one window, in tokens."""
+
+    context_length: Tokens
+    input_window: Tokens
+    """The context less what is reserved for the output."""
+    threshold: Tokens
+    hygiene: Tokens
+    urgent: Tokens
+    tail: Tokens
+    head: Tokens
+    summary_ceiling: Tokens
+    summary_budget: SummaryBudget = "proportional"
+
+    def summary_tokens(self, content: int) -> Tokens:
+        """How long a summary of `content` tokens should be: a target for the model's words, no limit on the wire."""
+        if self.summary_budget == "stepped":
+            percent = next((share for upto, share in STEPPED_SHARES if content < upto), STEPPED_REST)
+            return Tokens(max(SUMMARY_LEAST_CEILING, min(content * percent // 100, self.summary_ceiling)))
+        floor = min(SUMMARY_FLOOR, self.summary_ceiling)
+        return Tokens(min(max(content // 5, floor), self.summary_ceiling))
+
+    def is_over_threshold(self, prompt: EstimatedTokens | ReportedTokens) -> bool:
+        return prompt >= self.threshold
+
+    def is_urgent(self, prompt: EstimatedTokens | ReportedTokens) -> bool:
+        """There is no room to go on without compressing."""
+        return prompt >= self.urgent
+
+
+def limits_of(context_length: int, reserved_output: int, settings: LimitSettings) -> Limits:
+    """Every limit of a window of `context_length` tokens, `reserved_output` of them kept for the answer."""
+    window = context_length - reserved_output
+    hygiene = min(
+        _at_least(context_length, settings.hygiene_threshold), _at_least(window, Fraction(HYGIENE_INPUT_PERCENT, 100))
+    )
+    threshold = _threshold(context_length, window, hygiene, settings)
+    return Limits(
+        context_length=Tokens(context_length),
+        input_window=Tokens(window),
+        threshold=threshold,
+        hygiene=Tokens(hygiene),
+        urgent=Tokens(_at_least(window, Fraction(URGENT_PERCENT, 100))),
+        tail=_tail(context_length, threshold, settings),
+        head=Tokens(min(HEAD_TOKENS, threshold * HEAD_THRESHOLD_PERCENT // 100)),
+        summary_ceiling=_summary_ceiling(context_length, threshold, settings),
+        summary_budget=settings.summary_budget,
+    )
+
+
+def summary_input_tokens(summary_window: int) -> Tokens:
+    """How much of a conversation a summary model of this window is shown."""
+    return Tokens(min(SUMMARY_INPUT_TOKENS, summary_window * SUMMARY_INPUT_PERCENT // 100))
+
+
+def _threshold(context_length: int, window: int, hygiene: int, settings: LimitSettings) -> Tokens:
+    threshold = _at_most(context_length, settings.threshold)
+    if settings.minimum_context_length * 2 <= context_length:
+        threshold = max(threshold, settings.minimum_context_length)
+    caps = [window * THRESHOLD_CAP_PERCENT // 100, hygiene - _at_least(window, Fraction(LEAST_GAP_PERCENT, 100))]
+    if settings.maximum_threshold_tokens is not None:
+        caps.append(settings.maximum_threshold_tokens)
+    return Tokens(max(1, min(threshold, *caps)))
+
+
+def _tail(context_length: int, threshold: int, settings: LimitSettings) -> Tokens:
+    if settings.tail_mode == "lean":
+        least, most = LEAN_TAIL
+        wanted = min(max(context_length * 25 // 1_000, least), most)
+        return Tokens(min(wanted, threshold * LEAN_THRESHOLD_PERCENT // 100))
+    return Tokens(_at_most(threshold, settings.target_ratio))
+
+
+def _summary_ceiling(context_length: int, threshold: int, settings: LimitSettings) -> Tokens:
+    most = min(
+        context_length * SUMMARY_CONTEXT_PERCENT // 100,
+        settings.summary_max_tokens,
+        threshold * SUMMARY_THRESHOLD_PERCENT // 100,
+    )
+    return Tokens(max(SUMMARY_LEAST_CEILING, most))
+
+
+def _exact(share: float | Fraction) -> Fraction:
+    """A configured share as people wrote it: 0.29 is twenty-nine hundredths, not the float beside it."""
+    return share if isinstance(share, Fraction) else Fraction(repr(share))
+
+
+def _at_most(window: int, share: float | Fraction) -> int:
+    return int(window * _exact(share))
+
+
+def _at_least(window: int, share: float | Fraction) -> int:
+    """The first whole number of tokens that is at least `share` of the window."""
+    return -int(-window * _exact(share) // 1)
