@@ -42,17 +42,17 @@ SummaryBudget = Literal["proportional", "stepped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
-    """What the configuration says about sizes; shares are of the context window."""
+    """What the configuration says about sizes: shares are of the context window, the rest is in tokens."""
 
     threshold: float = 0.50
     target_ratio: float = 0.20
     """Of the threshold: what the kept tail may take."""
     tail_mode: TailMode = "fraction"
-    minimum_context_length: Tokens = Tokens(64_000)
+    minimum_context_length: int = 64_000
     """The threshold is not below it where it is at most half of the context."""
-    maximum_threshold_tokens: Tokens | None = None
+    maximum_threshold_tokens: int | None = None
     summary_budget: SummaryBudget = "proportional"
-    summary_max_tokens: Tokens = Tokens(12_000)
+    summary_max_tokens: int = 12_000
     hygiene_threshold: float = 0.85
 
 

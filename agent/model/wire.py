@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from agent.handoff import framed
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import Message, Origin, Role, ToolCall, Transcript
 
@@ -163,11 +164,17 @@ def _add_people(wire: list[WireMessage], rows: Sequence[Message], style: WireSty
             blocks.extend(_image_parts(row, style))
             before = row
         elif row.text:
-            label = f"{NOTICE} " if row.origin is Origin.NOTICE else ""
-            blocks.append(("\n\n" if blocks else "") + label + row.text)
+            blocks.append(("\n\n" if blocks else "") + _from_gateway(row.origin, row.text))
             before = None
     if blocks:
         wire.append({"role": "user", "content": _content(blocks)})
+
+
+def _from_gateway(origin: Origin, text: str) -> str:
+    """The words of a row that no person wrote."""
+    if origin is Origin.SUMMARY:
+        return framed(text)
+    return f"{NOTICE} {text}" if origin is Origin.NOTICE else text
 
 
 def _is_said(row: Message) -> bool:
@@ -201,7 +208,8 @@ _NOTHING = "(no text)"
 _BREAK = r"\r\v\f\x1c-\x1e\x85\u2028\u2029"  # what a model may take for the end of a line, besides \n
 _UNSEEN = r" \t\xa0\xad\u1680\u2000-\u200f\u202a-\u202f\u205f-\u2064\u3000\ufeff"
 _LOOKS_LIKE_OURS = re.compile(
-    rf"(?:^|(?<=[{_BREAK}]))(?=[{_UNSEEN}]*\[(?:\d{{4}}-\d\d-\d\d \d\d:\d\d|gateway[{_UNSEEN}]+notice[{_UNSEEN}]*)\])",
+    rf"(?:^|(?<=[{_BREAK}]))(?=[{_UNSEEN}]*\[(?:\d{{4}}-\d\d-\d\d \d\d:\d\d\]|gateway[{_UNSEEN}]+notice[{_UNSEEN}]*\]"
+    rf"|(?:END[{_UNSEEN}]+OF[{_UNSEEN}]+)?CONTEXT[{_UNSEEN}]+(?:COMPACTION|SUMMARY)))",
     re.MULTILINE | re.IGNORECASE,
 )
 _CLOSES_BLOCK = re.compile(r"<(?=/(?:quoted_message|document)\b)", re.IGNORECASE)

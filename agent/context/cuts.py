@@ -1,0 +1,233 @@
+"""Where a transcript is cut: the head and the tail that stay verbatim, and the middle that a handoff will stand for.
+
+Pure functions of rows and their sizes. A cut never separates a tool call from its results, and whatever is open stays:
+the newest request of a person and the last answer they saw are in the child's view, in place or right behind the
+handoff.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from agent.context.limits import Limits
+from agent.context.outcomes import Why
+from hermes_state.values import Message, Origin, Role, Transcript
+
+LEAST_TAIL_ROWS = 3
+SOFT_CEILING = (3, 2)
+"""A tail may exceed its budget by half rather than fall below the number of rows that people asked to keep."""
+
+ProtectFirst: TypeAlias = Literal["always", "first"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutRules:
+    """What is kept beside the budgets."""
+
+    protect_last_n: int = 20
+    protect_first_n: int = 3
+    protect_first: ProtectFirst = "always"
+    """`first`: the head is kept by the first compression only, and is summarised by the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """`[0, head_end)` and `[tail_start, …)` stay; so do the rows at `kept`, which move behind the handoff."""
+
+    head_end: int
+    tail_start: int
+    kept: tuple[int, ...] = ()
+
+    def middle(self, transcript: Transcript) -> Transcript:
+        """The rows that the handoff will stand for, an earlier handoff among them."""
+        kept = set(self.kept)
+        return tuple(transcript[place] for place in range(self.head_end, self.tail_start) if place not in kept)
+
+
+def find_cut(
+    transcript: Transcript, sizes: Sequence[int], limits: Limits, rules: CutRules, *, keep_turns: int | None = None
+) -> Cut | Why:
+    """The cut of a transcript whose rows have these sizes (tokens), or why there is none.
+
+    `keep_turns`: keep so many of the newest human turns and cut right before them, whatever their size.
+    """
+    if _has_open_calls(transcript):
+        return Why.TOOL_RUNS
+    if len(transcript) <= rules.protect_first_n + LEAST_TAIL_ROWS + 1:
+        return Why.TOO_FEW
+    exchanges, request = _exchanges(transcript), _open_request(transcript)
+    if keep_turns is None:
+        tail_start = _tail_start(transcript, sizes, exchanges, limits, rules)
+    else:
+        turns = _turn_starts(transcript)
+        if len(turns) <= keep_turns:
+            return Why.NOTHING_BETWEEN
+        tail_start = _moved_back(exchanges, turns[-keep_turns])
+    head_end = _head_end(transcript, sizes, exchanges, limits, rules, upto=min([tail_start, *request[:1]]))
+    if tail_start <= head_end:
+        if keep_turns is not None:
+            return Why.NOTHING_BETWEEN
+        tail_start = _forced_tail_start(transcript, exchanges, head_end)
+    kept = _kept(transcript, sizes, limits, request, range(head_end, tail_start))
+    cut = Cut(head_end=head_end, tail_start=tail_start, kept=kept)
+    has_news = any(row.origin is not Origin.SUMMARY for row in cut.middle(transcript))
+    has_later_handoff = any(row.origin is Origin.SUMMARY for row in transcript[tail_start:])
+    return cut if has_news and not has_later_handoff else Why.NOTHING_BETWEEN
+
+
+# ---- exchanges
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """The places of an assistant row with calls and of the last result that answers one of them."""
+
+    first: int
+    last: int
+
+
+def _exchanges(transcript: Transcript) -> list[_Exchange]:
+    asked_at: dict[str, int] = {}
+    ends: dict[int, int] = {}
+    for place, row in enumerate(transcript):
+        if row.role is Role.ASSISTANT:
+            asked_at.update({call.id: place for call in row.body.calls})
+        elif row.role is Role.TOOL and row.tool_call_id in asked_at:
+            ends[asked_at[row.tool_call_id]] = place
+    return [_Exchange(first, last) for first, last in sorted(ends.items())]
+
+
+def _moved_back(exchanges: Sequence[_Exchange], place: int) -> int:
+    """`place`, moved in front of an exchange that it would cut in two."""
+    for exchange in reversed(exchanges):  # one that begins earlier may reach over one that begins later
+        if exchange.first < place <= exchange.last:
+            place = exchange.first
+    return place
+
+
+def _moved_forward(exchanges: Sequence[_Exchange], place: int) -> int:
+    """`place`, moved behind an exchange that it would cut in two."""
+    for exchange in exchanges:
+        if exchange.first < place <= exchange.last:
+            place = exchange.last + 1
+    return place
+
+
+# ---- head and tail
+
+
+def _head_end(
+    transcript: Transcript,
+    sizes: Sequence[int],
+    exchanges: Sequence[_Exchange],
+    limits: Limits,
+    rules: CutRules,
+    *,
+    upto: int,
+) -> int:
+    """The end of the first exchange: `protect_first_n` rows within the head's budget, never an old handoff."""
+    has_handoff = any(row.origin is Origin.SUMMARY for row in transcript)
+    if rules.protect_first == "first" and has_handoff:
+        return 0
+    end = used = 0
+    for place in range(min(rules.protect_first_n, upto)):
+        if transcript[place].origin is Origin.SUMMARY or used + sizes[place] > limits.head:
+            break
+        used += sizes[place]
+        end = place + 1
+    behind = _moved_forward(exchanges, end)
+    fits = behind <= upto and used + sum(sizes[end:behind]) <= limits.head
+    end = behind if fits else _moved_back(exchanges, end)
+    while end > 0 and transcript[end - 1].role is Role.USER:
+        # A question without its answer is no exchange, and the handoff could not follow it.
+        end = _moved_back(exchanges, end - 1)
+    return end
+
+
+def _tail_start(
+    transcript: Transcript, sizes: Sequence[int], exchanges: Sequence[_Exchange], limits: Limits, rules: CutRules
+) -> int:
+    times, by = SOFT_CEILING
+    ceiling = limits.tail * times // by
+    used, start = 0, len(transcript)
+    while start > 0:
+        count = len(transcript) - start
+        wanted = used + sizes[start - 1]
+        is_due = count < LEAST_TAIL_ROWS or wanted <= limits.tail
+        if not is_due and not (count < rules.protect_last_n and wanted <= ceiling):
+            break
+        used = wanted
+        start -= 1
+    return _moved_back(exchanges, start)
+
+
+def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
+    """Head and tail meet: keep the least tail, so that what lies between can still be compressed."""
+    start = _moved_back(exchanges, max(head_end, len(transcript) - LEAST_TAIL_ROWS))
+    # One exchange may reach back to the head. Then it stays whole, and whatever stands behind it is the tail.
+    return start if start > head_end else _moved_forward(exchanges, head_end + 1)
+
+
+def _turn_starts(transcript: Transcript) -> list[int]:
+    """Where the turns of people begin, oldest first."""
+    starts: list[int] = []
+    for place, row in enumerate(transcript):
+        if row.origin is not Origin.HUMAN:
+            continue
+        before = transcript[starts[-1]] if starts else None
+        if before is None or row.turn_id is None or before.turn_id != row.turn_id:
+            starts.append(place)
+    return starts
+
+
+# ---- what is open
+
+
+def _open_request(transcript: Transcript) -> list[int]:
+    """The newest message of a person: all rows of that turn which people wrote."""
+    newest = next((row for row in reversed(transcript) if row.origin is Origin.HUMAN), None)
+    if newest is None:
+        return []
+    return [
+        place
+        for place, row in enumerate(transcript)
+        if row.origin is Origin.HUMAN and (row is newest or (row.turn_id is not None and row.turn_id == newest.turn_id))
+    ]
+
+
+def _kept(
+    transcript: Transcript, sizes: Sequence[int], limits: Limits, request: Sequence[int], middle: range
+) -> tuple[int, ...]:
+    """Rows of the middle that stay. An answer of more than a whole tail is left to the summary."""
+    times, by = SOFT_CEILING
+    kept = [place for place in request if place in middle]
+    answer = _last_visible_answer(transcript)
+    if answer is not None and answer in middle and sizes[answer] * by <= limits.tail * times:
+        kept.append(answer)
+    return tuple(sorted(kept))
+
+
+def _last_visible_answer(transcript: Transcript) -> int | None:
+    for place in range(len(transcript) - 1, -1, -1):
+        row = transcript[place]
+        if row.role is Role.ASSISTANT and row.text and not row.body.calls:
+            return place
+    return None
+
+
+def _has_open_calls(transcript: Transcript) -> bool:
+    """Whether the newest answer that called tools still waits for one of them."""
+    answered: set[str | None] = set()
+    for row in reversed(transcript):
+        if row.role is Role.TOOL:
+            answered.add(row.tool_call_id)
+        elif row.role is Role.ASSISTANT and row.body.calls:
+            return any(call.id not in answered for call in row.body.calls)
+        elif _ends_exchange(row):
+            return False
+    return False
+
+
+def _ends_exchange(row: Message) -> bool:
+    """An answer of words alone: whatever was called before it has been given up."""
+    return row.role is Role.ASSISTANT

@@ -1,0 +1,180 @@
+"""Pruning: long tool results and arguments that are behind become one line, which names where the whole can be read.
+
+No model takes part, and nothing is lost: rows stay as they are in the database, and a stub carries the recall id of
+its row. The same row always gives the same stub, and a stub is never pruned again.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import orjson
+
+from hermes_state.values import Message, MessageBody, Role, ToolCall, Transcript
+
+WORTH_PRUNING_CHARACTERS = 200
+EXCERPT_CHARACTERS = 800
+"""Kept at each end of a result under `excerpt`, which leaves results of up to 2,000 characters alone."""
+EXCERPT_FROM_CHARACTERS = 2_000
+ARGUMENT_CHARACTERS = 200
+"""A longer string inside a call's arguments is shortened to this."""
+MOST_DEPTH = 50
+"""Of arguments: what lies deeper is left as it is."""
+TARGET_CHARACTERS = 80
+OUTCOME_CHARACTERS = 80
+
+PruneStyle: TypeAlias = Literal["stub", "placeholder", "excerpt"]
+
+_STUB_MARK: Final = "[pruned "
+_TARGET_NAMES = ("path", "file", "file_path", "url", "command", "cmd", "query", "pattern", "id", "name")
+_EXIT = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?|returncode)\W{1,3}(-?\d{1,5})\b", re.IGNORECASE)
+_FAILS = re.compile(r"\A\s*(?:error|fatal|traceback|failed|exception)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """A transcript with some texts shortened; every row keeps its id and place."""
+
+    transcript: Transcript
+    results: int
+    """How many results became stubs."""
+    arguments: int
+    """How many calls had their arguments shortened."""
+
+
+def prune(transcript: Transcript, *, upto: int, style: PruneStyle = "stub") -> Pruned:
+    """Shorten what stands before index `upto`. The rows from there on, and every text that people wrote, stay."""
+    calls = _calls_by_id(transcript)
+    newest = _newest_of_equal(transcript)
+    rows: list[Message] = []
+    results = arguments = 0
+    for place, row in enumerate(transcript):
+        shorter = row
+        if place < upto and row.role is Role.TOOL:
+            shorter = _pruned_result(row, calls.get(row.tool_call_id or ""), newest, style)
+            results += shorter is not row
+        elif place < upto and row.body.calls:
+            shorter = _with_short_arguments(row)
+            arguments += shorter is not row
+        rows.append(shorter)
+    return Pruned(transcript=tuple(rows), results=results, arguments=arguments)
+
+
+# ---- results
+
+
+def _calls_by_id(transcript: Transcript) -> dict[str, ToolCall]:
+    return {call.id: call for row in transcript for call in row.body.calls}
+
+
+def _newest_of_equal(transcript: Transcript) -> dict[str, int]:
+    """The id of the newest row that holds each long result."""
+    return {
+        row.text: row.id
+        for row in transcript
+        if row.role is Role.TOOL and row.text is not None and len(row.text) > WORTH_PRUNING_CHARACTERS
+    }
+
+
+def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int], style: PruneStyle) -> Message:
+    text = row.text or ""
+    if len(text) <= WORTH_PRUNING_CHARACTERS or text.startswith(_STUB_MARK):
+        return row
+    twin = newest[text]
+    if twin != row.id:
+        stub = f"{_STUB_MARK}m{row.id}: the same result as m{twin}, which came later]"
+    elif style == "excerpt":
+        stub = _excerpt(row, text)
+    elif style == "placeholder":
+        stub = f"{_STUB_MARK}m{row.id}: {len(text):,} characters; history_open reads them]"
+    else:
+        stub = _stub(row, text, call)
+    return msgspec.structs.replace(row, text=stub) if len(stub) < len(text) else row
+
+
+def _stub(row: Message, text: str, call: ToolCall | None) -> str:
+    lines = text.count("\n") + 1
+    size = f"{len(text):,} characters" + (f" in {lines:,} lines" if lines > 1 else "")
+    name = _one_line(row.tool_name or (call.name if call is not None else "") or "tool", 64)
+    target = _target(call)
+    about = f"{name} {target}" if target else name
+    return f"{_STUB_MARK}m{row.id}: {about}: {_outcome(text)}; {size}; history_open reads them]"
+
+
+def _outcome(text: str) -> str:
+    """How the call went, as far as its text shows: an exit code, an error's first line, else how it begins."""
+    exit_code = _EXIT.search(text[:400]) or _EXIT.search(text[-400:])
+    first = next((line for line in text[:4_000].splitlines() if line.strip()), "")
+    begins = _one_line(first, OUTCOME_CHARACTERS)
+    if exit_code is not None:
+        return f"exit code {exit_code[1]}"
+    return f"failed, {begins!r}" if _FAILS.match(text[:200]) else f"ok, begins {begins!r}"
+
+
+def _target(call: ToolCall | None) -> str:
+    """What the call was about: the argument that names it, else the first short text among them."""
+    arguments = _parsed(call.arguments) if call is not None else None
+    if not isinstance(arguments, dict):
+        return ""
+    texts = {str(name): value for name, value in arguments.items() if isinstance(value, str) and value.strip()}
+    named = next((texts[name] for name in _TARGET_NAMES if name in texts), None)
+    return _one_line(named if named is not None else next(iter(texts.values()), ""), TARGET_CHARACTERS)
+
+
+def _excerpt(row: Message, text: str) -> str:
+    if len(text) <= EXCERPT_FROM_CHARACTERS:
+        return text
+    between = len(text) - 2 * EXCERPT_CHARACTERS
+    mark = f"{_STUB_MARK}m{row.id}: {between:,} characters from its middle are left out; history_open reads them]"
+    return f"{mark}\n{text[:EXCERPT_CHARACTERS]}\n…\n{text[-EXCERPT_CHARACTERS:]}"
+
+
+# ---- arguments
+
+
+def _with_short_arguments(row: Message) -> Message:
+    """The row with the long texts inside its calls' arguments shortened; what is no JSON is left alone."""
+    calls = tuple(_shortened_call(call, row) for call in row.body.calls)
+    if calls == row.body.calls:
+        return row
+    body: MessageBody = msgspec.structs.replace(row.body, calls=calls)
+    return msgspec.structs.replace(row, body=body)
+
+
+def _shortened_call(call: ToolCall, row: Message) -> ToolCall:
+    if len(call.arguments) <= ARGUMENT_CHARACTERS:
+        return call
+    arguments = _parsed(call.arguments)
+    if not isinstance(arguments, dict | list):
+        return call
+    shorter = orjson.dumps(_shortened(arguments, row)).decode()
+    return msgspec.structs.replace(call, arguments=shorter) if len(shorter) < len(call.arguments) else call
+
+
+def _shortened(value: Any, row: Message, depth: int = 0) -> Any:
+    """A JSON value with its long strings cut; `Any` because that is what JSON is."""
+    if depth > MOST_DEPTH:
+        return value
+    if isinstance(value, str):
+        is_long = len(value) > ARGUMENT_CHARACTERS + 60  # what the mark takes
+        return f"{value[:ARGUMENT_CHARACTERS]}… {_STUB_MARK}m{row.id}: {len(value):,} characters]" if is_long else value
+    if isinstance(value, list):
+        return [_shortened(item, row, depth + 1) for item in value]
+    if isinstance(value, dict):
+        return {name: _shortened(item, row, depth + 1) for name, item in value.items()}
+    return value
+
+
+def _parsed(arguments: str) -> Any:
+    """The arguments as JSON, None where they are none (or too deep to look at)."""
+    try:
+        return orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _one_line(text: str, limit: int) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
