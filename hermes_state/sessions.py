@@ -38,6 +38,8 @@ class Session:
     reported_prompt_tokens: int | None
     reported_at_seq: int | None
     """The last row that `reported_prompt_tokens` covers."""
+    context_state: str | None
+    """JSON of the context engine; a split copies it."""
 
     @property
     def short_key(self) -> str:
@@ -60,7 +62,7 @@ class Conversation:
 SHORT_KEY_LENGTH = 8
 
 _COLUMNS = """id, key, chat_id, parent_session_id, lineage_id, depth, model, title, system_prompt, started_at, ended_at,
-end_reason, version, next_seq, message_count, reported_prompt_tokens, reported_at_seq"""
+end_reason, version, next_seq, message_count, reported_prompt_tokens, reported_at_seq, context_state"""
 # Purpose: the newest session of a lineage, by the unique index on (lineage_id, depth).
 _TIP = f"SELECT {_COLUMNS} FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1"
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -198,6 +200,11 @@ def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
     return stored
 
 
+def set_context_state(db: Connection, session_id: SessionId, state: str) -> None:
+    """Keep what the context engine remembers of a conversation; no change of the view."""
+    db.execute("UPDATE sessions SET context_state = ? WHERE id = ?", (state, session_id))
+
+
 def set_title(db: Connection, session_id: SessionId, title: str) -> None:
     db.execute("UPDATE sessions SET title = ? WHERE id = ?", (title, session_id))
 
@@ -279,4 +286,5 @@ def session_of(row: tuple[Any, ...]) -> Session:
         message_count=row[14],
         reported_prompt_tokens=row[15],
         reported_at_seq=row[16],
+        context_state=row[17],
     )

@@ -1,0 +1,128 @@
+"""What compression remembers of a conversation: strikes, cooldowns and what its people were told already.
+
+The value is stored with the session and copied by a split, so that a restart forgets none of it. Every change is a
+function from one state to the next.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from hermes_state.values import Millis
+
+STRIKES_TO_BLOCK = 2
+LEAST_GAIN_PERCENT = 10
+"""A pass that frees less of the prompt is a strike."""
+REARM_GROWTH_PERCENT = 10
+"""How much a blocked or held conversation has to grow before it is tried again."""
+TIMEOUT_LADDER_SECONDS = (60, 300, 900)
+NO_MODEL_SECONDS = 600
+"""After a failure that a minute does not mend: a refused key, an empty account."""
+LASTING_FAILURES = frozenset({"auth", "quota", "rejected"})
+
+CooldownKey: TypeAlias = str
+"""`loop` or `hygiene`, and the route and model of the summary."""
+
+
+class Cooldown(msgspec.Struct, frozen=True, kw_only=True):
+    """A summary route that failed."""
+
+    until: int
+    """UTC milliseconds."""
+    failures: int = 1
+
+
+class Awaited(msgspec.Struct, frozen=True, kw_only=True):
+    """A compression whose effect the next reported prompt will show."""
+
+    tokens_before: int
+
+
+class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """See the module. The default is a conversation to which nothing has happened."""
+
+    strikes: int = 0
+    blocked_at: int = 0
+    """Prompt tokens at which the second strike fell; 0: not blocked."""
+    held_at: int = 0
+    """Prompt tokens after `/compress undo`; 0: not held."""
+    awaited: Awaited | None = None
+    cooldowns: dict[CooldownKey, Cooldown] = {}
+    pressure_level: int = 0
+    """Thousandths of the window or of the threshold that people were told of, the highest."""
+
+    # ---- strikes
+
+    @property
+    def is_blocked(self) -> bool:
+        return self.blocked_at > 0
+
+    def judged(self, reported: int, threshold: int) -> "ContextState":
+        """After a report: whether the last compression has helped."""
+        if self.awaited is None:
+            return self
+        before = self.awaited.tokens_before
+        has_helped = reported < threshold and reported * 100 <= before * (100 - LEAST_GAIN_PERCENT)
+        settled = msgspec.structs.replace(self, awaited=None)
+        return msgspec.structs.replace(settled, strikes=0) if has_helped else settled.struck(reported)
+
+    def struck(self, tokens: int) -> "ContextState":
+        """One more pass that did not help; the second in a row blocks."""
+        strikes = self.strikes + 1
+        blocked_at = tokens if strikes >= STRIKES_TO_BLOCK else self.blocked_at
+        return msgspec.structs.replace(self, strikes=strikes, blocked_at=blocked_at)
+
+    def rearmed(self, tokens: int, *, is_urgent: bool) -> "ContextState":
+        """What growth has lifted: a block, or the hold after an undo."""
+        changed = self
+        if self.blocked_at and _has_grown(tokens, self.blocked_at):
+            changed = msgspec.structs.replace(changed, blocked_at=0, strikes=STRIKES_TO_BLOCK - 1)
+        if self.held_at and (is_urgent or _has_grown(tokens, self.held_at)):
+            changed = msgspec.structs.replace(changed, held_at=0)
+        return changed
+
+    def compressed(self, tokens_before: int) -> "ContextState":
+        """A compression is about to be committed."""
+        return msgspec.structs.replace(
+            self, awaited=Awaited(tokens_before=tokens_before), cooldowns={}, held_at=0, pressure_level=0
+        )
+
+    # ---- cooldowns
+
+    def is_cooling(self, key: CooldownKey, now: Millis) -> bool:
+        cooldown = self.cooldowns.get(key)
+        return cooldown is not None and now < cooldown.until
+
+    def failed(self, key: CooldownKey, outcome: str, now: Millis) -> "ContextState":
+        """A summary could not be had on a route: leave it alone for a while, longer each time."""
+        failures = (self.cooldowns[key].failures if key in self.cooldowns else 0) + 1
+        step = TIMEOUT_LADDER_SECONDS[min(failures, len(TIMEOUT_LADDER_SECONDS)) - 1]
+        seconds = NO_MODEL_SECONDS if outcome in LASTING_FAILURES else step
+        cooldown = Cooldown(until=now + seconds * 1_000, failures=failures)
+        return msgspec.structs.replace(self, cooldowns={**self.cooldowns, key: cooldown})
+
+    def asked_by_hand(self) -> "ContextState":
+        """`/compress` clears what holds the automatic layers back."""
+        return msgspec.structs.replace(self, cooldowns={}, strikes=0, blocked_at=0, held_at=0)
+
+
+def _has_grown(tokens: int, since: int) -> bool:
+    return tokens * 100 >= since * (100 + REARM_GROWTH_PERCENT)
+
+
+_decode = msgspec.json.Decoder(ContextState).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def state_of(stored: str | None) -> ContextState:
+    """The state in a session's column. One that cannot be read (another engine's) counts as none."""
+    if stored is None:
+        return ContextState()
+    try:
+        return _decode(stored)
+    except msgspec.MsgspecError:
+        return ContextState()
+
+
+def stored_form(state: ContextState) -> str:
+    return _encode(state).decode()
