@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import end_session, free_session_key, load_session
 from hermes_state.transcripts import NewMessage, append_view_row
-from hermes_state.values import EndReason, MessageId, Millis, SessionId
+from hermes_state.values import EndReason, LineageId, MessageId, Millis, SessionId
 
 Layer: TypeAlias = Literal["hygiene", "preflight", "in_loop", "overflow", "manual", "background"]
 ContextItem: TypeAlias = MessageId | NewMessage
@@ -99,6 +99,49 @@ def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
         ),
     )
     return child_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A compression that was asked for and changed nothing."""
+
+    session_id: SessionId
+    layer: Layer
+    focus: str | None
+    outcome: Literal["not_needed", "aborted"]
+    reason: str | None
+    tokens_before: int
+    messages_before: int
+    took_ms: int
+
+
+def record_attempt(db: Connection, attempt: Attempt, now: Millis) -> None:
+    """Keep the trace of a compression that changed nothing."""
+    db.execute(
+        """INSERT INTO compressions (parent_id, layer, focus, outcome, reason, tokens_before, messages_before, took_ms,
+        created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        (
+            *(attempt.session_id, attempt.layer, attempt.focus, attempt.outcome, attempt.reason),
+            *(attempt.tokens_before, attempt.messages_before, attempt.took_ms, now),
+        ),
+    )
+
+
+def note_verdict(db: Connection, child_id: SessionId, verdict: Literal["effective", "ineffective"]) -> None:
+    """Keep whether the compression that made this session has helped, as its next reported prompt showed."""
+    db.execute("UPDATE compressions SET verdict = ? WHERE child_id = ?", (verdict, child_id))
+
+
+# Purpose: the splits of a conversation that still hold; undone ones do not count.
+_COUNT = """
+SELECT count(*) FROM compressions c JOIN sessions s ON s.id = c.child_id
+WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL
+"""
+
+
+def count_compressions(db: Connection, lineage_id: LineageId) -> int:
+    """How often a conversation was compressed, those that were undone left out."""
+    return int(db.execute(_COUNT, (lineage_id,)).fetchone()[0])
 
 
 def _write_context(db: Connection, child_id: SessionId, plan: SplitPlan, now: Millis) -> int:

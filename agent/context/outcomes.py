@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from hermes_state.lineage import Layer
 from hermes_state.sessions import Session
-from hermes_state.values import EstimatedTokens, Millis, ReportedTokens, Tokens
+from hermes_state.values import EstimatedTokens, Millis, Tokens
 
 SummaryKind: TypeAlias = Literal["model", "deterministic"]
 
@@ -48,8 +48,8 @@ class Compressed:
     messages_after: int
     summarised: int
     """How many messages the handoff stands for, earlier handoffs' messages not counted."""
-    tokens_before: EstimatedTokens | ReportedTokens
-    before_is_reported: bool
+    tokens_before: EstimatedTokens
+    """Anchored on the provider's last count where there is one; what came since is estimated."""
     tokens_after: EstimatedTokens
     compressions: int
     """Of this lineage so far, those that were undone left out."""
@@ -61,7 +61,7 @@ class NotNeeded:
     """Nothing was changed, and nothing had to be."""
 
     why: Why
-    prompt_tokens: EstimatedTokens | ReportedTokens
+    prompt_tokens: EstimatedTokens
     threshold: Tokens
     messages: int
 

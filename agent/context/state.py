@@ -49,7 +49,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     awaited: Awaited | None = None
     cooldowns: dict[CooldownKey, Cooldown] = {}
     pressure_level: int = 0
-    """Thousandths of the window or of the threshold that people were told of, the highest."""
+    """The highest line, in tokens, that people were told the prompt has crossed."""
 
     # ---- strikes
 
@@ -86,6 +86,10 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(
             self, awaited=Awaited(tokens_before=tokens_before), cooldowns={}, held_at=0, pressure_level=0
         )
+
+    def told_of(self, level: int) -> "ContextState":
+        """People know how full the window is, up to this many tokens."""
+        return msgspec.structs.replace(self, pressure_level=level)
 
     # ---- cooldowns
 

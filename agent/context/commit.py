@@ -1,0 +1,155 @@
+"""The transactions of compression: a split with everything that becomes true with it, or the trace of an attempt."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from sqlite3 import Connection
+
+from agent.context.compressor import CompressionJob, Draft
+from agent.context.events import Blocked, ContextEvent, Listener, Scene
+from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded, Why
+from agent.context.state import ContextState, stored_form
+from hermes_state import ledger, sessions
+from hermes_state.errors import LineageMoved
+from hermes_state.lineage import Attempt, SplitPlan, count_compressions, note_verdict, record_attempt, split
+from hermes_state.values import Millis, SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """What came of making a draft."""
+
+    job: CompressionJob
+    result: Draft | NotNeeded | Aborted
+    before: ContextState
+    state: ContextState
+    """What is to be remembered when the draft is not committed; a draft that is carries its own."""
+    took_ms: int
+
+    @property
+    def events(self) -> list[ContextEvent]:
+        """What people should know of an attempt that changed nothing."""
+        events: list[ContextEvent] = [self.result] if isinstance(self.result, Aborted) else []
+        if self.state.is_blocked and not self.before.is_blocked:
+            events.append(Blocked(tokens=self.job.tokens_before, threshold=self.job.limits.threshold))
+        return events
+
+
+def settle(
+    db: Connection,
+    scene: Scene,
+    drafted: Drafted,
+    plan: SplitPlan | None,
+    listeners: Sequence[Listener],
+    now: Millis,
+) -> CompressionOutcome:
+    """Commit a draft (`plan` is its split), or keep the trace of an attempt that changes no view.
+
+    When somebody else was faster nothing of the draft is written but what it has cost.
+    """
+    result = drafted.result
+    if plan is None or not isinstance(result, Draft):
+        assert not isinstance(result, Draft), "a draft comes with its plan"
+        _keep_attempt(db, scene, drafted, result, listeners, now)
+        return result
+    db.execute("SAVEPOINT split")
+    try:
+        outcome = _compressed(db, scene, drafted, result, split(db, plan, now))
+    except LineageMoved:
+        db.execute("ROLLBACK TO split")
+        outcome = None
+    finally:
+        db.execute("RELEASE split")
+    for call in result.calls:
+        ledger.record(db, scene.turn_id, scene.lineage_id, call, now)
+    if outcome is None:
+        return _overtaken(drafted.job)
+    _tell(db, scene, [outcome], listeners, now)
+    return outcome
+
+
+def _compressed(db: Connection, scene: Scene, drafted: Drafted, draft: Draft, child_id: SessionId) -> Compressed:
+    job = drafted.job
+    return Compressed(
+        parent=job.view.session,
+        child=sessions.load_session(db, child_id),
+        layer=job.layer,
+        summary_kind=draft.summary_kind,
+        model=draft.model,
+        failure=draft.failure,
+        focus=job.focus,
+        messages_before=len(job.view.transcript),
+        messages_after=len(draft.context),
+        summarised=draft.summarised,
+        tokens_before=job.tokens_before,
+        tokens_after=draft.tokens_after,
+        compressions=count_compressions(db, scene.lineage_id),
+        took_ms=drafted.took_ms,
+    )
+
+
+def _overtaken(job: CompressionJob) -> NotNeeded:
+    return NotNeeded(
+        why=Why.MOVED,
+        prompt_tokens=job.tokens_before,
+        threshold=job.limits.threshold,
+        messages=len(job.view.transcript),
+    )
+
+
+def _keep_attempt(
+    db: Connection,
+    scene: Scene,
+    drafted: Drafted,
+    result: NotNeeded | Aborted,
+    listeners: Sequence[Listener],
+    now: Millis,
+) -> None:
+    """Remember an attempt, unless there is nothing to remember or the conversation has moved on meanwhile."""
+    job, events = drafted.job, drafted.events
+    if drafted.state == drafted.before and not events:
+        return
+    session = sessions.load_session(db, job.view.session.id)
+    if session.ended_at is not None:
+        return
+    sessions.set_context_state(db, session.id, stored_form(drafted.state))
+    attempt = Attempt(
+        session_id=session.id,
+        layer=job.layer,
+        focus=job.focus,
+        outcome="aborted" if isinstance(result, Aborted) else "not_needed",
+        reason=result.kind if isinstance(result, Aborted) else result.why,
+        tokens_before=job.tokens_before,
+        messages_before=len(job.view.transcript),
+        took_ms=drafted.took_ms,
+    )
+    record_attempt(db, attempt, now)
+    _tell(db, scene, events, listeners, now)
+
+
+def keep_verdict(
+    db: Connection,
+    scene: Scene,
+    session_id: SessionId,
+    state: ContextState,
+    has_helped: bool,
+    events: Sequence[ContextEvent],
+    listeners: Sequence[Listener],
+    now: Millis,
+) -> None:
+    """Keep whether the compression that made this session has helped it."""
+    sessions.set_context_state(db, session_id, stored_form(state))
+    note_verdict(db, session_id, "effective" if has_helped else "ineffective")
+    _tell(db, scene, events, listeners, now)
+
+
+def tell(db: Connection, scene: Scene, event: ContextEvent, listeners: Sequence[Listener], now: Millis) -> None:
+    """An event that is true by itself."""
+    _tell(db, scene, [event], listeners, now)
+
+
+def _tell(
+    db: Connection, scene: Scene, events: Sequence[ContextEvent], listeners: Sequence[Listener], now: Millis
+) -> None:
+    for event in events:
+        for listener in listeners:
+            listener(db, scene, event, now)

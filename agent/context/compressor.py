@@ -1,0 +1,371 @@
+"""The built-in context engine: cut, prune, one summary, one handoff. It commits nothing.
+
+Choosing what to compress is pure and runs in a thread; then there is one model call, or two where a separate summary
+model fails and the session's own is asked; what cannot be summarised by a model is summarised by rule, or left alone
+while there is room.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, tzinfo
+
+import structlog
+
+from agent.context.assembly import Middle, child_context, middle_of, record_for
+from agent.context.cuts import Cut, CutRules, find_cut
+from agent.context.estimate import Estimator
+from agent.context.limits import Limits, summary_input_tokens
+from agent.context.outcomes import Aborted, NotNeeded, SummaryKind, Why
+from agent.context.pruning import PruneStyle, prune
+from agent.context.recap import recap
+from agent.context.state import ContextState, CooldownKey
+from agent.context.summary import SummaryRefused, SummaryTask, checked_summary, summary_request
+from agent.handoff import framed
+from agent.model.base import ChatModel, ModelRequest
+from agent.model.failures import remedy_for, sentence_for
+from agent.model.retry import RetryPolicy, complete
+from agent.sizes import estimated_text_tokens
+from hermes_state.errors import (
+    AuthRejected,
+    ModelError,
+    ModelRateLimited,
+    ModelTimeout,
+    ModelUnavailable,
+    QuotaExceeded,
+)
+from hermes_state.lineage import ContextItem, Layer
+from hermes_state.transcripts import View
+from hermes_state.values import Clock, EstimatedTokens, Millis, ModelCallRecord, Tokens, Transcript
+
+log = structlog.get_logger()
+
+PASSING_FAILURES = (AuthRejected, QuotaExceeded, ModelUnavailable, ModelTimeout, ModelRateLimited)
+"""Trouble with the provider, not with the conversation: while there is room, waiting loses nothing."""
+
+TINY_FACTOR = 2
+"""A middle of less than so many times the handoff's own words is not worth a model call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryRoute:
+    """A model that can write summaries."""
+
+    model: ChatModel
+    context_length: Tokens
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.route}:{self.model.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressorSettings:
+    """What the configuration says about the built-in engine, sizes aside."""
+
+    cut: CutRules = field(default_factory=CutRules)
+    prune_style: PruneStyle = "stub"
+    summary_template: str | None = None
+    abort_on_summary_failure: bool = False
+    zone: tzinfo = UTC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionJob:
+    """One compression that is wanted."""
+
+    view: View
+    request: ModelRequest
+    """The next model call as it stands: what does not shrink (system prompt, tools) is in it."""
+    limits: Limits
+    layer: Layer
+    focus: str | None
+    keep_turns: int | None
+    tokens_before: EstimatedTokens
+    must_shrink: bool
+    """There is no room to leave the conversation as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A compression that could be committed."""
+
+    context: Sequence[ContextItem]
+    summary_kind: SummaryKind
+    model: str | None
+    failure: str | None
+    calls: tuple[ModelCallRecord, ...]
+    """Successful calls that are not in the ledger yet."""
+    state: ContextState
+    summarised: int
+    tokens_after: EstimatedTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is compressed, before anybody has put it into words."""
+
+    cut: Cut
+    middle: Middle
+    sizes: Sequence[int]
+    pruned_middle: Transcript
+    pruned: int
+    content_tokens: int
+
+    def tokens(self, places: range) -> int:
+        return sum(self.sizes[place] for place in places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    text: str
+    kind: SummaryKind
+    model: str | None = None
+    failure: str | None = None
+    call: ModelCallRecord | None = None
+
+
+RecordFailure = Callable[[ModelCallRecord], Awaitable[None]]
+
+
+class Compressor:
+    """See the module."""
+
+    name = "compressor"
+
+    def __init__(
+        self, *, settings: CompressorSettings, redact: Callable[[str], str], retry: RetryPolicy, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._redact = redact
+        self._retry = retry
+        self._clock = clock
+
+    async def draft(
+        self,
+        job: CompressionJob,
+        state: ContextState,
+        estimator: Estimator,
+        routes: Sequence[SummaryRoute],
+        record_failure: RecordFailure,
+    ) -> tuple[Draft | NotNeeded | Aborted, ContextState]:
+        """What a compression would come to, and what is to be remembered of the attempt."""
+        plan = await asyncio.to_thread(self._plan, job, estimator)
+        if isinstance(plan, Why):
+            return _not_needed(plan, job), state
+        self._log_plan(job, plan)
+        handoff_tokens = int(estimated_text_tokens(framed("")))
+        if plan.content_tokens < TINY_FACTOR * handoff_tokens:
+            return _not_needed(Why.NOT_SMALLER, job), state
+        written, state = await self._written(job, plan, state, routes, record_failure)
+        if isinstance(written, Aborted):
+            return written, state
+        record = record_for(plan.middle, written.text)
+        after = _tokens_after(job, plan, framed(record.stored()), estimator)
+        if after >= job.tokens_before:
+            log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
+            return _not_needed(Why.NOT_SMALLER, job), state.struck(job.tokens_before)
+        return Draft(
+            context=child_context(job.view.transcript, plan.cut, record),
+            summary_kind=written.kind,
+            model=written.model,
+            failure=written.failure,
+            calls=() if written.call is None else (written.call,),
+            state=state.compressed(job.tokens_before),
+            summarised=len(plan.middle.rows),
+            tokens_after=after,
+        ), state
+
+    def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
+        """Whether no route would be asked now."""
+        now = self._clock.now()
+        return all(state.is_cooling(cooldown_key(layer, route), now) for route in routes)
+
+    # ---- choosing, without a model
+
+    def preview(self, job: CompressionJob, estimator: Estimator) -> "Preview | NotNeeded":
+        """What a compression would take out, without a model call and without a write."""
+        plan = self._plan(job, estimator)
+        if isinstance(plan, Why):
+            return _not_needed(plan, job)
+        rows = job.view.transcript
+        target = job.limits.summary_tokens(plan.content_tokens)
+        frame = int(estimated_text_tokens(framed("")))
+        taken = sum(plan.sizes[place] for place in range(plan.cut.head_end, plan.cut.tail_start))
+        kept = sum(plan.sizes[place] for place in plan.cut.kept)
+        return Preview(
+            head=plan.cut.head_end,
+            middle=len(plan.middle.rows),
+            tail=len(rows) - plan.cut.tail_start + len(plan.cut.kept),
+            pruned=plan.pruned,
+            tokens_before=job.tokens_before,
+            summary_tokens=target,
+            tokens_after=EstimatedTokens(max(0, job.tokens_before - taken + kept + target + frame)),
+        )
+
+    def _plan(self, job: CompressionJob, estimator: Estimator) -> "_Plan | Why":
+        rows = job.view.transcript
+        sizes = [int(estimator.rows((row,), job.request.style)) for row in rows]
+        cut = find_cut(rows, sizes, job.limits, self._settings.cut, keep_turns=job.keep_turns)
+        if isinstance(cut, Why):
+            return cut
+        # The newest rows are never pruned, however large: the model is in the middle of working with them.
+        upto = min(cut.tail_start, max(0, len(rows) - self._settings.cut.protect_last_n))
+        pruned = prune(rows, upto=upto, style=self._settings.prune_style)
+        middle = middle_of(rows, cut)
+        content = sum(sizes[place] for place in range(cut.head_end, cut.tail_start) if place not in cut.kept)
+        return _Plan(
+            cut=cut,
+            middle=middle,
+            sizes=sizes,
+            pruned_middle=middle_of(pruned.transcript, cut).rows,
+            pruned=pruned.results,
+            content_tokens=content,
+        )
+
+    @staticmethod
+    def _log_plan(job: CompressionJob, plan: _Plan) -> None:
+        rows, limits = len(job.view.transcript), job.limits
+        log.info(
+            "compression.planned",
+            layer=job.layer,
+            tokens=job.tokens_before,
+            threshold=limits.threshold,
+            window=limits.context_length,
+            percent=job.tokens_before * 100 // limits.context_length,
+            head=plan.cut.head_end,
+            middle=len(plan.middle.rows),
+            tail=rows - plan.cut.tail_start,
+            pruned=plan.pruned,
+        )
+
+    # ---- putting it into words
+
+    async def _written(
+        self,
+        job: CompressionJob,
+        plan: _Plan,
+        state: ContextState,
+        routes: Sequence[SummaryRoute],
+        record_failure: RecordFailure,
+    ) -> tuple[_Written | Aborted, ContextState]:
+        """A model's summary; without one the conversation is left alone while that is possible, else the recap."""
+        failure: ModelError | None = None
+        for route in routes:
+            key = cooldown_key(job.layer, route)
+            now = self._clock.now()
+            if state.is_cooling(key, now):
+                continue
+            try:
+                return await self._asked(job, plan, route, record_failure), state
+            except ModelError as error:
+                failure = error
+                outcome = _outcome_of(error)
+                state = state.failed(key, outcome, now)
+                log.warning("compression.summary_failed", layer=job.layer, route=route.name, outcome=outcome)
+        return self._without_model(job, plan, state, routes, failure), state
+
+    async def _asked(
+        self, job: CompressionJob, plan: _Plan, route: SummaryRoute, record_failure: RecordFailure
+    ) -> _Written:
+        task = SummaryTask(
+            rows=plan.pruned_middle,
+            previous=plan.middle.previous.text if plan.middle.previous is not None else None,
+            focus=job.focus,
+            target=job.limits.summary_tokens(plan.content_tokens),
+            input_limit=summary_input_tokens(route.context_length),
+            now=self._clock.now(),
+            zone=self._settings.zone,
+            template=self._settings.summary_template,
+            is_shared=job.request.style.is_shared,
+        )
+        request = await asyncio.to_thread(summary_request, task, self._redact)
+        done = await complete(
+            route.model,
+            request,
+            _unseen,
+            purpose="summary",
+            policy=self._retry,
+            record_failure=record_failure,
+        )
+        try:
+            text = checked_summary(done.reply, task, self._redact)
+        except SummaryRefused as error:
+            await record_failure(replace(done.call, outcome=error.outcome))
+            raise
+        return _Written(text=text, kind="model", model=route.model.name, call=done.call)
+
+    def _without_model(
+        self,
+        job: CompressionJob,
+        plan: _Plan,
+        state: ContextState,
+        routes: Sequence[SummaryRoute],
+        failure: ModelError | None,
+    ) -> _Written | Aborted:
+        reason = _reason(failure)
+        may_wait = failure is None or isinstance(failure, PASSING_FAILURES) or self._settings.abort_on_summary_failure
+        if may_wait and not job.must_shrink:
+            until = [
+                state.cooldowns[key].until
+                for key in (cooldown_key(job.layer, route) for route in routes)
+                if key in state.cooldowns
+            ]
+            kind = "cooling_down" if failure is None else _outcome_of(failure)
+            return Aborted(kind=kind, reason=reason, retry_at=Millis(min(until)) if until else None)
+        count, _, _ = plan.middle.stands_for
+        text = recap(
+            plan.pruned_middle,
+            plan.middle.previous.text if plan.middle.previous is not None else None,
+            redact=self._redact,
+            limit=Tokens(job.limits.summary_ceiling),
+            removed=count,
+        )
+        return _Written(text=text, kind="deterministic", failure=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What `/compress preview` shows; all tokens are estimates."""
+
+    head: int
+    middle: int
+    tail: int
+    pruned: int
+    tokens_before: EstimatedTokens
+    summary_tokens: Tokens
+    tokens_after: EstimatedTokens
+
+
+def cooldown_key(layer: Layer, route: SummaryRoute) -> CooldownKey:
+    """Hygiene cools down by itself: it waits less long than the loop, so its timeouts say nothing about the loop's."""
+    return f"{'hygiene' if layer == 'hygiene' else 'loop'}:{route.name}"
+
+
+def _unseen(_text: str) -> None:
+    """A summary is not shown while it is written."""
+
+
+def _outcome_of(error: ModelError) -> str:
+    return error.outcome if isinstance(error, SummaryRefused) else remedy_for(error).outcome
+
+
+def _reason(failure: ModelError | None) -> str:
+    if failure is None:
+        return "The last summary failed a short while ago, so none was asked for."
+    return str(failure) if isinstance(failure, SummaryRefused) else sentence_for(failure)
+
+
+def _not_needed(why: Why, job: CompressionJob) -> NotNeeded:
+    return NotNeeded(
+        why=why,
+        prompt_tokens=job.tokens_before,
+        threshold=job.limits.threshold,
+        messages=len(job.view.transcript),
+    )
+
+
+def _tokens_after(job: CompressionJob, plan: _Plan, handoff: str, estimator: Estimator) -> EstimatedTokens:
+    """The prompt behind the split: today's, without the middle, with the handoff."""
+    gone = plan.content_tokens
+    return EstimatedTokens(max(0, job.tokens_before - gone) + int(estimator.text(handoff)))

@@ -1,0 +1,55 @@
+"""What happens to a conversation's view, for whoever has to act on it or tell its people."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from sqlite3 import Connection
+from typing import TypeAlias
+
+from agent.context.outcomes import Aborted, Compressed
+from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, Millis, ReportedTokens, Tokens, TurnId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """The conversation that is looked at, and on whose behalf."""
+
+    chat_id: ChatId
+    lineage_id: LineageId
+    chat: ChatKey
+    chat_kind: ChatKind
+    turn_id: TurnId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """Compression does not help this conversation any more and waits until it has grown."""
+
+    tokens: int
+    threshold: Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardLimit:
+    """Hygiene acts because of the number of messages, not of their size."""
+
+    messages: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """A prompt has come near to the threshold, or past a configured share of the window."""
+
+    tokens: ReportedTokens
+    of_tokens: Tokens
+    """The threshold, or the window for a configured level."""
+    percent: int
+    is_threshold: bool
+
+
+ContextEvent: TypeAlias = Compressed | Aborted | Blocked | HardLimit
+Listener: TypeAlias = Callable[[Connection, Scene, ContextEvent, Millis], None]
+"""Told inside the transaction that makes the event true, so that what follows from it is as durable. Must be pure SQL.
+
+Whoever keeps something per view (todos that belong into it, caches of what the model has read) listens here.
+"""
