@@ -9,13 +9,19 @@ running daemon takes over a changed value (`SIGHUP`) or needs a restart for it.
 
 import ipaddress
 import re
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.config import JsonDict
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.config.context import (
+    AuxiliarySettings,
+    CompressionSettings,
+    ContextEngineSettings,
+    HygieneSettings,
+    NoticeSettings,
+)
+from gateway.config.section import Section, setting
 from gateway.config.types import AnyCase, OffOrNumber, People, Secret, SocketUrl, TimeZone, Url, WebhookSecret
 
 MIN_INPUT_WINDOW = 2_048
@@ -23,33 +29,6 @@ MIN_INPUT_WINDOW = 2_048
 
 DEFAULT_OUTPUT_TOKENS = 8_192
 """Tokens reserved for the answer, unless a quarter of a small context is less."""
-
-
-def setting(
-    default: Any = ...,
-    *,
-    text: str,
-    unit: str = "",
-    restart: bool = False,
-    default_text: str = "",
-    default_factory: Callable[[dict[str, Any]], Any] | None = None,
-    ge: float | None = None,
-    le: float | None = None,
-) -> Any:
-    """A documented field. `restart`: a changed value waits for the next start.
-
-    Returns Any, as pydantic's `Field` does: the annotation beside it is the type.
-    """
-    notes: JsonDict = {"unit": unit, "restart": restart, "default_text": default_text}
-    if default_factory is not None:
-        return Field(default_factory=default_factory, description=text, json_schema_extra=notes, ge=ge, le=le)
-    return Field(default, description=text, json_schema_extra=notes, ge=ge, le=le)
-
-
-class Section(BaseModel):
-    """One block of the file; a misspelt key is an error, never ignored."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class WebhookSettings(Section):
@@ -431,6 +410,11 @@ class Config(BaseSettings):
     access: AccessSettings = Field(default_factory=AccessSettings)
     pairing: PairingSettings = Field(default_factory=PairingSettings)
     sessions: SessionSettings = Field(default_factory=SessionSettings)
+    compression: CompressionSettings = Field(default_factory=CompressionSettings)
+    hygiene: HygieneSettings = Field(default_factory=HygieneSettings)
+    auxiliary: AuxiliarySettings = Field(default_factory=AuxiliarySettings)
+    context: ContextEngineSettings = Field(default_factory=ContextEngineSettings)
+    notices: NoticeSettings = Field(default_factory=NoticeSettings)
     attachments: AttachmentSettings = Field(default_factory=AttachmentSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)

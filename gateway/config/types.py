@@ -114,6 +114,21 @@ Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
 People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(_listed)]
 WebhookSecret: TypeAlias = Annotated[Secret, AfterValidator(_secret_word)]
 TimeZone: TypeAlias = Annotated[str, AfterValidator(_time_zone)]
+
+
+def _share(value: float) -> float:
+    if not 0 < value <= 1:
+        raise ValueError("must be shares of the window, above 0 and at most 1, such as 0.65")
+    return value
+
+
+def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(sorted(set(values)))
+
+
+Fractions: TypeAlias = Annotated[
+    tuple[Annotated[float, AfterValidator(_share)], ...], BeforeValidator(_listed), AfterValidator(_ascending)
+]
 OffOrNumber: TypeAlias = Annotated[float | None, BeforeValidator(_switched_off)]
 
 AnyCase = BeforeValidator(_lowered)

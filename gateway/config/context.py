@@ -1,0 +1,199 @@
+"""Settings of what keeps conversations inside the window: compression, hygiene, who summarises, what is told."""
+
+import fnmatch
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from gateway.config.section import Section, setting
+from gateway.config.types import AnyCase, Fractions, Secret, Url
+
+MODEL_KEYS_NOT = ("models", "enabled", "mode")
+"""Keys of `compression` that hold for every model."""
+
+
+class CompressionSettings(Section):
+    """Compressing conversations before they outgrow the model's window."""
+
+    enabled: bool = setting(True, text="Compress by itself. Off: only `/compress` does.")
+    mode: Annotated[Literal["blocking"], AnyCase] = setting(
+        "blocking", text="`blocking`: a compression that is due is finished before the next model call."
+    )
+    threshold: float = setting(
+        0.50,
+        ge=0.001,
+        le=1.0,
+        unit="of the context window",
+        text="Where the agent compresses. At most 75 % of the input window, whatever is set.",
+    )
+    target_ratio: float = setting(
+        0.20,
+        ge=0.10,
+        le=0.80,
+        unit="of the threshold",
+        text="What the newest messages, which stay as they are, may take.",
+    )
+    tail_mode: Annotated[Literal["fraction", "lean"], AnyCase] = setting(
+        "fraction",
+        text="`fraction`: the kept end is `target_ratio` of the threshold. `lean`: 2.5 % of the window, 10,000 to "
+        "25,000 tokens.",
+    )
+    protect_last_n: int = setting(
+        20,
+        ge=1,
+        le=1_000,
+        unit="messages",
+        text="Newest messages that stay, as long as they take no more than half again of their share.",
+    )
+    protect_first_n: int = setting(
+        3, ge=0, le=100, unit="messages", text="First messages that stay, within 4,000 tokens."
+    )
+    protect_first: Annotated[Literal["always", "first"], AnyCase] = setting(
+        "always", text="`first`: the beginning is kept by the first compression only."
+    )
+    minimum_context_length: int = setting(
+        64_000,
+        ge=0,
+        le=20_000_000,
+        unit="tokens",
+        text="The threshold is not below it, on windows at least twice as large.",
+    )
+    maximum_threshold_tokens: int | None = setting(
+        None, ge=1_024, le=20_000_000, unit="tokens", text="The threshold is not above it."
+    )
+    summary_model: str | None = setting(
+        None, text="Model that writes summaries; wins over `auxiliary.compression.model`."
+    )
+    summary_budget: Annotated[Literal["proportional", "stepped"], AnyCase] = setting(
+        "proportional",
+        text="Length of a summary: a fifth of what it stands for, or a share that falls with its size.",
+    )
+    summary_max_tokens: int = setting(
+        12_000, ge=256, le=200_000, unit="tokens", text="A summary is not asked to be longer."
+    )
+    summary_template: str | None = setting(
+        None, default_text="thirteen headings", text="Headings and explanations that a summary has to follow instead."
+    )
+    prune_style: Annotated[Literal["stub", "placeholder", "excerpt"], AnyCase] = setting(
+        "stub", text="What a summary is shown of long tool results: one telling line, one bare line, or both ends."
+    )
+    note_in_system: bool = setting(
+        True, text="Add one sentence on compressed parts to the system prompt at the first compression."
+    )
+    abort_on_summary_failure: bool = setting(
+        False,
+        text="While there is room, leave a conversation as it is when no model can summarise it, whatever the reason.",
+    )
+    pressure_levels: Fractions = setting(
+        (), default_text="off", text="Shares of the window, such as `[0.65, 0.75]`, at which a chat is told."
+    )
+    models: dict[str, dict[str, Any]] = setting(
+        {},
+        default_text="none",
+        text="Other values for some models: a pattern such as `gpt-5*`, and below it any of these keys.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_known_mode(cls, data: Any) -> Any:
+        if isinstance(data, dict) and str(data.get("mode", "")).strip().lower() == "background":
+            raise ValueError("compression.mode background does not exist yet; leave it at blocking")
+        return data
+
+    @model_validator(mode="after")
+    def _has_usable_overrides(self) -> "CompressionSettings":
+        for pattern, values in self.models.items():
+            for key in MODEL_KEYS_NOT:
+                if key in values:
+                    raise ValueError(f"compression.models.{pattern}.{key} cannot be set for one model")
+            try:
+                self._with(values)
+            except ValidationError as error:
+                found = error.errors()[0]
+                key = ".".join(map(str, found["loc"])) or next(iter(values), "")
+                raise ValueError(f"compression.models.{pattern}.{key}: {found['msg']}") from None
+        return self
+
+    def for_model(self, name: str) -> "CompressionSettings":
+        """What holds for a model: the overrides of every pattern that it matches, in the order of the file."""
+        changed = self
+        for pattern, values in self.models.items():
+            if fnmatch.fnmatchcase(name.lower(), pattern.lower()):
+                changed = changed._with(values)
+        return changed
+
+    def _with(self, values: dict[str, Any]) -> "CompressionSettings":
+        return CompressionSettings.model_validate({**self.model_dump(exclude={"models"}), **values})
+
+
+class HygieneSettings(Section):
+    """The gateway's own look at a conversation, before a turn begins."""
+
+    threshold: float = setting(
+        0.85,
+        ge=0.85,
+        le=0.95,
+        unit="of the context window",
+        text="Where it compresses; at 90 % of the input window at the latest.",
+    )
+    hard_message_limit: int = setting(
+        5_000, ge=50, le=1_000_000, unit="messages", text="Compress from so many messages on, whatever their size."
+    )
+    hold_seconds: float = setting(
+        10,
+        ge=0,
+        le=120,
+        unit="seconds",
+        text="How long a turn waits for it that could also begin; the summary is then taken in when it is there.",
+    )
+
+
+class AuxiliaryTask(Section):
+    """A model of its own for summaries."""
+
+    model: str | None = setting(None, text="Its name; not set: the one that `auxiliary.mode` picks.")
+    base_url: Url | None = setting(None, default_text="`model.base_url`", text="Root of its API.")
+    api_key: Secret | None = setting(None, default_text="`model.api_key`", text="Key for that API.")
+    context_length: int | None = setting(
+        None,
+        ge=1_024,
+        le=20_000_000,
+        unit="tokens",
+        default_text="`model.context_length`",
+        text="Its context window; bounds what a summary is made of, never the threshold.",
+    )
+
+
+class AuxiliarySettings(Section):
+    """Which model does the gateway's own work, such as summaries."""
+
+    mode: Annotated[Literal["auto", "same-as-main", "custom"], AnyCase] = setting(
+        "auto",
+        text="`auto`: the conversation's own model. `same-as-main`: the one of `model`. `custom`: the one named below.",
+    )
+    compression: AuxiliaryTask = Field(default_factory=AuxiliaryTask)
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> "AuxiliarySettings":
+        if self.mode == "custom" and self.compression.model is None:
+            raise ValueError("auxiliary.mode custom needs auxiliary.compression.model")
+        return self
+
+
+def _engine_name(value: object) -> object:
+    return value.strip() if isinstance(value, str) else value
+
+
+class ContextEngineSettings(Section):
+    """Who compresses."""
+
+    engine: Annotated[str, BeforeValidator(_engine_name)] = setting(
+        "compressor", text="The built-in `compressor`, or a plugin's name; `hermes-gateway plugins list` shows them."
+    )
+
+
+class NoticeSettings(Section):
+    """What a chat is told about its conversation's room; never the model."""
+
+    pressure: bool = setting(True, text="At 85 % of the threshold, once each time it is crossed.")
+    accuracy: bool = setting(True, text="From the second compression on: that details may have been lost.")
