@@ -1,69 +1,187 @@
 """How large a prompt is before the provider has counted it.
 
+What a provider counted last is the anchor; only what was stored since is estimated, scaled by how this model's counts
+have differed from our estimates. Without an anchor (a new session, the child of a compression) the whole prompt is.
 Everything here is an estimate in tokens and is named so; a provider's own count is `reported_`.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-import orjson
+import msgspec
 
-from agent.model.base import ModelReply, ModelRequest, ToolSchema
+from agent.model.base import ModelRequest
+from agent.model.usage import fixed_tokens
+from agent.model.wire import WireStyle
+from agent.sizes import BLOCK_TOKENS, ROW_SIZES, RowSizes, estimated_text_tokens
+from hermes_state.profiles import LEAST_IMAGE, LEAST_SCALE, MOST_IMAGE, MOST_SCALE, Calibration
+from hermes_state.sessions import Session
 from hermes_state.transcripts import View
-from hermes_state.values import CanonicalUsage, Message, Role, Tokens
+from hermes_state.values import EstimatedTokens, Message, ReportedTokens
 
-_BYTES_PER_TOKEN = 4
-"""Common tokenizers make about four bytes of English, code or Chinese (three bytes a character) into a token."""
-_MESSAGE_TOKENS = 8
-"""What role, separators and the time stamp of one message take."""
-_IMAGE_TOKENS = 1_000
-"""Between what providers charge for a small and for a large image."""
+__all__ = ["Calibration", "Estimator"]
 
-
-def estimated_text_tokens(text: str) -> Tokens:
-    """What a text takes, rounded up."""
-    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-    return Tokens(-(-size // _BYTES_PER_TOKEN))
-
-
-def estimated_prompt_tokens(view: View, request: ModelRequest) -> Tokens:
-    """The next prompt: the provider's last count plus what was stored since, or all of it by estimate."""
-    session = view.session
-    if session.reported_prompt_tokens is None or session.reported_at_seq is None:
-        return _estimated_whole(request)
-    since = (row for row in view.transcript if row.session_id == session.id and row.seq > session.reported_at_seq)
-    return Tokens(session.reported_prompt_tokens + _estimated_rows(since, request))
+UNSEEN_TOKENS = 8_000
+"""What a provider may add that we do not see (a prompt of its own) before its count is taken for nonsense."""
+LEAST_LEARNED_TOKENS = 100
+"""A smaller prompt says nothing: what surrounds it outweighs it."""
+SURE_TOKENS = 1_000
+"""From here on a report counts in full; a smaller prompt's counts less."""
+SLOWEST_STEP = 0.2
+"""How far each further report moves the scale: old ones fade, so that a provider may change its tokenizer."""
+LONGEST_STRIDE = 1.5
+"""A report that differs more than this from what was learned counts as if it differed by this."""
+SETTLED_SAMPLES = 3
+LEAST_LIKELY = 0.5
+"""Of what a settled scale expects; an anchor below it is not built upon."""
+ESTIMATE_NOISE = 0.1
+"""How far the estimate of a text may be off; the price of an image is learned where that is little beside it."""
 
 
-def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> CanonicalUsage:
-    """What a call used, where the provider did not say."""
-    asked = sum(_MESSAGE_TOKENS + estimated_text_tokens(call.name + call.arguments) for call in reply.calls)
-    return CanonicalUsage(input=_estimated_whole(request), output=estimated_text_tokens(reply.text) + asked)
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """Unscaled tokens of text, and how many images."""
+
+    text: int
+    images: int
+
+    def __sub__(self, other: "_Size") -> "_Size":
+        return _Size(self.text - other.text, self.images - other.images)
 
 
-def _estimated_whole(request: ModelRequest) -> Tokens:
-    fixed = estimated_text_tokens(request.system) + sum(map(_estimated_schema, request.tools))
-    return Tokens(fixed + _estimated_rows(request.transcript, request))
+class Estimator:
+    """Estimates prompts of one model on one route, and learns from its reports. May be used from several threads."""
+
+    def __init__(self, calibration: Calibration | None = None, sizes: RowSizes = ROW_SIZES) -> None:
+        self._calibration = calibration or Calibration()
+        self._sizes = sizes
+
+    @property
+    def calibration(self) -> Calibration:
+        """What is to be kept for the next start."""
+        return self._calibration
+
+    def text(self, text: str) -> EstimatedTokens:
+        """One text, as this model would count it."""
+        return self._scaled(_Size(estimated_text_tokens(text), 0))
+
+    def rows(self, rows: Iterable[Message], style: WireStyle) -> EstimatedTokens:
+        """Rows as they stand on the wire, without what precedes them."""
+        return self._scaled(self._rows(rows, style))
+
+    def whole(self, request: ModelRequest) -> EstimatedTokens:
+        """A request from system prompt to last row, whatever was reported before."""
+        return self._scaled(self._request(request))
+
+    def prompt(self, view: View, request: ModelRequest) -> EstimatedTokens:
+        """A request for the next call of the view's session: the last report, and what was stored since."""
+        whole = self._request(request)
+        reported = view.session.reported_prompt_tokens
+        if reported is None:
+            return self._scaled(whole)
+        since = self._since(view.session, request)
+        covered = whole - since
+        if not (_is_possible(reported, covered) and self._is_likely(reported, covered)):
+            return self._scaled(whole)
+        return EstimatedTokens(reported + int(self._local_scale(reported, covered) * since.text + self._priced(since)))
+
+    def learn(self, request: ModelRequest, reported: ReportedTokens, view: View | None = None) -> None:
+        """Take in a provider's count of a request; nonsense is left out.
+
+        With the `view` that the request was made from, the price of images is also learned in long conversations:
+        its session has the report before this one, so that only what came between is in doubt.
+        """
+        whole = self._request(request)
+        if whole.text < LEAST_LEARNED_TOKENS or not _is_possible(reported, whole):
+            return
+        if whole.images and self._learn_price(request, reported, whole, view):
+            return
+        images = self._priced(whole)
+        if whole.images and (self._calibration.image_samples == 0 or images * 4 > reported):
+            return
+        self._learn_scale((reported - images) / whole.text, whole.text)
+
+    # ---- learning
+
+    def _learn_scale(self, sample: float, text_tokens: int) -> None:
+        known = self._calibration
+        if not LEAST_SCALE <= sample <= MOST_SCALE:
+            return
+        if known.samples >= SETTLED_SAMPLES:
+            sample = min(max(sample, known.scale / LONGEST_STRIDE), known.scale * LONGEST_STRIDE)
+        step = max(1 / (known.samples + 1), SLOWEST_STEP) * min(1.0, text_tokens / SURE_TOKENS)
+        scale = min(max(known.scale + step * (sample - known.scale), LEAST_SCALE), MOST_SCALE)
+        self._calibration = msgspec.structs.replace(known, scale=scale, samples=known.samples + 1)
+
+    def _learn_price(self, request: ModelRequest, reported: int, whole: _Size, view: View | None) -> bool:
+        """Whether this report says what an image costs."""
+        known = self._calibration
+        doubtful, rest = whole, float(reported)
+        scale = known.scale
+        before = view.session.reported_prompt_tokens if view is not None else None
+        if view is not None and before is not None:
+            since = self._since(view.session, request)
+            covered = whole - since
+            if since.images and _is_possible(before, covered):
+                doubtful, rest, scale = since, float(reported - before), self._local_scale(before, covered)
+        text = scale * doubtful.text
+        if text * ESTIMATE_NOISE > self._priced(doubtful) / 2:
+            return False
+        sample = (rest - text) / doubtful.images
+        if not LEAST_IMAGE <= sample <= MOST_IMAGE:
+            return False
+        step = max(1 / (known.image_samples + 1), SLOWEST_STEP)
+        price = known.image_tokens + step * (sample - known.image_tokens)
+        self._calibration = msgspec.structs.replace(known, image_tokens=price, image_samples=known.image_samples + 1)
+        return True
+
+    # ---- judging reports
+
+    def _is_likely(self, reported: int, covered: _Size) -> bool:
+        """Whether a count fits what was learned: some providers now and then leave out what they had cached."""
+        known = self._calibration
+        return known.samples < SETTLED_SAMPLES or reported >= known.scale * covered.text * LEAST_LIKELY
+
+    def _local_scale(self, reported: int, covered: _Size) -> float:
+        """How this conversation's text was counted so far: what follows is likely in the same language."""
+        known = self._calibration
+        if covered.text < LEAST_LEARNED_TOKENS:
+            return known.scale
+        stride = LONGEST_STRIDE if known.samples else MOST_SCALE
+        scale = (reported - self._priced(covered)) / covered.text
+        return min(max(scale, known.scale / stride), known.scale * stride)
+
+    # ---- measuring
+
+    def _scaled(self, size: _Size) -> EstimatedTokens:
+        return EstimatedTokens(int(self._calibration.scale * size.text + self._priced(size)))
+
+    def _priced(self, size: _Size) -> float:
+        return self._calibration.image_tokens * size.images
+
+    def _since(self, session: Session, request: ModelRequest) -> _Size:
+        """The request's rows that the session's last report does not cover."""
+        seq = session.reported_at_seq or 0
+        rows = (row for row in request.transcript if row.session_id == session.id and row.seq > seq)
+        return self._rows(rows, request.style)
+
+    def _request(self, request: ModelRequest) -> _Size:
+        rows = self._rows(request.transcript, request.style)
+        return _Size(fixed_tokens(request) + rows.text, rows.images)
+
+    def _rows(self, rows: Iterable[Message], style: WireStyle) -> _Size:
+        text_of, limit, is_shared = self._sizes.text_of, style.max_result_characters, style.is_shared
+        text = images = 0
+        for row in rows:
+            text += text_of(row, limit, is_shared=is_shared)
+            if row.body.images:
+                seen = sum(image.attachment_id in style.image_urls for image in row.body.images)
+                images += seen
+                text += (len(row.body.images) - seen) * BLOCK_TOKENS
+        return _Size(text, images)
 
 
-def _estimated_schema(tool: ToolSchema) -> int:
-    parameters = orjson.dumps(tool.parameters).decode()
-    return _MESSAGE_TOKENS + estimated_text_tokens(tool.name + tool.description + parameters)
-
-
-def _estimated_rows(rows: Iterable[Message], request: ModelRequest) -> int:
-    style = request.style
-    total = 0
-    for row in rows:
-        text = row.text or ""
-        total += _MESSAGE_TOKENS
-        total += estimated_text_tokens(text[: style.max_result_characters] if row.role is Role.TOOL else text)
-        body = row.body
-        total += sum(_IMAGE_TOKENS for image in body.images if image.attachment_id in style.image_urls)
-        for call in body.calls:
-            total += _MESSAGE_TOKENS + estimated_text_tokens(call.name + call.arguments)
-        for document in body.documents:
-            total += _MESSAGE_TOKENS + estimated_text_tokens(document.text)
-        if body.quote is not None:
-            total += _MESSAGE_TOKENS + estimated_text_tokens(body.quote.text)
-        total += sum(map(estimated_text_tokens, body.notes))
-    return total
+def _is_possible(reported: int, covered: _Size) -> bool:
+    """Whether any tokenizer can have counted this of what we know was read."""
+    least = max(1.0, LEAST_SCALE * covered.text)
+    return least <= reported <= MOST_SCALE * covered.text + MOST_IMAGE * covered.images + UNSEEN_TOKENS

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 import orjson
 
-from agent.context.estimate import estimated_reply_usage
 from agent.model.base import Finish, ModelReply, ModelRequest
+from agent.model.usage import estimated_reply_usage
 from hermes_state.values import Message, Origin, Role, ToolCall
 
 HOW_TO_GET_A_MODEL = (

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from agent.context.estimate import estimated_reply_usage
 from agent.model.base import ChatModel, Finish, ModelReply, ModelRequest
 from agent.model.failures import OUTCOME_OK, remedy_for
+from agent.model.usage import estimated_reply_usage
 from hermes_state.errors import ModelError, ModelRateLimited, ModelTimeout, ReplyMalformed
 from hermes_state.values import ModelCallRecord
 

@@ -1,0 +1,74 @@
+"""What is learned about a model on a route while it is used: how it counts tokens, and how large its window is."""
+
+from dataclasses import dataclass
+from sqlite3 import Connection
+from typing import Annotated
+
+import msgspec
+
+from hermes_state.values import Millis, Tokens
+
+LEAST_SCALE, MOST_SCALE = 0.2, 5.0
+"""No tokenizer is further than this from the one that estimates are fitted to."""
+LEAST_IMAGE, MOST_IMAGE = 50.0, 10_000.0
+"""Tokens; what providers charge for an image lies well inside."""
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model's counts differ from our estimates."""
+
+    scale: Annotated[float, msgspec.Meta(ge=LEAST_SCALE, le=MOST_SCALE)] = 1.0
+    """Reported tokens for each estimated one."""
+    image_tokens: Annotated[float, msgspec.Meta(ge=LEAST_IMAGE, le=MOST_IMAGE)] = 1_000.0
+    """The price of one image, between what providers charge for a small and for a large one until it is learned."""
+    samples: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """How many reports `scale` was learned from."""
+    image_samples: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+_NOTHING_LEARNED = Calibration()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProfile:
+    """One row of `model_profiles`; a model that is not known yet has the defaults."""
+
+    calibration: Calibration = _NOTHING_LEARNED
+    learned_context: Tokens | None = None
+    """The smallest context window that the provider has stated."""
+
+
+_LOAD = "SELECT calibration, learned_context FROM model_profiles WHERE route = ? AND model = ?"
+_SAVE_CALIBRATION = """
+INSERT INTO model_profiles (route, model, calibration, updated_at) VALUES (?, ?, ?, ?)
+ON CONFLICT (route, model) DO UPDATE SET calibration = excluded.calibration, updated_at = excluded.updated_at
+"""
+# Purpose: keep a stated window if it is smaller than the one that is known.
+_LEARN_CONTEXT = """
+INSERT INTO model_profiles (route, model, calibration, learned_context, updated_at) VALUES (?, ?, '{}', ?, ?)
+ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at,
+  learned_context = min(coalesce(learned_context, excluded.learned_context), excluded.learned_context)
+"""
+_decode = msgspec.json.Decoder(Calibration).decode
+
+
+def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
+    """What is known of a model. A calibration that cannot be read counts as none: it is learned again."""
+    row = db.execute(_LOAD, (route, model)).fetchone()
+    if row is None:
+        return ModelProfile()
+    try:
+        calibration = _decode(row[0])
+    except msgspec.DecodeError:
+        calibration = _NOTHING_LEARNED
+    return ModelProfile(calibration=calibration, learned_context=row[1])
+
+
+def save_calibration(db: Connection, route: str, model: str, calibration: Calibration, now: Millis) -> None:
+    """Keep what was learned of counting; the learned window stays."""
+    db.execute(_SAVE_CALIBRATION, (route, model, msgspec.json.encode(calibration).decode(), now))
+
+
+def learn_context(db: Connection, route: str, model: str, stated: Tokens, now: Millis) -> None:
+    """Keep a window that the provider stated, unless a smaller one is known."""
+    db.execute(_LEARN_CONTEXT, (route, model, stated, now))
