@@ -6,13 +6,16 @@ itself is not stored here: whoever runs the turn stores it together with the rep
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent.context.estimate import estimated_prompt_tokens
+from agent.context.compressor import Compressor, SummaryRoute
+from agent.context.events import Listener, Pressure, Scene
+from agent.context.keeper import ContextKeeper, ContextSettings, Room
+from agent.context.profiles import ProfileBook
 from agent.images import load_image_urls
 from agent.model.base import ChatModel, Finish, ModelReply, ModelRequest
 from agent.model.retry import Completion, RetryPolicy, complete
@@ -20,10 +23,12 @@ from agent.model.wire import WireStyle
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
 from hermes_state import journal, ledger, sessions
-from hermes_state.errors import ContextOverflow, ReplyMalformed, ToolError
+from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
 from hermes_state.journal import ModelStep, RunningTurn
+from hermes_state.lineage import Layer
+from hermes_state.redaction import redact
 from hermes_state.store import Store
-from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
+from hermes_state.tool_runs import ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
 from hermes_state.transcripts import View
 from hermes_state.values import (
     Clock,
@@ -37,6 +42,11 @@ from hermes_state.values import (
     TurnId,
 )
 from hermes_state.views import ViewCache
+
+MOST_OVERFLOWS = 3
+"""How often one turn makes room because the provider refused its prompt; then its people are told."""
+LEAST_OUTPUT_TOKENS = 256
+"""An answer that may not even be so long is no answer."""
 
 MAX_TOOL_ROUNDS = 50
 """A turn that still calls tools after so many rounds goes in circles; it then has to answer with what it has."""
@@ -69,6 +79,7 @@ class AgentSettings:
     persona: str = DEFAULT_PERSONA
     max_tool_rounds: int = MAX_TOOL_ROUNDS
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    context: ContextSettings = field(default_factory=ContextSettings)
 
     @property
     def input_window(self) -> Tokens:
@@ -83,6 +94,8 @@ class Answer:
     call: ModelCallRecord
     reported_prompt_tokens: int | None
     """None where the provider reported no usage."""
+    pressure: Pressure | None = None
+    """What people should be told about the room that is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +110,38 @@ class Agent:
     """Runs turns, any number at a time; between them it keeps only the long views of conversations in use."""
 
     def __init__(
-        self, *, store: Store, model: ChatModel, tools: ToolRegistry, settings: AgentSettings, clock: Clock
+        self,
+        *,
+        store: Store,
+        model: ChatModel,
+        tools: ToolRegistry,
+        settings: AgentSettings,
+        clock: Clock,
+        summary_route: SummaryRoute | None = None,
+        listeners: Sequence[Listener] = (),
+        redact: Callable[[str], str] = redact,
     ) -> None:
+        """`summary_route`: a model of its own for summaries, before this one. `listeners` are told of splits."""
         self._store = store
         self._model = model
         self._tools = tools
         self._settings = settings
         self._clock = clock
         self._views = ViewCache(store)
+        own = SummaryRoute(model=model, context_length=settings.context_length)
+        engine = Compressor(settings=settings.context.compressor, redact=redact, retry=settings.retry, clock=clock)
+        self.context = ContextKeeper(
+            store=store,
+            views=self._views,
+            prompts=self,
+            engine=engine,
+            routes=[own] if summary_route is None else [summary_route, own],
+            profiles=ProfileBook(store, model.route, model.name, settings.context_length, clock),
+            reserved_output=settings.max_output_tokens,
+            settings=settings.context,
+            listeners=listeners,
+            clock=clock,
+        )
 
     async def run(self, turn: RunningTurn, sink: PreviewSink) -> Answer:
         """Bring a turn to its answer, from wherever its rows say that it stands.
@@ -114,89 +151,144 @@ class Agent:
         A cancelled run may leave one write in the store's queue, so whoever takes a turn up again in the same process
         awaits a write of their own first, such as `journal.note_resumed`.
         """
-        view = await self._view(turn)
+        scene = scene_of(turn)
+        view = await self._view(scene)
+        rounds = await self._rounds_so_far(turn, view)
         step = _open_step(view.transcript, turn.id)
         if step is not None:
             await self._resume(turn, step)
         if step is not None or _ends_with_results(view.transcript, turn.id):
-            view = await self._after_tools(turn)
+            view = await self._after_tools(turn, scene)
         while True:
-            done = await self._ask(turn, view, sink)
+            layer: Layer = "in_loop" if rounds else "preflight"
+            room, done = await self._asked(turn, scene, view, layer, rounds, sink)
             if not done.reply.calls:
-                return _answer(done)
+                return await self._answer(scene, room, done)
             message = await self._store.write(journal.append_calls, turn.id, _model_step(done), self._clock.now())
+            await self._note_report(scene, room, done.reply)
+            rounds += 1
             await self._run_calls(turn, message, message.body.calls)
-            view = await self._after_tools(turn)
+            view = await self._after_tools(turn, scene)
 
-    async def _view(self, turn: RunningTurn) -> View:
+    async def _rounds_so_far(self, turn: RunningTurn, view: View) -> int:
+        """Rounds of tool calls that the turn has made: those that were compressed since are not in the view."""
+        has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
+        return await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
+
+    async def _view(self, scene: Scene) -> View:
         """What the model sees now; a session's system prompt is assembled the first time it is looked at."""
-        view = await self._views.load(turn.lineage_id)
+        view = await self._views.load(scene.lineage_id)
         if view.session.system_prompt is not None:
             return view
-        text = system_prompt(
-            persona=self._settings.persona,
-            chat=turn.chat,
-            kind=turn.chat_kind,
-            tool_names=[tool.name for tool in self._tools.available()],
-        )
-        stored = await self._store.write(sessions.set_system_prompt, view.session.id, text)
+        stored = await self._store.write(sessions.set_system_prompt, view.session.id, self.system_for(scene))
         return replace(view, session=replace(view.session, system_prompt=stored))
 
-    async def _after_tools(self, turn: RunningTurn) -> View:
+    async def _after_tools(self, turn: RunningTurn, scene: Scene) -> View:
         """The view for the next model call: with the results, and with what people said meanwhile."""
         await self._store.write(journal.join_steers, turn.id, self._clock.now())
-        return await self._view(turn)
+        return await self._view(scene)
 
-    # ---- the model
+    # ---- the prompt
 
-    async def _ask(self, turn: RunningTurn, view: View, sink: PreviewSink) -> Completion:
-        request = await self._request(turn, view)
-        self._require_room(view, request)
-
-        async def record_failure(call: ModelCallRecord) -> None:
-            await self._store.write(ledger.record, turn.id, turn.lineage_id, call, self._clock.now())
-
-        done = await complete(
-            self._model,
-            request,
-            sink.show,
-            purpose="turn",
-            policy=self._settings.retry,
-            record_failure=record_failure,
+    def system_for(self, scene: Scene) -> str:
+        """See `Prompts.system_for`."""
+        return system_prompt(
+            persona=self._settings.persona,
+            chat=scene.chat,
+            kind=scene.chat_kind,
+            tool_names=[tool.name for tool in self._tools.available()],
         )
-        if done.reply.calls and not request.may_call_tools:
-            await record_failure(replace(done.call, outcome="malformed"))
-            raise ReplyMalformed(f"the model still calls tools after {self._settings.max_tool_rounds} rounds")
-        return done
 
-    async def _request(self, turn: RunningTurn, view: View) -> ModelRequest:
+    async def request_for(self, scene: Scene, view: View) -> ModelRequest:
+        """See `Prompts.request_for`."""
         settings = self._settings
         images: Mapping[int, str] = {}
         if settings.sees_images and settings.attachments is not None:
             images = await load_image_urls(view.transcript, settings.attachments)
         return ModelRequest(
-            system=view.session.system_prompt or "",
+            system=view.session.system_prompt or self.system_for(scene),
             transcript=view.transcript,
             tools=tuple(tool.schema for tool in self._tools.available()),
-            may_call_tools=_tool_rounds(view.transcript, turn.id) < settings.max_tool_rounds,
             max_output_tokens=settings.max_output_tokens,
             style=WireStyle(
-                is_shared=turn.chat_kind.is_shared,
+                is_shared=scene.chat_kind.is_shared,
                 zone=settings.zone,
                 max_result_characters=_max_result_characters(settings.input_window),
                 image_urls=images,
             ),
         )
 
-    def _require_room(self, view: View, request: ModelRequest) -> None:
+    # ---- the model
+
+    async def _asked(
+        self, turn: RunningTurn, scene: Scene, view: View, layer: Layer, rounds: int, sink: PreviewSink
+    ) -> tuple[Room, Completion]:
+        """The model's reply to a view that was given room first. A refused prompt is made smaller and sent again."""
+        overflows = 0
+        while True:
+            room = await self.context.make_room(scene, view, layer)
+            self._require_room(room)
+            try:
+                return room, await self._ask(turn, room, rounds, sink)
+            except ContextOverflow as error:
+                overflows += 1
+                if overflows > MOST_OVERFLOWS or not await self.context.after_overflow(scene, error):
+                    raise
+                view = await self._view(scene)
+
+    async def _ask(self, turn: RunningTurn, room: Room, rounds: int, sink: PreviewSink) -> Completion:
+        request = replace(room.request, may_call_tools=rounds < self._settings.max_tool_rounds)
+
+        async def record_failure(call: ModelCallRecord) -> None:
+            await self._store.write(ledger.record, turn.id, turn.lineage_id, call, self._clock.now())
+
+        while True:
+            try:
+                done = await complete(
+                    self._model,
+                    request,
+                    sink.show,
+                    purpose="turn",
+                    policy=self._settings.retry,
+                    record_failure=record_failure,
+                )
+                break
+            except OutputCapTooLarge as error:
+                request = replace(request, max_output_tokens=_lower_output(request, error))
+            except ContextOverflow:
+                raise
+            except ModelError as error:
+                if type(error) is ModelError and self.context.limits.is_urgent(room.estimated):
+                    raise ContextOverflow("refused without a reason, near the end of the window") from error
+                raise
+        if done.reply.calls and not request.may_call_tools:
+            await record_failure(replace(done.call, outcome="malformed"))
+            raise ReplyMalformed(f"the model still calls tools after {self._settings.max_tool_rounds} rounds")
+        return done
+
+    def _require_room(self, room: Room) -> None:
         """Raises `ContextOverflow` for a prompt that cannot fit. Nothing is ever left out to make it fit."""
-        estimated = estimated_prompt_tokens(view, request)
-        if estimated > self._settings.input_window:
+        window = self.context.limits.context_length
+        if room.estimated > window:
             raise ContextOverflow(
-                f"about {estimated} of {self._settings.input_window} tokens",
-                prompt_tokens=estimated,
-                window=self._settings.context_length,
+                f"about {room.estimated} of {window} tokens", prompt_tokens=room.estimated, window=window
             )
+
+    async def _note_report(self, scene: Scene, room: Room, reply: ModelReply) -> None:
+        if reply.usage is not None:
+            await self.context.note_report(scene, room.view, room.request, reply.usage.prompt)
+
+    async def _answer(self, scene: Scene, room: Room, done: Completion) -> Answer:
+        text, reply = done.reply.text.strip(), done.reply
+        if reply.finish is Finish.LENGTH:
+            text = f"{text}\n\n{CUT_OFF}"
+        await self._note_report(scene, room, reply)
+        pressure = None
+        if reply.usage is not None:
+            pressure = await self.context.pressure(scene, reply.usage.prompt)
+        return Answer(
+            text=text, call=done.call, reported_prompt_tokens=_reported_prompt_tokens(reply), pressure=pressure
+        )
 
     # ---- the tools
 
@@ -265,8 +357,24 @@ def _ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
     return bool(transcript) and transcript[-1].role is Role.TOOL and transcript[-1].turn_id == turn_id
 
 
-def _tool_rounds(transcript: Transcript, turn_id: TurnId) -> int:
-    return sum(1 for row in transcript if row.turn_id == turn_id and row.body.calls)
+def scene_of(turn: RunningTurn) -> Scene:
+    """The conversation that a turn goes on with."""
+    return Scene(
+        chat_id=turn.chat_id,
+        lineage_id=turn.lineage_id,
+        chat=turn.chat,
+        chat_kind=turn.chat_kind,
+        turn_id=turn.id,
+    )
+
+
+def _lower_output(request: ModelRequest, error: OutputCapTooLarge) -> int:
+    """A smaller output limit for this one call: what the provider allows, else half. Raises `error` at the bottom."""
+    asked = request.max_output_tokens or 0
+    lower = error.cap if error.cap is not None and error.cap < asked else asked // 2
+    if lower < LEAST_OUTPUT_TOKENS:
+        raise error
+    return lower
 
 
 def _max_result_characters(input_window: Tokens) -> int:
@@ -281,13 +389,6 @@ def _model_step(done: Completion) -> ModelStep:
         call=done.call,
         reported_prompt_tokens=_reported_prompt_tokens(done.reply),
     )
-
-
-def _answer(done: Completion) -> Answer:
-    text = done.reply.text.strip()
-    if done.reply.finish is Finish.LENGTH:
-        text = f"{text}\n\n{CUT_OFF}"
-    return Answer(text=text, call=done.call, reported_prompt_tokens=_reported_prompt_tokens(done.reply))
 
 
 def _reported_prompt_tokens(reply: ModelReply) -> int | None:

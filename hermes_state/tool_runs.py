@@ -58,3 +58,12 @@ def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, T
     """The state of each call of an assistant row that was begun, by tool call id."""
     query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
     return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
+
+
+# Purpose: the answers of a turn that called tools, whatever the view holds of them by now.
+_ROUNDS = "SELECT count(DISTINCT call_message_id) FROM tool_runs WHERE turn_id = ?"
+
+
+def count_tool_rounds(db: Connection, turn_id: TurnId) -> int:
+    """How many rounds of tool calls a turn has made."""
+    return int(db.execute(_ROUNDS, (turn_id,)).fetchone()[0])

@@ -336,9 +336,9 @@ class CanonicalUsage:
     reasoning: int = 0
 
     @property
-    def prompt(self) -> Tokens:
+    def prompt(self) -> ReportedTokens:
         """Everything the model read: fresh input and both kinds of cached input."""
-        return Tokens(self.input + self.cache_read + self.cache_write)
+        return ReportedTokens(self.input + self.cache_read + self.cache_write)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

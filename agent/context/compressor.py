@@ -263,7 +263,7 @@ class Compressor:
                 outcome = _outcome_of(error)
                 state = state.failed(key, outcome, now)
                 log.warning("compression.summary_failed", layer=job.layer, route=route.name, outcome=outcome)
-        return self._without_model(job, plan, state, routes, failure), state
+        return await self._without_model(job, plan, state, routes, failure), state
 
     async def _asked(
         self, job: CompressionJob, plan: _Plan, route: SummaryRoute, record_failure: RecordFailure
@@ -295,7 +295,7 @@ class Compressor:
             raise
         return _Written(text=text, kind="model", model=route.model.name, call=done.call)
 
-    def _without_model(
+    async def _without_model(
         self,
         job: CompressionJob,
         plan: _Plan,
@@ -314,12 +314,10 @@ class Compressor:
             kind = "cooling_down" if failure is None else _outcome_of(failure)
             return Aborted(kind=kind, reason=reason, retry_at=Millis(min(until)) if until else None)
         count, _, _ = plan.middle.stands_for
-        text = recap(
-            plan.pruned_middle,
-            plan.middle.previous.text if plan.middle.previous is not None else None,
-            redact=self._redact,
-            limit=Tokens(job.limits.summary_ceiling),
-            removed=count,
+        previous = plan.middle.previous.text if plan.middle.previous is not None else None
+        limit = job.limits.summary_ceiling
+        text = await asyncio.to_thread(
+            recap, plan.pruned_middle, previous, redact=self._redact, limit=limit, removed=count
         )
         return _Written(text=text, kind="deterministic", failure=reason)
 

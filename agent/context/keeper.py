@@ -47,8 +47,6 @@ MOST_PASSES = 3
 LEAST_HYGIENE_MESSAGES = 4
 PRESSURE_PERCENT = 85
 """Of the threshold: from here on people are told that a compression is near."""
-ASSUMED_WINDOWS = (1_000_000, 512_000, 256_000, 200_000, 128_000, 64_000, 32_000, 16_000, 8_000, 4_000)
-"""Tried from the top when a provider refuses a prompt without saying what would fit. Never stored: it is a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +95,6 @@ class ContextKeeper:
         engine: Compressor,
         routes: Sequence[SummaryRoute],
         profiles: ProfileBook,
-        window: Tokens,
         reserved_output: Tokens,
         settings: ContextSettings,
         listeners: Sequence[Listener],
@@ -109,12 +106,10 @@ class ContextKeeper:
         self._engine = engine
         self._routes = tuple(routes)
         self._profiles = profiles
-        self._window = window
         self._reserved_output = reserved_output
         self._settings = settings
         self._listeners = tuple(listeners)
         self._clock = clock
-        self._assumed_window: Tokens | None = None
         self._drafts: dict[LineageId, asyncio.Task[Drafted]] = {}
 
     # ---- sizes
@@ -125,9 +120,8 @@ class ContextKeeper:
 
     @property
     def limits(self) -> Limits:
-        """As they are now: of the smallest of the configured, the learned and the assumed window."""
-        windows = [self._window, self._profiles.learned_window, self._assumed_window]
-        window = min(size for size in windows if size is not None)
+        """As they are now: a learned window moves all of them."""
+        window = self._profiles.window
         return limits_of(window, min(self._reserved_output, window // 4), self._settings.limits)
 
     # ---- layers
@@ -185,7 +179,11 @@ class ContextKeeper:
         """The provider refused a prompt as too long: compress whatever the state; False when that did not help."""
         await self._drop_draft(scene.lineage_id)
         room = await self._room(scene, await self._views.load(scene.lineage_id))
-        await self._learn_window(room, error)
+        if error.prompt_tokens is not None:
+            await self._profiles.learn(room.request, ReportedTokens(error.prompt_tokens), room.view)
+        await self._profiles.learn_window(error, room.estimated, self.limits.input_window)
+        if not self._settings.is_enabled:
+            return False
         outcome = await self._compress(scene, self._job(room, "overflow", must_shrink=True))
         return isinstance(outcome, Compressed)
 
@@ -218,7 +216,7 @@ class ContextKeeper:
 
     async def note_report(self, scene: Scene, view: View, request: ModelRequest, reported: ReportedTokens) -> None:
         """Learn from a provider's count, and see whether the last compression has helped."""
-        await self._profiles.learn(request, reported)
+        await self._profiles.learn(request, reported, view)
         state = state_of(view.session.context_state)
         threshold = self.limits.threshold
         judged = state.judged(reported, threshold)
@@ -366,23 +364,6 @@ class ContextKeeper:
         if draft is not None:
             draft.cancel()
             await asyncio.wait({draft})
-
-    # ---- windows
-
-    async def _learn_window(self, room: Room, error: ContextOverflow) -> None:
-        """A window that the provider states is kept if it is smaller; one that it leaves open is guessed lower."""
-        limits = self.limits
-        if error.prompt_tokens is not None:
-            await self._profiles.learn(room.request, ReportedTokens(error.prompt_tokens))
-        if error.window is not None:
-            if error.window < limits.context_length:
-                log.warning("model.window_learned", window=error.window, configured=self._window)
-                await self._profiles.learn_window(Tokens(error.window))
-            return
-        if room.estimated < limits.input_window:
-            lower = (size for size in ASSUMED_WINDOWS if size < limits.context_length)
-            self._assumed_window = Tokens(next(lower, limits.context_length))
-            log.warning("model.window_assumed", window=self._assumed_window, configured=self._window)
 
     async def _tell(self, scene: Scene, event: ContextEvent) -> None:
         await self._store.write(tell, scene, event, self._listeners, self._clock.now())

@@ -35,7 +35,8 @@ class ModelRequest:
     tools: tuple[ToolSchema, ...] = ()
     may_call_tools: bool = True
     """False: the tools stay listed, so that the prompt keeps its bytes, but the model has to answer."""
-    max_output_tokens: int
+    max_output_tokens: int | None
+    """None: no limit on the wire, for a summary that must not be cut off."""
     style: WireStyle = field(default_factory=WireStyle)
 
 

@@ -117,10 +117,11 @@ def encoded_request(model: str, request: ModelRequest, limit_key: str = _LIMIT_K
     body: dict[str, Any] = {
         "model": model,
         "messages": wire.chat_messages(request.system, request.transcript, request.style),
-        limit_key: request.max_output_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if request.max_output_tokens is not None:
+        body[limit_key] = request.max_output_tokens
     if request.tools:
         body["tools"] = [_wire_tool(tool) for tool in request.tools]
         if not request.may_call_tools:

@@ -1,0 +1,91 @@
+"""What a chat is told about its conversation's room. For people only: nothing of it reaches a prompt.
+
+Told inside the transaction that makes it true, so that a crash neither loses a notice nor repeats it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from sqlite3 import Connection
+
+from agent.context.events import Blocked, ContextEvent, HardLimit, Pressure, Scene
+from agent.context.outcomes import Aborted, Compressed
+from gateway.config.context import NoticeSettings
+from hermes_state import outbox
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.values import Millis
+
+ACCURACY_FROM = 2
+"""Compressions: a summary of a summary is where details begin to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """Listens to what happens to conversations and owes their chats a sentence."""
+
+    settings: Callable[[], NoticeSettings]
+
+    def __call__(self, db: Connection, scene: Scene, event: ContextEvent, now: Millis) -> None:
+        sentence = self._sentence(event)
+        if sentence is None:
+            return
+        reply = Reply(
+            chat_id=scene.chat_id,
+            kind=OutboxKind.STATUS,
+            markdown=sentence,
+            dedupe_key=f"context:{scene.lineage_id}:{type(event).__name__.lower()}:{_which(event, now)}",
+        )
+        outbox.enqueue(db, reply, now)
+
+    def _sentence(self, event: ContextEvent) -> str | None:
+        match event:
+            case Compressed(layer="manual"):
+                return None  # the command's own reply says it all
+            case Compressed():
+                return self._compressed(event)
+            case Aborted():
+                return (
+                    f"I could not compress this conversation: {event.reason} Nothing was changed, and there is still "
+                    "room; I try again later. /compress tries now."
+                )
+            case Blocked():
+                return (
+                    f"Compressing hardly shortens this conversation any more ({event.tokens:,} of {event.threshold:,} "
+                    "tokens), so I stop doing it by myself until it has grown. /new starts a fresh one, "
+                    "`/compress <topic>` keeps one topic and shortens the rest."
+                )
+            case HardLimit():
+                return (
+                    f"This conversation has {event.messages:,} messages, which is the limit of {event.limit:,}, so I "
+                    "compress it whatever their size."
+                )
+
+    def _compressed(self, event: Compressed) -> str | None:
+        said = []
+        if event.failure is not None:
+            said.append(
+                f"I had to shorten this conversation without a summary ({event.failure.rstrip('.')}). "
+                f"{event.summarised:,} messages are represented by a list of what could be found in them; all of them "
+                "are kept, and I can look them up."
+            )
+        if event.compressions >= ACCURACY_FROM and self.settings().accuracy:
+            said.append(
+                f"This conversation has been compressed {event.compressions} times; details may get lost. "
+                "/new starts a fresh one."
+            )
+        return " ".join(said) or None
+
+
+def pressure_sentence(pressure: Pressure) -> str:
+    """Below an answer: how full the conversation is."""
+    if pressure.is_threshold:
+        return (
+            f"_{pressure.percent} % of the room before compression is used ({pressure.tokens:,} of "
+            f"{pressure.of_tokens:,} tokens)._"
+        )
+    return (
+        f"_{pressure.percent} % of the context window is used ({pressure.tokens:,} of {pressure.of_tokens:,} tokens)._"
+    )
+
+
+def _which(event: ContextEvent, now: Millis) -> str:
+    return str(event.child.id) if isinstance(event, Compressed) else str(now)
