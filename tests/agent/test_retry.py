@@ -7,6 +7,7 @@ import pytest
 from agent.model.base import Finish, ModelReply, ModelRequest
 from agent.model.failures import REMEDIES, remedy_for, sentence_for
 from agent.model.retry import Completion, RetryPolicy, complete
+from agent.sizes import estimated_text_tokens
 from hermes_state import errors
 from hermes_state.errors import (
     AuthRejected,
@@ -145,7 +146,7 @@ async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
     assert isinstance(done, Completion)
     assert done.call.is_estimated
     assert done.call.usage is not None
-    assert done.call.usage.output == 100
+    assert done.call.usage.output == estimated_text_tokens("x" * 400)
     assert done.reply.usage is None
 
 

@@ -1,0 +1,151 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.sizes import (
+    BLOCK_TOKENS,
+    MESSAGE_TOKENS,
+    STAMP_TOKENS,
+    RowSizes,
+    estimated_schema_tokens,
+    estimated_text_tokens,
+)
+from hermes_state.values import Document, Image, Message, MessageBody, Quote, ToolCall
+from tests.agent.rows import answer, human, result
+
+LIMIT = 1_000
+
+
+def size(row: Message, sizes: RowSizes | None = None, **changes: object) -> int:
+    values: dict[str, object] = {"max_result_characters": LIMIT, "image_tokens": 800, "seen_images": ()} | changes
+    return (RowSizes() if sizes is None else sizes).of(row, **values)  # type: ignore[arg-type]  # tests name the fields they change
+
+
+# ---- text
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [  # counted with the o200k vocabulary
+        ("The backup ran at night, and nobody noticed that the disk was nearly full until Monday morning.", 19),
+        ("def load(path: Path) -> dict[str, int]:\n    return json.loads(path.read_text())\n", 20),
+        ('{"id": 48213, "name": "invoice", "paid": false, "total": 129.50}', 24),
+        ("数据库的备份昨天晚上失败了，因为磁盘空间不够。", 16),
+        ("バックアップは昨日の夜に失敗しました。", 12),
+        ("Резервное копирование вчера не удалось: на диске не было места.", 18),
+        ("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", 40),
+    ],
+    ids=["English", "Python", "JSON", "Chinese", "Japanese", "Russian", "hex"],
+)
+def test_a_text_is_measured_within_a_third_of_what_a_tokenizer_counts(text: str, tokens: int) -> None:
+    assert estimated_text_tokens(text) == pytest.approx(tokens, rel=0.34)
+
+
+def test_nothing_takes_nothing() -> None:
+    assert estimated_text_tokens("") == 0
+
+
+@given(st.text(max_size=2_000))
+def test_every_text_takes_something_and_never_more_than_two_tokens_a_byte(text: str) -> None:
+    size = len(text.encode("utf-8", "surrogatepass"))
+    assert size / 20 <= estimated_text_tokens(text) <= 2 * size + 2
+
+
+@given(st.text(max_size=500), st.text(max_size=500))
+def test_two_texts_together_take_about_what_each_takes(first: str, second: str) -> None:
+    apart = estimated_text_tokens(first) + estimated_text_tokens(second)
+    assert abs(estimated_text_tokens(first + second) - apart) <= 8
+
+
+def test_half_a_surrogate_pair_is_measured_too() -> None:
+    assert estimated_text_tokens("\ud83d") > 0
+
+
+def test_a_long_run_of_digits_is_no_single_word() -> None:
+    assert estimated_text_tokens("7" * 3_000) > 700
+
+
+# ---- rows
+
+
+def test_everything_that_a_row_shows_the_model_counts() -> None:
+    bare = human("look")
+    parts = MessageBody(
+        documents=(Document(name="notes.txt", text="word " * 100),),
+        quote=Quote(message_ref="1", author="Ann", text="said " * 50),
+        notes=("A voice message could not be read.",),
+    )
+    full = human("look", body=parts)
+    inside = sum(
+        estimated_text_tokens(text) for text in ("word " * 100, "said " * 50, "A voice message could not be read.")
+    )
+    assert size(full) - size(bare) >= inside + 2 * BLOCK_TOKENS
+
+
+def test_a_row_without_text_has_its_frame_and_its_calls() -> None:
+    assert size(answer(None)) == MESSAGE_TOKENS
+    calls = MessageBody(calls=(ToolCall(id="1", name="look", arguments='{"at": "the harbour"}'),))
+    assert size(answer(None, body=calls)) > MESSAGE_TOKENS + 10
+
+
+def test_what_a_person_wrote_is_stamped() -> None:
+    assert size(human("yes")) - size(answer("yes")) == STAMP_TOKENS
+
+
+def test_names_count_where_several_people_write() -> None:
+    row = human("yes", sender_name="Anastasia Konstantinopolskaya")
+    sizes = RowSizes()
+    alone = size(row, sizes)
+    assert size(row, sizes, is_shared=True) > alone
+    assert size(row, sizes) == alone
+
+
+def test_a_long_result_counts_up_to_where_it_is_cut() -> None:
+    row = result("1", "word " * 1_000)
+    sizes = RowSizes()
+    cut, whole = size(row, sizes), size(row, sizes, max_result_characters=10_000)
+    assert cut * 4 < whole
+    assert size(row, sizes) == cut
+
+
+def test_an_image_costs_its_price_where_it_is_seen_and_a_line_where_it_is_not() -> None:
+    images = tuple(Image(attachment_id=number, mime="image/png", path="x") for number in (1, 2))
+    bare, row = human("look"), human("look", body=MessageBody(images=images))
+    assert size(row, seen_images={1}) == size(bare) + 800 + BLOCK_TOKENS
+
+
+def test_a_row_is_measured_once() -> None:
+    sizes = RowSizes()
+    row = human("hello")
+    assert size(row, sizes) == size(row, sizes)
+    assert len(sizes) == 1
+
+
+def test_a_shortened_row_with_the_same_id_is_measured_anew() -> None:
+    sizes = RowSizes()
+    long = result("1", "word " * 100)
+    short = result("1", "[stub]")
+    short = Message(**{name: getattr(short, name) for name in Message.__struct_fields__} | {"id": long.id})
+    assert size(short, sizes) < size(long, sizes)
+    assert size(short, sizes) == size(short)
+
+
+@given(st.lists(st.integers(0, 200), max_size=300))
+def test_however_many_rows_are_measured_only_so_many_are_remembered(picks: list[int]) -> None:
+    rows = [human(f"row {number} " * (number % 7 + 1)) for number in range(201)]
+    sizes = RowSizes(kept=16)
+    for pick in picks:
+        assert size(rows[pick], sizes) == size(rows[pick])
+        assert len(sizes) <= 32
+
+
+# ---- schemas
+
+
+def test_a_schema_counts_with_all_its_words() -> None:
+    small = estimated_schema_tokens("look", "Looks.", {"type": "object", "properties": {}})
+    words = " ".join(random.Random(1).choices(["place", "harbour", "weather", "time"], k=200))
+    large = estimated_schema_tokens("look", words, {"type": "object", "properties": {"at": {"type": "string"}}})
+    assert large - small > 190
