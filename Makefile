@@ -75,6 +75,7 @@ lock: ## write the requirements files anew (needs uv)
 	@command -v uv >/dev/null || { echo "uv is needed to resolve the requirements: pipx install uv" >&2; exit 1; }
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements.txt pyproject.toml requirements-build.in
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-dev.txt requirements-dev.in
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-bench.txt requirements-bench.in
 LOCK_OPTIONS := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --strip-extras --no-annotate
 
 clean: ## remove .venv and the caches
