@@ -117,11 +117,14 @@ class Agent:
         tools: ToolRegistry,
         settings: AgentSettings,
         clock: Clock,
-        summary_route: SummaryRoute | None = None,
+        summary_routes: Sequence[SummaryRoute] | None = None,
         listeners: Sequence[Listener] = (),
         redact: Callable[[str], str] = redact,
     ) -> None:
-        """`summary_route`: a model of its own for summaries, before this one. `listeners` are told of splits."""
+        """`summary_routes`: who is asked for summaries, in this order; by default the model itself.
+
+        `listeners` are told what happens to views. `redact` takes secrets out of what a summariser reads and writes.
+        """
         self._store = store
         self._model = model
         self._tools = tools
@@ -135,7 +138,7 @@ class Agent:
             views=self._views,
             prompts=self,
             engine=engine,
-            routes=[own] if summary_route is None else [summary_route, own],
+            routes=[own] if summary_routes is None else summary_routes,
             profiles=ProfileBook(store, model.route, model.name, settings.context_length, clock),
             reserved_output=settings.max_output_tokens,
             settings=settings.context,
@@ -169,6 +172,10 @@ class Agent:
             rounds += 1
             await self._run_calls(turn, message, message.body.calls)
             view = await self._after_tools(turn, scene)
+
+    async def close(self) -> None:
+        """Give up summaries that are still being written."""
+        await self.context.close()
 
     async def _rounds_so_far(self, turn: RunningTurn, view: View) -> int:
         """Rounds of tool calls that the turn has made: those that were compressed since are not in the view."""

@@ -2,10 +2,14 @@
 
 import secrets
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
+from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo
 
+from agent.context.compressor import CompressorSettings, SummaryRoute
+from agent.context.cuts import CutRules
+from agent.context.events import Listener
+from agent.context.keeper import ContextSettings
+from agent.context.limits import LimitSettings
 from agent.model.base import ChatModel
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.offline import OfflineModel
@@ -14,7 +18,9 @@ from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.config import LoadedConfig
-from gateway.config.settings import AgentHabits, Config, ModelSettings
+from gateway.config.section import Section
+from gateway.config.settings import Config, ModelSettings
+from hermes_state.redaction import Redactor
 from hermes_state.store import Store
 from hermes_state.values import Clock, Tokens
 from platforms.base import CommandMenuItem, PlatformAdapter
@@ -101,18 +107,45 @@ def make_model(settings: ModelSettings) -> ChatModel:
     )
 
 
+def make_summary_model(config: Config) -> SummaryRoute | None:
+    """A model of its own for summaries; None where the conversation's model writes them.
+
+    The key of `model` goes along only to the API that it is for.
+    """
+    task = config.auxiliary.compression
+    name = config.compression.for_model(config.model.name or "").summary_model or task.model
+    if name is None:
+        return None
+    is_elsewhere = task.base_url is not None and task.base_url != config.model.base_url
+    key = task.api_key or (None if is_elsewhere else config.model.api_key)
+    model = ChatCompletionsModel(
+        ChatCompletionsSettings(
+            model=name,
+            api_key=key.get_secret_value() if key is not None else "",
+            base_url=task.base_url or config.model.base_url,
+            connect_seconds=config.model.connect_seconds,
+            read_seconds=config.model.read_seconds,
+        )
+    )
+    return SummaryRoute(model=model, context_length=Tokens(task.context_length or config.model.context_length))
+
+
 def make_agent(
     model: ChatModel,
-    settings: ModelSettings,
-    habits: AgentHabits,
+    loaded: LoadedConfig,
     *,
+    summary: SummaryRoute | None,
     store: Store,
-    attachments: Path,
     extra_tools: Sequence[Tool],
+    listeners: Sequence[Listener],
     clock: Clock,
 ) -> Agent:
-    """The agent around a model."""
+    """The agent around a model. The built-in offline model is never asked for a summary: it cannot write one."""
+    config = loaded.config
+    settings, habits = config.model, config.agent
     zone = ZoneInfo(habits.time_zone) if habits.time_zone is not None else datetime.now().astimezone().tzinfo
+    own = SummaryRoute(model=model, context_length=Tokens(settings.context_length))
+    routes = [route for route in (summary, own if settings.protocol != "offline" else None) if route is not None]
     return Agent(
         store=store,
         model=model,
@@ -121,10 +154,52 @@ def make_agent(
             context_length=Tokens(settings.context_length),
             max_output_tokens=Tokens(settings.max_output_tokens),
             sees_images=settings.sees_images,
-            attachments=attachments,
+            attachments=loaded.attachments,
             zone=zone or UTC,
             persona=habits.persona or DEFAULT_PERSONA,
             max_tool_rounds=habits.max_tool_rounds,
+            context=context_settings(config, zone or UTC),
         ),
         clock=clock,
+        summary_routes=routes,
+        listeners=listeners,
+        redact=Redactor(loaded.secrets()),
+    )
+
+
+def agent_inputs(config: Config) -> tuple[Section, ...]:
+    """The blocks of the configuration that an agent is made from: when one changes, there has to be another agent."""
+    return (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
+
+
+def context_settings(config: Config, zone: tzinfo) -> ContextSettings:
+    """What holds for the configured model, its own overrides included."""
+    compression = config.compression.for_model(config.model.name or "")
+    return ContextSettings(
+        is_enabled=compression.enabled,
+        limits=LimitSettings(
+            threshold=compression.threshold,
+            target_ratio=compression.target_ratio,
+            tail_mode=compression.tail_mode,
+            minimum_context_length=compression.minimum_context_length,
+            maximum_threshold_tokens=compression.maximum_threshold_tokens,
+            summary_budget=compression.summary_budget,
+            summary_max_tokens=compression.summary_max_tokens,
+            hygiene_threshold=config.hygiene.threshold,
+        ),
+        compressor=CompressorSettings(
+            cut=CutRules(
+                protect_last_n=compression.protect_last_n,
+                protect_first_n=compression.protect_first_n,
+                protect_first=compression.protect_first,
+            ),
+            prune_style=compression.prune_style,
+            summary_template=compression.summary_template,
+            abort_on_summary_failure=compression.abort_on_summary_failure,
+            zone=zone,
+        ),
+        hard_message_limit=config.hygiene.hard_message_limit,
+        hold_seconds=config.hygiene.hold_seconds,
+        note_in_system=compression.note_in_system,
+        pressure_levels=compression.pressure_levels,
     )

@@ -26,7 +26,7 @@ from agent.tools.registry import Tool
 from agent.turn import Agent
 from gateway.access import Access
 from gateway.adapters import Adapters
-from gateway.assembly import make_adapters, make_agent, make_model
+from gateway.assembly import agent_inputs, make_adapters, make_agent, make_model, make_summary_model
 from gateway.attachments import AttachmentDesk
 from gateway.commands.registry import Desk
 from gateway.commands.runner import CommandRunner
@@ -40,6 +40,7 @@ from gateway.intake import GatewayIntake
 from gateway.lanes import LaneParts, Lanes
 from gateway.live import Live
 from gateway.logs import update_logging
+from gateway.notices import Notices
 from gateway.notify import notify
 from gateway.operator import Operator
 from gateway.schedules import Schedules
@@ -131,6 +132,7 @@ class _Daemon:
         self._extra_tools = tuple(extra_tools)
         self._clock = clock
         self._models: list[ChatModel] = []
+        self._agents: list[Agent] = []
         self._live = Live(config=loaded.config, agent=self._new_agent(loaded))
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -147,6 +149,8 @@ class _Daemon:
                 raise failed.exceptions[0] from failed
             raise
         finally:
+            for agent in self._agents:
+                await agent.close()
             for model in self._models:
                 await model.close()
 
@@ -196,6 +200,7 @@ class _Daemon:
             clock=clock,
             health=adapters.health,
             registry=REGISTRY,
+            deliver=delivery.wake,
         )
         commands = CommandRunner(desk, delivery, group)
         lanes.staff(
@@ -290,7 +295,7 @@ class _Daemon:
         _warn(new.warnings)
         plan = reload_differences(self._loaded, new)
         merged = merge_for_reload(self._loaded, new)
-        if (merged.config.model, merged.config.agent) != (self._loaded.config.model, self._loaded.config.agent):
+        if agent_inputs(merged.config) != agent_inputs(self._loaded.config):
             self._live.agent = self._new_agent(merged)
         self._loaded = merged
         self._live.config = merged.config
@@ -299,17 +304,20 @@ class _Daemon:
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
 
     def _new_agent(self, loaded: LoadedConfig) -> Agent:
-        model = make_model(loaded.config.model)
-        self._models.append(model)  # a running turn may still use an older one: all are closed at the end
-        return make_agent(
+        model, summary = make_model(loaded.config.model), make_summary_model(loaded.config)
+        # A running turn may still use an older one: all are closed at the end.
+        self._models += [model] if summary is None else [model, summary.model]
+        agent = make_agent(
             model,
-            loaded.config.model,
-            loaded.config.agent,
+            loaded,
+            summary=summary,
             store=self._store,
-            attachments=loaded.attachments,
             extra_tools=self._extra_tools,
+            listeners=[Notices(lambda: self._loaded.config.notices)],
             clock=self._clock,
         )
+        self._agents.append(agent)
+        return agent
 
 
 async def _take_up(parts: _Parts) -> None:

@@ -7,11 +7,13 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from agent.model.failures import sentence_for
-from gateway import cancellation
+from agent.turn import Answer
+from gateway import cancellation, hygiene
 from gateway.adapters import Adapters
 from gateway.delivery import Delivery
 from gateway.gates import Gates
 from gateway.live import Live
+from gateway.notices import pressure_sentence
 from gateway.patience import write_patiently
 from gateway.previews import LivePreview
 from hermes_state import journal
@@ -71,12 +73,11 @@ class TurnRunner:
                 preview.open()
                 try:
                     async with asyncio.timeout(config.model.turn_seconds):
+                        await hygiene.tidy(agent, turn)
                         answer = await agent.run(turn, preview)
                 finally:
                     await preview.close()
-                final = FinalAnswer(
-                    text=answer.text, call=answer.call, reported_prompt_tokens=answer.reported_prompt_tokens
-                )
+                final = _final(answer, tells_pressure=config.notices.pressure)
                 await write_patiently(self._store, journal.finish_turn, turn.id, final, self._clock.now())
                 log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
             except TurnClosed:
@@ -116,6 +117,17 @@ class TurnRunner:
 
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
         await write_patiently(self._store, journal.fail_turn, turn.id, error, sentence, self._clock.now())
+
+
+def _final(answer: Answer, *, tells_pressure: bool) -> FinalAnswer:
+    """The answer as it is stored; what the chat is shown may have a notice below it, the model never sees that."""
+    pressure = answer.pressure if tells_pressure else None
+    return FinalAnswer(
+        text=answer.text,
+        call=answer.call,
+        reported_prompt_tokens=answer.reported_prompt_tokens,
+        markdown=f"{answer.text}\n\n{pressure_sentence(pressure)}" if pressure is not None else "",
+    )
 
 
 def _sentence(error: HermesError | TimeoutError) -> str:

@@ -303,9 +303,9 @@ class Compressor:
         routes: Sequence[SummaryRoute],
         failure: ModelError | None,
     ) -> _Written | Aborted:
-        reason = _reason(failure)
-        may_wait = failure is None or isinstance(failure, PASSING_FAILURES) or self._settings.abort_on_summary_failure
-        if may_wait and not job.must_shrink:
+        reason = _reason(failure, routes)
+        is_passing = isinstance(failure, PASSING_FAILURES) or (failure is None and bool(routes))
+        if (is_passing or self._settings.abort_on_summary_failure) and not job.must_shrink:
             until = [
                 state.cooldowns[key].until
                 for key in (cooldown_key(job.layer, route) for route in routes)
@@ -348,7 +348,9 @@ def _outcome_of(error: ModelError) -> str:
     return error.outcome if isinstance(error, SummaryRefused) else remedy_for(error).outcome
 
 
-def _reason(failure: ModelError | None) -> str:
+def _reason(failure: ModelError | None, routes: Sequence[SummaryRoute]) -> str:
+    if failure is None and not routes:
+        return "There is no model that could be asked for one now."
     if failure is None:
         return "The last summary failed a short while ago, so none was asked for."
     return str(failure) if isinstance(failure, SummaryRefused) else sentence_for(failure)

@@ -10,9 +10,11 @@ from typing import Protocol, TypeAlias
 
 from gateway.access import Access
 from gateway.live import Live
+from hermes_state import outbox
 from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
 from hermes_state.journal import RunningTurn
+from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.pairings import Role
 from hermes_state.store import Store
 from hermes_state.values import Button, ChatId, ChatKey, Clock, Millis
@@ -98,6 +100,8 @@ class Desk:
     clock: Clock
     health: Callable[[], Mapping[str, AdapterHealth]]
     registry: "Registry"
+    deliver: Callable[[ChatId], None]
+    """Something is owed to a chat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,20 @@ class Invocation:
     role: Role
     argument: str
     """What follows the name, trimmed; empty when nothing does."""
+
+    async def acknowledge(self, markdown: str) -> None:
+        """Say that this takes a while, once; the platform says so itself for a slash command."""
+        if self.row.payload.ticket is not None:
+            return
+        reply = Reply(
+            chat_id=self.chat.id,
+            kind=OutboxKind.STATUS,
+            markdown=markdown,
+            dedupe_key=f"inbox:{self.row.id}:begun",
+            reply_to=self.row.message_ref if self.chat.kind.is_shared else None,
+        )
+        await self.desk.store.write(outbox.enqueue, reply, self.desk.clock.now())
+        self.desk.deliver(self.chat.id)
 
 
 Handler: TypeAlias = Callable[[Invocation], Awaitable[Effect]]

@@ -1,0 +1,96 @@
+"""`/compress`: by hand, with a focus, up to a point, as a preview, and back again."""
+
+import re
+from functools import partial
+from sqlite3 import Connection
+
+from agent.context.commit import Drafted
+from agent.context.compressor import Preview
+from agent.context.events import Scene
+from agent.context.feedback import summarize_manual_compression
+from agent.context.keeper import ContextKeeper
+from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded
+from gateway.commands.registry import Effect, Invocation, say
+from hermes_state import sessions
+from hermes_state.errors import CommandError
+from hermes_state.values import Millis
+
+WORKING = "Compressing this conversation…"
+FOCUS_CHARACTERS = 500
+
+_HERE = re.compile(r"here\s+(\d{1,6})", re.IGNORECASE)
+_FOCUS = re.compile(r"\A\s*focus\s*:\s*", re.IGNORECASE)
+
+
+async def compress(invocation: Invocation) -> Effect:
+    """A sub-word counts only when it is the whole argument; anything else is the focus."""
+    argument = invocation.argument
+    word, here = argument.lower(), _HERE.fullmatch(argument)
+    scene = await _scene(invocation)
+    if scene is None:
+        return say("This chat has no conversation yet.")
+    context = invocation.desk.live.agent.context
+    if word == "preview":
+        return say(_previewed(await context.preview(scene)))
+    if word == "undo":
+        return Effect(apply=partial(_undo, context, scene, await context.prepare_undo(scene)))
+    keep_turns = int(here[1]) if here is not None else None
+    if keep_turns == 0:
+        raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
+    focus = None if here is not None else _focus(argument)
+    if isinstance(await context.preview(scene, keep_turns=keep_turns), Preview):
+        await invocation.acknowledge(WORKING)
+    drafted = await context.draft_by_hand(scene, focus=focus, keep_turns=keep_turns)
+    return Effect(apply=partial(_settle, context, scene, drafted))
+
+
+async def _scene(invocation: Invocation) -> Scene | None:
+    session = await invocation.desk.store.read(sessions.load_active, invocation.chat.id)
+    if session is None or session.ended_at is not None:
+        return None
+    chat = invocation.chat
+    return Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
+
+
+def _focus(argument: str) -> str | None:
+    return " ".join(_FOCUS.sub("", argument).split())[:FOCUS_CHARACTERS] or None
+
+
+def _settle(context: ContextKeeper, scene: Scene, drafted: Drafted, db: Connection, now: Millis) -> str:
+    return _told(context.settle(db, scene, drafted, now))
+
+
+def _told(outcome: CompressionOutcome) -> str:
+    feedback = summarize_manual_compression(outcome)
+    lines = [feedback.headline, feedback.token_line]
+    if isinstance(outcome, Compressed):
+        lines += _details(outcome)
+    if feedback.note is not None:
+        lines.append(feedback.note)
+    return "\n".join(line for line in lines if line)
+
+
+def _details(outcome: Compressed) -> list[str]:
+    if outcome.failure is not None:
+        written = f"No model could write a summary ({outcome.failure.rstrip('.')}), so it was made by rule"
+    else:
+        written = f"Summary written by {outcome.model}"
+    focus = f" with the focus “{outcome.focus}”" if outcome.focus else ""
+    return [
+        f"{written}{focus}; it stands for {outcome.summarised:,} messages, which are all kept: /history shows them.",
+        f"The conversation goes on as `{outcome.child.short_key}`. `/compress undo` takes it back.",
+    ]
+
+
+def _previewed(preview: Preview | NotNeeded) -> str:
+    if isinstance(preview, NotNeeded):
+        return _told(preview)
+    return "\n".join(
+        (
+            f"`/compress` would summarise {preview.middle:,} messages and keep the first {preview.head:,} and the "
+            f"newest {preview.tail:,} as they are.",
+            f"Next prompt (estimate): about {preview.tokens_before:,} → {preview.tokens_after:,} tokens, "
+            f"{preview.summary_tokens:,} of them the summary.",
+            f"{preview.pruned:,} long tool results would be shortened for the summary. Nothing was changed.",
+        )
+    )
