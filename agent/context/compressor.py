@@ -15,6 +15,7 @@ import structlog
 from agent.context.assembly import Middle, child_context, middle_of, record_for
 from agent.context.cuts import Cut, CutRules, find_cut
 from agent.context.estimate import Estimator
+from agent.context.fitting import fitted
 from agent.context.limits import Limits, summary_input_tokens
 from agent.context.outcomes import Aborted, NotNeeded, SummaryKind, Why
 from agent.context.pruning import PruneStyle, prune
@@ -42,6 +43,9 @@ log = structlog.get_logger()
 
 PASSING_FAILURES = (AuthRejected, QuotaExceeded, ModelUnavailable, ModelTimeout, ModelRateLimited)
 """Trouble with the provider, not with the conversation: while there is room, waiting loses nothing."""
+
+LONGEST_PERCENT = 150
+"""Of the length that was asked for: what a summary has beyond it is left out."""
 
 TINY_FACTOR = 2
 """A middle of less than so many times the handoff's own words is not worth a model call."""
@@ -293,6 +297,7 @@ class Compressor:
         except SummaryRefused as error:
             await record_failure(replace(done.call, outcome=error.outcome))
             raise
+        text = await asyncio.to_thread(fitted, text, Tokens(task.target * LONGEST_PERCENT // 100))
         return _Written(text=text, kind="model", model=route.model.name, call=done.call)
 
     async def _without_model(

@@ -1,0 +1,75 @@
+"""Conversations that outgrow their window: real store, real SDK, a fake model server."""
+
+from collections.abc import Sequence
+
+from agent.context.events import ContextEvent, Scene
+from agent.context.keeper import ContextSettings
+from agent.context.limits import LimitSettings
+from agent.context.outcomes import Compressed
+from agent.model.chat_completions import ChatCompletionsModel
+from agent.tools.recall import recall_tools
+from agent.tools.registry import ToolRegistry
+from agent.turn import Agent
+from hermes_state import sessions
+from hermes_state.transcripts import load_said, load_view
+from hermes_state.values import Origin, Role, Tokens
+from tests.agent.conftest import Chat, Sink, settings
+from tests.fakes.fake_llm import LLM
+
+FILLER = "The quick brown fox jumps over the lazy dog and runs through the forest. " * 8
+
+
+class Listening:
+    """Remembers what happened to views."""
+
+    def __init__(self) -> None:
+        self.events: list[ContextEvent] = []
+
+    def __call__(self, db: object, scene: Scene, event: ContextEvent, now: object) -> None:
+        self.events.append(event)
+
+    @property
+    def compressions(self) -> list[Compressed]:
+        return [event for event in self.events if isinstance(event, Compressed)]
+
+
+def small_agent(chat: Chat, model: ChatCompletionsModel, listening: Listening, *, context: int = 8_192) -> Agent:
+    return Agent(
+        store=chat.store,
+        model=model,
+        tools=ToolRegistry(recall_tools()),
+        settings=settings(context_length=Tokens(context), max_output_tokens=Tokens(context // 4)),
+        clock=chat.clock,
+        listeners=[listening],
+    )
+
+
+async def converse(chat: Chat, agent: Agent, texts: Sequence[str]) -> int:
+    """Whole turns, one after the other; returns the lineage."""
+    lineage_id = 0
+    for text in texts:
+        turn = await chat.start(text)
+        await chat.finish(turn, await agent.run(turn, Sink()))
+        lineage_id = turn.lineage_id
+    return lineage_id
+
+
+async def test_a_long_conversation_is_compressed_again_and_again_and_loses_nothing(
+    chat: Chat, model: ChatCompletionsModel, llm: LLM
+) -> None:
+    listening = Listening()
+    agent = small_agent(chat, model, listening)
+    texts = [f"Message {number}: TICKET-{number} {FILLER}" for number in range(120)]
+    lineage_id = await converse(chat, agent, texts)
+    assert len(listening.compressions) >= 5
+    assert {event.summary_kind for event in listening.compressions} == {"model"}
+    said = await chat.store.read(load_said, lineage_id, 10_000)
+    assert [row.text for row in said if row.role is Role.USER] == texts
+    view = (await chat.store.read(load_view, lineage_id)).transcript
+    assert sum(row.origin is Origin.SUMMARY for row in view) == 1
+    assert len(view) < 60
+    tip = await chat.store.read(sessions.load_tip, lineage_id)
+    assert tip.depth == len(listening.compressions)
+    for event in listening.compressions:
+        print(event.layer, event.messages_before, event.messages_after, event.tokens_before, event.tokens_after)
+    await agent.close()
