@@ -189,6 +189,12 @@ SELECT :session_id, coalesce(
 """
 
 
+# Purpose: a view that was edited is no longer what the provider's last report counted.
+_EDITED = """
+UPDATE sessions SET version = version + 1, reported_prompt_tokens = NULL, reported_at_seq = NULL WHERE id = ?
+"""
+
+
 def _edit(
     db: Connection,
     session_id: SessionId,
@@ -200,7 +206,7 @@ def _edit(
     rows = [{"message_id": old, "replacement_id": new, **shared} for old, new in edits]
     if rows:
         db.executemany(_EDIT, rows)
-        db.execute("UPDATE sessions SET version = version + 1 WHERE id = ?", (session_id,))
+        db.execute(_EDITED, (session_id,))
     return len(rows)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from hermes_state.errors import SessionNotFound
+from hermes_state.ledger import note_report
 from hermes_state.sessions import load_session, load_tip
 from hermes_state.transcripts import (
     NewMessage,
@@ -95,6 +96,16 @@ def test_a_replacement_can_be_replaced_and_hidden(db: sqlite3.Connection, talk: 
     assert seen(db, talk) == ["q1", "shorter", "q2", "a2"]
     hide(db, session.id, ids(db, talk)[:2], "undo", START)
     assert seen(db, talk) == ["q2", "a2"]
+
+
+def test_an_edited_view_is_no_longer_what_the_provider_counted(db: sqlite3.Connection, talk: LineageId) -> None:
+    session = load_tip(db, talk)
+    note_report(db, session.id, 100, 3)
+    hide(db, session.id, [], "undo", START)
+    assert load_session(db, session.id).reported_prompt_tokens == 100
+    hide(db, session.id, ids(db, talk)[2:], "undo", START)
+    edited = load_session(db, session.id)
+    assert (edited.reported_prompt_tokens, edited.reported_at_seq) == (None, None)
 
 
 def test_every_change_of_the_view_moves_the_version(db: sqlite3.Connection, talk: LineageId) -> None:
