@@ -10,7 +10,7 @@ from agent.context.events import Scene
 from agent.context.feedback import summarize_manual_compression
 from agent.context.keeper import ContextKeeper
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded
-from gateway.commands.registry import Effect, Invocation, say
+from gateway.commands.registry import Command, Effect, Invocation, Kind, say
 from hermes_state import sessions
 from hermes_state.errors import CommandError
 from hermes_state.values import Millis
@@ -32,8 +32,6 @@ async def compress(invocation: Invocation) -> Effect:
     context = invocation.desk.live.agent.context
     if word == "preview":
         return say(_previewed(await context.preview(scene)))
-    if word == "undo":
-        return Effect(apply=partial(_undo, context, scene, await context.prepare_undo(scene)))
     keep_turns = int(here[1]) if here is not None else None
     if keep_turns == 0:
         raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
@@ -94,3 +92,14 @@ def _previewed(preview: Preview | NotNeeded) -> str:
             f"{preview.pruned:,} long tool results would be shortened for the summary. Nothing was changed.",
         )
     )
+
+
+COMMANDS = (
+    Command(
+        name="compress",
+        kind=Kind.CHANGE,
+        description="shorten what the model sees of this conversation; `here N`, `preview` or a topic to keep",
+        argument="[topic]",
+        handler=compress,
+    ),
+)

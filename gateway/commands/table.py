@@ -1,6 +1,14 @@
 """All commands, in the order in which help shows them."""
 
-from gateway.commands import conversations, people, turns
+from gateway.commands import compression, conversations, people, turns
 from gateway.commands.registry import Registry
 
-REGISTRY = Registry((*people.COMMANDS[:2], *conversations.COMMANDS, *turns.COMMANDS, *people.COMMANDS[2:]))
+REGISTRY = Registry(
+    (
+        *people.COMMANDS[:2],
+        *conversations.COMMANDS,
+        *compression.COMMANDS,
+        *turns.COMMANDS,
+        *people.COMMANDS[2:],
+    )
+)

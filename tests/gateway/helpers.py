@@ -341,6 +341,7 @@ class TestGateway:
             clock=clock,
             health=lambda: {self.adapter.name: self.adapter.health()},
             registry=self._registry,
+            deliver=self.delivery.wake,
         )
         self.commands = CommandRunner(desk, self.delivery, group)
         self.lanes.staff(
