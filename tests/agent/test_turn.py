@@ -243,13 +243,13 @@ async def test_room_is_judged_by_what_the_provider_counted_and_what_came_since(
     chat: Chat, shop: Workshop, llm: LLM
 ) -> None:
     llm.scripts.append({"times": 1, "reply": {"text": "ok", "usage": {"prompt_tokens": 7_000}}})
-    agent = shop.agent(options=settings(context_length=Tokens(8_200), max_output_tokens=Tokens(1_000)))
+    agent = shop.agent(options=settings(context_length=Tokens(10_200), max_output_tokens=Tokens(1_000)))
     first = await chat.start("word " * 6_000)
     await chat.finish(first, await agent.run(first, Sink()))
-    second = await chat.start("word " * 1_000)
+    second = await chat.start("word " * 3_000)
     with pytest.raises(ContextOverflow) as raised:
         await agent.run(second, Sink())
-    assert 8_200 < (raised.value.prompt_tokens or 0) < 8_700
+    assert 9_700 < (raised.value.prompt_tokens or 0) < 10_700
 
 
 async def test_a_long_result_is_stored_whole_and_shown_in_part(chat: Chat, shop: Workshop, llm: LLM) -> None:
