@@ -1,4 +1,4 @@
-"""The split: how a compression continues a session in a child, in one transaction."""
+"""Splits: how a compression, or the undo of one, continues a session in a child, in one transaction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from sqlite3 import Connection
 from typing import Literal, TypeAlias
 
 from hermes_state.errors import LineageMoved
-from hermes_state.sessions import end_session, free_session_key, load_session
-from hermes_state.transcripts import NewMessage, append_view_row
-from hermes_state.values import EndReason, LineageId, MessageId, Millis, SessionId
+from hermes_state.sessions import Session, end_session, free_session_key, load_session, load_tip
+from hermes_state.transcripts import NewMessage, append_view_row, edited, load_own_rows, load_session_view
+from hermes_state.values import EndReason, LineageId, MessageId, Millis, SessionId, Transcript
 
 Layer: TypeAlias = Literal["hygiene", "preflight", "in_loop", "overflow", "manual", "background"]
 ContextItem: TypeAlias = MessageId | NewMessage
@@ -67,30 +67,14 @@ def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
     Raises `LineageMoved` when the parent is not the open tip any more or its view has changed since the plan was made;
     nothing is written then.
     """
-    parent = load_session(db, plan.parent_id)
-    if parent.version != plan.version or parent.ended_at is not None:
-        raise LineageMoved(f"session {parent.short_key} has changed since the compression was planned")
-    before = _view_size(db, plan.parent_id)
-    end_session(db, parent.id, EndReason.COMPRESSION, now)
-    cursor = db.execute(
-        _INSERT_CHILD,
-        {
-            "key": free_session_key(db, parent.chat_id, now),
-            "parent_id": parent.id,
-            "system_prompt": plan.system_prompt,
-            "context_state": plan.context_state,
-            "now": now,
-        },
-    )
-    assert cursor.lastrowid is not None
-    child_id = SessionId(cursor.lastrowid)
-    kept = _write_context(db, child_id, plan, now)
-    moved = db.execute(
-        "UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ? AND active_session_id = ?",
-        (child_id, now, parent.chat_id, parent.id),
-    )
-    if moved.rowcount != 1:
-        raise LineageMoved(f"session {parent.short_key} is not the chat's active one any more")
+    parent = _require_open(db, plan.parent_id, plan.version)
+    before = _view_size(db, parent.id)
+    child_id = _continue(db, parent, EndReason.COMPRESSION, plan.system_prompt, plan.context_state, now)
+    ids: list[int] = [
+        append_view_row(db, child_id, item, None, now) if isinstance(item, NewMessage) else item
+        for item in plan.context
+    ]
+    kept = _write_context(db, child_id, ids, parent.id, plan.watermark_seq)
     db.execute(
         _RECORD,
         (
@@ -144,14 +128,113 @@ def count_compressions(db: Connection, lineage_id: LineageId) -> int:
     return int(db.execute(_COUNT, (lineage_id,)).fetchone()[0])
 
 
-def _write_context(db: Connection, child_id: SessionId, plan: SplitPlan, now: Millis) -> int:
-    ids: list[int] = []
-    for item in plan.context:
-        ids.append(append_view_row(db, child_id, item, None, now) if isinstance(item, NewMessage) else item)
-    ids += [row[0] for row in db.execute(_ROWS_BEHIND, (plan.parent_id, plan.watermark_seq)).fetchall()]
-    places = [(child_id, pos, row_id) for pos, row_id in enumerate(ids)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoPlan:
+    """What taking back the newest compression would show the model, and the state of the tip that this is true for."""
+
+    tip: Session
+    compression_id: int
+    compressed: Session
+    """The session that the compression ended; its view comes back."""
+    transcript: Transcript
+    """The whole view that the conversation would go on with."""
+
+
+# Purpose: the newest compression of a conversation that still holds, with the place of the session it made.
+_LAST_COMPRESSION = """
+SELECT c.id, c.parent_id, s.depth FROM sessions s JOIN compressions c ON c.child_id = s.id
+WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL ORDER BY s.depth DESC LIMIT 1
+"""
+
+
+def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
+    """The view before the newest compression that still holds, and what was said since; None if there is none.
+
+    View edits made since hold: what a person took back stays taken back. Handoffs made since are left out.
+    Raises `SessionNotFound`.
+    """
+    last = db.execute(_LAST_COMPRESSION, (lineage_id,)).fetchone()
+    if last is None:
+        return None
+    compression_id, parent_id, depth = last
+    query = "SELECT id FROM sessions WHERE lineage_id = ? AND depth >= ? ORDER BY depth"
+    later = [SessionId(row[0]) for row in db.execute(query, (lineage_id, depth)).fetchall()]
+    rows = load_session_view(db, parent_id)
+    for session_id in later:
+        rows = edited(db, session_id, rows + load_own_rows(db, session_id, since_seq=1))
+    return UndoPlan(
+        tip=load_tip(db, lineage_id),
+        compression_id=compression_id,
+        compressed=load_session(db, parent_id),
+        transcript=rows,
+    )
+
+
+def undo_compression(
+    db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None, system_prompt: str | None = None
+) -> SessionId:
+    """End the tip and go on in a child that sees what `plan` says: all of it, or nothing. No row is changed by it.
+
+    What was said in the tip since the plan was made follows. `context_state` and `system_prompt` are the child's, None:
+    as in the tip. Raises `LineageMoved` when the tip has ended or its view has changed since the plan was made.
+    """
+    tip = _require_open(db, plan.tip.id, plan.tip.version)
+    child_id = _continue(db, tip, EndReason.UNDO, system_prompt, context_state, now)
+    _write_context(db, child_id, [row.id for row in plan.transcript], tip.id, plan.tip.next_seq - 1)
+    undone = db.execute(
+        "UPDATE compressions SET undone_by = ? WHERE id = ? AND undone_by IS NULL", (child_id, plan.compression_id)
+    )
+    if undone.rowcount != 1:
+        raise LineageMoved(f"the compression of session {plan.compressed.short_key} is undone already")
+    return child_id
+
+
+def _require_open(db: Connection, session_id: SessionId, version: int) -> Session:
+    session = load_session(db, session_id)
+    if session.version != version or session.ended_at is not None:
+        raise LineageMoved(f"session {session.short_key} has changed since this was planned")
+    return session
+
+
+def _continue(
+    db: Connection,
+    parent: Session,
+    reason: EndReason,
+    system_prompt: str | None,
+    context_state: str | None,
+    now: Millis,
+) -> SessionId:
+    """End `parent` and make its child, without a context yet, the chat's session."""
+    end_session(db, parent.id, reason, now)
+    cursor = db.execute(
+        _INSERT_CHILD,
+        {
+            "key": free_session_key(db, parent.chat_id, now),
+            "parent_id": parent.id,
+            "system_prompt": system_prompt,
+            "context_state": context_state,
+            "now": now,
+        },
+    )
+    assert cursor.lastrowid is not None
+    child_id = SessionId(cursor.lastrowid)
+    moved = db.execute(
+        "UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ? AND active_session_id = ?",
+        (child_id, now, parent.chat_id, parent.id),
+    )
+    if moved.rowcount != 1:
+        raise LineageMoved(f"session {parent.short_key} is not the chat's active one any more")
+    return child_id
+
+
+def _write_context(
+    db: Connection, child_id: SessionId, ids: Sequence[int], parent_id: SessionId, watermark_seq: int
+) -> int:
+    """The child starts from `ids` and the parent's rows behind the watermark; returns how many those are."""
+    behind = [row[0] for row in db.execute(_ROWS_BEHIND, (parent_id, watermark_seq)).fetchall()]
+    places = [(child_id, pos, row_id) for pos, row_id in enumerate([*ids, *behind])]
     db.executemany("INSERT INTO session_context VALUES (?, ?, ?)", places)
-    return len(ids)
+    return len(places)
 
 
 def _view_size(db: Connection, session_id: SessionId) -> int:

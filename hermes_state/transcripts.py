@@ -132,7 +132,11 @@ def load_session_view(db: Connection, session_id: SessionId) -> Transcript:
     """The rows the model sees of one session."""
     stored = db.execute(_CONTEXT_ROWS, (session_id,)).fetchall()
     stored += db.execute(_OWN_ROWS, (session_id,)).fetchall()
-    rows = _messages(stored)
+    return edited(db, session_id, _messages(stored))
+
+
+def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcript:
+    """`rows` with the view edits of a session applied to them."""
     edits = dict(db.execute(_EDITS, (session_id,)).fetchall())
     if not edits:
         return rows
@@ -147,7 +151,7 @@ def load_session_view(db: Connection, session_id: SessionId) -> Transcript:
 
 
 def load_own_rows(db: Connection, session_id: SessionId, since_seq: int) -> Transcript:
-    """What was said in a session from `since_seq` on; for a caller who knows that no view edit touches it."""
+    """What was said in a session from `since_seq` on, without its view edits."""
     return _messages(db.execute(_OWN_ROWS_SINCE, (session_id, since_seq)).fetchall())
 
 
