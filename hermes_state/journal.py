@@ -230,7 +230,7 @@ def append_calls(db: Connection, turn_id: TurnId, step: ModelStep, now: Millis) 
     )
     message_id = append(db, session_id, row, now)
     message = load_message(db, message_id)
-    ledger.note_report(db, session_id, step.reported_prompt_tokens, message.seq - 1)
+    ledger.note_report(db, session_id, step.reported_prompt_tokens, message.seq - 1, step.call.model)
     ledger.record(db, turn_id, turn.lineage_id, step.call, now)
     return message
 
@@ -281,7 +281,7 @@ def finish_turn(db: Connection, turn_id: TurnId, answer: FinalAnswer, now: Milli
     row = NewMessage(role=Role.ASSISTANT, origin=Origin.ASSISTANT, text=answer.text, turn_id=turn_id)
     message_id = append(db, session_id, row, now)
     seq = db.execute("SELECT seq FROM messages WHERE id = ?", (message_id,)).fetchone()[0]
-    ledger.note_report(db, session_id, answer.reported_prompt_tokens, seq - 1)
+    ledger.note_report(db, session_id, answer.reported_prompt_tokens, seq - 1, answer.call.model)
     ledger.record(db, turn_id, turn.lineage_id, answer.call, now)
     _owe_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message_id, now)
     _close(db, turn, TurnState.FINISHED, None, now)

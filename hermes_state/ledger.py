@@ -35,10 +35,15 @@ def record(
         db.execute(_ADD_USAGE, (*tokens, session_id))
 
 
-def note_report(db: Connection, session_id: SessionId, reported_prompt_tokens: int | None, covered_seq: int) -> None:
-    """Keep the provider's count as the anchor of the next estimate; `covered_seq` is the last row it counted."""
+def note_report(
+    db: Connection, session_id: SessionId, reported_prompt_tokens: int | None, covered_seq: int, model: str
+) -> None:
+    """Keep the provider's count as the anchor of the next estimate; `covered_seq` is the last row it counted.
+
+    Another model counts otherwise, so the session remembers whose count it is.
+    """
     if reported_prompt_tokens is not None:
         db.execute(
-            "UPDATE sessions SET reported_prompt_tokens = ?, reported_at_seq = ? WHERE id = ?",
-            (reported_prompt_tokens, covered_seq, session_id),
+            "UPDATE sessions SET reported_prompt_tokens = ?, reported_at_seq = ?, model = ? WHERE id = ?",
+            (reported_prompt_tokens, covered_seq, model, session_id),
         )

@@ -8,7 +8,7 @@ of several who compress at one time one wins and the others learn that nothing i
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from sqlite3 import Connection
 from typing import Protocol, assert_never
 
@@ -253,6 +253,8 @@ class ContextKeeper:
     # ---- one pass
 
     async def _room(self, scene: Scene, view: View) -> Room:
+        if view.session.model not in (None, self._profiles.model):  # another model's count says nothing here
+            view = replace(view, session=replace(view.session, reported_prompt_tokens=None))
         request = await self._prompts.request_for(scene, view)
         return Room(view=view, request=request, estimated=self.estimator.prompt(view, request))
 

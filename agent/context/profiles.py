@@ -29,7 +29,7 @@ class ProfileBook:
     def __init__(self, store: Store, route: str, model: str, configured: Tokens, clock: Clock) -> None:
         self._store = store
         self._route = route
-        self._model = model
+        self.model = model
         self._configured = configured
         self._clock = clock
         self._is_loaded = False
@@ -47,7 +47,7 @@ class ProfileBook:
         """Take up what was learned before this process; only the first call does anything."""
         if self._is_loaded:
             return
-        profile = await self._store.read(load_profile, self._route, self._model)
+        profile = await self._store.read(load_profile, self._route, self.model)
         if not self._is_loaded:  # nobody else was faster
             self._is_loaded = True
             self._saved, self._learned = profile.calibration, profile.learned_context
@@ -59,19 +59,19 @@ class ProfileBook:
         known, saved = self.estimator.calibration, self._saved
         if _differs(known.scale, saved.scale) or _differs(known.image_tokens, saved.image_tokens):
             self._saved = known
-            await self._store.write(save_calibration, self._route, self._model, known, self._clock.now())
+            await self._store.write(save_calibration, self._route, self.model, known, self._clock.now())
 
     async def learn_window(self, error: ContextOverflow, estimated: EstimatedTokens, input_window: Tokens) -> None:
         """After a refused prompt: keep a smaller window that the provider stated, or guess one below the present."""
         if error.window is not None:
             if error.window < self.window:
-                log.warning("model.window_learned", model=self._model, window=error.window, configured=self._configured)
+                log.warning("model.window_learned", model=self.model, window=error.window, configured=self._configured)
                 self._learned = Tokens(error.window)
                 now = self._clock.now()
-                await self._store.write(learn_context, self._route, self._model, self._learned, now)
+                await self._store.write(learn_context, self._route, self.model, self._learned, now)
         elif estimated < input_window:
             self._assumed = Tokens(next((size for size in ASSUMED_WINDOWS if size < self.window), self.window))
-            log.warning("model.window_assumed", model=self._model, window=self._assumed, configured=self._configured)
+            log.warning("model.window_assumed", model=self.model, window=self._assumed, configured=self._configured)
 
 
 def _differs(known: float, saved: float) -> bool:
