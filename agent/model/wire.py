@@ -43,30 +43,59 @@ class WireStyle:
 
 def chat_messages(system: str, transcript: Transcript, style: WireStyle) -> list[WireMessage]:
     """The `messages` of a chat completions request: the system prompt, then the rows."""
-    wire: list[WireMessage] = [{"role": "system", "content": system}] if system else []
-    results = _results_by_call(transcript, style.max_result_characters)
+    return traced_messages(system, transcript, style).messages
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A list, and for each of its messages the rows that it was made of; none for the system prompt and for stubs."""
+
+    messages: list[WireMessage]
+    sources: list[tuple[Message, ...]]
+
+
+def traced_messages(
+    system: str, transcript: Transcript, style: WireStyle, *, handoff_stands_alone: bool = False
+) -> Traced:
+    """`chat_messages` with the rows behind each message.
+
+    `handoff_stands_alone`: it is a user message of its own, whatever people wrote around it. Roles then no longer
+    alternate there, so such a list is for readers that tell the messages apart, not for providers.
+    """
+    traced = Traced([], [])
+    if system:
+        traced.messages.append({"role": "system", "content": system})
+        traced.sources.append(())
+    results = _results_by_call(transcript)
     used_ids: set[str] = set()
     people: list[Message] = []
     for row in transcript:
         if row.role is Role.USER:
+            if handoff_stands_alone and (row.origin is Origin.SUMMARY or _is_handoff(people)):
+                _add_people(traced, people, style)
+                people = []
             people.append(row)
             continue
         if row.role is Role.ASSISTANT and (row.text or row.body.calls or row.body.was_interrupted):
-            _add_people(wire, people, style)
+            _add_people(traced, people, style)
             people = []
-            _add_assistant(wire, row, results, used_ids)
-    _add_people(wire, people, style)
-    return wire
+            _add_assistant(traced, row, results, used_ids, style.max_result_characters)
+    _add_people(traced, people, style)
+    return traced
 
 
-def _results_by_call(transcript: Transcript, limit: int) -> dict[tuple[int, str], str]:
-    """The text that answers each call, by the call's row and id.
+def _is_handoff(people: Sequence[Message]) -> bool:
+    return bool(people) and people[-1].origin is Origin.SUMMARY
+
+
+def _results_by_call(transcript: Transcript) -> dict[tuple[int, str], Message]:
+    """The row that answers each call, by the call's row and id.
 
     A result belongs to the nearest earlier row that asked with its id. Results that answer nothing, or answer a
     second time, are left out.
     """
     open_calls: dict[str, int] = {}
-    results: dict[tuple[int, str], str] = {}
+    results: dict[tuple[int, str], Message] = {}
     for row in transcript:
         if row.role is Role.ASSISTANT:
             for call in row.body.calls:
@@ -74,7 +103,7 @@ def _results_by_call(transcript: Transcript, limit: int) -> dict[tuple[int, str]
         elif row.role is Role.TOOL and row.tool_call_id is not None:
             asked_by = open_calls.pop(row.tool_call_id, None)
             if asked_by is not None:
-                results[asked_by, row.tool_call_id] = _bounded(row, limit)
+                results[asked_by, row.tool_call_id] = row
     return results
 
 
@@ -90,8 +119,9 @@ def _bounded(row: Message, limit: int) -> str:
 
 
 def _add_assistant(
-    wire: list[WireMessage], row: Message, results: Mapping[tuple[int, str], str], used_ids: set[str]
+    traced: Traced, row: Message, results: Mapping[tuple[int, str], Message], used_ids: set[str], limit: int
 ) -> None:
+    wire, sources = traced.messages, traced.sources
     text = row.text or ""
     if row.body.was_interrupted:
         text = f"{text}\n\n{INTERRUPTED}".lstrip()
@@ -100,21 +130,23 @@ def _add_assistant(
     if last is not None and last["role"] == "assistant" and "tool_calls" not in last:
         message = last
         message["content"] = f"{last['content']}\n\n{text}" if text else last["content"]
+        sources[-1] += (row,)
     else:
         message = {"role": "assistant", "content": text or None}
         wire.append(message)
+        sources.append((row,))
     if not calls:
         return
-    answers: list[WireMessage] = []
     sent: list[dict[str, Any]] = []
     for place, call in enumerate(calls):
         call_id = _unused_id(call.id, row, place, used_ids)
         sent.append(_wire_call(call, call_id))
         is_first = all(earlier.id != call.id for earlier in calls[:place])
-        result = results.get((row.id, call.id), LOST_RESULT) if is_first else LOST_RESULT
-        answers.append({"role": "tool", "tool_call_id": call_id, "content": result})
+        result = results.get((row.id, call.id)) if is_first else None
+        text = LOST_RESULT if result is None else _bounded(result, limit)
+        wire.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        sources.append(() if result is None else (result,))
     message["tool_calls"] = sent
-    wire.extend(answers)
 
 
 def _unused_id(call_id: str, row: Message, place: int, used: set[str]) -> str:
@@ -149,10 +181,12 @@ def _legal(arguments: str) -> str:
 # --- the rows of people, and what stands in their place
 
 
-def _add_people(wire: list[WireMessage], rows: Sequence[Message], style: WireStyle) -> None:
+def _add_people(traced: Traced, rows: Sequence[Message], style: WireStyle) -> None:
     """One user message of adjacent rows. Pieces of one turn by one sender are stamped once."""
+    wire = traced.messages
     if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
         wire.append({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])})
+        traced.sources.append((rows[0],))
         return
     blocks: list[str | _Part] = []
     before: Message | None = None
@@ -168,6 +202,7 @@ def _add_people(wire: list[WireMessage], rows: Sequence[Message], style: WireSty
             before = None
     if blocks:
         wire.append({"role": "user", "content": _content(blocks)})
+        traced.sources.append(tuple(rows))
 
 
 def _from_gateway(origin: Origin, text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.model.wire import INTERRUPTED, LOST_RESULT, NOTICE, WireStyle, chat_messages
+from agent.model.wire import INTERRUPTED, LOST_RESULT, NOTICE, WireStyle, chat_messages, traced_messages
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import (
     Document,
@@ -257,3 +257,26 @@ def test_the_same_rows_give_the_same_bytes_and_stay_as_they_are(rows: list[Messa
     kept = list(rows)
     assert orjson.dumps(chat_messages("S", tuple(rows), style)) == orjson.dumps(chat_messages("S", tuple(rows), style))
     assert rows == kept
+
+
+def test_every_row_is_behind_exactly_one_message_and_stubs_are_behind_none() -> None:
+    rows = (
+        human("a"),
+        human("b"),
+        answer("x"),
+        answer(None, "c1", "c2"),
+        result("c1"),
+        human("c"),
+        answer("y", "c3"),
+    )
+    traced = traced_messages("sys", rows, STYLE)
+    assert traced.messages == chat_messages("sys", rows, STYLE)
+    assert traced.sources == [(), rows[:2], rows[2:4], (rows[4],), (), (rows[5],), (rows[6],), ()]
+
+
+def test_a_handoff_can_stand_alone_for_readers_that_tell_messages_apart() -> None:
+    rows = (human("a"), human("record", origin=Origin.SUMMARY), human("b"), answer("x"))
+    traced = traced_messages("", rows, STYLE, handoff_stands_alone=True)
+    assert traced.sources == [(row,) for row in rows]
+    assert [message["role"] for message in traced.messages] == ["user", "user", "user", "assistant"]
+    assert len(chat_messages("", rows, STYLE)) == 2
