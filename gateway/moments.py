@@ -2,9 +2,19 @@
 
 from datetime import UTC, datetime
 
+from hermes_state.errors import CommandError
 from hermes_state.values import Millis
 
 
 def when(at: Millis) -> str:
     """UTC, to the minute."""
     return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def moment(text: str) -> Millis:
+    """What people mean by a date or a date with a time, UTC unless it says otherwise. Raises `CommandError`."""
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise CommandError(f"“{text}” is no date such as 2026-03-31 or 2026-03-31T14:00.") from None
+    return Millis(round((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1_000))

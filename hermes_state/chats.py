@@ -66,6 +66,20 @@ def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
     ]
 
 
+# Purpose: chats by the name that people see, or by the platform's id alone.
+_NAMED = f"""
+SELECT {_COLUMNS} FROM chats WHERE platform || ':' || chat_ref
+  || CASE thread_ref WHEN '' THEN '' ELSE '/' || thread_ref END
+  || CASE user_ref WHEN '' THEN '' ELSE '#' || user_ref END = :name
+OR (chat_ref = :name AND thread_ref = '' AND user_ref = '') ORDER BY id
+"""
+
+
+def find_chats_named(db: Connection, name: str) -> list[Chat]:
+    """The chats that `name` may mean: `telegram:42`, or `42` where that is enough."""
+    return [_chat(row) for row in db.execute(_NAMED, {"name": name}).fetchall()]
+
+
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
     """The chat with this id, which must exist."""
     row = db.execute(f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,)).fetchone()

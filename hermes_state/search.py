@@ -110,6 +110,12 @@ def _hit(row: tuple[int, int, int, int, str, str, int, str, float], pattern: re.
     )
 
 
+def snippet_of(text: str, query: str) -> str:
+    """The snippet that a hit for `query` has, of a text that was changed since (redacted, for one)."""
+    parsed = parse_query(query)
+    return _snippet(text, _pattern(parsed.wanted) if parsed is not None else None)
+
+
 class _Folding(dict[int, str]):
     """Every character to one without case and accent, as the index compares them; positions stay as they are."""
 

@@ -55,6 +55,8 @@ class Conversation:
     first_words: str
     """How it began, for people who gave it no title; empty when it began with a file."""
     message_count: int
+    session_count: int
+    started_at: Millis
     last_human_at: Millis | None
     is_active: bool
 
@@ -192,6 +194,16 @@ def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Sessi
     return load_tip(db, LineageId(rows[0][0]))
 
 
+def find_sessions(db: Connection, key_prefix: str, chat_id: ChatId | None, limit: int) -> list[Session]:
+    """The sessions, of one chat or of all, whose key starts so, oldest first."""
+    if not key_prefix or any(letter not in _BASE32 for letter in key_prefix):
+        return []
+    query = f"""SELECT {_COLUMNS} FROM sessions WHERE key >= ? AND key < ? AND (? IS NULL OR chat_id = ?)
+    ORDER BY key LIMIT ?"""
+    rows = db.execute(query, (key_prefix, key_prefix + "~", chat_id, chat_id, limit)).fetchall()
+    return [session_of(row) for row in rows]
+
+
 def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
     """Store a session's system prompt unless it has one; returns the stored one."""
     db.execute("UPDATE sessions SET system_prompt = ? WHERE id = ? AND system_prompt IS NULL", (text, session_id))
@@ -216,25 +228,30 @@ def load_title(db: Connection, lineage_id: LineageId) -> str | None:
     return row[0] if row else None
 
 
-# Purpose: the conversations of a chat that hold anything, the most recently used first.
+# Purpose: the conversations of a chat, or of all, that hold anything, the most recently used first.
 _CONVERSATIONS = """
-SELECT lineage_id, sum(message_count), max(coalesce(last_human_at, started_at)) AS used_at, max(last_human_at)
-FROM sessions WHERE chat_id = ? GROUP BY lineage_id HAVING sum(message_count) > 0 ORDER BY used_at DESC LIMIT ?
+SELECT lineage_id, sum(message_count), count(*), min(started_at), max(last_human_at),
+  max(coalesce(last_human_at, started_at)) AS used_at
+FROM sessions {where} GROUP BY lineage_id HAVING sum(message_count) > 0 ORDER BY used_at DESC LIMIT ?
 """
 
 
-def list_conversations(db: Connection, chat_id: ChatId, limit: int) -> list[Conversation]:
-    """One entry a lineage, the most recently used first."""
-    active = load_active(db, chat_id)
+def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> list[Conversation]:
+    """One entry a lineage, the most recently used first; of all chats when `chat_id` is None."""
+    where, scope = ("WHERE chat_id = ?", (chat_id,)) if chat_id is not None else ("", ())
+    rows = db.execute(_CONVERSATIONS.format(where=where), (*scope, limit)).fetchall()
     found = []
-    for lineage_id, count, _, last_human_at in db.execute(_CONVERSATIONS, (chat_id, limit)).fetchall():
+    for lineage_id, count, sessions, started_at, last_human_at, _ in rows:
         tip = load_tip(db, lineage_id)
+        active = load_active(db, tip.chat_id)
         found.append(
             Conversation(
                 tip=tip,
                 title=load_title(db, lineage_id),
                 first_words=_first_words(db, lineage_id),
                 message_count=count,
+                session_count=sessions,
+                started_at=started_at,
                 last_human_at=last_human_at,
                 is_active=active is not None and active.lineage_id == lineage_id,
             )

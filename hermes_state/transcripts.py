@@ -80,7 +80,7 @@ _CONTEXT_ROWS = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON 
 WHERE c.session_id = ? ORDER BY c.pos"""
 # Purpose: what was said in the session itself.
 _OWN_ROWS = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq > 0 ORDER BY m.seq"
-_OWN_ROWS_SINCE = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq >= ? ORDER BY m.seq"
+_OWN_ROWS_SINCE = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq >= ? ORDER BY m.seq LIMIT ?"
 _EDITS = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?"
 
 
@@ -150,9 +150,10 @@ def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcrip
     return tuple(seen)
 
 
-def load_own_rows(db: Connection, session_id: SessionId, since_seq: int) -> Transcript:
-    """What was said in a session from `since_seq` on, without its view edits."""
-    return _messages(db.execute(_OWN_ROWS_SINCE, (session_id, since_seq)).fetchall())
+def load_own_rows(db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None) -> Transcript:
+    """What was said in a session from `since_seq` on, at most `limit` rows, without its view edits."""
+    rows = db.execute(_OWN_ROWS_SINCE, (session_id, since_seq, -1 if limit is None else limit)).fetchall()
+    return _messages(rows)
 
 
 def load_message(db: Connection, message_id: MessageId) -> Message:
@@ -216,13 +217,22 @@ def _edit(
 
 # Purpose: what was said in a conversation, newest first, whatever the model sees of it.
 _SAID = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id < ?
-ORDER BY m.id DESC LIMIT ?"""
+AND (? IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
 
 
-def load_said(db: Connection, lineage_id: LineageId, limit: int, before: MessageId | None = None) -> Transcript:
-    """The newest `limit` original rows of a conversation, oldest of them first; undone ones included."""
+def load_said(
+    db: Connection,
+    lineage_id: LineageId,
+    limit: int,
+    before: MessageId | None = None,
+    session_id: SessionId | None = None,
+) -> Transcript:
+    """The newest `limit` original rows of a conversation, oldest of them first; undone ones included.
+
+    `session_id`: only those that were said in this session of it.
+    """
     bound = before if before is not None else 2**62
-    rows = db.execute(_SAID, (lineage_id, bound, limit)).fetchall()
+    rows = db.execute(_SAID, (lineage_id, bound, session_id, session_id, limit)).fetchall()
     return _messages(reversed(rows))
 
 

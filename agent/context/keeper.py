@@ -26,7 +26,7 @@ from agent.handoff import SYSTEM_NOTE
 from agent.model.base import ModelRequest
 from hermes_state import ledger, sessions
 from hermes_state.errors import ContextOverflow
-from hermes_state.lineage import Layer, SplitPlan
+from hermes_state.lineage import Layer, SplitPlan, count_compressions
 from hermes_state.store import Store
 from hermes_state.transcripts import View
 from hermes_state.values import (
@@ -72,6 +72,23 @@ class Prompts(Protocol):
 
     def system_for(self, scene: Scene) -> str:
         """The system prompt as it would be assembled today."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How full a conversation is."""
+
+    prompt: EstimatedTokens
+    fixed: EstimatedTokens
+    """Of the prompt, what no compression shortens: the system prompt and the tools' schemas."""
+    limits: Limits
+    is_automatic: bool
+    compressions: int
+
+    @property
+    def is_crowded(self) -> bool:
+        """What cannot shrink takes half of the room before a compression, or more."""
+        return self.fixed * 2 >= self.limits.threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +223,19 @@ class ContextKeeper:
         room = await self._room(scene, await self._views.load(scene.lineage_id))
         job = self._job(room, "manual", keep_turns=keep_turns)
         return await asyncio.to_thread(self._engine.preview, job, self.estimator)
+
+    async def standing(self, scene: Scene) -> Standing:
+        """How full a conversation is."""
+        await self._profiles.load()
+        room = await self._room(scene, await self._views.load(scene.lineage_id))
+        empty = replace(room.request, transcript=())
+        return Standing(
+            prompt=room.estimated,
+            fixed=self.estimator.whole(empty),
+            limits=self.limits,
+            is_automatic=self._settings.is_enabled,
+            compressions=await self._store.read(count_compressions, scene.lineage_id),
+        )
 
     async def close(self) -> None:
         """Give up what is being drafted."""

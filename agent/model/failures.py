@@ -73,8 +73,8 @@ REMEDIES: tuple[Remedy, ...] = (
         kind=ContextOverflow,
         outcome="overflow",
         attempts=1,
-        sentence="This conversation no longer fits into the model's memory{window}; /new starts a fresh one, and "
-        "/history keeps this one.",
+        sentence="This conversation no longer fits into the model's memory{window}; /compress makes room in it, /new "
+        "starts a fresh one, and /history keeps this one.",
     ),
     Remedy(
         kind=OutputCapTooLarge,

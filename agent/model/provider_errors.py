@@ -21,20 +21,44 @@ from hermes_state.errors import (
 
 _OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "request_too_large"})
 _OVERFLOW = re.compile(
-    r"maximum context length|context_length_exceeded|prompt is too long|exceeds the available context size"
-    r"|input token count .{0,40}exceeds|context window",
+    r"maximum (?:context|prompt) length|context[_ ]length[_ ]exceeded|prompt is too long|input is too long"
+    r"|exceeds the available context size|input token count .{0,40}exceeds|context window|exceed context limit"
+    r"|greater than the context length|model token limit|reduce the length of the (?:messages|input)",
     re.IGNORECASE,
 )
+_LIMIT_NAME = r"\bmax_(?:completion_|output_|new_)?tokens\b[`'\"]?"
 _OUTPUT_CAP = re.compile(
-    r"max_(?:completion_)?tokens is too large|`?max_tokens`? exceed context limit|^max_tokens: \d+ >", re.IGNORECASE
+    rf"{_LIMIT_NAME} (?:is too large|(?:value|must be) .{{0,40}}(?:range|less than|at most))|^max_tokens: \d+ >"
+    rf"|valid range of {_LIMIT_NAME}",
+    re.IGNORECASE,
 )
+LEAST_OUTPUT_ROOM = 256
+"""A prompt that leaves less room than this for an answer is too long, whatever output was asked for."""
 _QUOTA_CODES = frozenset({"insufficient_quota", "insufficient_credits", "billing_hard_limit_reached"})
 _FILTER_CODES = frozenset({"content_filter", "content_policy_violation"})
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
 """A code as providers write them. Anything else may be a sentence, or a key."""
-_WINDOW = re.compile(r"context length is (\d+)|> (\d+) maximum|allowed \((\d+)\)", re.IGNORECASE)
-_PROMPT = re.compile(r"resulted in (\d+)|too long: (\d+)|count \((\d+)\)|\((\d+) in the messages", re.IGNORECASE)
-_CAP = re.compile(r"at most (\d+)|> (\d+), which is the maximum", re.IGNORECASE)
+_COUNT = r"(\d{1,9})(?!\d)"
+_WINDOW = re.compile(
+    rf"(?:context|prompt) length (?:is|of)(?: only)? {_COUNT}|> {_COUNT} maximum|allowed \({_COUNT}\)"
+    rf"|context limit: \d{{1,9}} \+ \d{{1,9}} > {_COUNT}"
+    rf"|token limit: {_COUNT}|model with {_COUNT} maximum",
+    re.IGNORECASE,
+)
+_PROMPT = re.compile(
+    rf"resulted in {_COUNT}|too long: {_COUNT}|count \({_COUNT}\)|context limit: {_COUNT} \+"
+    rf"|\({_COUNT} (?:in the messages|in your prompt|of text input)|(?:request has|contains) {_COUNT}",
+    re.IGNORECASE,
+)
+_PROMPT_TOOLS = re.compile(rf", {_COUNT} of tool input", re.IGNORECASE)
+"""What is named beside the text and belongs to the prompt, too."""
+_WINDOW_LESS_OUTPUT = re.compile(r"request has \d{1,9} input tokens\.", re.IGNORECASE)
+"""Some servers of this wording state the window less the wanted output: nothing to remember it by."""
+_CAP = re.compile(
+    rf"at most {_COUNT}|> {_COUNT}, which is the maximum|less than or equal to [`'\"]?{_COUNT}"
+    rf"|\[\d{{1,9}}, ?{_COUNT}\]",
+    re.IGNORECASE,
+)
 _LONGEST_WAIT_SECONDS = 31 * 86_400.0
 """Quotas are counted by the month at most. What is longer, `inf` included, is no time to tell a person."""
 
@@ -54,10 +78,10 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
         return ModelRateLimited(what, retry_after=retry_after_seconds(headers))
     if code in _FILTER_CODES or kind in _FILTER_CODES:
         return ContentFiltered(what)
-    if status in (400, 422) and _OUTPUT_CAP.search(text):
+    if status in (400, 422) and _OUTPUT_CAP.search(text) and _WINDOW.search(text) is None:
         return OutputCapTooLarge(what, cap=_number(_CAP, text))
-    if status == 413 or code in _OVERFLOW_CODES or kind in _OVERFLOW_CODES or (status < 500 and _OVERFLOW.search(text)):
-        return _overflow(what, fields, text)
+    if status == 413 or code in _OVERFLOW_CODES or kind in _OVERFLOW_CODES or _is_overflow(status, fields, text):
+        return _too_long(what, fields, text)
     if status >= 500 or status in (408, 409, 425):
         return ModelUnavailable(what)
     return ModelError(what)
@@ -83,15 +107,35 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def _overflow(what: str, fields: Mapping[str, Any], text: str) -> ContextOverflow:
-    window, prompt = fields.get("n_ctx"), fields.get("n_prompt_tokens")
-    return ContextOverflow(
-        what,
-        prompt_tokens=prompt if isinstance(prompt, int) else _number(_PROMPT, text),
-        window=window if isinstance(window, int) else _number(_WINDOW, text),
-    )
+def _is_overflow(status: int, fields: Mapping[str, Any], text: str) -> bool:
+    """By wording. An error on the provider's side counts only as an object: a proxy's page may say anything."""
+    return (status < 500 or bool(fields)) and _OVERFLOW.search(text) is not None
+
+
+def _too_long(what: str, fields: Mapping[str, Any], text: str) -> ContextOverflow | OutputCapTooLarge:
+    """Prompt and output are too long together: the output's fault if the prompt leaves room for an answer."""
+    window = _count(fields.get("n_ctx")) or _number(_WINDOW, text)
+    prompt = _count(fields.get("n_prompt_tokens")) or _number(_PROMPT, text)
+    if prompt is not None:
+        prompt += _number(_PROMPT_TOOLS, text) or 0
+    if _WINDOW_LESS_OUTPUT.search(text):
+        window = None
+    if prompt is not None and window is not None:
+        room = window - prompt - _uncertainty(prompt)
+        if room >= LEAST_OUTPUT_ROOM:
+            return OutputCapTooLarge(what, cap=room)
+    return ContextOverflow(what, prompt_tokens=prompt, window=window)
+
+
+def _uncertainty(prompt: int) -> int:
+    """How far a stated prompt may be off: some providers say "about", and count the answer's frame later."""
+    return 16 + prompt // 100
 
 
 def _number(pattern: re.Pattern[str], text: str) -> int | None:
     found = pattern.search(text)
     return next((int(group) for group in found.groups() if group), None) if found else None
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 < value < 1_000_000_000 else None

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from sqlite3 import Connection
 
+from agent.context.events import Scene
 from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.commands.registry import Command, Desk, Effect, Invocation, Kind, TurnStop, say
 from hermes_state import inbox, journal
@@ -122,7 +123,7 @@ async def status(invocation: Invocation) -> Effect:
     else:
         name = f"“{title}”, " if title else ""
         lines.append(f"- Conversation: {name}`{session.short_key}`, {_count(session.message_count, 'message')}")
-        lines.append(_context_line(invocation, session))
+        lines += await _context_lines(invocation, session)
     if running is not None:
         lines.append(_running_line(desk, running))
     if waiting:
@@ -160,12 +161,23 @@ def _connection_lines(desk: Desk) -> Iterator[str]:
         yield f"- {name}: {'connected' if is_good else health.state.value.replace('_', ' ')}{detail}"
 
 
-def _context_line(invocation: Invocation, session: Session) -> str:
-    window = invocation.desk.live.config.model.input_window
-    used = session.reported_prompt_tokens
-    if used is None:
-        return f"- Context: not measured yet, room for {window:,} tokens"
-    return f"- Context: {used:,} of {window:,} tokens ({used * 100 // window} %)"
+async def _context_lines(invocation: Invocation, session: Session) -> list[str]:
+    chat = invocation.chat
+    scene = Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
+    standing = await invocation.desk.live.agent.context.standing(scene)
+    limits = standing.limits
+    percent = standing.prompt * 100 // limits.input_window
+    acts = f"compressed from {limits.threshold:,} on" if standing.is_automatic else "compressed only by /compress"
+    done = f"; compressed {_count(standing.compressions, 'time')} so far" if standing.compressions else ""
+    lines = [
+        f"- Context: about {standing.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate), {acts}{done}"
+    ]
+    if standing.is_crowded:
+        lines.append(
+            f"- The system prompt and the tools alone take {standing.fixed:,} tokens, half of the {limits.threshold:,} "
+            "at which conversations are compressed: a larger `model.context_length` would help"
+        )
+    return lines
 
 
 def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str | None, int]:

@@ -6,7 +6,7 @@ A key path is the names from the top down (`("local", "port")`); people read it 
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from gateway.config.files import KeyPath
@@ -37,6 +37,12 @@ def values_of(config: BaseModel, above: KeyPath = ()) -> Iterator[tuple[KeyPath,
             yield from values_of(value, (*above, name))
         else:
             yield (*above, name), value
+
+
+def secrets_of(config: BaseModel) -> tuple[str, ...]:
+    """Every secret value in use, for exact redaction."""
+    values = (value.get_secret_value() for _, value in values_of(config) if isinstance(value, SecretStr))
+    return tuple(value for value in values if value)
 
 
 def with_values(model: Model, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Model:

@@ -30,6 +30,7 @@ from gateway.config.fields import (
     VARIABLES,
     dotted,
     needs_restart,
+    secrets_of,
     values_of,
     variable_name,
     with_values,
@@ -70,8 +71,7 @@ class LoadedConfig(StateDirectory):
 
     def secrets(self) -> tuple[str, ...]:
         """Every secret value in use, for exact redaction."""
-        values = (value.get_secret_value() for _, value in values_of(self.config) if isinstance(value, SecretStr))
-        return tuple(value for value in values if value)
+        return secrets_of(self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,6 @@ from hermes_state.errors import (
     ModelRateLimited,
     ModelTimeout,
     ModelUnavailable,
-    OutputCapTooLarge,
     QuotaExceeded,
     ReplyMalformed,
 )
@@ -254,36 +253,6 @@ async def test_what_could_not_be_read_again_is_no_reply(
 async def test_an_unreachable_provider_is_unavailable(dial: Callable[..., ChatCompletionsModel]) -> None:
     with pytest.raises(ModelUnavailable):
         await ask(dial(base_url="http://127.0.0.1:1/v1"))
-
-
-@pytest.mark.parametrize(
-    ("style", "window"),
-    [
-        ("openai", 4_096),
-        ("vllm", 4_096),
-        ("openrouter", 4_096),
-        ("llamacpp", 4_096),
-        ("gemini", 4_096),
-        ("anthropic", 4_096),
-        ("413", None),
-        ("413-html", None),
-    ],
-)
-async def test_an_overflow_is_recognised_in_the_wording_of(
-    dial: Callable[..., ChatCompletionsModel], style: str, window: int | None
-) -> None:
-    with pytest.raises(ContextOverflow) as raised:
-        await ask(dial(model=f"lab-4k@{style}"), request("word " * 4_000))
-    assert raised.value.window == window
-    assert "/new" in sentence_for(raised.value)
-
-
-async def test_an_output_limit_that_the_model_does_not_allow_is_named(
-    dial: Callable[..., ChatCompletionsModel],
-) -> None:
-    with pytest.raises(OutputCapTooLarge) as raised:
-        await ask(dial(model="lab-8k"), request(max_output_tokens=8_000))
-    assert raised.value.cap == 4_096
 
 
 @pytest.mark.parametrize(
