@@ -51,11 +51,11 @@ def find_cut(
 
     `keep_turns`: keep so many of the newest human turns and cut right before them, whatever their size.
     """
-    if _has_open_calls(transcript):
+    if has_open_calls(transcript):
         return Why.TOOL_RUNS
     if len(transcript) <= rules.protect_first_n + LEAST_TAIL_ROWS + 1:
         return Why.TOO_FEW
-    exchanges, request = _exchanges(transcript), _open_request(transcript)
+    exchanges, request = _exchanges(transcript), open_request(transcript)
     if keep_turns is None:
         tail_start = _tail_start(transcript, sizes, exchanges, limits, rules)
     else:
@@ -183,7 +183,7 @@ def _turn_starts(transcript: Transcript) -> list[int]:
 # ---- what is open
 
 
-def _open_request(transcript: Transcript) -> list[int]:
+def open_request(transcript: Transcript) -> list[int]:
     """The newest message of a person: all rows of that turn which people wrote."""
     newest = next((row for row in reversed(transcript) if row.origin is Origin.HUMAN), None)
     if newest is None:
@@ -215,7 +215,7 @@ def _last_visible_answer(transcript: Transcript) -> int | None:
     return None
 
 
-def _has_open_calls(transcript: Transcript) -> bool:
+def has_open_calls(transcript: Transcript) -> bool:
     """Whether the newest answer that called tools still waits for one of them."""
     answered: set[str | None] = set()
     for row in reversed(transcript):
