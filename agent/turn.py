@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from agent.context.compressor import Compressor, SummaryRoute
 from agent.context.events import Listener, Pressure, Scene
-from agent.context.keeper import ContextKeeper, ContextSettings, Room
+from agent.context.keeper import ContextKeeper, ContextSettings
 from agent.context.profiles import ProfileBook
+from agent.context.rooms import Room
 from agent.images import load_image_urls
 from agent.model.base import ChatModel, Finish, ModelReply, ModelRequest
 from agent.model.retry import Completion, RetryPolicy, complete
@@ -168,7 +169,7 @@ class Agent:
             if not done.reply.calls:
                 return await self._answer(scene, room, done)
             message = await self._store.write(journal.append_calls, turn.id, _model_step(done), self._clock.now())
-            await self._note_report(scene, room, done.reply)
+            await self._after_reply(scene, room, done.reply, is_last=False)
             rounds += 1
             await self._run_calls(turn, message, message.body.calls)
             view = await self._after_tools(turn, scene)
@@ -281,18 +282,16 @@ class Agent:
                 f"about {room.estimated} of {window} tokens", prompt_tokens=room.estimated, window=window
             )
 
-    async def _note_report(self, scene: Scene, room: Room, reply: ModelReply) -> None:
-        if reply.usage is not None:
-            await self.context.note_report(scene, room.view, room.request, reply.usage.prompt)
+    async def _after_reply(self, scene: Scene, room: Room, reply: ModelReply, *, is_last: bool) -> Pressure | None:
+        if reply.usage is None:
+            return None
+        return await self.context.after_reply(scene, room, reply.usage.prompt, is_last=is_last)
 
     async def _answer(self, scene: Scene, room: Room, done: Completion) -> Answer:
         text, reply = done.reply.text.strip(), done.reply
         if reply.finish is Finish.LENGTH:
             text = f"{text}\n\n{CUT_OFF}"
-        await self._note_report(scene, room, reply)
-        pressure = None
-        if reply.usage is not None:
-            pressure = await self.context.pressure(scene, reply.usage.prompt)
+        pressure = await self._after_reply(scene, room, reply, is_last=True)
         return Answer(
             text=text, call=done.call, reported_prompt_tokens=_reported_prompt_tokens(reply), pressure=pressure
         )

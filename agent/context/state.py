@@ -87,6 +87,10 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             self, awaited=Awaited(tokens_before=tokens_before), cooldowns={}, held_at=0, pressure_level=0
         )
 
+    def undone(self, tokens: int) -> "ContextState":
+        """After `/compress undo`: what was taken back must not be compressed again at once."""
+        return msgspec.structs.replace(self, held_at=tokens, awaited=None, strikes=0, blocked_at=0, pressure_level=0)
+
     def told_of(self, level: int) -> "ContextState":
         """People know how full the window is, up to this many tokens."""
         return msgspec.structs.replace(self, pressure_level=level)

@@ -10,9 +10,10 @@ from agent.context.events import Scene
 from agent.context.feedback import summarize_manual_compression
 from agent.context.keeper import ContextKeeper
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded
+from agent.context.undo import Undoing
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
 from hermes_state import sessions
-from hermes_state.errors import CommandError
+from hermes_state.errors import CommandError, LineageMoved
 from hermes_state.values import Millis
 
 WORKING = "Compressing this conversation…"
@@ -32,6 +33,8 @@ async def compress(invocation: Invocation) -> Effect:
     context = invocation.desk.live.agent.context
     if word == "preview":
         return say(_previewed(await context.preview(scene)))
+    if word == "undo":
+        return await _undoing(context, scene)
     keep_turns = int(here[1]) if here is not None else None
     if keep_turns == 0:
         raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
@@ -80,6 +83,30 @@ def _details(outcome: Compressed) -> list[str]:
     ]
 
 
+async def _undoing(context: ContextKeeper, scene: Scene) -> Effect:
+    undoing = await context.plan_undo(scene)
+    if undoing is None:
+        raise CommandError("This conversation has no compression that could be taken back.")
+    if not undoing.fits:
+        raise CommandError(
+            f"The whole conversation takes about {undoing.tokens:,} of {undoing.limits.input_window:,} tokens, which "
+            "leaves no room to go on. Nothing was changed; I can still look everything up, and /history shows it."
+        )
+    return Effect(apply=partial(_undo, context, undoing))
+
+
+def _undo(context: ContextKeeper, undoing: Undoing, db: Connection, now: Millis) -> str:
+    try:
+        child = context.settle_undo(db, undoing, now)
+    except LineageMoved:
+        raise CommandError("The conversation was changed meanwhile; nothing was taken back.") from None
+    return (
+        f"Taken back: I see {len(undoing.plan.transcript):,} messages again, about {undoing.tokens:,} of "
+        f"{undoing.limits.input_window:,} tokens (estimate). The conversation goes on as `{child.short_key}`. I "
+        "compress it by myself only when it has grown."
+    )
+
+
 def _previewed(preview: Preview | NotNeeded) -> str:
     if isinstance(preview, NotNeeded):
         return _told(preview)
@@ -98,7 +125,7 @@ COMMANDS = (
     Command(
         name="compress",
         kind=Kind.CHANGE,
-        description="shorten what the model sees of this conversation; `here N`, `preview` or a topic to keep",
+        description="shorten what the model sees of this conversation; also `here N`, `preview`, `undo`",
         argument="[topic]",
         handler=compress,
     ),

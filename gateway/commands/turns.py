@@ -164,10 +164,11 @@ def _connection_lines(desk: Desk) -> Iterator[str]:
 async def _context_lines(invocation: Invocation, session: Session) -> list[str]:
     chat = invocation.chat
     scene = Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
-    standing = await invocation.desk.live.agent.context.standing(scene)
+    context = invocation.desk.live.agent.context
+    standing = await context.standing(scene)
     limits = standing.limits
     percent = standing.prompt * 100 // limits.input_window
-    acts = f"compressed from {limits.threshold:,} on" if standing.is_automatic else "compressed only by /compress"
+    acts = f"compressed from {limits.threshold:,} on" if context.is_automatic else "compressed only by /compress"
     done = f"; compressed {_count(standing.compressions, 'time')} so far" if standing.compressions else ""
     lines = [
         f"- Context: about {standing.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate), {acts}{done}"

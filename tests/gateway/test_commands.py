@@ -141,7 +141,8 @@ async def test_status_says_what_runs_what_waits_and_how_full_the_context_is(stor
         await eventually(lambda: len(gateway.adapter.texts()) > before, "an answer")
         said = gateway.adapter.texts()[-1]
         assert "Model: scripted" in said
-        assert "Context: 100 of" in said
+        assert "Context: about 1" in said
+        assert "compressed from" in said
         assert "Working on an answer" in said
         assert "Waiting: 1 message" in said
         assert "telegram: connected" in said
@@ -474,7 +475,7 @@ async def test_a_message_that_waited_while_access_was_taken_is_not_answered(stor
 EVERY_COMMAND = (
     *("/start", "/help", "/new", "/reset again", "/title x", "/sessions", "/resume {old}", "/history", "/stop"),
     *("/stop all", "/status", "/retry", "/undo", "/queue later", "/queue", "/steer quickly", "/whoami", "/pair list"),
-    "/unknown",
+    *("/compress", "/compress preview", "/compress undo", "/unknown"),
 )
 
 

@@ -1,0 +1,179 @@
+"""Making compressions and committing them: a draft first, which may take a model call, then one transaction.
+
+A draft that nobody waits for any more stays here until the conversation's next step takes it in.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from sqlite3 import Connection
+from typing import assert_never
+
+import structlog
+
+from agent.context.commit import Drafted, settle, tell
+from agent.context.compressor import CompressionJob, Compressor, Draft, SummaryRoute
+from agent.context.events import ContextEvent, Listener, Scene
+from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded
+from agent.context.rooms import Prompts, Rooms
+from agent.context.state import ContextState, state_of, stored_form
+from agent.handoff import SYSTEM_NOTE
+from hermes_state import ledger
+from hermes_state.lineage import SplitPlan
+from hermes_state.store import Store
+from hermes_state.values import Clock, LineageId, Millis, ModelCallRecord
+
+log = structlog.get_logger()
+
+
+class Drafts:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        rooms: Rooms,
+        prompts: Prompts,
+        engine: Compressor,
+        routes: Sequence[SummaryRoute],
+        listeners: Sequence[Listener],
+        note_in_system: bool,
+        clock: Clock,
+    ) -> None:
+        self.engine = engine
+        self.routes = tuple(routes)
+        self._store = store
+        self._rooms = rooms
+        self._prompts = prompts
+        self._listeners = tuple(listeners)
+        self._note_in_system = note_in_system
+        self._clock = clock
+        self._pending: dict[LineageId, asyncio.Task[Drafted]] = {}
+
+    async def make(
+        self,
+        scene: Scene,
+        job: CompressionJob,
+        *,
+        routes: Sequence[SummaryRoute] | None = None,
+        state: ContextState | None = None,
+    ) -> Drafted:
+        """A draft of the job, and what is to be kept of the attempt. Writes nothing but failed calls."""
+        started = time.perf_counter()
+
+        async def record_failure(call: ModelCallRecord) -> None:
+            await self._store.write(ledger.record, scene.turn_id, scene.lineage_id, call, self._clock.now())
+
+        before = state_of(job.view.session.context_state)
+        asked = self.routes if routes is None else routes
+        result, after = await self.engine.draft(job, state or before, self._rooms.estimator, asked, record_failure)
+        took_ms = round((time.perf_counter() - started) * 1_000)
+        return Drafted(job=job, result=result, before=before, state=after, took_ms=took_ms)
+
+    async def commit(self, scene: Scene, drafted: Drafted) -> CompressionOutcome:
+        """Settle a draft in a transaction of its own."""
+        outcome = await self._store.write(self.settle, scene, drafted, self._clock.now())
+        _log_outcome(scene, drafted, outcome)
+        return outcome
+
+    def settle(self, db: Connection, scene: Scene, drafted: Drafted, now: Millis) -> CompressionOutcome:
+        """Commit what was drafted, inside the caller's transaction."""
+        plan = self._plan(scene, drafted, drafted.result) if isinstance(drafted.result, Draft) else None
+        return settle(db, scene, drafted, plan, self._listeners, now)
+
+    async def tell(self, scene: Scene, event: ContextEvent) -> None:
+        """An event that no compression makes true."""
+        await self._store.write(tell, scene, event, self._listeners, self._clock.now())
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        return self._listeners
+
+    # ---- drafts that are not waited for to the end
+
+    def is_pending(self, lineage_id: LineageId) -> bool:
+        return lineage_id in self._pending
+
+    async def begin(self, scene: Scene, job: CompressionJob, seconds: float) -> bool:
+        """Start a draft and wait for it so long; whether it is done. It is kept either way."""
+        task = asyncio.create_task(self.make(scene, job), name=f"draft-{scene.lineage_id}")
+        self._pending[scene.lineage_id] = task
+        await asyncio.wait({task}, timeout=seconds)
+        return task.done()
+
+    async def take_finished(self, scene: Scene) -> CompressionOutcome | None:
+        """Commit the kept draft if it is done by now."""
+        task = self._pending.get(scene.lineage_id)
+        if task is None or not task.done():
+            return None
+        del self._pending[scene.lineage_id]
+        return await self.commit(scene, await task)
+
+    async def drop(self, lineage_id: LineageId) -> None:
+        """Give up the kept draft."""
+        task = self._pending.pop(lineage_id, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def close(self) -> None:
+        """Give up all that are kept."""
+        for lineage_id in list(self._pending):
+            await self.drop(lineage_id)
+
+    # ---- the split
+
+    def _plan(self, scene: Scene, drafted: Drafted, draft: Draft) -> SplitPlan:
+        job = drafted.job
+        return SplitPlan(
+            parent_id=job.view.session.id,
+            version=job.view.session.version,
+            watermark_seq=job.view.session.next_seq - 1,
+            context=draft.context,
+            layer=job.layer,
+            focus=job.focus,
+            summary_kind=draft.summary_kind,
+            model=draft.model,
+            system_prompt=self._system_prompt(scene),
+            context_state=stored_form(draft.state),
+            tokens_before=job.tokens_before,
+            tokens_after=draft.tokens_after,
+            took_ms=drafted.took_ms,
+        )
+
+    def _system_prompt(self, scene: Scene) -> str:
+        """Assembled anew, so that what was learned since is in it; the note says why the view begins with a record."""
+        text = self._prompts.system_for(scene)
+        return f"{text}\n\n{SYSTEM_NOTE}" if self._note_in_system else text
+
+
+def _log_outcome(scene: Scene, drafted: Drafted, outcome: CompressionOutcome) -> None:
+    """One line for whatever came of a compression."""
+    layer = drafted.job.layer
+    match outcome:
+        case Compressed():
+            log.info(
+                "session.compressed",
+                layer=layer,
+                parent_id=outcome.parent.id,
+                child_id=outcome.child.id,
+                messages_before=outcome.messages_before,
+                messages_after=outcome.messages_after,
+                tokens_before=outcome.tokens_before,
+                tokens_after=outcome.tokens_after,
+                summary_kind=outcome.summary_kind,
+                took_ms=outcome.took_ms,
+            )
+        case NotNeeded():
+            log.info(
+                "compression.not_needed",
+                layer=layer,
+                lineage_id=scene.lineage_id,
+                why=outcome.why,
+                messages=outcome.messages,
+            )
+        case Aborted():
+            log.warning("compression.aborted", layer=layer, lineage_id=scene.lineage_id, kind=outcome.kind)
+        case _:
+            assert_never(outcome)
