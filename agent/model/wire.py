@@ -2,8 +2,12 @@
 
 A pure function of stored columns: the same rows give the same bytes on every call, so that a provider's prompt
 cache holds, and a new row changes nothing before it except the last message, which it may join. The list is legal
-whatever the rows are: roles alternate, a call's results follow it at once and in call order, a call that lost its
-result gets a stub, and a result that lost its call is dropped.
+whatever the rows are: a user speaks first, roles alternate, a call's results follow it at once and in call order, a
+call that lost its result gets a stub, and a result that lost its call is dropped.
+
+A handoff is a message of its own where its role can be chosen so that roles alternate. It speaks as the user unless it
+stands between a user's message or a tool's result and what people write next; behind an answer, it begins the user
+message that follows.
 """
 
 import re
@@ -24,8 +28,11 @@ _Part: TypeAlias = dict[str, Any]  # one content part of such a message
 
 LOST_RESULT = "[no result: nothing is recorded of how this call ended]"
 INTERRUPTED = "[this answer was interrupted here]"
+UNNAMED_TOOL = "unnamed"
 NOTICE = "[gateway notice]"
 """Begins every line that the gateway itself tells the model; a person's line cannot begin so."""
+BEGINS_LATER = f"{NOTICE} What came before this is not in view."
+"""Stands in front of an answer that nothing precedes: providers want a user to speak first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +76,47 @@ def traced_messages(
     results = _results_by_call(transcript)
     used_ids: set[str] = set()
     people: list[Message] = []
-    for row in transcript:
+    for place, row in enumerate(transcript):
         if row.role is Role.USER:
             if handoff_stands_alone and (row.origin is Origin.SUMMARY or _is_handoff(people)):
                 _add_people(traced, people, style)
                 people = []
+            elif row.origin is Origin.SUMMARY and _people_follow(transcript, place):
+                _add_people(traced, people, style)
+                people = []
+                if _last_role(traced) in ("user", "tool"):
+                    traced.messages.append({"role": "assistant", "content": _from_gateway(row.origin, row.text or "")})
+                    traced.sources.append((row,))
+                    continue
             people.append(row)
             continue
-        if row.role is Role.ASSISTANT and (row.text or row.body.calls or row.body.was_interrupted):
+        if row.role is Role.ASSISTANT and _is_shown(row):
             _add_people(traced, people, style)
             people = []
             _add_assistant(traced, row, results, used_ids, style.max_result_characters)
     _add_people(traced, people, style)
     return traced
+
+
+def _is_shown(row: Message) -> bool:
+    """Whether a row makes a message or a part of one by itself. Blank texts are none: providers refuse them."""
+    if row.role is Role.ASSISTANT:
+        return _has_words(row) or bool(row.body.calls) or row.body.was_interrupted
+    return row.role is Role.USER and (_is_said(row) or _has_words(row))
+
+
+def _has_words(row: Message) -> bool:
+    return row.text is not None and bool(row.text.strip())
+
+
+def _people_follow(transcript: Transcript, place: int) -> bool:
+    """Whether the next message behind `place` is a user's."""
+    following = (transcript[later] for later in range(place + 1, len(transcript)))
+    return next((row.role is Role.USER for row in following if _is_shown(row)), False)
+
+
+def _last_role(traced: Traced) -> str | None:
+    return traced.messages[-1]["role"] if traced.messages else None
 
 
 def _is_handoff(people: Sequence[Message]) -> bool:
@@ -122,12 +157,15 @@ def _add_assistant(
     traced: Traced, row: Message, results: Mapping[tuple[int, str], Message], used_ids: set[str], limit: int
 ) -> None:
     wire, sources = traced.messages, traced.sources
-    text = row.text or ""
+    if _last_role(traced) in (None, "system"):
+        wire.append({"role": "user", "content": BEGINS_LATER})
+        sources.append(())
+    text = row.text or "" if _has_words(row) else ""
     if row.body.was_interrupted:
         text = f"{text}\n\n{INTERRUPTED}".lstrip()
     calls = row.body.calls
-    last = wire[-1] if wire else None
-    if last is not None and last["role"] == "assistant" and "tool_calls" not in last:
+    last = wire[-1]
+    if last["role"] == "assistant" and "tool_calls" not in last:
         message = last
         message["content"] = f"{last['content']}\n\n{text}" if text else last["content"]
         sources[-1] += (row,)
@@ -163,7 +201,7 @@ _ILLEGAL_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
     # Models make names up (`functions.look`). The call was answered with an error, but providers refuse the list.
-    name = _ILLEGAL_IN_NAME.sub("_", call.name[:64])
+    name = _ILLEGAL_IN_NAME.sub("_", call.name[:64]) or UNNAMED_TOOL
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _legal(call.arguments)}}
 
 
@@ -197,7 +235,7 @@ def _add_people(traced: Traced, rows: Sequence[Message], style: WireStyle) -> No
             blocks.append(("\n" if is_piece else "\n\n" if blocks else "") + stamp + _human_text(row))
             blocks.extend(_image_parts(row, style))
             before = row
-        elif row.text:
+        elif row.text and row.text.strip():
             blocks.append(("\n\n" if blocks else "") + _from_gateway(row.origin, row.text))
             before = None
     if blocks:

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.model.wire import INTERRUPTED, LOST_RESULT, NOTICE, WireStyle, chat_messages, traced_messages
+from agent.handoff import framed
+from agent.model.wire import (
+    BEGINS_LATER,
+    INTERRUPTED,
+    LOST_RESULT,
+    NOTICE,
+    UNNAMED_TOOL,
+    WireStyle,
+    chat_messages,
+    traced_messages,
+)
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import (
     Document,
@@ -239,6 +249,8 @@ def _whole_steps(rows: list[Message]) -> list[Message]:
 @given(rows=_histories, more=_histories, style=_styles)
 def test_new_rows_change_no_earlier_byte(rows: list[Message], more: list[Message], style: WireStyle) -> None:
     before = _whole_steps(rows)
+    if any(one.origin is Origin.SUMMARY for one in before):
+        before.append(human("and so on"))  # a handoff never stands last, and takes its role from what follows it
     after = before + _whole_steps(more)
     old, new = chat_messages("S", tuple(before), style), chat_messages("S", tuple(after), style)
     assert [orjson.dumps(message) for message in new[: len(old) - 1]] == [orjson.dumps(m) for m in old[:-1]]
@@ -279,4 +291,60 @@ def test_a_handoff_can_stand_alone_for_readers_that_tell_messages_apart() -> Non
     traced = traced_messages("", rows, STYLE, handoff_stands_alone=True)
     assert traced.sources == [(row,) for row in rows]
     assert [message["role"] for message in traced.messages] == ["user", "user", "user", "assistant"]
-    assert len(chat_messages("", rows, STYLE)) == 2
+    assert roles(*rows) == ["user", "assistant", "user", "assistant"]
+
+
+# ---- whose voice a handoff has
+
+
+def handoff() -> Message:
+    return row(Role.USER, "record", origin=Origin.SUMMARY, sender_ref=None, sender_name=None)
+
+
+def test_a_handoff_speaks_as_the_user_where_only_the_system_prompt_precedes_it() -> None:
+    sent = chat_messages("sys", (handoff(), answer("x"), human("b")), STYLE)
+    assert [message["role"] for message in sent] == ["system", "user", "assistant", "user"]
+    assert sent[1]["content"] == framed("record")
+
+
+@pytest.mark.parametrize(
+    "head", [(human("a"),), (human("a"), answer(None, "c"), result("c"))], ids=["behind a user", "behind a tool"]
+)
+def test_a_handoff_between_people_or_tools_and_people_is_an_assistants_message_of_its_own(head: Any) -> None:
+    sent = chat_messages("", (*head, handoff(), human("b")), STYLE)
+    assert [message["role"] for message in sent[-2:]] == ["assistant", "user"]
+    assert sent[-2]["content"] == framed("record")
+    assert sent[-1]["content"] == "[2026-01-01 00:00] b"
+
+
+def test_a_handoff_between_an_answer_and_people_begins_their_message() -> None:
+    sent = chat_messages("", (human("a"), answer("x"), handoff(), human("b")), STYLE)
+    assert [message["role"] for message in sent] == ["user", "assistant", "user"]
+    assert sent[-1]["content"] == f"{framed('record')}\n\n[2026-01-01 00:00] b"
+
+
+def test_a_handoff_between_two_answers_is_a_users_message() -> None:
+    assert roles(human("a"), answer("x"), handoff(), answer("y")) == ["user", "assistant", "user", "assistant"]
+
+
+# ---- lists that begin or hold what providers refuse
+
+
+def test_a_list_never_begins_with_an_answer() -> None:
+    rows = (result("lost"), answer(None, "c"), result("c"), human("b"))
+    sent = chat_messages("sys", rows, STYLE)
+    assert [message["role"] for message in sent] == ["system", "user", "assistant", "tool", "user"]
+    assert sent[1]["content"] == BEGINS_LATER
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n\t", "\u3000"])
+def test_blank_rows_make_no_message(blank: str) -> None:
+    notice = row(Role.USER, blank, origin=Origin.SYSTEM, sender_ref=None, sender_name=None)
+    sent = chat_messages("", (human("a"), answer(blank), answer("x"), notice, answer(blank, "c"), result("c")), STYLE)
+    assert [message["content"] for message in sent] == ["[2026-01-01 00:00] a", "x", "seen"]
+
+
+def test_a_call_without_a_name_gets_one() -> None:
+    body = MessageBody(calls=(ToolCall(id="a", name="", arguments="{}"),))
+    sent = chat_messages("", (human("go"), row(Role.ASSISTANT, None, body=body), result("a")), STYLE)
+    assert sent[1]["tool_calls"][0]["function"]["name"] == UNNAMED_TOOL
