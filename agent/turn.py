@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent.context.compressor import Compressor, SummaryRoute
-from agent.context.events import Listener, Pressure, Scene
+from agent.context.events import BeforeSplit, Listener, Pressure, Scene
 from agent.context.keeper import ContextKeeper, ContextSettings
 from agent.context.profiles import ProfileBook
 from agent.context.rooms import Room
@@ -120,11 +120,13 @@ class Agent:
         clock: Clock,
         summary_routes: Sequence[SummaryRoute] | None = None,
         listeners: Sequence[Listener] = (),
+        before_split: Sequence[BeforeSplit] = (),
         redact: Callable[[str], str] = redact,
     ) -> None:
         """`summary_routes`: who is asked for summaries, in this order; by default the model itself.
 
-        `listeners` are told what happens to views. `redact` takes secrets out of what a summariser reads and writes.
+        `listeners` are told what happens to views, `before_split` is asked before one is compressed. `redact` takes
+        secrets out of what a summariser reads and writes.
         """
         self._store = store
         self._model = model
@@ -144,6 +146,7 @@ class Agent:
             reserved_output=settings.max_output_tokens,
             settings=settings.context,
             listeners=listeners,
+            before_split=before_split,
             clock=clock,
         )
 

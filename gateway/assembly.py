@@ -9,11 +9,12 @@ from agent.context.compressor import CompressorSettings, SummaryRoute
 from agent.context.cuts import CutRules
 from agent.context.events import Listener
 from agent.context.keeper import ContextSettings
-from agent.context.limits import LimitSettings
+from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.model.base import ChatModel
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.offline import OfflineModel
-from agent.prompt import DEFAULT_PERSONA
+from agent.prompt import DEFAULT_PERSONA, system_prompt
+from agent.sizes import estimated_schema_tokens, estimated_text_tokens
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
@@ -22,7 +23,7 @@ from gateway.config.section import Section
 from gateway.config.settings import Config, ModelSettings
 from hermes_state.redaction import Redactor
 from hermes_state.store import Store
-from hermes_state.values import Clock, Tokens
+from hermes_state.values import ChatKey, ChatKind, Clock, EstimatedTokens, Tokens
 from platforms.base import CommandMenuItem, PlatformAdapter
 from platforms.discord.adapter import DiscordAdapter, DiscordSettings
 from platforms.local.adapter import LocalAdapter, LocalSettings
@@ -203,3 +204,22 @@ def context_settings(config: Config, zone: tzinfo) -> ContextSettings:
         note_in_system=compression.note_in_system,
         pressure_levels=compression.pressure_levels,
     )
+
+
+def window_limits(config: Config) -> Limits:
+    """Where conversations with the configured model are compressed, before anything is learned of it."""
+    model = config.model
+    return limits_of(model.context_length, model.max_output_tokens, context_settings(config, UTC).limits)
+
+
+def fixed_prompt_tokens(config: Config) -> EstimatedTokens:
+    """What every prompt begins with: the system prompt of a private chat and the schemas of the built-in tools."""
+    tools = recall_tools()
+    prompt = system_prompt(
+        persona=config.agent.persona or DEFAULT_PERSONA,
+        chat=ChatKey(platform="telegram", account="telegram", chat_ref=""),
+        kind=ChatKind.DIRECT,
+        tool_names=[tool.name for tool in tools],
+    )
+    schemas = sum(estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in tools)
+    return EstimatedTokens(estimated_text_tokens(prompt) + schemas)

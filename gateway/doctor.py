@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agent.model.offline import HOW_TO_GET_A_MODEL
+from gateway.assembly import fixed_prompt_tokens, window_limits
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.home import StateDirectory, locate_home
 from gateway.control import NobodyAnswers, ask
@@ -68,6 +69,7 @@ def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]
     yield from _state(loaded)
     yield from _access(loaded)
     yield from _model(loaded)
+    yield from _context(loaded)
     yield from _tokens(loaded, is_online=is_online)
     yield from _service(environ, loaded)
 
@@ -190,6 +192,19 @@ def _access(loaded: LoadedConfig) -> Iterator[Finding]:
             advice = "pairing is off too: nobody can write unless paired earlier. Set access.allow."
         verdict = Verdict.FINE if config.pairing.enabled else Verdict.WARNING
         yield Finding(check="access", verdict=verdict, text=f"The configuration names nobody: {advice}")
+
+
+def _context(loaded: LoadedConfig) -> Iterator[Finding]:
+    limits, fixed = window_limits(loaded.config), fixed_prompt_tokens(loaded.config)
+    text = (
+        f"Conversations are compressed from {limits.threshold:,} of {limits.input_window:,} tokens on; "
+        f"the system prompt and the tools take about {fixed:,} of them."
+    )
+    if fixed * 2 < limits.threshold:
+        yield Finding(check="context", verdict=Verdict.FINE, text=text)
+    else:
+        text += " That is half of it or more: use a model with a larger window, and set model.context_length."
+        yield Finding(check="context", verdict=Verdict.WARNING, text=text)
 
 
 def _model(loaded: LoadedConfig) -> Iterator[Finding]:

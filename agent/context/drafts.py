@@ -13,7 +13,7 @@ import structlog
 
 from agent.context.commit import Drafted, settle, tell
 from agent.context.compressor import CompressionJob, Compressor, Draft, SummaryRoute
-from agent.context.events import ContextEvent, Listener, Scene
+from agent.context.events import BeforeSplit, ContextEvent, Listener, Scene
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded
 from agent.context.rooms import Prompts, Rooms
 from agent.context.state import ContextState, state_of, stored_form
@@ -38,6 +38,7 @@ class Drafts:
         engine: Compressor,
         routes: Sequence[SummaryRoute],
         listeners: Sequence[Listener],
+        before_split: Sequence[BeforeSplit],
         note_in_system: bool,
         clock: Clock,
     ) -> None:
@@ -47,6 +48,7 @@ class Drafts:
         self._rooms = rooms
         self._prompts = prompts
         self._listeners = tuple(listeners)
+        self._before_split = tuple(before_split)
         self._note_in_system = note_in_system
         self._clock = clock
         self._pending: dict[LineageId, asyncio.Task[Drafted]] = {}
@@ -68,6 +70,9 @@ class Drafts:
         before = state_of(job.view.session.context_state)
         asked = self.routes if routes is None else routes
         result, after = await self.engine.draft(job, state or before, self._rooms.estimator, asked, record_failure)
+        if isinstance(result, Draft) and not job.must_shrink:
+            for look in self._before_split:
+                await look(scene, job.view)
         took_ms = round((time.perf_counter() - started) * 1_000)
         return Drafted(job=job, result=result, before=before, state=after, took_ms=took_ms)
 

@@ -1,11 +1,12 @@
 """What happens to a conversation's view, for whoever has to act on it or tell its people."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import TypeAlias
 
 from agent.context.outcomes import Aborted, Compressed
+from hermes_state.transcripts import View
 from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, Millis, ReportedTokens, Tokens, TurnId
 
 
@@ -47,6 +48,8 @@ class Pressure:
     is_threshold: bool
 
 
+BeforeSplit: TypeAlias = Callable[[Scene, View], Awaitable[None]]
+"""Asked when a compression is certain and there is time: the last look at rows that are about to leave the view."""
 ContextEvent: TypeAlias = Compressed | Aborted | Blocked | HardLimit
 Listener: TypeAlias = Callable[[Connection, Scene, ContextEvent, Millis], None]
 """Told inside the transaction that makes the event true, so that what follows from it is as durable. Must be pure SQL.

@@ -15,7 +15,7 @@ import structlog
 from agent.context.commit import Drafted, keep_verdict
 from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Preview, SummaryRoute
 from agent.context.drafts import Drafts
-from agent.context.events import Blocked, HardLimit, Listener, Pressure, Scene
+from agent.context.events import BeforeSplit, Blocked, HardLimit, Listener, Pressure, Scene
 from agent.context.limits import Limits, LimitSettings
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why
 from agent.context.profiles import ProfileBook
@@ -72,6 +72,7 @@ class ContextKeeper:
         reserved_output: Tokens,
         settings: ContextSettings,
         listeners: Sequence[Listener],
+        before_split: Sequence[BeforeSplit] = (),
         clock: Clock,
     ) -> None:
         self._store = store
@@ -92,6 +93,7 @@ class ContextKeeper:
             engine=engine,
             routes=routes,
             listeners=listeners,
+            before_split=before_split,
             note_in_system=settings.note_in_system,
             clock=clock,
         )

@@ -1,18 +1,17 @@
 """Conversations that outgrow their window: real store, real SDK, a fake model server."""
 
 from collections.abc import Sequence
+from sqlite3 import Connection
 
 from agent.context.events import ContextEvent, Scene
-from agent.context.keeper import ContextSettings
-from agent.context.limits import LimitSettings
 from agent.context.outcomes import Compressed
 from agent.model.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent
 from hermes_state import sessions
-from hermes_state.transcripts import load_said, load_view
-from hermes_state.values import Origin, Role, Tokens
+from hermes_state.transcripts import NewMessage, View, append, load_said, load_view
+from hermes_state.values import Millis, Origin, Role, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.fakes.fake_llm import LLM
 
@@ -70,6 +69,33 @@ async def test_a_long_conversation_is_compressed_again_and_again_and_loses_nothi
     assert len(view) < 60
     tip = await chat.store.read(sessions.load_tip, lineage_id)
     assert tip.depth == len(listening.compressions)
-    for event in listening.compressions:
-        print(event.layer, event.messages_before, event.messages_after, event.tokens_before, event.tokens_after)
     await agent.close()
+
+
+async def test_whoever_keeps_something_per_view_is_asked_before_a_split_and_told_with_it(
+    chat: Chat, model: ChatCompletionsModel, llm: LLM
+) -> None:
+    order: list[str] = []
+
+    async def flush(scene: Scene, view: View) -> None:
+        order.append(f"before, with {len(view.transcript)} messages")
+
+    def reinject(db: Connection, scene: Scene, event: ContextEvent, now: Millis) -> None:
+        assert isinstance(event, Compressed)
+        todo = NewMessage(role=Role.USER, origin=Origin.TODO, text="Open: water the plants.")
+        append(db, event.child.id, todo, now)
+        order.append("with it")
+
+    agent = Agent(
+        store=chat.store,
+        model=model,
+        tools=ToolRegistry(recall_tools()),
+        settings=settings(context_length=Tokens(8_192), max_output_tokens=Tokens(2_048)),
+        clock=chat.clock,
+        listeners=[reinject],
+        before_split=[flush],
+    )
+    await converse(chat, agent, [f"Message {number}: {FILLER}" for number in range(14)])
+    assert order[0].startswith("before, with ")
+    assert order[1] == "with it"
+    assert "Open: water the plants." in str(llm.requests.rows[-1]["body"]["messages"])

@@ -280,3 +280,12 @@ def snapshot(home: Path) -> dict[str, bytes]:
         for path in home.iterdir()
         if path.is_file() and not path.name.endswith(("-shm", "-wal"))
     }
+
+
+def test_a_window_that_the_prompt_itself_fills_is_told(environ: dict[str, str]) -> None:
+    [fine] = [finding for finding in examine(environ, is_online=False) if finding.check == "context"]
+    assert (fine.verdict, "16,384 of 24,576" in fine.text) == (Verdict.FINE, True)
+    environ |= {"HERMES_MODEL__CONTEXT_LENGTH": "3000", "HERMES_AGENT__PERSONA": "You are patient. " * 100}
+    [crowded] = [finding for finding in examine(environ, is_online=False) if finding.check == "context"]
+    assert crowded.verdict is Verdict.WARNING
+    assert "model.context_length" in crowded.text
