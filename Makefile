@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE := gateway platforms agent hermes_state tests bench
 ARGS ?=
 
-.PHONY: help setup run test test-browser check fmt lint type unit bench crash lock clean
+.PHONY: help setup run test test-browser check fmt lint type unit bench crash months lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,8 +40,9 @@ run: $(VENV)/.installed ## start the gateway; ARGS="--help" shows its options
 	@exec $(BIN)/hermes-gateway run $(ARGS)
 
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
-	@echo "Not in this run: browser tests (make test-browser), every kill point (make crash; a sample is in this run)."
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not browser and not crash" $(ARGS)
+	@echo "Not in this run: browser tests (make test-browser), every kill point (make crash), whole months of a chat"
+	@echo "(make months); samples of the last two are in this run."
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not browser and not crash and not months" $(ARGS)
 
 test-browser: setup ## the web chat in a headless Chromium
 	@command -v chromedriver >/dev/null || { echo "chromedriver is needed; on Debian: apt install chromium chromium-driver" >&2; exit 1; }
@@ -49,6 +50,9 @@ test-browser: setup ## the web chat in a headless Chromium
 
 crash: setup ## every kill point, one by one; takes long
 	@$(BIN)/python -m pytest -m crash $(ARGS)
+
+months: setup ## 400 turns of one chat, on each platform and in three windows
+	@$(BIN)/python -m pytest -m months $(ARGS)
 
 check: setup ## formatting, lint, layers, types, unit file, documentation
 	@$(BIN)/ruff format --check $(CODE)

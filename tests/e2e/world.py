@@ -186,6 +186,11 @@ class World:
         )
         return found
 
+    async def violations(self) -> list[dict[str, Any]]:
+        """What was illegal or untidy in the requests that have reached the model."""
+        found: list[dict[str, Any]] = await self.llm.get("violations")
+        return found
+
     @staticmethod
     def free_port() -> int:
         """A port of loopback that nobody listened on a moment ago."""

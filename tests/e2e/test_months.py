@@ -1,0 +1,249 @@
+"""A month of one conversation: hundreds of turns with tools, in a window that holds a few days of them.
+
+What is said, answered and called in a turn follows from its number alone. A sample of the months is in `make test`; all
+of them, 400 turns each, are run by `make months`.
+"""
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from hermes_state.connections import register_functions
+from hermes_state.search import search
+from hermes_state.sessions import get_compression_tip
+from hermes_state.transcripts import load_said
+from hermes_state.values import LineageId, Origin, Role, SessionId
+from tests.e2e.world import World, world_in
+from tests.fakes.fake_llm import LLM_KEY
+
+LEAST_COMPRESSIONS = 10
+ALICE = 100000000000000001
+COMMAND = ("-m", "tests.e2e.with_tools")
+TALK = (
+    "We looked at the harbour and wrote down what each boat costs. ",
+    "港口的每一条船都记在登记簿里，价格以前天的为准。",
+    "港の船はすべて台帳に書いてあり、値段は一昨日のものです。",
+    "항구의 모든 배는 장부에 적혀 있고 가격은 그저께 것입니다. ",
+    "كل قارب في الميناء مكتوب في السجل مع سعره في أول أمس. ",
+    "⛵🚤🛥️ in at 🌅, out at 🌇 👍🏽 — 💰 as ever. ",
+    "for boat in register.boats(day=3):\n    print(f'{boat.name}: {boat.price:,.2f}')\n",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Month:
+    """How much is said, so that the window is filled often enough."""
+
+    model: str
+    context_length: int
+    turns: int
+    said: int
+    """Characters of a person's message."""
+    lines: int
+    """Of the register, about thirty tokens each."""
+    every: int
+    """So many turns, one reads the register."""
+
+
+MONTHS = (
+    Month("lab-8k", 8_192, 400, said=200, lines=8, every=4),
+    Month("lab-32k", 32_768, 400, said=600, lines=25, every=2),
+    Month("lab-128k", 131_072, 400, said=1_200, lines=60, every=1),
+)
+SAMPLE = Month("lab-8k", 8_192, 90, said=900, lines=12, every=3)
+
+
+class Chat(Protocol):
+    """A platform as a person uses it."""
+
+    async def start(self, **changes: str) -> None: ...
+
+    async def say(self, text: str) -> None: ...
+
+    async def wait_for(self, answer: str) -> None:
+        """Until the whole of `answer` is there."""
+
+    async def everything(self) -> list[str]:
+        """What the bot has sent, in order."""
+
+
+class Telegram:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._since = 0
+
+    async def start(self, **changes: str) -> None:
+        await self._world.gateway.start(**changes)
+
+    async def say(self, text: str) -> None:
+        await self._world.say(text)
+
+    async def wait_for(self, answer: str) -> None:
+        rows = await self._world.tg.get("sent", method="sendMessage", match=answer, since=self._since, wait=30, count=1)
+        assert rows, f"no answer {answer!r}:\n{self._world.gateway.log_text()[-4_000:]}"
+        self._since = rows[-1]["seq"]
+
+    async def everything(self) -> list[str]:
+        return [row["text"] for row in await self._world.tg.get("sent", method="sendMessage")]
+
+
+class Discord:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._since = 0
+
+    async def start(self, **changes: str) -> None:
+        await self._world.dc.post("config", {"rate_limits": False})
+        await self._world.gateway.start(**changes)
+        await self._world.gateway.wait_for_log("discord running")
+
+    async def say(self, text: str) -> None:
+        await self._world.dc.post("message", {"user_id": ALICE, "dm_user_id": ALICE, "content": text})
+
+    async def wait_for(self, answer: str) -> None:
+        rows = await self._world.dc.get("sent", action="send|edit", match=answer, since=self._since, wait=30, count=1)
+        assert rows, f"no answer {answer!r}:\n{self._world.gateway.log_text()[-4_000:]}"
+        self._since = rows[-1]["seq"]
+
+    async def everything(self) -> list[str]:
+        return [row["text"] for row in await self._world.dc.get("sent", action="send|edit")]
+
+
+def message_of(month: Month, number: int) -> str:
+    talk = TALK[number % len(TALK)]
+    return f"TURN-{number:04d} {talk * (month.said // len(talk) + 1)}"[: month.said].strip()
+
+
+def answer_of(number: int) -> str:
+    return f"ANSWER-{number:04d}: {TALK[number % len(TALK)] * 2}END-{number:04d}"
+
+
+def calls_of(month: Month, number: int) -> list[dict[str, Any]]:
+    """Tool calls of a turn: the register, now and then a look at what was said long ago."""
+    calls = []
+    if number % month.every == 0:
+        calls.append({"name": "register", "arguments": {"mark": f"REGISTER-{number:04d}", "lines": month.lines}})
+    if number % 10 == 7:
+        calls.append({"name": "history_search", "arguments": {"query": f"TURN-{number // 2:04d}"}})
+    if number % 25 == 24:
+        calls.append({"name": "history_open", "arguments": {"id": "m1"}})
+    return calls
+
+
+async def live(world: World, chat: Chat, month: Month) -> None:
+    """Every turn of the month, each said when the one before was answered."""
+    llm = world.llm_app[LLM_KEY]
+    llm.config["log_bodies"] = False
+    for number in range(1, month.turns + 1):
+        turn = {"match": f"TURN-{number:04d} ", "has_tools": True, "times": -1}
+        llm.scripts.clear()
+        calls = calls_of(month, number)
+        if calls:
+            llm.add_scripts([{**turn, "last_role": "user", "tool_calls": calls}])
+        llm.add_scripts([{**turn, "text": answer_of(number)}])
+        await chat.say(message_of(month, number))
+        await chat.wait_for(f"END-{number:04d}")
+
+
+def check_lineage(db: sqlite3.Connection) -> LineageId:
+    columns = "id, lineage_id, depth, parent_session_id, started_at, ended_at, end_reason, kind"
+    rows = db.execute(f"SELECT {columns} FROM sessions ORDER BY id").fetchall()
+    [lineage_id] = {row[1] for row in rows}
+    assert [row[2] for row in rows] == list(range(len(rows)))
+    for parent, child in pairwise(rows):
+        assert (child[3], child[7]) == (parent[0], "continuation")
+        assert parent[6] == "compression"
+        assert child[4] >= parent[5] >= parent[4]
+    assert rows[-1][5:7] == (None, None)
+    assert {get_compression_tip(db, SessionId(row[0])) for row in rows} == {rows[-1][0]}
+    events = db.execute("SELECT parent_id, child_id FROM compressions WHERE outcome = 'compressed' ORDER BY id")
+    assert events.fetchall() == [(parent[0], child[0]) for parent, child in pairwise(rows)]
+    return LineageId(lineage_id)
+
+
+def check_rows(db: sqlite3.Connection, lineage_id: LineageId, month: Month) -> None:
+    """Everything said is there, as it was said, and is found by its words."""
+    numbers = range(1, month.turns + 1)
+    said = load_said(db, lineage_id, 1_000_000)
+    assert [row.text for row in said if row.origin is Origin.HUMAN] == [message_of(month, one) for one in numbers]
+    answers = [row.text for row in said if row.origin is Origin.ASSISTANT and row.text]
+    assert answers == [answer_of(one) for one in numbers]
+    expected = Counter(call["name"] for one in numbers for call in calls_of(month, one))
+    results = [row for row in said if row.role is Role.TOOL]
+    assert Counter(row.tool_name for row in results) == expected
+    for row in said:
+        text = row.text or ""
+        if not text:
+            continue  # an answer of calls alone
+        word = next(
+            (piece for piece in text.split() if piece.strip(":").startswith(("TURN-", "ANSWER-", "REGISTER-"))), ""
+        )
+        found = search(db, word.strip(":"), lineage_id=lineage_id, role=row.role, limit=1_000)
+        assert row.id in {hit.message_id for hit in found}, text[:80]
+        assert all(hit.session_id == row.session_id for hit in found if hit.message_id == row.id)
+    for row in results:
+        if row.tool_name == "history_search":
+            assert "found, best first" in (row.text or "")
+        if row.tool_name == "history_open":
+            assert "TURN-0001" in (row.text or "")
+
+
+async def spend_on(platform: str, month: Month, folder: Path) -> None:
+    chat_type: type[Telegram | Discord] = Telegram if platform == "telegram" else Discord
+    is_telegram = chat_type is Telegram
+    async with world_in(folder, telegram=is_telegram, discord=not is_telegram, command=COMMAND) as world:
+        await spend(world, chat_type(world), month)
+
+
+async def spend(world: World, chat: Chat, month: Month) -> None:
+    """A month, and everything that has to be true behind it."""
+    await chat.start(
+        HERMES_MODEL__NAME=month.model,
+        HERMES_MODEL__CONTEXT_LENGTH=str(month.context_length),
+        HERMES_SESSIONS__MERGE_SECONDS="0",
+    )
+    await live(world, chat, month)
+    stats = await world.llm.get("stats")
+    assert stats["outcomes"] == {"ok": stats["requests"]}, "nothing was refused, nothing failed"
+    assert await world.violations() == []
+    with closing(sqlite3.connect(f"file:{world.home / 'state.db'}?mode=ro", uri=True)) as db:
+        register_functions(db)
+        lineage_id = check_lineage(db)
+        check_rows(db, lineage_id, month)
+        count = db.execute("SELECT count(*) FROM compressions WHERE outcome = 'compressed'").fetchone()[0]
+        assert count >= LEAST_COMPRESSIONS
+        assert db.execute("SELECT DISTINCT summary_kind FROM compressions").fetchall() == [("model",)]
+        assert db.execute("SELECT state, count(*) FROM turns GROUP BY 1").fetchall() == [("finished", month.turns)]
+        assert db.execute("SELECT count(*) FROM outbox WHERE kind = 'error'").fetchall() == [(0,)]
+    await check_history(chat, month)
+    assert await world.gateway.stop() == 0
+
+
+async def check_history(chat: Chat, month: Month) -> None:
+    """What the newest messages were, in the chat; long since compressed ones among them."""
+    before = len(await chat.everything())
+    await chat.say("/history 50")
+    await chat.wait_for(f"ANSWER-{month.turns:04d}")
+    shown = "".join((await chat.everything())[before:])
+    for number in range(month.turns - 24, month.turns + 1):
+        assert f"TURN-{number:04d} " in shown
+        assert f"ANSWER-{number:04d}: " in shown
+
+
+@pytest.mark.parametrize("platform", ["telegram", "discord"])
+async def test_a_busy_week_on_a_small_model(tmp_path: Path, platform: str) -> None:
+    await spend_on(platform, SAMPLE, tmp_path)
+
+
+@pytest.mark.months
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("platform", ["telegram", "discord"])
+@pytest.mark.parametrize("month", MONTHS, ids=lambda month: month.model)
+async def test_a_month(tmp_path: Path, platform: str, month: Month) -> None:
+    await spend_on(platform, month, tmp_path)

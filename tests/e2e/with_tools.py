@@ -1,0 +1,32 @@
+"""The production daemon with one tool more than it has: `python -m tests.e2e.with_tools`."""
+
+import sys
+from typing import Any
+
+from agent.tools.registry import Tool, ToolContext
+from gateway.cli.run import serve
+from gateway.config import process_environment
+from hermes_state.values import Effect
+
+_LINE = "the register names a boat, the day on which it came in, and what it brought: barrels, ropes, lamps and salt"
+
+
+async def _read_register(arguments: dict[str, Any], context: ToolContext) -> str:
+    mark = arguments["mark"]
+    return "\n".join(f"{mark} {number:03d} {_LINE}" for number in range(arguments["lines"]))
+
+
+REGISTER = Tool(
+    name="register",
+    description="Reads so many lines of the harbour's register.",
+    parameters={
+        "type": "object",
+        "properties": {"mark": {"type": "string"}, "lines": {"type": "integer"}},
+        "required": ["mark", "lines"],
+    },
+    effect=Effect.READ_ONLY,
+    run=_read_register,
+)
+
+if __name__ == "__main__":
+    sys.exit(serve(process_environment(), extra_tools=[REGISTER]))
