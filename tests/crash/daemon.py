@@ -1,4 +1,4 @@
-"""The production daemon as a process that may be killed, with two tools that write and one that splits the session."""
+"""The production daemon as a process that may be killed, with tools that write, return much, or split the session."""
 
 import asyncio
 import multiprocessing
@@ -27,6 +27,9 @@ SITE = Path(__file__).with_name("sitecustomize")
 NOTE_DONE = "NOTE-DONE"
 HOLD_DONE = "HOLD-DONE"
 SPLIT_DONE = "SPLIT-DONE"
+DUMP_A, DUMP_B = "DUMP-A", "DUMP-B"
+
+_DUMP_LINE = "the register has a line for every boat that came in and what it brought "
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__])
@@ -114,7 +117,23 @@ def _tools(environ: Mapping[str, str]) -> list[Tool]:
             effect=Effect.READ_ONLY,
             run=_split,
         ),
+        Tool(
+            name="dump",
+            description="Returns a long register.",
+            parameters={
+                "type": "object",
+                "properties": {"mark": {"type": "string"}, "part": {"type": "integer"}},
+                "required": ["mark"],
+            },
+            effect=Effect.READ_ONLY,
+            run=_dump,
+        ),
     ]
+
+
+async def _dump(arguments: dict[str, Any], context: ToolContext) -> str:
+    mark = arguments["mark"]
+    return "\n".join(f"{mark} {number}: {_DUMP_LINE}" for number in range(52))
 
 
 async def _split(arguments: dict[str, Any], context: ToolContext) -> str:

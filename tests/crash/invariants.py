@@ -36,24 +36,35 @@ class Label(StrEnum):
 
 async def labels_of(world: World) -> set[Label]:
     """The labels that a run has needed."""
-    with closing(_opened(world.home / "state.db")) as db:
+    with closing(opened(world.home / "state.db")) as db:
         is_unknown = db.execute("SELECT 1 FROM tool_runs WHERE state = 'unknown'").fetchone() is not None
     shown = [*await world.visible(CHAT), *await world.visible(GROUP)]
     found = {Label.OUTCOME_UNKNOWN} if is_unknown else set()
     return found | ({Label.POSSIBLE_REPEAT} if any(REPEAT_MARK in text for text in shown) else set())
 
 
+async def untouched_problems_of(world: World) -> list[str]:
+    """What is not as promised beside that when nothing was killed: then everything is known, and in time."""
+    visible = await world.visible(CHAT)
+    found = [f"without a kill: {label}" for label in await labels_of(world)]
+    if STEER_ANSWER in visible:
+        found.append("the steer did not join the turn that ran")
+    if not {JOINED, BEHIND} <= set(visible):
+        found.append("a steer or a command was not acknowledged while the tool waited")
+    return found
+
+
 async def problems_of(world: World) -> list[str]:
     """Everything that is not as promised, one sentence each."""
-    with closing(_opened(world.home / "state.db")) as db:
-        found = [*_open_rows(db), *_turns(db), *_lineage(db), *_tools(db, world.effects), *_file(db)]
+    with closing(opened(world.home / "state.db")) as db:
+        found = [*undecided_rows(db), *_turns(db), *_lineage(db), *_tools(db, world.effects), *file_problems(db)]
     found += _seen(await world.visible(CHAT), world.kill_count)
     found += _seen_in_group(await world.visible(GROUP), world.kill_count)
     found += [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
     return found
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def opened(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path)
     db.create_function("fts_text", 1, segment, deterministic=True)
     return db
@@ -62,7 +73,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 # ---- the database --------------------------------------------------------------------------------------------------
 
 
-def _open_rows(db: sqlite3.Connection) -> list[str]:
+def undecided_rows(db: sqlite3.Connection) -> list[str]:
     """Nothing is left undecided."""
     found = []
     for table, settled in (
@@ -142,7 +153,7 @@ def _tools(db: sqlite3.Connection, effects: Path) -> list[str]:
     return found
 
 
-def _file(db: sqlite3.Connection) -> list[str]:
+def file_problems(db: sqlite3.Connection) -> list[str]:
     """The file is sound, its index included."""
     found = []
     if (check := db.execute("PRAGMA integrity_check").fetchall()) != [("ok",)]:
@@ -171,7 +182,7 @@ def _seen(visible: Sequence[str], kill_count: int) -> list[str]:
     for text in (*expected, STEER_ANSWER, JOINED, BEHIND):
         if text in expected and not counts[text] + counts[REPEAT_MARK + text]:
             found.append(f"{text[:40]!r} is not on screen")
-        found += _copies(counts, text, kill_count, most=behind_count if text == BEHIND else 1)
+        found += copies(counts, text, kill_count, most=behind_count if text == BEHIND else 1)
     found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
     order = [text for text in dict.fromkeys(text.removeprefix(REPEAT_MARK) for text in visible) if text in expected]
     if order != expected:
@@ -179,7 +190,7 @@ def _seen(visible: Sequence[str], kill_count: int) -> list[str]:
     return found
 
 
-def _copies(counts: Counter[str], text: str, kill_count: int, *, most: int = 1) -> list[str]:
+def copies(counts: Counter[str], text: str, kill_count: int, *, most: int = 1) -> list[str]:
     """Take the copies of a text out of `counts`, and say when there are too many."""
     plain, marked = counts.pop(text, 0), counts.pop(REPEAT_MARK + text, 0)
     if plain <= most and marked <= kill_count:
@@ -191,7 +202,7 @@ def _seen_in_group(visible: Sequence[str], kill_count: int) -> list[str]:
     """The last answer once; a placeholder whose id was lost with the process may be left above it."""
     counts = Counter(visible)
     found = [] if GOODBYE_ANSWER in " ".join(visible) else [f"{GOODBYE_ANSWER!r} is not on screen"]
-    found += _copies(counts, GOODBYE_ANSWER, kill_count)
+    found += copies(counts, GOODBYE_ANSWER, kill_count)
     found += [f"nobody expects {text[:80]!r} in the group" for text in counts if not GOODBYE_ANSWER.startswith(text)]
     if counts.total() > kill_count:
         found.append(f"{counts.total()} placeholders are left in the group")

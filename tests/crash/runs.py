@@ -1,12 +1,12 @@
-"""One run of the scenario, judged; and the census that the kill points come from."""
+"""One run of a scenario, judged; and the census that the kill points come from."""
 
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.crash.invariants import Label, labels_of, problems_of
+from tests.crash.invariants import Label, labels_of
 from tests.crash.kills import Census, Kill
-from tests.crash.scenario import BEHIND, CHAT, JOINED, STEER_ANSWER, play
+from tests.crash.scenarios import Scenario
 from tests.crash.world import Stuck, World
 
 LOG_LINES = 40
@@ -19,16 +19,12 @@ ATTEMPTS = 5
 """For a run to come to its kill point."""
 
 
-async def take_census(folder: Path) -> Census:
+async def take_census(scenario: Scenario, folder: Path) -> Census:
     """Run without a kill, more than once. Raises `AssertionError` when even that breaks a promise."""
     found: list[tuple[list[str], list[str]]] = []
     for number in range(CENSUS_RUNS):
-        async with World(folder / str(number), ()) as world:
-            await _play_and_judge(world, "no kill")
-            assert await labels_of(world) == set(), "without a kill everything is known"
-            visible = await world.visible(CHAT)
-            assert STEER_ANSWER not in visible, "without a kill the steer joins the turn that runs"
-            assert {JOINED, BEHIND} <= set(visible), "without a kill both are acknowledged while the tool waits"
+        async with World(folder / str(number), (), scenario.environ) as world:
+            await _play_and_judge(scenario, world, f"{scenario.name}, no kill")
             found.append((world.commits(), world.requests))
     return Census(
         commits=min((commits for commits, _ in found), key=len),
@@ -36,16 +32,16 @@ async def take_census(folder: Path) -> Census:
     )
 
 
-async def run_with(kills: Sequence[Kill], folder: Path, name: str) -> set[Label]:
+async def run_with(scenario: Scenario, kills: Sequence[Kill], folder: Path, name: str) -> set[Label]:
     """Run with a kill in the first life, and perhaps in the next; returns how what could not be known was labelled.
 
     Raises `AssertionError` with all that is wrong afterwards, or when no run came to the first kill. The lives after
     it have less to do: a kill that is beyond their end does not happen.
     """
-    what = f"{' then '.join(map(str, kills))} ({name})"
+    what = f"{scenario.name}, {' then '.join(map(str, kills))} ({name})"
     for attempt in range(ATTEMPTS):
-        async with World(folder / str(attempt), kills) as world:
-            await _play_and_judge(world, what)
+        async with World(folder / str(attempt), kills, scenario.environ) as world:
+            await _play_and_judge(scenario, world, what)
             labels, has_come_to_it = await labels_of(world), world.kill_count > 0 or world.is_kept_waiting
         shutil.rmtree(world.folder)  # hundreds of databases that nobody will look at
         if has_come_to_it:
@@ -53,10 +49,12 @@ async def run_with(kills: Sequence[Kill], folder: Path, name: str) -> set[Label]
     raise AssertionError(f"{what}: no run came to the first kill")
 
 
-async def _play_and_judge(world: World, what: str) -> None:
+async def _play_and_judge(scenario: Scenario, world: World, what: str) -> None:
     try:
-        await play(world)
-        problems = await problems_of(world)
+        await scenario.play(world)
+        problems = await scenario.problems_of(world)
+        if not world.kills:
+            problems += await scenario.untouched_problems_of(world)
     except Stuck as error:
         problems = [str(error)]
     if problems:

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
@@ -28,8 +28,9 @@ class Stuck(AssertionError):
 class World:
     """Fake Telegram, a fake model, and a daemon: the n-th kill ends its n-th life, and it is started again."""
 
-    def __init__(self, folder: Path, kills: Sequence[Kill]) -> None:
+    def __init__(self, folder: Path, kills: Sequence[Kill], environ: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self._changes = dict(environ or {})
         self.home = folder / "home"
         self.effects = folder / "effects"
         self.kills = kills
@@ -81,6 +82,7 @@ class World:
             "HERMES_TELEGRAM__BASE_URL": self.telegram.url,
             "CRASH_EFFECTS": str(self.effects),
             "CRASH_HOLD_PORT": str(hold_port),
+            **self._changes,
         }
 
     async def _serve(self, service: str, app: web.Application) -> str:

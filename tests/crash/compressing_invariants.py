@@ -1,0 +1,128 @@
+"""What must hold after every run of the scenario that compresses, wherever the kill came."""
+
+import json
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+
+from platforms.telegram.rendering import REPEAT_MARK
+from tests.crash.compressing import ANSWERS, CHAT, COMPRESSED, HUMAN, LAYERS, MARKS, OFTEN, WORKING
+from tests.crash.invariants import copies, file_problems, opened, undecided_rows
+from tests.crash.world import World
+from tests.fakes.llm_legality import untidy
+
+_PRESSURE = re.compile(r"\n\n\d+ % of the room before compression is used .*")
+"""Below an answer; a kill right before the answer is stored takes it along."""
+
+
+async def problems_of(world: World) -> list[str]:
+    """Everything that is not as promised, one sentence each."""
+    with closing(opened(world.home / "state.db")) as db:
+        found = [*undecided_rows(db), *_said(db), *_lineage(db), *_summaries(db), *_view(db), *file_problems(db)]
+    found += _seen(await world.visible(CHAT), world.kill_count)
+    found += [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
+    return found
+
+
+async def untouched_problems_of(world: World) -> list[str]:
+    """What holds beside that when nothing was killed: no summary was paid for twice, and nothing was said twice."""
+    asked = [row for row in await world.llm.get("requests") if row.get("summary")]
+    found = [] if len(asked) == len(LAYERS) else [f"{len(asked)} summaries were asked for"]
+    return found + [f"{text[:40]!r} is marked" for text in await world.visible(CHAT) if REPEAT_MARK in text]
+
+
+def _said(db: sqlite3.Connection) -> list[str]:
+    """No row has ever gone: what people said is there once, whole, in order and found, and so is every answer."""
+    found = []
+    human = [row[0] for row in db.execute("SELECT text FROM messages WHERE origin = 'human' ORDER BY id")]
+    if human != list(HUMAN):
+        found.append(f"people said {[text[:20] for text in human]}")
+    by_origin = dict(db.execute("SELECT origin, count(*) FROM messages GROUP BY origin").fetchall())
+    # `collect` has two steps with two calls each before its answer; a handoff is a row of its own.
+    if by_origin != {"human": 8, "assistant": 8 + 2, "tool": 4, "summary": 3}:
+        found.append(f"the rows are {by_origin}")
+    hits = db.execute("SELECT count(*) FROM messages_fts WHERE messages_fts MATCH 'harbour'").fetchone()[0]
+    if hits < 8:
+        found.append(f"the search finds {hits} rows")
+    return found
+
+
+def _lineage(db: sqlite3.Connection) -> list[str]:
+    """Old state or new state: every session but the tip is ended by the one compression that made its child."""
+    found = []
+    rows = db.execute(
+        """SELECT s.depth, s.end_reason, p.depth, c.active_session_id = s.id, s.started_at >= coalesce(p.ended_at, 0)
+        FROM sessions s JOIN chats c ON c.id = s.chat_id LEFT JOIN sessions p ON p.id = s.parent_session_id
+        WHERE c.chat_ref = ? ORDER BY s.depth""",
+        (str(CHAT),),
+    ).fetchall()
+    last = len(LAYERS)
+    expected = [
+        (depth, "compression" if depth < last else None, depth - 1 if depth else None, depth == last, 1)
+        for depth in range(last + 1)
+    ]
+    if rows != expected:
+        found.append(f"the lineage is {rows}")
+    events = db.execute(
+        """SELECT e.layer, e.summary_kind, p.depth, c.depth, e.tokens_after < e.tokens_before FROM compressions e
+        JOIN sessions p ON p.id = e.parent_id JOIN sessions c ON c.id = e.child_id
+        WHERE e.outcome = 'compressed' ORDER BY e.id"""
+    ).fetchall()
+    if events != [(layer, "model", depth, depth + 1, 1) for depth, layer in enumerate(LAYERS)]:
+        found.append(f"the compressions are {events}")
+    return found
+
+
+def _summaries(db: sqlite3.Connection) -> list[str]:
+    """A summary and what it has cost are one fact, and each took up the one before it."""
+    found = []
+    calls = db.execute(
+        "SELECT outcome, count(*) FROM model_calls WHERE purpose = 'summary' GROUP BY outcome"
+    ).fetchall()
+    # A killed attempt has no row; one whose connection the freezing cut may have been tried again in the next life.
+    if dict(calls).get("ok") != len(LAYERS):
+        found.append(f"the ledger's summaries are {calls}")
+    texts = [row[0] for row in db.execute("SELECT text FROM messages WHERE origin = 'summary' ORDER BY id")]
+    if [mark for text in texts for mark in MARKS if mark in text] != list(MARKS):
+        found.append("the handoffs are " + json.dumps([text[-80:] for text in texts]))
+    return found
+
+
+def _view(db: sqlite3.Connection) -> list[str]:
+    """What the model sees now: one handoff, no row twice, and nothing of another conversation."""
+    shown = db.execute(
+        """SELECT m.origin, m.id, s.lineage_id, t.lineage_id FROM chats c
+        JOIN session_context x ON x.session_id = c.active_session_id JOIN messages m ON m.id = x.message_id
+        JOIN sessions s ON s.id = m.session_id JOIN sessions t ON t.id = c.active_session_id
+        WHERE c.chat_ref = ? ORDER BY x.pos""",
+        (str(CHAT),),
+    ).fetchall()
+    found = []
+    if [origin for origin, *_ in shown].count("summary") != 1:
+        found.append(f"the view begins with {shown}")
+    if len({message_id for _, message_id, *_ in shown}) != len(shown):
+        found.append("the view shows a row twice")
+    if any(own != tip for *_, own, tip in shown):
+        found.append("the view shows another conversation")
+    return found
+
+
+def _seen(visible: Sequence[str], kill_count: int) -> list[str]:
+    """Each answer and notice once; further copies only with the mark of a possible repeat, one for each kill."""
+    counts = Counter(_kind(text) for text in visible)
+    found = []
+    for text in (*ANSWERS, COMPRESSED, OFTEN):
+        if not counts[text] + counts[REPEAT_MARK + text]:
+            found.append(f"{text[:40]!r} is not on screen")
+    for text in (*ANSWERS, COMPRESSED, OFTEN, WORKING):
+        found += copies(counts, text, kill_count)
+    return found + [f"nobody expects {text[:80]!r} on screen" for text in counts]
+
+
+def _kind(text: str) -> str:
+    """A text as it is compared: the figures of a notice are another matter."""
+    mark = REPEAT_MARK if text.startswith(REPEAT_MARK) else ""
+    plain = _PRESSURE.sub("", text.removeprefix(REPEAT_MARK))
+    return mark + next((kind for kind in (COMPRESSED, OFTEN) if plain.startswith(kind)), plain)

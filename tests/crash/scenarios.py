@@ -1,0 +1,55 @@
+"""The scenarios that are killed: what happens, what must hold, and how the daemon is set up."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from tests.crash import compressing, compressing_invariants, invariants, scenario
+from tests.crash.invariants import Label
+from tests.crash.world import World
+
+Judge = Callable[[World], Awaitable[list[str]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """See the module."""
+
+    name: str
+    play: Callable[[World], Awaitable[None]]
+    problems_of: Judge
+    """What is not as promised, whatever was killed."""
+    untouched_problems_of: Judge
+    """What is not as promised beside that when nothing was killed."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    labels: frozenset[Label] = frozenset()
+    """What some kill makes people or the model be told."""
+    samples: int
+    """Kill points of an ordinary test run."""
+    pairs: int
+    """Pairs of them, the second while the daemon recovers from the first: all of them would be ten thousand."""
+
+
+SCENARIOS = {
+    one.name: one
+    for one in (
+        Scenario(
+            name="talking",
+            play=scenario.play,
+            problems_of=invariants.problems_of,
+            untouched_problems_of=invariants.untouched_problems_of,
+            labels=frozenset(Label),
+            samples=60,
+            pairs=60,
+        ),
+        Scenario(
+            name="compressing",
+            play=compressing.play,
+            problems_of=compressing_invariants.problems_of,
+            untouched_problems_of=compressing_invariants.untouched_problems_of,
+            environ=compressing.ENVIRON,
+            labels=frozenset({Label.POSSIBLE_REPEAT}),
+            samples=30,
+            pairs=40,
+        ),
+    )
+}
