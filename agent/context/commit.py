@@ -49,6 +49,8 @@ def settle(
     result = drafted.result
     if plan is None or not isinstance(result, Draft):
         assert not isinstance(result, Draft), "a draft comes with its plan"
+        if sessions.load_session(db, drafted.job.view.session.id).ended_at is not None:
+            return _overtaken(drafted.job)
         _keep_attempt(db, scene, drafted, result, listeners, now)
         return result
     db.execute("SAVEPOINT split")
@@ -104,16 +106,14 @@ def _keep_attempt(
     listeners: Sequence[Listener],
     now: Millis,
 ) -> None:
-    """Remember an attempt, unless there is nothing to remember or the conversation has moved on meanwhile."""
+    """Remember an attempt, unless there is nothing to remember."""
     job, events = drafted.job, drafted.events
     if drafted.state == drafted.before and not events:
         return
-    session = sessions.load_session(db, job.view.session.id)
-    if session.ended_at is not None:
-        return
-    sessions.set_context_state(db, session.id, stored_form(drafted.state))
+    session_id = job.view.session.id
+    sessions.set_context_state(db, session_id, stored_form(drafted.state))
     attempt = Attempt(
-        session_id=session.id,
+        session_id=session_id,
         layer=job.layer,
         focus=job.focus,
         outcome="aborted" if isinstance(result, Aborted) else "not_needed",

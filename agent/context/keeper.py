@@ -153,7 +153,7 @@ class ContextKeeper:
                     break  # hygiene's summary is on its way, and there is room until it is here
                 await self._drafts.drop(scene.lineage_id)
             outcome = await self._compress(scene, self._job(room, layer))
-            if not isinstance(outcome, Compressed):
+            if not _is_another_view(outcome):
                 break
             before, room = room.estimated, await self._rooms.load(scene)
             if room.estimated * 100 > before * LEAST_PROGRESS_PERCENT:
@@ -170,8 +170,7 @@ class ContextKeeper:
         await profiles.learn_window(error, room.estimated, self.limits.input_window)
         if not self._settings.is_enabled:
             return False
-        outcome = await self._compress(scene, self._job(room, "overflow", must_shrink=True))
-        return isinstance(outcome, Compressed)
+        return _is_another_view(await self._compress(scene, self._job(room, "overflow", must_shrink=True)))
 
     # ---- by hand
 
@@ -294,3 +293,8 @@ class ContextKeeper:
             tokens_before=room.estimated,
             must_shrink=limits.is_urgent(room.estimated) if must_shrink is None else must_shrink,
         )
+
+
+def _is_another_view(outcome: CompressionOutcome) -> bool:
+    """Whether the conversation goes on from another view now: ours, or that of whoever was faster."""
+    return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is Why.MOVED)
