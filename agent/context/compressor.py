@@ -57,6 +57,8 @@ class SummaryRoute:
 
     model: ChatModel
     context_length: Tokens
+    mark: str = ""
+    """Of the settings behind it: with other settings, what failed before may work."""
 
     @property
     def name(self) -> str:
@@ -261,7 +263,7 @@ class Compressor:
             if state.is_cooling(key, now):
                 continue
             try:
-                return await self._asked(job, plan, route, record_failure), state
+                return await self._asked(job, plan, route, record_failure), state.answered(key)
             except ModelError as error:
                 failure = error
                 outcome = _outcome_of(error)
@@ -342,7 +344,7 @@ class Preview:
 
 def cooldown_key(layer: Layer, route: SummaryRoute) -> CooldownKey:
     """Hygiene cools down by itself: it waits less long than the loop, so its timeouts say nothing about the loop's."""
-    return f"{'hygiene' if layer == 'hygiene' else 'loop'}:{route.name}"
+    return f"{'hygiene' if layer == 'hygiene' else 'loop'}:{route.name}:{route.mark}"
 
 
 def _unseen(_text: str) -> None:

@@ -21,7 +21,7 @@ NO_MODEL_SECONDS = 600
 LASTING_FAILURES = frozenset({"auth", "quota", "rejected"})
 
 CooldownKey: TypeAlias = str
-"""`loop` or `hygiene`, and the route and model of the summary."""
+"""`loop` or `hygiene`, the route and model of the summary, and the mark of the settings behind them."""
 
 
 class Cooldown(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,10 +82,8 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return changed
 
     def compressed(self, tokens_before: int) -> "ContextState":
-        """A compression is about to be committed."""
-        return msgspec.structs.replace(
-            self, awaited=Awaited(tokens_before=tokens_before), cooldowns={}, held_at=0, pressure_level=0
-        )
+        """A compression is about to be committed. A route that failed meanwhile goes on cooling down."""
+        return msgspec.structs.replace(self, awaited=Awaited(tokens_before=tokens_before), held_at=0, pressure_level=0)
 
     def undone(self, tokens: int) -> "ContextState":
         """After `/compress undo`: what was taken back must not be compressed again at once."""
@@ -108,6 +106,13 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         seconds = NO_MODEL_SECONDS if outcome in LASTING_FAILURES else step
         cooldown = Cooldown(until=now + seconds * 1_000, failures=failures)
         return msgspec.structs.replace(self, cooldowns={**self.cooldowns, key: cooldown})
+
+    def answered(self, key: CooldownKey) -> "ContextState":
+        """A summary came over a route: its failures are forgotten."""
+        if key not in self.cooldowns:
+            return self
+        others = {other: cooldown for other, cooldown in self.cooldowns.items() if other != key}
+        return msgspec.structs.replace(self, cooldowns=others)
 
     def asked_by_hand(self) -> "ContextState":
         """`/compress` clears what holds the automatic layers back."""
