@@ -107,6 +107,13 @@ class _OpenStep:
     calls: tuple[ToolCall, ...]
 
 
+@dataclass(slots=True)
+class _Refusals:
+    """How often the provider has refused a prompt of this turn as too long."""
+
+    count: int = 0
+
+
 class Agent:
     """Runs turns, any number at a time; between them it keeps only the long views of conversations in use."""
 
@@ -166,9 +173,10 @@ class Agent:
             await self._resume(turn, step)
         if step is not None or _ends_with_results(view.transcript, turn.id):
             view = await self._after_tools(turn, scene)
+        refusals = _Refusals()
         while True:
             layer: Layer = "in_loop" if rounds else "preflight"
-            room, done = await self._asked(turn, scene, view, layer, rounds, sink)
+            room, done = await self._asked(turn, scene, view, layer, rounds, refusals, sink)
             if not done.reply.calls:
                 return await self._answer(scene, room, done)
             message = await self._store.write(journal.append_calls, turn.id, _model_step(done), self._clock.now())
@@ -232,18 +240,24 @@ class Agent:
     # ---- the model
 
     async def _asked(
-        self, turn: RunningTurn, scene: Scene, view: View, layer: Layer, rounds: int, sink: PreviewSink
+        self,
+        turn: RunningTurn,
+        scene: Scene,
+        view: View,
+        layer: Layer,
+        rounds: int,
+        refusals: "_Refusals",
+        sink: PreviewSink,
     ) -> tuple[Room, Completion]:
         """The model's reply to a view that was given room first. A refused prompt is made smaller and sent again."""
-        overflows = 0
         while True:
             room = await self.context.make_room(scene, view, layer)
             self._require_room(room)
             try:
                 return room, await self._ask(turn, room, rounds, sink)
             except ContextOverflow as error:
-                overflows += 1
-                if overflows > MOST_OVERFLOWS or not await self.context.after_overflow(scene, error):
+                refusals.count += 1
+                if refusals.count > MOST_OVERFLOWS or not await self.context.after_overflow(scene, error):
                     raise
                 view = await self._view(scene)
 
