@@ -1,0 +1,183 @@
+"""The lines of a window: worked examples, and what holds for every window."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.context.limits import (
+    LEAST_INPUT_WINDOW,
+    SUMMARY_LEAST_CEILING,
+    Limits,
+    LimitSettings,
+    limits_of,
+    summary_input_tokens,
+)
+from hermes_state.values import EstimatedTokens, ReportedTokens
+
+DEFAULT = LimitSettings()
+
+
+def test_a_window_of_200k_compresses_at_half_keeps_a_fifth_of_that_and_summarises_in_a_twentieth_of_the_window() -> (
+    None
+):
+    limits = limits_of(200_000, 8_192, DEFAULT)
+    assert (limits.threshold, limits.tail, limits.summary_ceiling) == (100_000, 20_000, 10_000)
+    assert limits.head == 4_000
+
+
+@pytest.mark.parametrize(
+    ("context", "threshold", "hygiene", "urgent", "tail", "ceiling"),
+    [
+        (8_192, 4_096, 6_636, 6_784, 819, 409),
+        (32_768, 16_384, 26_543, 27_133, 3_276, 1_638),
+        (100_000, 50_000, 81_000, 82_800, 10_000, 5_000),
+        (131_072, 65_536, 106_169, 108_528, 13_107, 6_553),
+        (1_000_000, 500_000, 810_000, 828_000, 100_000, 12_000),
+    ],
+)
+def test_the_lines_of_common_windows_with_a_tenth_for_the_answer(
+    context: int, threshold: int, hygiene: int, urgent: int, tail: int, ceiling: int
+) -> None:
+    limits = limits_of(context, context // 10, DEFAULT)
+    assert (limits.threshold, limits.hygiene, limits.urgent) == (threshold, hygiene, urgent)
+    assert (limits.tail, limits.summary_ceiling) == (tail, ceiling)
+
+
+def test_hygiene_acts_at_85_percent_of_the_context_unless_the_answer_needs_that_room() -> None:
+    assert limits_of(200_000, 4_096, DEFAULT).hygiene == 170_000
+    assert limits_of(200_000, 64_000, DEFAULT).hygiene == 122_400
+
+
+def test_the_floor_acts_only_where_it_is_at_most_half_of_the_context() -> None:
+    low = LimitSettings(threshold=0.20)
+    assert limits_of(200_000, 8_192, low).threshold == 64_000
+    assert limits_of(128_000, 8_192, low).threshold == 64_000
+    assert limits_of(127_999, 8_192, low).threshold == 25_599
+
+
+def test_a_threshold_is_capped_by_the_input_window_and_by_what_people_set() -> None:
+    assert limits_of(100_000, 20_000, LimitSettings(threshold=1.0)).threshold == 60_000
+    assert limits_of(200_000, 8_192, LimitSettings(maximum_threshold_tokens=40_000)).threshold == 40_000
+
+
+def test_a_large_reserve_moves_the_threshold_down_so_that_it_can_be_reached() -> None:
+    limits = limits_of(200_000, 150_000, DEFAULT)
+    assert limits.input_window == 50_000
+    assert limits.threshold == 37_500
+
+
+def test_a_prompt_counts_with_its_cached_part_and_without_reasoning() -> None:
+    of_81k, of_100k = limits_of(160_000, 8_192, DEFAULT), limits_of(100_000, 8_192, DEFAULT)
+    assert of_81k.is_over_threshold(ReportedTokens(10_000 + 50_000 + 20_000 + 1_000))
+    assert not of_100k.is_over_threshold(ReportedTokens(40_000))  # whatever was thought beside it
+
+
+def test_lines_are_reached_by_the_token_that_reaches_them() -> None:
+    limits = limits_of(100_001, 10_000, DEFAULT)
+    assert (limits.threshold, limits.urgent) == (50_000, 82_801)
+    assert not limits.is_over_threshold(EstimatedTokens(49_999))
+    assert limits.is_over_threshold(EstimatedTokens(50_000))
+    assert not limits.is_urgent(EstimatedTokens(82_800))
+    assert limits.is_urgent(EstimatedTokens(82_801))
+
+
+def test_a_share_is_what_people_wrote_and_not_the_float_beside_it() -> None:
+    assert int(100 * 0.29) == 28
+    assert limits_of(100_000, 8_192, LimitSettings(threshold=0.29)).threshold == 29_000
+
+
+def test_a_lean_tail_is_a_fortieth_of_the_window_within_bounds_and_at_most_30_percent_of_the_threshold() -> None:
+    lean = LimitSettings(tail_mode="lean")
+    assert limits_of(200_000, 8_192, lean).tail == 10_000
+    assert limits_of(600_000, 8_192, lean).tail == 15_000
+    assert limits_of(2_000_000, 8_192, lean).tail == 25_000
+    assert limits_of(32_000, 3_200, lean).tail == 4_800
+
+
+@pytest.mark.parametrize(("content", "tokens"), [(0, 2_000), (10_000, 2_000), (20_000, 4_000), (900_000, 10_000)])
+def test_a_summary_is_a_fifth_of_its_content_within_floor_and_ceiling(content: int, tokens: int) -> None:
+    assert limits_of(200_000, 8_192, DEFAULT).summary_tokens(content) == tokens
+
+
+def test_on_a_small_window_the_ceiling_of_a_summary_wins_over_its_floor() -> None:
+    assert limits_of(16_000, 1_600, DEFAULT).summary_tokens(100) == 800
+    assert limits_of(4_096, 410, DEFAULT).summary_tokens(100_000) == SUMMARY_LEAST_CEILING
+
+
+@pytest.mark.parametrize(
+    ("content", "tokens"), [(100, 256), (9_999, 1_999), (10_000, 1_500), (99_999, 9_999), (100_000, 5_000)]
+)
+def test_a_stepped_summary_takes_a_smaller_share_of_more(content: int, tokens: int) -> None:
+    assert limits_of(250_000, 8_192, LimitSettings(summary_budget="stepped")).summary_tokens(content) == tokens
+
+
+def test_a_summary_models_window_bounds_what_it_is_shown_and_never_the_threshold() -> None:
+    assert summary_input_tokens(200_000) == 40_000
+    assert summary_input_tokens(8_000) == 4_800
+
+
+# ---- whatever the window
+
+_contexts = st.one_of(st.integers(4_096, 2_000_000), st.sampled_from([4_096, 127_999, 128_000, 131_072, 2_000_000]))
+_settings = st.builds(
+    LimitSettings,
+    threshold=st.floats(0.01, 1.0),
+    target_ratio=st.floats(0.10, 0.80),
+    tail_mode=st.sampled_from(["fraction", "lean"]),
+    minimum_context_length=st.integers(0, 1_000_000),
+    maximum_threshold_tokens=st.one_of(st.none(), st.integers(1_000, 1_000_000)),
+    summary_budget=st.sampled_from(["proportional", "stepped"]),
+    summary_max_tokens=st.integers(256, 50_000),
+    hygiene_threshold=st.floats(0.85, 0.95),
+)
+
+
+@st.composite
+def _windows(draw: st.DrawFn) -> tuple[int, int]:
+    context = draw(_contexts)
+    return context, draw(st.integers(0, context - LEAST_INPUT_WINDOW))
+
+
+def _check(limits: Limits) -> None:
+    window = limits.input_window
+    assert (limits.hygiene - limits.threshold) * 100 >= 10 * window
+    assert limits.threshold >= 1
+    assert limits.threshold * 100 <= 75 * window
+    assert limits.hygiene <= window
+    assert limits.hygiene * 100 < 91 * window + 100
+    assert limits.threshold < limits.hygiene <= limits.urgent <= window
+    assert 0 <= limits.head <= 4_000
+    assert limits.head * 4 <= limits.threshold
+    assert 0 <= limits.tail <= limits.threshold
+
+
+@settings(max_examples=2_000)
+@given(window=_windows(), configured=_settings)
+def test_on_every_window_the_loop_acts_ten_points_before_hygiene_and_both_can_be_reached(
+    window: tuple[int, int], configured: LimitSettings
+) -> None:
+    _check(limits_of(*window, configured))
+
+
+@settings(max_examples=500)
+@given(windows=st.lists(_windows(), min_size=2, max_size=5), configured=_settings)
+def test_after_any_switches_of_models_the_lines_are_those_of_the_last_one(
+    windows: list[tuple[int, int]], configured: LimitSettings
+) -> None:
+    switched = [limits_of(*window, configured) for window in windows]
+    for limits in switched:
+        _check(limits)
+    assert switched[-1] == limits_of(*windows[-1], configured)
+
+
+@settings(max_examples=500)
+@given(window=_windows(), configured=_settings, content=st.integers(0, 2_000_000))
+def test_a_summary_is_never_longer_than_its_ceiling(
+    window: tuple[int, int], configured: LimitSettings, content: int
+) -> None:
+    limits = limits_of(*window, configured)
+    assert 1 <= limits.summary_tokens(content) <= limits.summary_ceiling
+    assert limits.summary_ceiling <= max(SUMMARY_LEAST_CEILING, window[0] * Fraction(5, 100))
+    assert limits.summary_ceiling <= max(SUMMARY_LEAST_CEILING, configured.summary_max_tokens)
