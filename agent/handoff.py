@@ -30,8 +30,14 @@ on them.
 - Your tools work as before. Call them as soon as a request needs it.
 - The system prompt and your memory outrank the record."""
 
-_RECALL = re.compile(r"\n*\[Stands for (\d+) messages?, m(\d+) to m(\d+)\.[^\]\n]*\]\s*\Z")
-_MARKER = re.compile(r"\[(?=(?:END OF )?CONTEXT (?:COMPACTION|SUMMARY)|Stands for \d)", re.IGNORECASE)
+_RECALL = re.compile(r"\[Stands for (\d{1,18}) messages?, m(\d{1,18}) to m(\d{1,18})\.[^\]\n]*\]\s*\Z")
+_BLANK = r"[\s\u00ad\u200b-\u200f\u2060-\u2064\ufeff]"  # what a marker may be hidden behind, or spelt with
+_MARKER = re.compile(
+    rf"[\[\uff3b](?={_BLANK}*(?:(?:END{_BLANK}+OF{_BLANK}+)?CONTEXT{_BLANK}+(?:COMPACTION|SUMMARY)"
+    rf"|GATEWAY{_BLANK}+NOTICE|Stands{_BLANK}+for{_BLANK}+\d))",
+    re.IGNORECASE,
+)
+_HEADING = re.compile(r"^#{1,4}\s+\S", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +74,23 @@ def framed(stored: str) -> str:
 
 
 def body_of(text: str) -> str | None:
-    """The record inside a framed text, whoever framed it; None for a text that is no handoff."""
+    """The record inside a framed text, whoever framed it; None for a text that is no handoff.
+
+    What stands behind the end marker (a message of a person that was joined to it) follows the record: nothing that
+    was said is dropped. Words that another gateway put between its marker and the first heading are orders to a
+    model, not part of the record.
+    """
     stripped = text.lstrip()
     prefix = next((mark for mark in (SUMMARY_PREFIX, *OLDER_PREFIXES) if stripped.startswith(mark)), None)
     if prefix is None:
         return None
-    inside = stripped[len(prefix) :]
-    end = inside.find(END_MARKER)
-    inside = inside[: end if end >= 0 else len(inside)].strip()
-    return inside.removeprefix(_CONTRACT).strip()
+    inside, _, behind = stripped.removeprefix(prefix).partition(END_MARKER)
+    inside = inside.strip()
+    if inside.startswith(_CONTRACT):
+        inside = inside.removeprefix(_CONTRACT).strip()
+    elif heading := _HEADING.search(inside):
+        inside = inside[heading.start() :]
+    return "\n\n".join(piece for piece in (inside, behind.strip()) if piece)
 
 
 def defused(text: str) -> str:

@@ -52,7 +52,8 @@ def handoff_in(row: Message) -> Record | None:
     """The record of a handoff row, also of one that was imported with another gateway's markers."""
     if row.origin is Origin.SUMMARY:
         text = row.text or ""
-        return parse_record(body_of(text) or text)
+        body = body_of(text)
+        return parse_record(text if body is None else body)
     return None
 
 

@@ -11,11 +11,15 @@ from typing import Literal, TypeAlias
 
 from agent.context.limits import Limits
 from agent.context.outcomes import Why
+from agent.model.wire import is_shown
 from hermes_state.values import Message, Origin, Role, Transcript
 
 LEAST_TAIL_ROWS = 3
+"""Fewer only where three alone would be the largest tail."""
 SOFT_CEILING = (3, 2)
 """A tail may exceed its budget by half rather than fall below the number of rows that people asked to keep."""
+LARGEST_TAIL = (3, 4)
+"""Of the input window. Beside a larger tail nothing else fits: a conversation that could not shed it would be stuck."""
 
 ProtectFirst: TypeAlias = Literal["always", "first"]
 
@@ -53,8 +57,8 @@ def find_cut(
     """
     if has_open_calls(transcript):
         return Why.TOOL_RUNS
-    if len(transcript) <= rules.protect_first_n + LEAST_TAIL_ROWS + 1:
-        return Why.TOO_FEW
+    if len(transcript) <= rules.protect_first_n + LEAST_TAIL_ROWS + 1 and sum(sizes) < limits.threshold:
+        return Why.TOO_FEW  # but a few huge ones fill a window as well
     exchanges, request = _exchanges(transcript), open_request(transcript)
     if keep_turns is None:
         tail_start = _tail_start(transcript, sizes, exchanges, limits, rules)
@@ -63,16 +67,38 @@ def find_cut(
         if len(turns) <= keep_turns:
             return Why.NOTHING_BETWEEN
         tail_start = _moved_back(exchanges, turns[-keep_turns])
-    head_end = _head_end(transcript, sizes, exchanges, limits, rules, upto=min([tail_start, *request[:1]]))
+    upto = min([tail_start, *request[:1]])
+    head_end = _head_end(transcript, sizes, exchanges, limits, rules, upto=upto)
     if tail_start <= head_end:
         if keep_turns is not None:
             return Why.NOTHING_BETWEEN
         tail_start = _forced_tail_start(transcript, exchanges, head_end)
-    kept = _kept(transcript, sizes, limits, request, range(head_end, tail_start))
-    cut = Cut(head_end=head_end, tail_start=tail_start, kept=kept)
-    has_news = any(row.origin is not Origin.SUMMARY for row in cut.middle(transcript))
+
+    def cut_behind(head_end: int) -> Cut:
+        kept = _kept(transcript, sizes, limits, request, range(head_end, tail_start))
+        return Cut(head_end=head_end, tail_start=tail_start, kept=kept)
+
+    cut = cut_behind(head_end)
+    if not _people_follow(transcript, cut):
+        # Then the handoff speaks as the user. Behind a question it would hide that it was answered, behind a tool's
+        # result strict templates refuse it; so the head goes on to the answer where that is possible, or ends earlier.
+        further = _end_of_answer(transcript, sizes, exchanges, limits, cut.head_end, upto)
+        cut = cut_behind(further)
+        if not _has_news(transcript, cut):
+            cut = cut_behind(_end_of_earlier_answer(transcript, exchanges, head_end))
     has_later_handoff = any(row.origin is Origin.SUMMARY for row in transcript[tail_start:])
-    return cut if has_news and not has_later_handoff else Why.NOTHING_BETWEEN
+    return cut if _has_news(transcript, cut) and not has_later_handoff else Why.NOTHING_BETWEEN
+
+
+def _has_news(transcript: Transcript, cut: Cut) -> bool:
+    """Whether anything would be summarised that no handoff stands for yet."""
+    return any(row.origin is not Origin.SUMMARY for row in cut.middle(transcript))
+
+
+def _people_follow(transcript: Transcript, cut: Cut) -> bool:
+    """Whether the next message behind the handoff is a user's."""
+    behind = (*(transcript[place] for place in cut.kept), *transcript[cut.tail_start :])
+    return next((row.role is Role.USER for row in behind if is_shown(row)), False)
 
 
 # ---- exchanges
@@ -87,13 +113,14 @@ class _Exchange:
 
 
 def _exchanges(transcript: Transcript) -> list[_Exchange]:
+    """Paired as the wire pairs them: a second result for a call is none, so it holds nothing together."""
     asked_at: dict[str, int] = {}
     ends: dict[int, int] = {}
     for place, row in enumerate(transcript):
         if row.role is Role.ASSISTANT:
             asked_at.update({call.id: place for call in row.body.calls})
         elif row.role is Role.TOOL and row.tool_call_id in asked_at:
-            ends[asked_at[row.tool_call_id]] = place
+            ends[asked_at.pop(row.tool_call_id)] = place
     return [_Exchange(first, last) for first, last in sorted(ends.items())]
 
 
@@ -125,7 +152,7 @@ def _head_end(
     *,
     upto: int,
 ) -> int:
-    """The end of the first exchange: `protect_first_n` rows within the head's budget, never an old handoff."""
+    """`protect_first_n` rows within the head's budget, exchanges whole, never an old handoff."""
     has_handoff = any(row.origin is Origin.SUMMARY for row in transcript)
     if rules.protect_first == "first" and has_handoff:
         return 0
@@ -137,28 +164,65 @@ def _head_end(
         end = place + 1
     behind = _moved_forward(exchanges, end)
     fits = behind <= upto and used + sum(sizes[end:behind]) <= limits.head
-    end = behind if fits else _moved_back(exchanges, end)
-    while end > 0 and transcript[end - 1].role is Role.USER:
-        # A question without its answer is no exchange, and the handoff could not follow it.
-        end = _moved_back(exchanges, end - 1)
+    return behind if fits else _moved_back(exchanges, end)
+
+
+def _end_of_answer(
+    transcript: Transcript,
+    sizes: Sequence[int],
+    exchanges: Sequence[_Exchange],
+    limits: Limits,
+    head_end: int,
+    upto: int,
+) -> int:
+    """The head's end moved behind the answer that ends its last turn, else in front of that turn."""
+    if head_end == 0 or _is_answer(transcript[head_end - 1]):
+        return head_end
+    used = sum(sizes[:head_end])
+    for place in range(head_end, upto):
+        row = transcript[place]
+        used += sizes[place]
+        if row.origin is Origin.SUMMARY or used > limits.head:
+            break
+        if _is_answer(row) and _moved_back(exchanges, place + 1) == place + 1:
+            return place + 1
+    return _end_of_earlier_answer(transcript, exchanges, head_end)
+
+
+def _end_of_earlier_answer(transcript: Transcript, exchanges: Sequence[_Exchange], end: int) -> int:
+    while end > 0 and not (_is_answer(transcript[end - 1]) and _moved_back(exchanges, end) == end):
+        end -= 1
     return end
+
+
+def _is_answer(row: Message) -> bool:
+    """Words for people, no calls."""
+    return row.role is Role.ASSISTANT and is_shown(row) and not row.body.calls
 
 
 def _tail_start(
     transcript: Transcript, sizes: Sequence[int], exchanges: Sequence[_Exchange], limits: Limits, rules: CutRules
 ) -> int:
-    times, by = SOFT_CEILING
-    ceiling = limits.tail * times // by
+    ceiling = _of(limits.tail, SOFT_CEILING)
+    largest = _of(limits.input_window, LARGEST_TAIL)
     used, start = 0, len(transcript)
     while start > 0:
         count = len(transcript) - start
         wanted = used + sizes[start - 1]
-        is_due = count < LEAST_TAIL_ROWS or wanted <= limits.tail
+        is_due = wanted <= (limits.tail if count >= LEAST_TAIL_ROWS else largest)
         if not is_due and not (count < rules.protect_last_n and wanted <= ceiling):
             break
         used = wanted
         start -= 1
-    return _moved_back(exchanges, start)
+    back = _moved_back(exchanges, start)
+    if back < start and sum(sizes[back:]) > largest:
+        return _moved_forward(exchanges, start)
+    return back
+
+
+def _of(tokens: int, share: tuple[int, int]) -> int:
+    times, by = share
+    return tokens * times // by
 
 
 def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
@@ -184,33 +248,42 @@ def _turn_starts(transcript: Transcript) -> list[int]:
 
 
 def open_request(transcript: Transcript) -> list[int]:
-    """The newest message of a person: all rows of that turn which people wrote."""
-    newest = next((row for row in reversed(transcript) if row.origin is Origin.HUMAN), None)
+    """The newest message of a person: all rows of that turn which people wrote, and how they changed them since."""
+    newest = next((place for place in range(len(transcript) - 1, -1, -1) if _is_human(transcript[place])), None)
     if newest is None:
         return []
-    return [
+    turn_id = transcript[newest].turn_id
+    pieces = [
         place
-        for place, row in enumerate(transcript)
-        if row.origin is Origin.HUMAN and (row is newest or (row.turn_id is not None and row.turn_id == newest.turn_id))
+        for place, row in enumerate(transcript[:newest])
+        if _is_human(row) and row.turn_id is not None and row.turn_id == turn_id
     ]
+    changes = [
+        place
+        for place in range(newest + 1, len(transcript))
+        if transcript[place].origin is Origin.NOTICE and transcript[place].sender_ref is not None
+    ]
+    return [*pieces, newest, *changes]
+
+
+def _is_human(row: Message) -> bool:
+    return row.origin is Origin.HUMAN
 
 
 def _kept(
     transcript: Transcript, sizes: Sequence[int], limits: Limits, request: Sequence[int], middle: range
 ) -> tuple[int, ...]:
     """Rows of the middle that stay. An answer of more than a whole tail is left to the summary."""
-    times, by = SOFT_CEILING
     kept = [place for place in request if place in middle]
     answer = _last_visible_answer(transcript)
-    if answer is not None and answer in middle and sizes[answer] * by <= limits.tail * times:
+    if answer is not None and answer in middle and sizes[answer] <= _of(limits.tail, SOFT_CEILING):
         kept.append(answer)
     return tuple(sorted(kept))
 
 
 def _last_visible_answer(transcript: Transcript) -> int | None:
     for place in range(len(transcript) - 1, -1, -1):
-        row = transcript[place]
-        if row.role is Role.ASSISTANT and row.text and not row.body.calls:
+        if _is_answer(transcript[place]):
             return place
     return None
 
@@ -218,16 +291,13 @@ def _last_visible_answer(transcript: Transcript) -> int | None:
 def has_open_calls(transcript: Transcript) -> bool:
     """Whether the newest answer that called tools still waits for one of them."""
     answered: set[str | None] = set()
+    since: set[int | None] = set()
     for row in reversed(transcript):
         if row.role is Role.TOOL:
             answered.add(row.tool_call_id)
-        elif row.role is Role.ASSISTANT and row.body.calls:
-            return any(call.id not in answered for call in row.body.calls)
-        elif _ends_exchange(row):
-            return False
+        elif _is_human(row):
+            since.add(row.turn_id)
+        elif row.role is Role.ASSISTANT:
+            # An answer of words, or a turn begun later: whatever was called before it has been given up.
+            return since <= {row.turn_id} - {None} and any(call.id not in answered for call in row.body.calls)
     return False
-
-
-def _ends_exchange(row: Message) -> bool:
-    """An answer of words alone: whatever was called before it has been given up."""
-    return row.role is Role.ASSISTANT

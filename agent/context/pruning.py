@@ -1,7 +1,7 @@
 """Pruning: long tool results and arguments that are behind become one line, which names where the whole can be read.
 
 No model takes part, and nothing is lost: rows stay as they are in the database, and a stub carries the recall id of
-its row. The same row always gives the same stub, and a stub is never pruned again.
+its row. The same transcript always gives the same stubs, and pruning what was pruned changes no byte.
 """
 
 import re
@@ -149,7 +149,10 @@ def _shortened_call(call: ToolCall, row: Message) -> ToolCall:
     arguments = _parsed(call.arguments)
     if not isinstance(arguments, dict | list):
         return call
-    shorter = orjson.dumps(_shortened(arguments, row)).decode()
+    try:
+        shorter = orjson.dumps(_shortened(arguments, row)).decode()
+    except orjson.JSONEncodeError:  # it reads deeper nesting than it writes
+        return call
     return msgspec.structs.replace(call, arguments=shorter) if len(shorter) < len(call.arguments) else call
 
 

@@ -90,7 +90,7 @@ def traced_messages(
                     continue
             people.append(row)
             continue
-        if row.role is Role.ASSISTANT and _is_shown(row):
+        if row.role is Role.ASSISTANT and is_shown(row):
             _add_people(traced, people, style)
             people = []
             _add_assistant(traced, row, results, used_ids, style.max_result_characters)
@@ -98,7 +98,7 @@ def traced_messages(
     return traced
 
 
-def _is_shown(row: Message) -> bool:
+def is_shown(row: Message) -> bool:
     """Whether a row makes a message or a part of one by itself. Blank texts are none: providers refuse them."""
     if row.role is Role.ASSISTANT:
         return _has_words(row) or bool(row.body.calls) or row.body.was_interrupted
@@ -112,7 +112,7 @@ def _has_words(row: Message) -> bool:
 def _people_follow(transcript: Transcript, place: int) -> bool:
     """Whether the next message behind `place` is a user's."""
     following = (transcript[later] for later in range(place + 1, len(transcript)))
-    return next((row.role is Role.USER for row in following if _is_shown(row)), False)
+    return next((row.role is Role.USER for row in following if is_shown(row)), False)
 
 
 def _last_role(traced: Traced) -> str | None:
