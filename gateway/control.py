@@ -22,7 +22,10 @@ Handler: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[Any]]
 """Takes the arguments by name, returns something that JSON can carry; a `HermesError` becomes the error sentence."""
 
 MAX_LINE_BYTES = 4_194_304
-"""An answer with some thousand rows fits; more is a mistake."""
+"""Of a request; more is a mistake."""
+
+_MAX_ANSWER_BYTES = 67_108_864
+"""A page of a history holds a message however long it is."""
 
 _MAX_PATH_BYTES = 100
 """What a socket address holds, with room to spare (108 on Linux, 104 elsewhere)."""
@@ -82,7 +85,7 @@ def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, time
         try:
             connection.sendall(orjson.dumps({"ask": request, "args": dict(args or {})}) + b"\n")
             with connection.makefile("rb") as answers:
-                line = answers.readline(MAX_LINE_BYTES)
+                line = answers.readline(_MAX_ANSWER_BYTES)
         except TimeoutError as error:
             raise CommandError(f"the daemon did not answer within {timeout_seconds:g} s") from error
         except OSError as error:

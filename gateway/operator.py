@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from gateway.access import Access, Verdict
@@ -11,18 +12,20 @@ from gateway.control import Handler
 from gateway.delivery import Delivery
 from gateway.doctor import Finding, database_finding
 from gateway.lanes import Lanes
+from gateway.lookups import LOOKUPS, Row, answer
 from gateway.moments import when
 from gateway.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
 from gateway.vitals import Heartbeat
 from hermes_state import pairings
 from hermes_state.errors import CommandError
 from hermes_state.pairings import Role
+from hermes_state.redaction import Redactor
 from hermes_state.store import Store
 from hermes_state.values import Clock, Millis, UserRef
 
 
 class Operator:
-    """Answers for `hermes-gateway status` and `hermes-gateway pair`."""
+    """Answers for the commands of `hermes-gateway` that ask the daemon."""
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class Operator:
             "pair.revoke": self.revoke,
             "local.url": self.mint_local_url,
             "doctor": self.examine_database,
+            **{name: partial(self.look_up, name) for name in LOOKUPS},
         }
 
     async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -114,6 +118,10 @@ class Operator:
     async def examine_database(self, _args: Mapping[str, Any]) -> list[Finding]:
         """The checks that only whoever has the database open can make."""
         return [await self._store.read(database_finding)]
+
+    async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
+        """Chains of sessions, and what was said; see `gateway.lookups`."""
+        return await answer(self._store, name, args, Redactor(self._loaded().secrets()))
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         """An address that signs one browser in to the web chat."""

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import config, doctor, init, pair, run, status
+from gateway.cli import config, doctor, init, lookups, pair, run, status
 from gateway.config import ConfigRejected
 from hermes_state.errors import ConfigError, ForeignFile, HermesError, OwnedElsewhere, SchemaTooNew
 
@@ -31,6 +31,10 @@ app.command("init")(init.init)
 app.command("status")(status.status)
 app.command("url")(status.url)
 app.command("doctor")(doctor.doctor)
+app.command("lineage")(lookups.lineage)
+app.command("search")(lookups.search)
+app.command("history")(lookups.history)
+app.command("sessions")(lookups.sessions)
 app.add_typer(config.app, name="config")
 app.add_typer(pair.app, name="pair")
 

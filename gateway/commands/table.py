@@ -1,6 +1,6 @@
 """All commands, in the order in which help shows them."""
 
-from gateway.commands import compression, conversations, people, turns
+from gateway.commands import compression, conversations, lineage, people, turns
 from gateway.commands.registry import Registry
 
 REGISTRY = Registry(
@@ -10,5 +10,6 @@ REGISTRY = Registry(
         *compression.COMMANDS,
         *turns.COMMANDS,
         *people.COMMANDS[2:],
+        *lineage.COMMANDS,
     )
 )

@@ -476,6 +476,7 @@ EVERY_COMMAND = (
     *("/start", "/help", "/new", "/reset again", "/title x", "/sessions", "/resume {old}", "/history", "/stop"),
     *("/stop all", "/status", "/retry", "/undo", "/queue later", "/queue", "/steer quickly", "/whoami", "/pair list"),
     *("/compress", "/compress preview", "/compress undo", "/unknown"),
+    *("/lineage", "/search one", "/session m1"),
 )
 
 

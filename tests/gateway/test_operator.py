@@ -66,6 +66,19 @@ async def test_a_stranger_is_let_in_and_out_from_the_command_line(store: Store, 
             await ask["pair.approve"]({})
 
 
+async def test_what_was_said_is_looked_up_without_the_secrets_that_are_configured(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, model={"api_key": "plainwordsecret"}) as gateway:
+        await gateway.ask("the door opens with plainwordsecret")
+        ask = operator(gateway).handlers()
+        found = await ask["search"]({"words": "door", "role": "user"})
+        orjson.dumps(found)
+        assert [row["snippet"] for row in found] == ["the door opens with [redacted]"]
+        (chain,) = await ask["lineage"]({"place": found[0]["session"]})
+        assert (chain["chat"], chain["messages"]) == ("telegram:1", 2)
+        assert [row["role"] for row in await ask["history"]({"place": found[0]["message"]})] == ["user", "assistant"]
+        assert [row["session"] for row in await ask["sessions"]({})] == [found[0]["session"]]
+
+
 async def test_the_address_of_the_web_chat_is_given_out(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         assert await operator(gateway, "http://127.0.0.1:8765/x").handlers()["local.url"]({}) == {

@@ -1,0 +1,205 @@
+"""`hermes-gateway lineage | search | history | sessions`: looking up what was said, and what became of it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.output import Json, print_json, print_table
+from gateway.config import load_config, process_environment
+from gateway.config.home import find_state
+from gateway.control import NobodyAnswers, ask
+from gateway.lookups import HISTORY_PAGE, LINKS_MOST, SEARCH_MOST, Row, answer_at_rest
+from gateway.moments import moment, when
+from hermes_state.errors import ConfigError
+from hermes_state.lineages import short_key
+from hermes_state.overview import open_resting
+from hermes_state.redaction import Redactor
+from hermes_state.values import Millis, Role
+
+ASK_SECONDS = 30.0
+TOOL_TEXT_CHARACTERS = 300
+
+
+def lineage(
+    place: Annotated[
+        str | None, typer.Argument(metavar="CHAT|SESSION", help="A chat such as telegram:42, or a session's id.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=LINKS_MOST, help="The newest so many sessions.")] = LINKS_MOST,
+    as_json: Json = False,
+) -> None:
+    """Show how sessions continue one another, oldest first: those of SESSION's conversation, of a chat, or of all."""
+    rows = _look_up("lineage", {"place": place, "limit": limit})
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        typer.echo("There is no session yet.")
+    else:
+        print_table(
+            ("SESSION", "PARENT", "DEPTH", "CHAT", "STARTED", "ENDED", "END", "MESSAGES", "MADE BY"),
+            [_link_cells(row) for row in rows],
+        )
+
+
+def _link_cells(row: Row) -> tuple[str, ...]:
+    return (
+        short_key(row["session"]),
+        short_key(row["parent"]) if row["parent"] else "-",
+        str(row["depth"]),
+        row["chat"],
+        when(Millis(row["started_at"])),
+        when(Millis(row["ended_at"])) if row["ended_at"] is not None else "-",
+        row["end_reason"] or "-",
+        str(row["messages"]),
+        _made_by(row),
+    )
+
+
+def _made_by(row: Row) -> str:
+    if row["layer"] is None:
+        return "undo" if row["depth"] else "-"
+    tokens = f"{_count(row['tokens_before'])} → {_count(row['tokens_after'])} tokens"
+    written = {"model": f"summary by {row['model']}", "deterministic": "handoff without a model"}
+    focus = f"focus “{row['focus']}”" if row["focus"] else ""
+    return ", ".join(filter(None, (row["layer"], tokens, written.get(row["summary_kind"] or ""), focus)))
+
+
+def _count(number: int | None) -> str:
+    return f"{number:,}" if number is not None else "?"
+
+
+def search(
+    words: Annotated[list[str], typer.Argument(help='What to look for; "quoted words" stay together.')],
+    chat: Annotated[str | None, typer.Option(metavar="CHAT", help="Only in this chat, such as telegram:42.")] = None,
+    role: Annotated[Role | None, typer.Option(help="Only what this role said.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="DATE", help="Only from then on: 2026-03-31 or 2026-03-31T14:00, UTC.")
+    ] = None,
+    is_newest: Annotated[bool, typer.Option("--newest", help="Newest first instead of best first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=SEARCH_MOST, help="At most so many.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Find what was said, in whichever session and chat that was. Secrets are taken out of what is shown."""
+    rows = _look_up(
+        "search",
+        {
+            "words": " ".join(words),
+            "chat": chat,
+            "role": role,
+            "since": moment(since) if since is not None else None,
+            "order": "newest" if is_newest else "best",
+            "limit": limit,
+        },
+    )
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        typer.echo("Nothing matches.")
+    else:
+        for row in rows:
+            place = f"{row['chat']}, session {short_key(row['session'])}"
+            typer.echo(f"{row['message']}  {when(Millis(row['at']))}  {row['role']}  {place}\n    {row['snippet']}")
+        typer.echo(f"\n`hermes-gateway history {rows[0]['message']}` shows what was said around the first one.")
+
+
+def history(
+    place: Annotated[
+        str, typer.Argument(metavar="CHAT|SESSION|MESSAGE", help="Such as telegram:42, a session's id, or m123.")
+    ],
+    limit: Annotated[int, typer.Option(min=1, help="At most so many messages.")] = 50,
+    is_session_only: Annotated[bool, typer.Option("--session", help="Only what was said in that one session.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what was said, as it was said, however often it was compressed since; the newest LIMIT, oldest first.
+
+    CHAT is its conversation, SESSION the whole conversation that it belongs to, MESSAGE what was said around it.
+    """
+    rows = _load_history(place, limit, is_session_only)
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        typer.echo("Nothing was said there.")
+    else:
+        typer.echo("\n\n".join(_said(row) for row in rows))
+
+
+def _load_history(place: str, limit: int, is_session_only: bool) -> list[Row]:
+    """In pages, newest first: an answer of the daemon holds only so much."""
+    rows: list[Row] = []
+    args = {"place": place, "is_session_only": is_session_only}
+    before: int | None = None
+    while len(rows) < limit:
+        page = _look_up("history", {**args, "limit": min(limit - len(rows), HISTORY_PAGE), "before": before})
+        rows = page + rows
+        first = int(page[0]["message"].removeprefix("m")) if page else None
+        if first is None or first == before or _is_message(place):
+            break
+        before = first
+    return rows
+
+
+def _is_message(place: str) -> bool:
+    return place[:1] in ("m", "M") and place[1:].isdecimal()
+
+
+def _said(row: Row) -> str:
+    who = row["sender"] or row["role"] if row["role"] != "tool" else f"tool {row['tool']}"
+    mark = ", taken back" if row["taken_back"] else ""
+    text = row["text"]
+    if row["role"] == "tool" and len(text) > TOOL_TEXT_CHARACTERS:
+        text = f"{text[:TOOL_TEXT_CHARACTERS]}… ({len(row['text']):,} characters; --json prints them)"
+    if row["calls"]:
+        text = f"{text}\n(called {', '.join(row['calls'])})".strip()
+    return f"{row['message']}  {when(Millis(row['at']))}  {who}{mark}\n{text}"
+
+
+def sessions(
+    chat: Annotated[str | None, typer.Argument(metavar="CHAT", help="Such as telegram:42; without it all.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=LINKS_MOST, help="At most so many.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """List conversations, the most recently used first; each by the id of its newest session."""
+    rows = _look_up("sessions", {"chat": chat, "limit": limit})
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        typer.echo("There is no conversation yet.")
+    else:
+        print_table(
+            ("SESSION", "CHAT", "USED", "SESSIONS", "MESSAGES", "STATE", "NAME"),
+            [_conversation_cells(row) for row in rows],
+        )
+
+
+def _conversation_cells(row: Row) -> tuple[str, ...]:
+    used = row["last_human_at"] or row["started_at"]
+    state = "active" if row["is_active"] and row["ended_at"] is None else row["end_reason"] or "open"
+    name = " ".join((row["title"] or row["first_words"]).split())
+    return (
+        short_key(row["session"]),
+        row["chat"],
+        when(Millis(used)),
+        str(row["sessions"]),
+        str(row["messages"]),
+        state,
+        name if len(name) <= 60 else name[:59] + "…",
+    )
+
+
+def _look_up(name: str, args: Mapping[str, Any]) -> list[Row]:
+    """The daemon's answer, or that of the file itself while no daemon has it open."""
+    state = find_state(process_environment())
+    try:
+        rows: list[Row] = ask(state.control_socket, name, args, timeout_seconds=ASK_SECONDS)
+    except NobodyAnswers:
+        with open_resting(state.database) as db:
+            return [] if db is None else answer_at_rest(db, name, args, _redactor())
+    return rows
+
+
+def _redactor() -> Redactor:
+    """Knows the configured secrets, unless the configuration cannot be read: that is no reason to find nothing."""
+    try:
+        return Redactor(load_config(process_environment()).secrets())
+    except ConfigError:
+        return Redactor()

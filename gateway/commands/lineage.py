@@ -1,0 +1,307 @@
+"""Commands for admins about the past of chats: /lineage /search /session.
+
+In a chat that others can read they reach that chat alone: what is said elsewhere is not for the people here.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from sqlite3 import Connection
+
+from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from gateway.commands.turns import shortened
+from gateway.config.fields import secrets_of
+from gateway.lookups import Redact, redacted_texts
+from gateway.moments import moment, when
+from hermes_state.errors import CommandError, StoreUnavailable
+from hermes_state.lineages import (
+    Compression,
+    Found,
+    Link,
+    Place,
+    find_chat,
+    find_place,
+    load_around,
+    load_chat_sessions,
+    load_lineage,
+    load_link,
+    search_everywhere,
+    short_key,
+)
+from hermes_state.redaction import Redactor
+from hermes_state.search import Order
+from hermes_state.values import Button, ChatId, Message, MessageId, Millis, Role, Transcript
+
+LINKS_SHOWN = 12
+HITS_SHOWN = 5
+ROWS_SHOWN = 8
+ROWS_BEFORE = 1
+ROW_CHARS = 280
+OPENED_CHARS = 1_000
+"""Of the message that was asked for."""
+REDACTED_CHARS = 20_000
+"""Of a message, of which much less is shown."""
+SEARCH_SECONDS = 2.0
+
+
+# ---- /lineage ---------------------------------------------------------------------------------------------------
+
+
+async def lineage(invocation: Invocation) -> Effect:
+    links = await invocation.desk.store.read(_load_links, invocation.chat.id, invocation.argument, _reach(invocation))
+    if not links:
+        return say("This chat has no conversation yet.")
+    shown = links[-LINKS_SHOWN:]
+    head = f"Sessions of `{links[-1].chat.name}`, oldest first"
+    head += f" (the newest {LINKS_SHOWN}; the command line shows all):" if len(links) > LINKS_SHOWN else ":"
+    lines = "\n".join(_link_line(link) for link in shown)
+    return say(f"{head}\n{lines}\n\n`/session <id>` opens one.")
+
+
+def _load_links(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[Link]:
+    place = find_place(db, argument, within) if argument else Place(chat_id=chat_id)
+    if place.session is not None:
+        return load_lineage(db, place.session.lineage_id, LINKS_SHOWN + 1)
+    return load_chat_sessions(db, place.chat_id, LINKS_SHOWN + 1)
+
+
+def _link_line(link: Link) -> str:
+    parts = [f"- `{short_key(link.key)}`", f"depth {link.depth}", _begun(link), _messages(link.message_count)]
+    return ", ".join([*parts, _ended(link)])
+
+
+def _begun(link: Link) -> str:
+    at = when(link.started_at)
+    if link.made_by is not None:
+        return f"{at} {_made_by(link.made_by)}"
+    return f"{at} by an undo of `{short_key(link.parent_key)}`" if link.parent_key is not None else at
+
+
+def _made_by(made: Compression) -> str:
+    """`by hygiene (95,000 → 40,000 tokens, summary by gpt-5-mini, focus “schema”, undone since)`."""
+    details = []
+    if made.tokens_before is not None and made.tokens_after is not None:
+        details.append(f"{made.tokens_before:,} → {made.tokens_after:,} tokens")
+    if made.summary_kind is not None:
+        details.append(
+            "handoff without a model" if made.summary_kind == "deterministic" else f"summary by {made.model}"
+        )
+    if made.focus:
+        details.append(f"focus “{shortened(made.focus)}”")
+    if made.was_undone:
+        details.append("undone since")
+    return f"by {_LAYERS.get(made.layer, made.layer)} compression" + (f" ({', '.join(details)})" if details else "")
+
+
+_LAYERS = {"in_loop": "in-loop"}
+
+
+def _ended(link: Link) -> str:
+    if link.ended_at is None:
+        return "open"
+    follower = f" → `{short_key(link.child_key)}`" if link.child_key is not None else ""
+    return f"ended {when(link.ended_at)} ({link.end_reason}){follower}"
+
+
+# ---- /search ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A search as it was typed."""
+
+    words: str
+    chat: str | None
+    role: Role | None
+    since: Millis | None
+    order: Order
+
+
+async def search(invocation: Invocation) -> Effect:
+    wanted = _wanted(invocation.argument)
+    store = invocation.desk.store
+    try:
+        found = await store.read_within(SEARCH_SECONDS, _search, wanted, _reach(invocation))
+    except StoreUnavailable as error:
+        raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
+    if not found:
+        return say("Nothing matches.")
+    lines = await asyncio.to_thread(_hit_lines, found, wanted.words, _redactor(invocation))
+    buttons = [Button(label=f"Open m{one.hit.message_id}", command=f"/session m{one.hit.message_id}") for one in found]
+    return say("\n\n".join(lines), *buttons)
+
+
+_DASHES = "\u2013\u2014"
+
+
+def _wanted(argument: str) -> Wanted:
+    """Options as on the command line, in any place; telephones make one dash of two."""
+    words: list[str] = []
+    options: dict[str, str] = {}
+    pieces = iter(argument.split())
+    for piece in pieces:
+        name = piece.removeprefix("--") if piece.startswith("--") else piece.lstrip(_DASHES)
+        if name == piece or name not in ("chat", "role", "since", "newest"):
+            words.append(piece)
+        else:
+            options[name] = "" if name == "newest" else next(pieces, "")
+    if not words:
+        raise CommandError("Write `/search <words>`, with `--chat`, `--role`, `--since` or `--newest` if you like.")
+    return Wanted(
+        words=" ".join(words),
+        chat=options.get("chat"),
+        role=_role(options["role"]) if "role" in options else None,
+        since=moment(options["since"]) if "since" in options else None,
+        order="newest" if "newest" in options else "best",
+    )
+
+
+def _role(text: str) -> Role:
+    try:
+        return Role(text.lower())
+    except ValueError:
+        raise CommandError("A role is user, assistant or tool.") from None
+
+
+def _search(db: Connection, wanted: Wanted, within: ChatId | None) -> list[Found]:
+    chat_id = find_chat(db, wanted.chat, within) if wanted.chat is not None else within
+    return search_everywhere(
+        db,
+        wanted.words,
+        chat_id=chat_id,
+        role=wanted.role,
+        since=wanted.since,
+        order=wanted.order,
+        limit=HITS_SHOWN,
+    )
+
+
+def _hit_lines(found: Sequence[Found], words: str, redact: Redact) -> list[str]:
+    lines = []
+    for one in found:
+        hit = one.hit
+        who = one.sender_name or hit.role
+        head = f"`m{hit.message_id}` {when(hit.created_at)}, {who} in `{one.chat.name}`"
+        snippet = redacted_texts(hit.text, words, redact)["snippet"]
+        lines.append(f"{head}, session `{short_key(one.session_key)}`\n{snippet}")
+    return lines
+
+
+# ---- /session ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A session with the rows of it that are shown."""
+
+    link: Link
+    rows: Transcript
+    message_id: MessageId | None
+    earlier_id: MessageId | None
+    """Opening it shows the page before this one."""
+    later_id: MessageId | None
+
+
+async def session(invocation: Invocation) -> Effect:
+    """A session from its beginning, or around a message that was said in it."""
+    if not invocation.argument:
+        raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
+    opened = await invocation.desk.store.read(_open, invocation.argument, _reach(invocation))
+    said = await asyncio.to_thread(_row_lines, opened, _redactor(invocation))
+    return say("\n\n".join([_session_head(opened.link), *said]), *_ways(opened))
+
+
+def _open(db: Connection, name: str, within: ChatId | None) -> Opened:
+    place = find_place(db, name, within)
+    if place.session is None:
+        raise CommandError(f"“{name}” is a chat; `/lineage {name}` lists its sessions.")
+    start = max(1, (place.message_seq or 1) - ROWS_BEFORE)
+    rows = load_around(db, place.session.id, start, ROWS_SHOWN - ROWS_BEFORE, 2 * ROWS_SHOWN)
+    first = next((number for number, row in enumerate(rows) if row.seq >= start), 0)
+    following = rows[first + ROWS_SHOWN : first + ROWS_SHOWN + 1]
+    return Opened(
+        link=load_link(db, place.session.id),
+        rows=rows[first : first + ROWS_SHOWN],
+        message_id=place.message_id,
+        earlier_id=rows[0].id if first else None,
+        later_id=following[0].id if following else None,
+    )
+
+
+def _session_head(link: Link) -> str:
+    lines = [
+        f"Session `{short_key(link.key)}` of `{link.chat.name}`, depth {link.depth} of its conversation.",
+        f"Began {_begun(link)}; {_ended(link)}; {_messages(link.message_count)}.",
+    ]
+    if link.parent_key is not None:
+        lines.append(f"Parent `{short_key(link.parent_key)}`.")
+    return "\n".join(lines)
+
+
+def _row_lines(opened: Opened, redact: Redact) -> list[str]:
+    return [_row_line(row, row.id == opened.message_id, redact) for row in opened.rows]
+
+
+def _row_line(row: Message, is_opened: bool, redact: Redact) -> str:
+    who = row.sender_name or row.role.value if row.role is not Role.TOOL else f"tool {row.tool_name}"
+    text = redact((row.text or "")[:REDACTED_CHARS])
+    if row.body.calls:
+        text += f" (called {', '.join(call.name for call in row.body.calls)})"
+    mark = " ←" if is_opened else ""
+    shown = shortened(text, OPENED_CHARS if is_opened else ROW_CHARS)
+    return f"**{who}**, {when(row.created_at)}, `m{row.id}`{mark}\n{shown}"
+
+
+def _ways(opened: Opened) -> list[Button]:
+    """To what was said before and after, and to the neighbours in the chain."""
+    ways = (
+        ("Earlier", opened.earlier_id and f"m{opened.earlier_id}"),
+        ("Later", opened.later_id and f"m{opened.later_id}"),
+        ("Parent", opened.link.parent_key),
+        ("Child", opened.link.child_key),
+    )
+    return [Button(label=label, command=f"/session {name}") for label, name in ways if name]
+
+
+# ---- shared -----------------------------------------------------------------------------------------------------
+
+
+def _reach(invocation: Invocation) -> ChatId | None:
+    """The one chat that may be looked at; None: all of them."""
+    return invocation.chat.id if invocation.chat.kind.is_shared else None
+
+
+def _redactor(invocation: Invocation) -> Redactor:
+    return Redactor(secrets_of(invocation.desk.live.config))
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count:,} messages"
+
+
+COMMANDS = (
+    Command(
+        name="lineage",
+        kind=Kind.READ,
+        description="how the sessions of a chat continue one another",
+        argument="[chat|session]",
+        handler=lineage,
+        is_admin_only=True,
+    ),
+    Command(
+        name="search",
+        kind=Kind.READ,
+        description="find what was said, in any chat",
+        argument="<words>",
+        handler=search,
+        is_admin_only=True,
+    ),
+    Command(
+        name="session",
+        kind=Kind.READ,
+        description="open a session, or the one in which a message was said",
+        argument="<id>",
+        handler=session,
+        is_admin_only=True,
+    ),
+)

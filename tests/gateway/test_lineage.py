@@ -1,0 +1,207 @@
+"""/lineage, /search and /session as admins use them, and who may not."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from hermes_state.chats import find_chat
+from hermes_state.lineage import SplitPlan, plan_undo, split, undo_compression
+from hermes_state.store import Store
+from hermes_state.transcripts import NewMessage, load_view
+from hermes_state.values import ChatKey, Millis, Origin, Role
+from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, PLATFORM, TestGateway, serving
+
+BOSS_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="9")
+KEY = "sk-abcdefghij0123456789"
+
+
+async def compress(gateway: TestGateway, chat: ChatKey = DIRECT, focus: str | None = None) -> str:
+    """Put a handoff in place of everything; returns the key of the session that goes on."""
+
+    def _compress(db: sqlite3.Connection) -> str:
+        found = find_chat(db, chat)
+        assert found is not None
+        (lineage_id,) = db.execute(
+            "SELECT lineage_id FROM sessions WHERE id = ?", (found.active_session_id,)
+        ).fetchone()
+        view = load_view(db, lineage_id)
+        plan = SplitPlan(
+            parent_id=view.session.id,
+            version=view.session.version,
+            watermark_seq=view.session.next_seq - 1,
+            context=(NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="what was said before"),),
+            layer="in_loop",
+            focus=focus,
+            summary_kind="model",
+            model="small-model",
+            tokens_before=95_000,
+            tokens_after=40_000,
+        )
+        child_id = split(db, plan, Millis(gateway.clock.now()))
+        return str(db.execute("SELECT key FROM sessions WHERE id = ?", (child_id,)).fetchone()[0])
+
+    return await gateway.store.write(_compress)
+
+
+async def undo(gateway: TestGateway, chat: ChatKey = DIRECT) -> None:
+    def _undo(db: sqlite3.Connection) -> None:
+        found = find_chat(db, chat)
+        assert found is not None
+        (lineage_id,) = db.execute(
+            "SELECT lineage_id FROM sessions WHERE id = ?", (found.active_session_id,)
+        ).fetchone()
+        plan = plan_undo(db, lineage_id)
+        assert plan is not None
+        undo_compression(db, plan, Millis(gateway.clock.now()))
+
+    await gateway.store.write(_undo)
+
+
+async def keys(gateway: TestGateway) -> list[str]:
+    return [row[0] for row in await gateway.rows("SELECT key FROM sessions ORDER BY id")]
+
+
+async def ask_boss(gateway: TestGateway, text: str, chat: ChatKey = BOSS_CHAT) -> str:
+    return await gateway.ask(text, chat=chat, sender=BOSS)
+
+
+def buttons(gateway: TestGateway) -> dict[str, str]:
+    """What the newest message offers, by label."""
+    return {button.label: button.command for button in gateway.adapter.requests[-1].part.buttons}
+
+
+@pytest.mark.parametrize("line", ["/lineage", "/search door", "/session m1"])
+async def test_only_admins_look_things_up(store: Store, tmp_path: Path, line: str) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("the red door")
+        assert await gateway.ask(line) == f"{line.split()[0]} is for admins."
+
+
+async def test_lineage_tells_how_each_session_came_to_be_and_ended(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        assert await ask_boss(gateway, "/lineage") == "This chat has no conversation yet."
+        await gateway.ask("one")
+        await compress(gateway, focus="the schema")
+        await gateway.ask("two")
+        await undo(gateway)
+        said = await ask_boss(gateway, "/lineage telegram:1")
+        root, child, tip = await keys(gateway)
+        lines = [line for line in said.splitlines() if line.startswith("- ")]
+        assert [line.split("`")[1] for line in lines] == [key[:8] for key in (root, child, tip)]
+        assert "depth 0" in lines[0]
+        assert "2 messages" in lines[0]
+        assert f"(compression) → `{child[:8]}`" in lines[0]
+        made = "by in-loop compression (95,000 → 40,000 tokens, summary by small-model, focus “the schema”, undone"
+        assert made in lines[1]
+        assert f"(undo) → `{tip[:8]}`" in lines[1]
+        assert f"by an undo of `{child[:8]}`" in lines[2]
+        assert lines[2].endswith("open")
+        assert await ask_boss(gateway, f"/lineage {child}") == said
+        assert "No chat, session or message has the id" in await ask_boss(gateway, "/lineage telegram:777")
+
+
+async def test_a_hit_opens_the_session_in_which_it_was_said(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("the red door")
+        await compress(gateway)
+        await gateway.ask("something else")
+        root, tip = await keys(gateway)
+        said = await ask_boss(gateway, "/search door --role user")
+        assert f"Ann in `telegram:1`, session `{root[:8]}`\nthe red door" in said
+        (command,) = buttons(gateway).values()
+        opened = await ask_boss(gateway, command)
+        assert f"Session `{root[:8]}` of `telegram:1`" in opened
+        assert "←\nthe red door" in opened
+        assert "something else" not in opened
+        assert buttons(gateway) == {"Child": f"/session {tip}"}
+        opened = await ask_boss(gateway, f"/session {tip}")
+        assert "something else" in opened
+        assert f"Parent `{root[:8]}`" in opened
+
+
+async def test_a_long_session_is_read_page_by_page_without_a_gap(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        for number in range(15):
+            await gateway.ask(f"word{number}")
+        (key,) = await keys(gateway)
+        pages = [await ask_boss(gateway, f"/session {key}")]
+        while "Later" in buttons(gateway):
+            pages.append(await ask_boss(gateway, buttons(gateway)["Later"]))
+        seen = "\n".join(pages)
+        assert all(f"\nword{number}\n" in f"{seen}\n" for number in range(15))
+        assert len(pages) <= 5
+        back = 0
+        while "Earlier" in buttons(gateway):
+            pages.append(await ask_boss(gateway, buttons(gateway)["Earlier"]))
+            back += 1
+        assert 1 < back <= 5
+        assert "\nword0\n" in pages[-1]
+
+
+async def test_a_search_is_narrowed_and_ordered_as_on_the_command_line(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("door door door")
+        await gateway.ask("a door of Bob's house, far from the other one", chat=GROUP, sender=ANN)
+        best = await ask_boss(gateway, "/search door --role user")
+        newest = await ask_boss(gateway, "/search --newest door —role user")
+        assert best.index("door door door") < best.index("Bob's")
+        assert newest.index("Bob's") < newest.index("door door door")
+        only = await ask_boss(gateway, f"/search door --chat {GROUP.name}")
+        assert "Bob's" in only
+        assert "door door door" not in only
+        assert await ask_boss(gateway, "/search door --since 2999-01-01") == "Nothing matches."
+        assert "Bob's" in await ask_boss(gateway, "/search door --since 2020-01-01")
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/search", "/search <words>"),
+        ("/search --newest", "/search <words>"),
+        ("/search door --role king", "A role is user, assistant or tool."),
+        ("/search door --since yesterday", "“yesterday” is no date"),
+        ("/search door --chat telegram:777", "No chat"),
+        ("/search door --chat m1", "is no chat"),
+        ("/session", "/session <id>"),
+        ("/session m99999", "There is no message m99999"),
+        ("/session zzzz", "has the id “zzzz”"),
+        ("/session telegram:1", "`/lineage telegram:1`"),
+        ("/lineage nowhere", "has the id “nowhere”"),
+    ],
+)
+async def test_what_cannot_be_looked_up_is_one_helpful_sentence(
+    store: Store, tmp_path: Path, line: str, sentence: str
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("the red door")
+        assert sentence in await ask_boss(gateway, line)
+
+
+async def test_in_a_group_an_admin_reaches_that_group_alone(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("the red door")
+        (key,) = await keys(gateway)
+        (message_id,) = (await gateway.rows("SELECT min(id) FROM messages"))[0]
+        await gateway.ask("the blue door", chat=GROUP, sender=ANN)
+        found = await ask_boss(gateway, "/search door", GROUP)
+        assert "blue door" in found
+        assert "red door" not in found
+        for line in (f"/session {key}", f"/session m{message_id}", f"/lineage {key}"):
+            said = await ask_boss(gateway, line, GROUP)
+            assert "of this chat" in said
+            assert "door" not in said
+        for line in ("/lineage telegram:1", "/search door --chat telegram:1"):
+            assert "only this chat" in await ask_boss(gateway, line, GROUP)
+        assert GROUP.name in await ask_boss(gateway, "/lineage", GROUP)
+
+
+async def test_secrets_are_taken_out_of_what_is_found_and_opened(store: Store, tmp_path: Path) -> None:
+    secret = "configured-value-77"
+    async with serving(store, tmp_path, telegram={"token": f"123456:{secret}"}) as gateway:
+        await gateway.ask(f"the door opens with {KEY} or with 123456:{secret} " + "and so on " * 40)
+        for line in ("/search door", "/session m1"):
+            said = await ask_boss(gateway, line)
+            assert "the door opens with [redacted]" in said
+            assert KEY[:12] not in said
+            assert secret not in said

@@ -1,0 +1,329 @@
+"""`hermes-gateway lineage | search | history | sessions`: one answer from the daemon and from the file at rest."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway import lookups
+from gateway.cli import app
+from gateway.control import serve_control
+from gateway.lookups import LOOKUPS, answer
+from hermes_state.chats import ensure_chat
+from hermes_state.errors import CommandError
+from hermes_state.lineage import SplitPlan, split
+from hermes_state.redaction import redact
+from hermes_state.sessions import reset
+from hermes_state.store import Store
+from hermes_state.transcripts import NewMessage, append, hide, load_view
+from hermes_state.values import ChatKind, LineageId, MessageBody, Millis, Origin, Role, SessionId, ToolCall
+from tests.hermes_state.rows import START, exchange, key_of
+
+Run: TypeAlias = Callable[..., Result]
+KEY = "sk-abcdefghij0123456789"
+LINEAGE_FIELDS = [
+    *("session", "parent", "depth", "lineage", "platform", "chat", "started_at", "ended_at", "end_reason", "messages"),
+    *("layer", "tokens_before", "tokens_after", "focus", "summary_kind", "model"),
+]
+SEARCH_FIELDS = ["message", "session", "lineage", "chat", "role", "at", "text", "snippet", "score"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    for name in ("OPENAI_API_KEY", "TELEGRAM_BOT_TOKEN", "DISCORD_BOT_TOKEN", "CREDENTIALS_DIRECTORY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def runner(*words: str, **variables: str) -> Result:
+        return CliRunner().invoke(app, list(words), env={"HERMES_HOME": str(home), "COLUMNS": "200", **variables})
+
+    return runner
+
+
+def fill(db: sqlite3.Connection) -> LineageId:
+    """A conversation that was compressed once, one that was left, and a group."""
+    chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
+    exchange(db, chat, "an older door", "closed")
+    reset(db, chat, Millis(START + 1_000))
+    lineage = exchange(db, chat, f"the red door, {KEY}", "open", at=START + 2_000).lineage_id
+    view = load_view(db, lineage)
+    hide(db, view.session.id, [view.transcript[1].id], "undo", START)
+    view = load_view(db, lineage)
+    plan = SplitPlan(
+        parent_id=view.session.id,
+        version=view.session.version,
+        watermark_seq=view.session.next_seq - 1,
+        context=(NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="handoff of the door"),),
+        layer="manual",
+        focus="doors",
+        summary_kind="model",
+        model="small",
+        tokens_before=900,
+        tokens_after=90,
+    )
+    split(db, plan, Millis(START + 3_000))
+    exchange(db, chat, "and the window", "shut", at=START + 4_000)
+    group = ensure_chat(db, key_of("-7"), ChatKind.GROUP, None, START)
+    exchange(db, group, "a door door door", "yes", at=START + 5_000)
+    return lineage
+
+
+@asynccontextmanager
+async def answering(store: Store, home: Path) -> AsyncIterator[None]:
+    """The part of the daemon that the command line asks."""
+    handlers = {name: partial(answer, store, name, redact=redact) for name in LOOKUPS}
+    async with serve_control(home / "control.sock", handlers):
+        yield
+
+
+async def said(run: Run, home: Path, *words: str) -> list[dict[str, Any]]:
+    """What `--json` prints: from the file at rest, and from a daemon, which must be the same."""
+    resting = await asyncio.to_thread(run, *words, "--json")
+    assert resting.exit_code == 0, resting.output
+    store = await Store.open(home / "state.db")
+    try:
+        async with answering(store, home):
+            running = await asyncio.to_thread(run, *words, "--json")
+    finally:
+        await store.close()
+    assert running.output == resting.output
+    rows: list[dict[str, Any]] = json.loads(resting.output)
+    return rows
+
+
+async def filled(home: Path) -> LineageId:
+    store = await Store.open(home / "state.db")
+    try:
+        return await store.write(fill)
+    finally:
+        await store.close()
+
+
+# ---- programs
+
+
+async def test_lineage_prints_exactly_the_promised_fields_oldest_first(run: Run, home: Path) -> None:
+    await filled(home)
+    rows = await said(run, home, "lineage", "telegram:42")
+    assert [list(row) for row in rows] == [LINEAGE_FIELDS] * 3
+    left, root, tip = rows
+    assert (left["end_reason"], left["messages"], left["parent"], left["depth"]) == ("reset", 2, None, 0)
+    assert [root[name] for name in LINEAGE_FIELDS[-6:]] == [None] * 6
+    assert (root["lineage"], root["end_reason"], root["chat"]) == (root["session"], "compression", "telegram:42")
+    assert (tip["parent"], tip["lineage"], tip["depth"], tip["platform"]) == (
+        root["session"],
+        root["session"],
+        1,
+        "telegram",
+    )
+    assert [tip[name] for name in LINEAGE_FIELDS[-6:]] == ["manual", 900, 90, "doors", "model", "small"]
+    assert root["started_at"] <= root["ended_at"] <= tip["started_at"]
+    assert (tip["ended_at"], tip["end_reason"]) == (None, None)
+    assert await said(run, home, "lineage", tip["session"][:8]) == [root, tip]
+    everything = await said(run, home, "lineage")
+    assert everything[:3] == rows
+    assert everything[3]["chat"] == "telegram:-7"
+    assert await said(run, home, "lineage", "--limit", "1") == everything[3:]
+
+
+async def test_search_prints_exactly_the_promised_fields_in_the_order_asked_for(run: Run, home: Path) -> None:
+    await filled(home)
+    best = await said(run, home, "search", "door", "--role", "user")
+    assert [list(row) for row in best] == [SEARCH_FIELDS] * 3
+    assert best[0]["text"] == "a door door door"
+    assert [row["score"] for row in best] == sorted((row["score"] for row in best), reverse=True)
+    newest = await said(run, home, "search", "door", "--newest")
+    assert [row["at"] for row in newest] == [START + 5_000, START + 2_000, START]
+    assert [row["text"] for row in await said(run, home, "search", "door", "--chat", "telegram:-7")] == [
+        "a door door door"
+    ]
+    assert len(await said(run, home, "search", "door", "--since", "2026-01-01T00:00:02")) == 2
+    assert await said(run, home, "search", "door", "--since", "2027-01-01") == []
+    assert await said(run, home, "search", "an", "older", "door", "--limit", "1") != []
+
+
+async def test_a_hit_leads_to_the_session_in_which_it_was_said(run: Run, home: Path) -> None:
+    await filled(home)
+    (hit,) = await said(run, home, "search", "red")
+    chain = {row["session"]: row for row in await said(run, home, "lineage", hit["session"])}
+    assert chain[hit["session"]]["depth"] == 0
+    assert chain[hit["session"]]["lineage"] == hit["lineage"]
+    around = await said(run, home, "history", hit["message"])
+    assert hit["message"] in [row["message"] for row in around]
+    assert {row["session"] for row in around} == {hit["session"]}
+
+
+async def test_secrets_are_taken_out_of_hits_also_where_the_snippet_would_have_cut_them(run: Run, home: Path) -> None:
+    def one(db: sqlite3.Connection) -> None:
+        chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
+        exchange(db, chat, "a " * 50 + f"{KEY} " + "b " * 25 + "window " + "y " * 300, "open")
+
+    store = await Store.open(home / "state.db")
+    await store.write(one)
+    await store.close()
+    (row,) = await said(run, home, "search", "window")
+    assert "b b window" in row["snippet"]
+    assert KEY[-8:] not in row["snippet"] + row["text"]
+
+
+async def test_history_is_what_was_said_across_the_whole_conversation(run: Run, home: Path) -> None:
+    await filled(home)
+    rows = await said(run, home, "history", "telegram:42")
+    assert [row["text"] for row in rows] == [f"the red door, {KEY}", "open", "and the window", "shut"]
+    assert [row["taken_back"] for row in rows] == [False, True, False, False]
+    assert len({row["session"] for row in rows}) == 2
+    assert {row["lineage"] for row in rows} == {rows[0]["session"]}
+    assert (rows[0]["sender"], rows[0]["origin"], rows[0]["at"]) == ("telegram:1", "human", START + 2_000)
+    assert await said(run, home, "history", rows[0]["session"]) == rows
+    assert await said(run, home, "history", rows[0]["session"], "--session") == rows[:2]
+    assert await said(run, home, "history", "telegram:42", "--limit", "1") == rows[-1:]
+
+
+async def test_a_long_history_comes_in_pages_without_a_gap(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def many(db: sqlite3.Connection) -> None:
+        chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
+        session = exchange(db, chat, "0", "1").lineage_id
+        for number in range(2, 23):
+            row = NewMessage(role=Role.USER, origin=Origin.HUMAN, text=str(number) + "x" * 10)
+            append(db, SessionId(session), row, START)
+
+    store = await Store.open(home / "state.db")
+    await store.write(many)
+    await store.close()
+    monkeypatch.setattr(lookups, "HISTORY_PAGE_CHARACTERS", 30)
+    rows = await said(run, home, "history", "telegram:42", "--limit", "1000")
+    assert [row["text"].rstrip("x") for row in rows] == [str(number) for number in range(23)]
+    assert len(await said(run, home, "history", "telegram:42", "--limit", "4")) == 4
+
+
+async def test_sessions_lists_conversations_of_all_chats_the_most_recently_used_first(run: Run, home: Path) -> None:
+    await filled(home)
+    rows = await said(run, home, "sessions")
+    assert [(row["chat"], row["messages"], row["sessions"], row["is_active"]) for row in rows] == [
+        ("telegram:-7", 2, 1, True),
+        ("telegram:42", 4, 2, True),
+        ("telegram:42", 2, 1, False),
+    ]
+    assert rows[1]["first_words"] == "the red door, [redacted]"
+    assert await said(run, home, "sessions", "telegram:42") == rows[1:]
+    assert await said(run, home, "sessions", "--limit", "1") == rows[:1]
+
+
+# ---- people
+
+
+async def test_tables_for_people(run: Run, home: Path) -> None:
+    await filled(home)
+    table = (await asyncio.to_thread(run, "lineage", "telegram:42")).output.splitlines()
+    assert len(table) == 4
+    assert table[3].endswith("manual, 900 → 90 tokens, summary by small, focus “doors”")
+    table = (await asyncio.to_thread(run, "sessions")).output.splitlines()
+    assert table[0].split() == ["SESSION", "CHAT", "USED", "SESSIONS", "MESSAGES", "STATE", "NAME"]
+    assert "active" in table[1]
+    assert "reset" in table[3]
+    found = (await asyncio.to_thread(run, "search", "red")).output
+    assert "telegram:42, session" in found
+    assert "the red door, [redacted]" in found
+    shown = (await asyncio.to_thread(run, "history", "telegram:42")).output
+    assert shown.index("the red door") < shown.index("assistant, taken back") < shown.index("and the window")
+
+
+async def test_nothing_yet_is_said_in_words_and_as_an_empty_list(run: Run, home: Path) -> None:
+    for words in (("lineage",), ("search", "door"), ("sessions",), ("history", "telegram:42")):
+        assert json.loads(run(*words, "--json").output) == []
+        assert len(run(*words).output.splitlines()) == 1
+
+
+async def test_tool_rows_name_their_tool_and_what_was_called(run: Run, home: Path) -> None:
+    def tools(db: sqlite3.Connection) -> None:
+        chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
+        session = SessionId(exchange(db, chat, "q", "a").lineage_id)
+        call = ToolCall(id="c1", name="look", arguments="{}")
+        body = MessageBody(calls=(call,))
+        append(db, session, NewMessage(role=Role.ASSISTANT, origin=Origin.ASSISTANT, text=None, body=body), START)
+        found = NewMessage(role=Role.TOOL, origin=Origin.TOOL, text="z" * 900, tool_call_id="c1", tool_name="look")
+        append(db, session, found, START)
+
+    store = await Store.open(home / "state.db")
+    await store.write(tools)
+    await store.close()
+    rows = await said(run, home, "history", "telegram:42")
+    assert (rows[2]["calls"], rows[2]["text"], rows[3]["tool"]) == (["look"], "", "look")
+    assert len(rows[3]["text"]) == 900
+    shown = (await asyncio.to_thread(run, "history", "telegram:42")).output
+    assert "(called look)" in shown
+    assert "900 characters" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("lineage", "telegram:777"), "No chat, session or message"),
+        (("history", "m999"), "no message m999"),
+        (("search", "door", "--since", "yesterday"), "no date"),
+        (("search", "door", "--chat", "telegram:777"), "No chat"),
+        (("sessions", "telegram:777"), "No chat"),
+    ],
+)
+async def test_a_name_that_nothing_has_is_one_sentence(
+    run: Run, home: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    await filled(home)
+    done = await asyncio.to_thread(run, *words)
+    assert isinstance(done.exception, CommandError)
+    assert sentence in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("search", {}),
+        ("search", {"words": 7}),
+        ("search", {"words": "x", "role": "king"}),
+        ("search", {"words": "x", "limit": 0}),
+        ("search", {"words": "x", "order": "worst"}),
+        ("history", {}),
+        ("lineage", {"plaice": "x"}),
+        ("sessions", {"limit": "many"}),
+    ],
+)
+async def test_the_daemon_refuses_arguments_that_make_no_sense(
+    store: Store, name: str, args: Mapping[str, Any]
+) -> None:
+    with pytest.raises(CommandError, match=name):
+        await answer(store, name, args, redact)
+
+
+async def test_a_configuration_that_cannot_be_read_does_not_keep_the_operator_from_searching(
+    run: Run, home: Path
+) -> None:
+    await filled(home)
+    (home / "config.yaml").write_text("local: {prot: 1}")
+    assert "[redacted]" in (await asyncio.to_thread(run, "search", "red")).output
+
+
+async def test_configured_secrets_are_known_to_the_command_line_too(run: Run, home: Path) -> None:
+    def one(db: sqlite3.Connection) -> None:
+        chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
+        exchange(db, chat, "the door opens with plainwordsecret today", "open")
+
+    store = await Store.open(home / "state.db")
+    await store.write(one)
+    await store.close()
+    done = await asyncio.to_thread(partial(run, "search", "door", OPENAI_API_KEY="plainwordsecret"))
+    assert "opens with [redacted] today" in done.output

@@ -1,0 +1,206 @@
+"""Finding chats, sessions and messages by the ids that people see."""
+
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from hermes_state.chats import ensure_chat, find_chats_named
+from hermes_state.errors import CommandError
+from hermes_state.lineage import SplitPlan, plan_undo, split, undo_compression
+from hermes_state.lineages import (
+    Place,
+    find_chat,
+    find_place,
+    load_around,
+    load_chat_sessions,
+    load_lineage,
+    load_link,
+    search_everywhere,
+)
+from hermes_state.sessions import load_session, load_tip, reset
+from hermes_state.transcripts import NewMessage, load_said, load_view
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    ChatKind,
+    EndReason,
+    LineageId,
+    MessageId,
+    Millis,
+    Origin,
+    Role,
+    SessionId,
+)
+from tests.hermes_state.rows import START, exchange, key_of, make_chat, migrated
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def compress(db: sqlite3.Connection, lineage: LineageId, *, at: int = START) -> SessionId:
+    view = load_view(db, lineage)
+    plan = SplitPlan(
+        parent_id=view.session.id,
+        version=view.session.version,
+        watermark_seq=view.session.next_seq - 1,
+        context=(NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="handoff"),),
+        layer="hygiene",
+        focus="doors",
+        summary_kind="deterministic",
+        tokens_before=900,
+        tokens_after=90,
+    )
+    return split(db, plan, Millis(at))
+
+
+def undo(db: sqlite3.Connection, lineage: LineageId) -> SessionId:
+    plan = plan_undo(db, lineage)
+    assert plan is not None
+    return undo_compression(db, plan, START)
+
+
+def talk(db: sqlite3.Connection, chat: ChatId, question: str) -> LineageId:
+    return exchange(db, chat, question, f"answer to {question}").lineage_id
+
+
+def test_a_chain_is_told_oldest_first_with_what_made_each_session(db: sqlite3.Connection) -> None:
+    lineage = talk(db, make_chat(db), "q1")
+    compress(db, lineage, at=START + 10)
+    undo(db, lineage)
+    root, child, tip = load_lineage(db, lineage, 10)
+    assert (root.parent_key, root.child_key, root.depth, root.made_by) == (None, child.key, 0, None)
+    assert (root.end_reason, root.message_count) == (EndReason.COMPRESSION, 2)
+    assert (child.parent_key, child.child_key, child.lineage_key) == (root.key, tip.key, root.key)
+    assert child.end_reason is EndReason.UNDO
+    made = child.made_by
+    assert made is not None
+    assert (made.layer, made.tokens_before, made.tokens_after, made.focus) == ("hygiene", 900, 90, "doors")
+    assert (made.summary_kind, made.model, made.was_undone) == ("deterministic", None, True)
+    assert (tip.depth, tip.made_by, tip.ended_at, tip.child_key) == (2, None, None, None)
+    assert load_link(db, child.session_id) == child
+    assert load_lineage(db, lineage, 1) == [tip]
+
+
+def test_a_chat_has_all_its_conversations_and_no_chat_means_all(db: sqlite3.Connection) -> None:
+    first, second = make_chat(db, "1"), make_chat(db, "2")
+    talk(db, first, "q1")
+    talk(db, second, "q1")
+    reset(db, first, START)
+    talk(db, first, "q2")
+    assert [link.chat.name for link in load_chat_sessions(db, None, 10)] == ["telegram:1", "telegram:2", "telegram:1"]
+    links = load_chat_sessions(db, first, 10)
+    assert [link.end_reason for link in links] == [EndReason.RESET, None]
+    assert [link.lineage_key for link in links] == [link.key for link in links]
+
+
+def test_a_name_stands_for_a_chat_a_session_or_a_message(db: sqlite3.Connection) -> None:
+    chat = make_chat(db, "42")
+    lineage = talk(db, chat, "q1")
+    session = load_tip(db, lineage)
+    said = load_said(db, lineage, 10)
+    for name in ("telegram:42", "42", " telegram:42 "):
+        assert find_place(db, name) == Place(chat_id=chat)
+    for name in (session.key, session.short_key, session.key[:4].upper()):
+        assert find_place(db, name) == Place(chat_id=chat, session=session)
+    place = find_place(db, f"m{said[1].id}")
+    assert (place.session, place.message_id, place.message_seq) == (session, said[1].id, 2)
+    assert find_chat(db, "telegram:42") == chat
+    with pytest.raises(CommandError, match="is no chat"):
+        find_chat(db, session.key)
+
+
+@pytest.mark.parametrize("name", ["", "telegram:7", "nothing!", "m999", "m0", "abc", "'; --", "%", "m" + "9" * 40])
+def test_what_nothing_is_called_is_refused_in_words(db: sqlite3.Connection, name: str) -> None:
+    talk(db, make_chat(db), "q1")
+    with pytest.raises(CommandError):
+        find_place(db, name)
+
+
+def test_an_ambiguous_name_lists_what_it_may_mean(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    keys = [load_tip(db, talk(db, chat, "q1")).key]
+    reset(db, chat, START)
+    keys.append(load_tip(db, talk(db, chat, "q2")).key)
+    with pytest.raises(CommandError, match="More than one session") as raised:
+        find_place(db, keys[0][:4])
+    assert all(key in str(raised.value) for key in keys)
+    other = ChatKey(platform="discord", account="discord", chat_ref="42")
+    ensure_chat(db, other, ChatKind.DIRECT, None, START)
+    with pytest.raises(CommandError, match="More than one chat") as raised:
+        find_place(db, "42")
+    assert "discord:42" in str(raised.value)
+
+
+def test_threads_and_peoples_own_chats_have_names_of_their_own(db: sqlite3.Connection) -> None:
+    made = [
+        ensure_chat(db, key, ChatKind.GROUP, None, START)
+        for key in (key_of("-1"), key_of("-1", thread_ref="7"), key_of("-1", thread_ref="7", user_ref="5"))
+    ]
+    names = ["telegram:-1", "telegram:-1/7", "telegram:-1/7#5"]
+    assert [[chat.id for chat in find_chats_named(db, name)] for name in names] == [[one] for one in made]
+
+
+def test_within_one_chat_nothing_else_is_reached(db: sqlite3.Connection) -> None:
+    mine, other = make_chat(db, "1"), make_chat(db, "2")
+    talk(db, mine, "q1")
+    lineage = talk(db, other, "q2")
+    session, message = load_tip(db, lineage), load_said(db, lineage, 1)[0]
+    for name in ("telegram:2", session.key, f"m{message.id}"):
+        assert find_place(db, name).chat_id == other
+        with pytest.raises(CommandError, match="this chat"):
+            find_place(db, name, mine)
+
+
+def test_rows_made_for_a_view_cannot_be_opened(db: sqlite3.Connection) -> None:
+    lineage = talk(db, make_chat(db), "q1")
+    compress(db, lineage)
+    (handoff,) = load_view(db, lineage).transcript
+    with pytest.raises(CommandError):
+        find_place(db, f"m{handoff.id}")
+
+
+def test_a_hit_names_the_session_in_which_it_was_said(db: sqlite3.Connection) -> None:
+    lineage = talk(db, make_chat(db), "the red door")
+    root = load_tip(db, lineage)
+    compress(db, lineage)
+    tip = load_session(db, undo(db, lineage))
+    talk(db, tip.chat_id, "the blue door")
+    found = search_everywhere(db, "door", role=Role.USER, order="newest")
+    assert [(one.hit.text, one.session_key, one.lineage_key) for one in found] == [
+        ("the blue door", tip.key, root.key),
+        ("the red door", root.key, root.key),
+    ]
+    assert found[0].chat.name == "telegram:42"
+    assert found[0].sender_name == "telegram:1"
+
+
+def test_rows_around_a_message_stay_in_its_session(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    for number in range(3):
+        lineage = talk(db, chat, f"q{number}")
+    root = load_tip(db, lineage)
+    compress(db, lineage)
+    talk(db, chat, "q3")
+
+    def texts(seq: int | None, before: int, limit: int) -> list[str | None]:
+        return [row.text for row in load_around(db, root.id, seq, before, limit)]
+
+    assert texts(3, 1, 3) == ["answer to q0", "q1", "answer to q1"]
+    assert texts(6, 1, 9) == ["q2", "answer to q2"]
+    assert texts(1, 5, 2) == ["q0", "answer to q0"]
+    assert texts(None, 0, 1) == ["q0"]
+
+
+def test_what_was_said_in_one_session_of_a_conversation(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    lineage = talk(db, chat, "q1")
+    child = compress(db, lineage)
+    talk(db, chat, "q2")
+    assert [row.text for row in load_said(db, lineage, 9, session_id=child)] == ["q2", "answer to q2"]
+    newest = load_said(db, lineage, 1)[0]
+    before = load_said(db, lineage, 2, MessageId(newest.id))
+    assert [row.text for row in before] == ["answer to q1", "q2"]
