@@ -15,6 +15,7 @@ _WHY = {
     Why.INEFFECTIVE: "the last compressions hardly helped",
     Why.HELD_AFTER_UNDO: "the last compression was undone",
     Why.COOLING_DOWN: "the last summary failed a short while ago",
+    Why.NO_PREVIEW: "its context engine cannot tell beforehand what it would take out",
     Why.MOVED: "the conversation was changed meanwhile",
 }
 

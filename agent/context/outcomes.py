@@ -27,6 +27,8 @@ class Why(StrEnum):
     """Two passes in a row hardly helped; waits until the conversation has grown."""
     HELD_AFTER_UNDO = "held_after_undo"
     COOLING_DOWN = "cooling_down"
+    NO_PREVIEW = "no_preview"
+    """A plugin's engine can only tell what it takes out by doing it."""
     MOVED = "moved"
     """Somebody else compressed, reset or edited the conversation meanwhile."""
 

@@ -1,0 +1,47 @@
+"""The seam between whoever keeps conversations and whoever compresses them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from agent.context.compressor import CompressionJob, Draft, Preview, RecordFailure, SummaryRoute
+from agent.context.estimate import Estimator
+from agent.context.news import News, Wish
+from agent.context.outcomes import Aborted, NotNeeded
+from agent.context.state import ContextState
+from hermes_state.lineage import Layer
+
+
+class Engine(Protocol):
+    """Drafts compressions of stored rows; commits nothing. One for all conversations of a model.
+
+    The built-in one is `Compressor`; `foreign.ForeignEngine` runs engines that were written for message lists.
+    """
+
+    @property
+    def name(self) -> str:
+        """As `context.engine` calls it."""
+
+    async def wish(self, job: CompressionJob) -> Wish | None:
+        """Whether the job's conversation should be compressed before its next model call."""
+
+    async def draft(
+        self,
+        job: CompressionJob,
+        state: ContextState,
+        estimator: Estimator,
+        routes: Sequence[SummaryRoute],
+        record_failure: RecordFailure,
+    ) -> tuple[Draft | NotNeeded | Aborted, ContextState]:
+        """What a compression would come to, and what is to be remembered of the attempt. Raises nothing of its own."""
+
+    def preview(self, job: CompressionJob, estimator: Estimator) -> Preview | NotNeeded:
+        """What a compression would take out: no model call, no write. May be called in a thread."""
+
+    def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
+        """Whether the automatic layers should leave it alone for now."""
+
+    async def told(self, news: News) -> None:
+        """Take note of something. Never raises, and never takes long."""
+
+    async def close(self) -> None:
+        """Let go of everything; no conversation ends by it."""
