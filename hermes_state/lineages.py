@@ -28,6 +28,8 @@ from hermes_state.values import (
 )
 
 SHORTEST_KEY = 4
+LONGEST_NAME = 200
+"""Longer than any id there is; a refusal repeats the name."""
 AMBIGUOUS_SHOWN = 5
 
 
@@ -98,6 +100,8 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place
     Raises `CommandError` when nothing is called so, or more than one thing, or it is outside `within`.
     """
     name = name.strip()
+    if len(name) > LONGEST_NAME:
+        raise CommandError("That is too long to be an id.")
     recalled = _RECALL_ID.fullmatch(name)
     if recalled is not None:
         return _place_of_message(db, MessageId(int(recalled[1])), within)

@@ -189,12 +189,18 @@ def _conversation_cells(row: Row) -> tuple[str, ...]:
 def _look_up(name: str, args: Mapping[str, Any]) -> list[Row]:
     """The daemon's answer, or that of the file itself while no daemon has it open."""
     state = find_state(process_environment())
+    # A shell may hand over bytes that are no text; JSON and SQLite take none.
+    args = {key: _text(value) if isinstance(value, str) else value for key, value in args.items()}
     try:
         rows: list[Row] = ask(state.control_socket, name, args, timeout_seconds=ASK_SECONDS)
     except NobodyAnswers:
         with open_resting(state.database) as db:
             return [] if db is None else answer_at_rest(db, name, args, _redactor())
     return rows
+
+
+def _text(given: str) -> str:
+    return given.encode("utf-8", "replace").decode("utf-8")
 
 
 def _redactor() -> Redactor:

@@ -120,6 +120,18 @@ async def test_a_hit_opens_the_session_in_which_it_was_said(store: Store, tmp_pa
         assert f"Parent `{root[:8]}`" in opened
 
 
+async def test_history_shows_the_originals_across_compressions(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        for text in ("one", "two", "three"):
+            await gateway.ask(text)
+            await compress(gateway)
+        await undo(gateway)
+        lines = (await gateway.ask("/history")).split("\n\n")
+        said = [line.splitlines()[1] for line in lines]
+        assert said == ["one", "echo: one", "two", "echo: two", "three", "echo: three"]
+        assert "taken back" not in "".join(lines)
+
+
 async def test_a_long_session_is_read_page_by_page_without_a_gap(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         for number in range(15):

@@ -289,6 +289,11 @@ async def test_a_name_that_nothing_has_is_one_sentence(
     assert sentence in str(done.exception)
 
 
+async def test_words_that_are_no_text_find_nothing(run: Run, home: Path) -> None:
+    await filled(home)
+    assert await said(run, home, "search", "\udcff") == []
+
+
 @pytest.mark.parametrize(
     ("name", "args"),
     [

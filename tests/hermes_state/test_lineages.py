@@ -113,11 +113,14 @@ def test_a_name_stands_for_a_chat_a_session_or_a_message(db: sqlite3.Connection)
         find_chat(db, session.key)
 
 
-@pytest.mark.parametrize("name", ["", "telegram:7", "nothing!", "m999", "m0", "abc", "'; --", "%", "m" + "9" * 40])
+@pytest.mark.parametrize(
+    "name", ["", "telegram:7", "nothing!", "m999", "m0", "abc", "'; --", "%", "m" + "9" * 40, "x" * 9_000]
+)
 def test_what_nothing_is_called_is_refused_in_words(db: sqlite3.Connection, name: str) -> None:
     talk(db, make_chat(db), "q1")
-    with pytest.raises(CommandError):
+    with pytest.raises(CommandError) as raised:
         find_place(db, name)
+    assert len(str(raised.value)) < 300
 
 
 def test_an_ambiguous_name_lists_what_it_may_mean(db: sqlite3.Connection) -> None:
