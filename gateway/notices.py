@@ -55,8 +55,8 @@ class Notices:
                 )
             case HardLimit():
                 return (
-                    f"This conversation has {event.messages:,} messages, which is the limit of {event.limit:,}, so I "
-                    "compress it whatever their size."
+                    f"This conversation had {event.messages:,} messages and the limit is {event.limit:,}, so I "
+                    "compressed it although there was room."
                 )
 
     def _compressed(self, event: Compressed) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 
 from agent.context.compressor import CompressionJob, Draft
-from agent.context.events import Blocked, ContextEvent, Listener, Scene
+from agent.context.events import Blocked, ContextEvent, HardLimit, Listener, Scene
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded, Why
 from agent.context.state import ContextState, stored_form
 from hermes_state import ledger, sessions
@@ -65,8 +65,14 @@ def settle(
         ledger.record(db, scene.turn_id, scene.lineage_id, call, now)
     if outcome is None:
         return _overtaken(drafted.job)
-    _tell(db, scene, [outcome], listeners, now)
+    _tell(db, scene, [*_reasons(drafted.job), outcome], listeners, now)
     return outcome
+
+
+def _reasons(job: CompressionJob) -> list[ContextEvent]:
+    """What people should know of why their conversation was compressed."""
+    limit = job.message_limit
+    return [] if limit is None else [HardLimit(messages=len(job.view.transcript), limit=limit)]
 
 
 def _compressed(db: Connection, scene: Scene, drafted: Drafted, draft: Draft, child_id: SessionId) -> Compressed:
@@ -140,11 +146,6 @@ def keep_verdict(
     sessions.set_context_state(db, session_id, stored_form(state))
     note_verdict(db, session_id, "effective" if has_helped else "ineffective")
     _tell(db, scene, events, listeners, now)
-
-
-def tell(db: Connection, scene: Scene, event: ContextEvent, listeners: Sequence[Listener], now: Millis) -> None:
-    """An event that is true by itself."""
-    _tell(db, scene, [event], listeners, now)
 
 
 def _tell(

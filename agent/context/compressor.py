@@ -90,6 +90,8 @@ class CompressionJob:
     tokens_before: EstimatedTokens
     must_shrink: bool
     """There is no room to leave the conversation as it is."""
+    message_limit: int | None = None
+    """Set when it is their number, not their size, that makes hygiene act."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from typing import assert_never
 
 import structlog
 
-from agent.context.commit import Drafted, settle, tell
+from agent.context.commit import Drafted, settle
 from agent.context.compressor import CompressionJob, Compressor, Draft, SummaryRoute
-from agent.context.events import BeforeSplit, ContextEvent, Listener, Scene
+from agent.context.events import BeforeSplit, Listener, Scene
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded
 from agent.context.rooms import Prompts, Rooms
 from agent.context.state import ContextState, state_of, stored_form
@@ -86,10 +86,6 @@ class Drafts:
         """Commit what was drafted, inside the caller's transaction."""
         plan = self._plan(scene, drafted, drafted.result) if isinstance(drafted.result, Draft) else None
         return settle(db, scene, drafted, plan, self._listeners, now)
-
-    async def tell(self, scene: Scene, event: ContextEvent) -> None:
-        """An event that no compression makes true."""
-        await self._store.write(tell, scene, event, self._listeners, self._clock.now())
 
     @property
     def listeners(self) -> tuple[Listener, ...]:

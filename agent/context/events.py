@@ -31,7 +31,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardLimit:
-    """Hygiene acts because of the number of messages, not of their size."""
+    """Hygiene has acted because of the number of messages, not of their size."""
 
     messages: int
     limit: int

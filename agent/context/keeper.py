@@ -15,7 +15,7 @@ import structlog
 from agent.context.commit import Drafted, keep_verdict
 from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Preview, SummaryRoute
 from agent.context.drafts import Drafts
-from agent.context.events import BeforeSplit, Blocked, HardLimit, Listener, Pressure, Scene
+from agent.context.events import BeforeSplit, Blocked, Listener, Pressure, Scene
 from agent.context.limits import Limits, LimitSettings
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why
 from agent.context.profiles import ProfileBook
@@ -131,8 +131,8 @@ class ContextKeeper:
             return
         if is_many and not is_due:
             log.info("hygiene.message_limit", messages=rows, limit=self._settings.hard_message_limit)
-            await self._drafts.tell(scene, HardLimit(messages=rows, limit=self._settings.hard_message_limit))
-        job = self._job(room, "hygiene")
+        message_limit = None if is_due else self._settings.hard_message_limit
+        job = replace(self._job(room, "hygiene"), message_limit=message_limit)
         is_done = await self._drafts.begin(scene, job, self._settings.hold_seconds)
         if is_done:
             await self._drafts.take_finished(scene)
