@@ -1,0 +1,220 @@
+"""Conversations that fill their window, and what the database says came of compressing them."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from sqlite3 import Connection
+from typing import Any
+
+from agent.context.compressor import SummaryRoute
+from agent.context.events import ContextEvent, Listener, Scene
+from agent.context.keeper import ContextSettings
+from agent.context.state import ContextState, state_of
+from agent.context.summary import HEADINGS
+from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.tools.registry import Tool, ToolContext, ToolRegistry
+from agent.turn import Agent, Answer, scene_of
+from gateway.config.context import NoticeSettings
+from gateway.notices import Notices
+from hermes_state import sessions
+from hermes_state.journal import RunningTurn
+from hermes_state.transcripts import load_view
+from hermes_state.values import (
+    ChatKey,
+    Effect,
+    LineageId,
+    Millis,
+    ModelCallRecord,
+    Origin,
+    Tokens,
+    Transcript,
+)
+from tests.agent.conftest import SENT_AT, Chat, FixedClock, settings
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+CONTEXT = 8_192
+OUTPUT = 2_048
+"""Of `lab-8k`: compressed from 4,096 tokens on, by hygiene from 5,530 on, without room from 5,653 on, full at 6,144."""
+WORDS = "The quick brown fox jumps over the lazy dog and runs through the forest. " * 5
+UNPAID = ModelCallRecord(purpose="turn", route="none", model="none", outcome="ok", usage=None, took_ms=0)
+
+
+class SetClock(FixedClock):
+    """Stands where it is put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = SENT_AT
+
+    def now(self) -> Millis:
+        return self.at
+
+    def pass_seconds(self, seconds: float) -> None:
+        self.at = Millis(self.at + int(seconds * 1_000))
+
+
+class Listening:
+    """Remembers what happened to views."""
+
+    def __init__(self) -> None:
+        self.events: list[ContextEvent] = []
+
+    def __call__(self, db: object, scene: Scene, event: ContextEvent, now: object) -> None:
+        self.events.append(event)
+
+
+@asynccontextmanager
+async def dialled(
+    server: labkit.Server, name: str, *, read_seconds: float = 20.0
+) -> AsyncIterator[ChatCompletionsModel]:
+    """A model of the fake server."""
+    made = ChatCompletionsModel(
+        ChatCompletionsSettings(
+            model=name,
+            api_key="lab-key",
+            base_url=f"{server.url}/v1",
+            connect_seconds=20.0,
+            read_seconds=read_seconds,
+        )
+    )
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def agent_of(
+    chat: Chat,
+    model: ChatCompletionsModel,
+    *,
+    context: ContextSettings | None = None,
+    context_length: int = CONTEXT,
+    routes: Sequence[SummaryRoute] | None = None,
+    listeners: Sequence[Listener] = (),
+) -> Agent:
+    """An agent on a small window, whose chats are told what the gateway's are told. It has one long-winded tool."""
+    return Agent(
+        store=chat.store,
+        model=model,
+        tools=ToolRegistry([DUMP]),
+        settings=settings(
+            context_length=Tokens(context_length),
+            max_output_tokens=Tokens(context_length // 4),
+            context=context or ContextSettings(),
+        ),
+        clock=chat.clock,
+        summary_routes=routes,
+        listeners=[Notices(NoticeSettings), *listeners],
+    )
+
+
+async def _dump(arguments: dict[str, Any], context: ToolContext) -> str:
+    return WORDS * 10
+
+
+DUMP = Tool(
+    name="dump",
+    description="Returns much.",
+    parameters={"type": "object", "properties": {}},
+    effect=Effect.READ_ONLY,
+    run=_dump,
+)
+
+
+def chat_at(chat: Chat, ref: object) -> Chat:
+    """Another chat in the same database, with a clock that stands."""
+    key = ChatKey(platform="telegram", account="telegram", chat_ref=str(ref))
+    return Chat(chat.store, key=key, clock=SetClock())
+
+
+def clock_of(chat: Chat) -> SetClock:
+    assert isinstance(chat.clock, SetClock)
+    return chat.clock
+
+
+async def fill(chat: Chat, agent: Agent, tokens: int) -> Scene:
+    """Let people and the assistant talk, without a model, until the next prompt takes about so many tokens."""
+    number = 0
+    while True:
+        turn = await chat.start(f"Question {number}: TICKET-{number} {WORDS}")
+        await chat.finish(turn, Answer(text=f"Answer {number}. {WORDS}", call=UNPAID, reported_prompt_tokens=None))
+        number += 1
+        scene = scene_of(turn)
+        standing = await agent.context.standing(scene)
+        if standing.prompt >= tokens:
+            return scene
+
+
+async def fill_and_ask(chat: Chat, agent: Agent, tokens: int, question: str = "and now?") -> RunningTurn:
+    """A filled conversation, and a turn that starts in it."""
+    await fill(chat, agent, tokens)
+    return await chat.start(question)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the database says of a conversation."""
+
+    depth: int
+    said: int
+    """Original rows, in whatever session."""
+    compressions: list[tuple[str, str, str | None]]
+    """Layer, outcome, and the kind of the summary or the reason."""
+    summary_calls: list[str]
+    """How the ledger calls the outcome of each."""
+    told: list[str]
+    """What the chat was told that is no answer."""
+    view: Transcript
+    state: ContextState
+
+    @property
+    def kinds(self) -> list[str | None]:
+        """How the summaries of the splits were made."""
+        return [kind for _, outcome, kind in self.compressions if outcome == "compressed"]
+
+
+async def look(chat: Chat, lineage_id: LineageId) -> Found:
+    """Read a conversation, and see that it is one line of sessions with the chat at its end."""
+    return await chat.store.read(_found, lineage_id)
+
+
+def _found(db: Connection, lineage_id: LineageId) -> Found:
+    tip = sessions.load_tip(db, lineage_id)
+    lines = db.execute(
+        "SELECT depth, ended_at IS NULL, end_reason FROM sessions WHERE lineage_id = ? ORDER BY depth", (lineage_id,)
+    )
+    expected = [(depth, 0, "compression") for depth in range(tip.depth)] + [(tip.depth, 1, None)]
+    assert lines.fetchall() == expected, "one line of sessions, of which the last is open"
+    active = db.execute("SELECT active_session_id FROM chats WHERE id = ?", (tip.chat_id,)).fetchone()[0]
+    assert active == tip.id, "the chat goes on at the tip"
+    compressions = db.execute(
+        """SELECT layer, outcome, coalesce(summary_kind, reason) FROM compressions c
+        JOIN sessions s ON s.id = c.parent_id WHERE s.lineage_id = ? ORDER BY c.id""",
+        (lineage_id,),
+    ).fetchall()
+    assert sum(outcome == "compressed" for _, outcome, _ in compressions) == tip.depth, "a split and its event are one"
+    view = load_view(db, lineage_id).transcript
+    assert sum(row.origin is Origin.SUMMARY for row in view) == min(tip.depth, 1), "one handoff at most"
+    said = "SELECT count(*) FROM messages m JOIN sessions s ON s.id = m.session_id WHERE s.lineage_id = ? AND m.seq > 0"
+    calls = "SELECT outcome FROM model_calls WHERE purpose = 'summary' AND lineage_id = ? ORDER BY id"
+    told = "SELECT json_extract(payload, '$.markdown') FROM outbox WHERE chat_id = ? AND kind = 'status' ORDER BY id"
+    return Found(
+        depth=tip.depth,
+        said=db.execute(said, (lineage_id,)).fetchone()[0],
+        compressions=compressions,
+        summary_calls=[row[0] for row in db.execute(calls, (lineage_id,))],
+        told=[row[0] for row in db.execute(told, (tip.chat_id,))],
+        view=view,
+        state=state_of(tip.context_state),
+    )
+
+
+def summary_of(mark: str) -> str:
+    """A summary that can be told from others."""
+    return "\n\n".join(f"## {title}\nSUMMARY-BY-{mark} has something to say here." for title in HEADINGS)
+
+
+def asked_for_summaries(llm: LLM) -> int:
+    """How many summaries the model was asked for, whatever came of it."""
+    return sum(not row["body"].get("tools") for row in llm.requests.rows)
