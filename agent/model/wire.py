@@ -290,7 +290,7 @@ _CLOSES_BLOCK = re.compile(r"<(?=/(?:quoted_message|document)\b)", re.IGNORECASE
 
 def _human_text(row: Message) -> str:
     """What a person wrote, then what they attached, each in a block that its text cannot leave."""
-    text = row.text or ""
+    text = row.text or "" if _has_words(row) else ""
     if "[" in text:
         text = _LOOKS_LIKE_OURS.sub(r"\\", text)
     body = row.body

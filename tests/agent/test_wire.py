@@ -344,6 +344,14 @@ def test_blank_rows_make_no_message(blank: str) -> None:
     assert [message["content"] for message in sent] == ["[2026-01-01 00:00] a", "x", "seen"]
 
 
+def test_a_blank_message_of_a_person_is_said_to_have_no_text_even_behind_an_image() -> None:
+    body = MessageBody(images=(Image(attachment_id=3, mime="image/png", path="x.png"),))
+    sighted = WireStyle(image_urls={3: "data:image/png;base64,AA=="})
+    turn = TurnId(7)
+    parts = content(human("look", body=body, turn_id=turn), human(" ", turn_id=turn), style=sighted)
+    assert [part.get("text") for part in parts] == ["[2026-01-01 00:00] look", None, "\n(no text)"]
+
+
 def test_a_call_without_a_name_gets_one() -> None:
     body = MessageBody(calls=(ToolCall(id="a", name="", arguments="{}"),))
     sent = chat_messages("", (human("go"), row(Role.ASSISTANT, None, body=body), result("a")), STYLE)
