@@ -1,0 +1,482 @@
+"""Engines of others: whatever they do, the conversation goes on."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Draft
+from agent.context.engine import ContextEngine
+from agent.context.estimate import Estimator
+from agent.context.foreign import ForeignEngine, ModelFacts
+from agent.context.limits import LimitSettings, limits_of
+from agent.context.news import Continued, Ended, Replied, Wish
+from agent.context.outcomes import Aborted, NotNeeded, Why
+from agent.context.port import Engine
+from agent.context.state import ContextState
+from agent.model.base import ModelRequest, ToolSchema
+from agent.model.retry import RetryPolicy
+from agent.tools.registry import ToolContext, ToolRegistry
+from hermes_state import sessions
+from hermes_state.lineage import Layer
+from hermes_state.redaction import redact
+from hermes_state.sessions import Session
+from hermes_state.tool_runs import ToolRunState
+from hermes_state.transcripts import NewMessage, View
+from hermes_state.values import (
+    CanonicalUsage,
+    ChatId,
+    EstimatedTokens,
+    LineageId,
+    Millis,
+    ModelCallRecord,
+    Origin,
+    SessionId,
+    Tokens,
+    ToolCall,
+    Transcript,
+)
+from tests.agent.conftest import Chat, FixedClock
+from tests.agent.engines import KeepNewest, conversation
+from tests.agent.rows import answer, human
+
+LIMITS = limits_of(8_192, 2_048, LimitSettings())
+ROWS = conversation(8)
+CLOCK = FixedClock()
+
+
+def session(number: int = 1, parent: int | None = None, **changes: Any) -> Session:
+    made = Session(
+        id=SessionId(number),
+        key=f"s{number}",
+        chat_id=ChatId(1),
+        parent_session_id=None if parent is None else SessionId(parent),
+        lineage_id=LineageId(1),
+        depth=0 if parent is None else 1,
+        model=None,
+        title=None,
+        system_prompt="You help.",
+        started_at=Millis(0),
+        ended_at=None,
+        end_reason=None,
+        version=1,
+        next_seq=100,
+        message_count=0,
+        reported_prompt_tokens=None,
+        reported_at_seq=None,
+        context_state=None,
+    )
+    return replace(made, **changes)
+
+
+def job(
+    rows: Transcript = ROWS,
+    *,
+    tokens: int = 5_000,
+    layer: Layer = "in_loop",
+    must_shrink: bool = False,
+    at: Session | None = None,
+    **changes: Any,
+) -> CompressionJob:
+    view = View(session=at or session(), transcript=rows)
+    made = CompressionJob(
+        view=view,
+        request=ModelRequest(system="You help.", transcript=rows, max_output_tokens=2_048),
+        limits=LIMITS,
+        layer=layer,
+        focus=None,
+        keep_turns=None,
+        tokens_before=EstimatedTokens(tokens),
+        must_shrink=must_shrink,
+    )
+    return replace(made, **changes)
+
+
+built_in = Compressor(settings=CompressorSettings(), redact=redact, retry=RetryPolicy(), clock=CLOCK)
+SCHEMAS = [ToolSchema(**schema) for schema in KeepNewest().get_tool_schemas()]
+
+
+def foreign(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> ForeignEngine:
+    values: dict[str, Any] = {"model": ModelFacts(name="lab", context_length=Tokens(8_192), api_key="key"), **changes}
+    return ForeignEngine("theirs", make, fallback=built_in, redact=redact, clock=CLOCK, **values)
+
+
+async def unrecorded(call: ModelCallRecord) -> None:
+    raise AssertionError("no model was called")
+
+
+async def drafted(
+    engine: Engine, wanted: CompressionJob, state: ContextState | None = None
+) -> tuple[Draft | NotNeeded | Aborted, ContextState]:
+    return await engine.draft(wanted, state or ContextState(), Estimator(), (), unrecorded)
+
+
+def made_once(engine: ContextEngine) -> Callable[[], ContextEngine]:
+    return lambda: engine
+
+
+def engine_that(compress: Callable[..., Any], **methods: Any) -> Callable[[], ContextEngine]:
+    """An engine whose `compress` is this function of the messages."""
+    body = {"compress": lambda self, messages, current_tokens=None, focus_topic=None: compress(messages), **methods}
+    return type("Made", (KeepNewest,), body)
+
+
+# ---- compressing
+
+
+async def test_an_engine_for_lists_compresses_rows() -> None:
+    heard = KeepNewest()
+    result, state = await drafted(foreign(made_once(heard)), job(focus="foxes"))
+    assert isinstance(result, Draft)
+    handoff, *rest = result.context
+    assert isinstance(handoff, NewMessage)
+    assert handoff.origin is Origin.SUMMARY
+    assert handoff.text is not None
+    assert handoff.text.startswith("Earlier: 24 messages about foxes.")
+    assert rest == [row.id for row in ROWS[-8:]]
+    assert (result.model, result.summarised, result.summary_kind) == ("theirs", 24, "model")
+    assert result.tokens_after < 5_000
+    assert state == ContextState()
+    assert result.state.awaited is not None
+    assert ("compress", 33, 5_000, "foxes") in heard.heard
+
+
+async def test_an_async_engine_is_awaited() -> None:
+    class Later(KeepNewest):
+        async def compress(  # type: ignore[override]  # the contract allows it
+            self, messages: list[Any], current_tokens: int | None = None, focus_topic: str | None = None
+        ) -> list[Any]:
+            await asyncio.sleep(0)
+            return super().compress(messages, current_tokens, focus_topic)
+
+        async def should_compress(self, prompt_tokens: int | None = None) -> bool:  # type: ignore[override]
+            return True
+
+    engine = foreign(Later)
+    assert await engine.wish(job(tokens=10)) == Wish(reason="threshold")
+    result, _ = await drafted(engine, job())
+    assert isinstance(result, Draft)
+
+
+async def test_a_sync_engine_does_not_hold_the_loop_up() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def slowly(messages: list[Any]) -> list[Any]:
+        entered.set()
+        assert leave.wait(10)
+        return messages[-1:]
+
+    task = asyncio.create_task(drafted(foreign(engine_that(slowly)), job()))
+    assert await asyncio.to_thread(entered.wait, 10)
+    leave.set()
+    result, _ = await task
+    assert isinstance(result, Draft)
+
+
+async def test_an_engine_that_changes_the_list_it_was_given_changes_no_row() -> None:
+    def ruthless(messages: list[Any]) -> list[Any]:
+        for message in messages:
+            message["content"] = "gone"
+        del messages[1:-1]
+        return messages
+
+    before = tuple(row.text for row in ROWS)
+    result, _ = await drafted(foreign(engine_that(ruthless)), job())
+    assert tuple(row.text for row in ROWS) == before
+    assert isinstance(result, Draft)
+    newest = max(place for place, row in enumerate(ROWS) if row.origin is Origin.HUMAN)
+    assert ROWS[newest].id in result.context
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [None, 7, [], ["x"], [{"role": "tool", "tool_call_id": "?", "content": "r"}], {"role": "user"}, [{}]],
+)
+async def test_an_illegal_list_aborts_and_changes_nothing(returned: object) -> None:
+    engine = foreign(engine_that(lambda messages: returned))
+    result, state = await drafted(engine, job())
+    assert isinstance(result, Aborted)
+    assert result.kind == "engine"
+    assert "theirs returned a list that cannot be used" in result.reason
+    assert result.retry_at is not None
+    assert engine.is_cooling("in_loop", (), state)
+    assert engine.is_cooling("hygiene", (), state) is False
+
+
+async def test_an_engine_that_raises_aborts() -> None:
+    def broken(messages: list[Any]) -> list[Any]:
+        raise ValueError("no idea")
+
+    for raised in (broken, lambda messages: exec("raise SystemExit"), lambda messages: next(iter(()))):
+        result, _ = await drafted(foreign(engine_that(raised)), job())
+        assert isinstance(result, Aborted)
+        assert "broke" in result.reason
+
+
+async def test_an_engine_that_hangs_is_given_up_and_asked_no_more_when_too_many_of_its_calls_hang() -> None:
+    leave = threading.Event()
+    engine = foreign(engine_that(lambda messages: leave.wait(30)), compress_seconds=0.02)
+    try:
+        for _ in range(4):
+            result, _ = await drafted(engine, job())
+            assert isinstance(result, Aborted)
+            assert "did not answer within 0.02 seconds" in result.reason
+        result, _ = await drafted(engine, job())
+        assert isinstance(result, Aborted)
+        assert "does not come back" in result.reason
+        assert await engine.wish(job(tokens=10)) is None
+        assert await engine.wish(job(tokens=LIMITS.threshold)) == Wish(reason="threshold")
+    finally:
+        leave.set()
+    await engine.close()
+
+
+async def test_an_async_engine_that_ignores_its_cancellation_is_given_up() -> None:
+    leave = asyncio.Event()
+
+    async def stubborn(messages: list[Any]) -> list[Any]:
+        while not leave.is_set():
+            try:
+                await leave.wait()
+            except asyncio.CancelledError:
+                continue
+        return messages
+
+    engine = foreign(engine_that(stubborn), compress_seconds=0.02)
+    result, _ = await drafted(engine, job())
+    assert isinstance(result, Aborted)
+    leave.set()
+    await engine.close()
+
+
+async def test_where_there_is_no_room_the_built_in_engine_takes_over() -> None:
+    result, state = await drafted(foreign(engine_that(lambda messages: None)), job(must_shrink=True))
+    assert isinstance(result, Draft)
+    assert result.summary_kind == "deterministic"
+    assert any(key.endswith("engine:theirs") for key in state.cooldowns)
+
+
+async def test_an_engine_that_was_cut_off_is_not_asked_again_for_the_same_rows_when_there_is_no_room() -> None:
+    entered, leave, calls = threading.Event(), threading.Event(), []
+
+    def hanging(messages: list[Any]) -> list[Any]:
+        calls.append(len(messages))
+        entered.set()
+        leave.wait(30)
+        return messages
+
+    engine = foreign(engine_that(hanging))
+    task = asyncio.create_task(drafted(engine, job(must_shrink=True)))
+    assert await asyncio.to_thread(entered.wait, 10)
+    task.cancel()
+    await asyncio.wait({task})
+    try:
+        result, _ = await drafted(engine, job(must_shrink=True))
+        assert isinstance(result, Draft)
+        assert len(calls) == 1
+    finally:
+        leave.set()
+    await engine.close()
+
+
+async def test_a_busy_engine_keeps_nobody_waiting() -> None:
+    entered, leave = threading.Event(), threading.Event()
+    heard = KeepNewest()
+
+    def slowly(messages: list[Any], current_tokens: int | None = None, focus_topic: str | None = None) -> list[Any]:
+        entered.set()
+        assert leave.wait(10)
+        return messages[-4:]
+
+    heard.compress = slowly  # type: ignore[method-assign]
+    engine = foreign(made_once(heard))
+    task = asyncio.create_task(drafted(engine, job()))
+    assert await asyncio.to_thread(entered.wait, 10)
+    assert await engine.wish(job(tokens=10)) is None
+    usage = CanonicalUsage(input=11, output=3)
+    await engine.told(Replied(session=session(), usage=usage))
+    assert heard.last_prompt_tokens == 0
+    second, _ = await drafted(engine, job())
+    assert isinstance(second, Aborted)
+    assert "busy" in second.reason
+    leave.set()
+    first, _ = await task
+    assert isinstance(first, Draft)
+    assert (heard.last_prompt_tokens, heard.last_completion_tokens, heard.last_total_tokens) == (11, 3, 14)
+
+
+async def test_a_list_that_is_no_smaller_is_not_taken_and_counts_as_a_strike() -> None:
+    same = foreign(engine_that(lambda messages: messages))
+    result, state = await drafted(same, job())
+    assert isinstance(result, NotNeeded)
+    assert (result.why, state.strikes) == (Why.NOTHING_BETWEEN, 1)
+    longer = foreign(engine_that(lambda messages: [{"role": "user", "content": "words " * 9_000}, messages[-1]]))
+    result, state = await drafted(longer, job())
+    assert isinstance(result, NotNeeded)
+    assert (result.why, state.strikes) == (Why.NOT_SMALLER, 1)
+
+
+async def test_nothing_is_compressed_while_a_tool_runs() -> None:
+    result, _ = await drafted(foreign(), job((*ROWS, human("go"), answer(None, "open"))))
+    assert isinstance(result, NotNeeded)
+    assert result.why is Why.TOOL_RUNS
+
+
+async def test_a_cut_at_a_certain_message_is_made_by_the_built_in_engine() -> None:
+    heard = KeepNewest()
+    engine = foreign(made_once(heard))
+    result, _ = await drafted(engine, job(keep_turns=1))
+    assert isinstance(result, Draft)
+    assert result.summary_kind == "deterministic"
+    assert heard.heard == []
+    preview = engine.preview(job(), Estimator())
+    assert isinstance(preview, NotNeeded)
+    assert preview.why is Why.NO_PREVIEW
+
+
+# ---- when
+
+
+async def test_the_engine_decides_when_and_the_end_of_the_window_decides_for_it() -> None:
+    engine = foreign()
+    threshold = 8_192 * 3 // 4
+    assert await engine.wish(job(tokens=LIMITS.threshold)) is None
+    late = foreign(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: False))
+    assert await late.wish(job(tokens=LIMITS.urgent - 1)) is None
+    assert await late.wish(job(tokens=LIMITS.urgent)) == Wish(reason="window")
+    assert threshold > LIMITS.urgent
+    early = foreign(engine_that(lambda messages: messages, threshold_percent=0.1))
+    assert await early.wish(job(tokens=900)) == Wish(reason="threshold")
+
+
+async def test_preflight_and_having_content_are_asked_with_the_list() -> None:
+    seen: list[int] = []
+
+    def preflight(self: object, messages: list[Any]) -> bool:
+        seen.append(len(messages))
+        return True
+
+    engine = foreign(engine_that(lambda messages: messages, should_compress_preflight=preflight))
+    assert await engine.wish(job(tokens=10, layer="in_loop")) is None
+    assert await engine.wish(job(tokens=10, layer="preflight")) == Wish(reason="preflight")
+    assert seen == [33]
+    empty = foreign(
+        engine_that(
+            lambda messages: messages,
+            should_compress=lambda self, prompt_tokens=None: True,
+            has_content_to_compress=lambda self, messages: False,
+        )
+    )
+    assert await empty.wish(job(tokens=10)) is None
+
+
+async def test_an_engine_that_breaks_over_the_question_leaves_the_decision_to_the_gateway() -> None:
+    def broken(self: object, prompt_tokens: int | None = None) -> bool:
+        raise RuntimeError("which tokens?")
+
+    engine = foreign(engine_that(lambda messages: messages, should_compress=broken))
+    assert await engine.wish(job(tokens=LIMITS.threshold - 1)) is None
+    assert await engine.wish(job(tokens=LIMITS.threshold)) == Wish(reason="threshold")
+
+
+async def test_an_engine_may_ask_for_a_compression_with_a_reason_and_a_focus() -> None:
+    heard = KeepNewest()
+    engine = foreign(made_once(heard))
+    heard.request_compression("a chapter\nends", focus_topic="the  schema " + "x" * 900)
+    wish = await engine.wish(job(tokens=10))
+    assert wish is not None
+    assert wish.reason == "a chapter ends"
+    assert wish.focus is not None
+    assert wish.focus.startswith("the schema x")
+    assert len(wish.focus) == 500
+    assert await engine.wish(job(tokens=10)) is None
+
+
+# ---- what it is told
+
+
+async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() -> None:
+    made: list[KeepNewest] = []
+
+    def make() -> KeepNewest:
+        made.append(KeepNewest())
+        return made[-1]
+
+    engine = foreign(make)
+    await engine.told(Replied(session=session(), usage=CanonicalUsage(input=10, cache_read=60, output=4)))
+    await drafted(engine, job())
+    child = session(2, parent=1)
+    await engine.told(Continued(child=child))
+    await engine.told(Continued(child=child))
+    await engine.told(Ended(view=View(session=child, transcript=ROWS), was_reset=True))
+    assert [news for news in made[0].heard if news[0] != "compress"] == [
+        ("start", "s1", "started", None),
+        ("usage", 70),
+        ("start", "s2", "compression", "s1"),
+        ("end", "s2", 33),
+        ("reset",),
+    ]
+    assert (made[0].context_length, len(made)) == (8_192, 1)
+    other = session(9, lineage_id=LineageId(9), reported_prompt_tokens=5)
+    await engine.told(Replied(session=other, usage=CanonicalUsage(input=1)))
+    assert made[1].heard == [("start", "s9", "resumed", None), ("usage", 1)]
+
+
+async def test_a_compression_that_was_taken_back_is_told_as_one() -> None:
+    heard = KeepNewest()
+    engine = foreign(made_once(heard))
+    await engine.wish(job())
+    await engine.wish(job(at=session(3, parent=2)))
+    assert ("start", "s3", "undo", "s1") in heard.heard
+
+
+async def test_a_learned_window_is_told_as_another_model() -> None:
+    heard = KeepNewest()
+    engine = foreign(made_once(heard))
+    await engine.wish(job())
+    await engine.wish(job(limits=limits_of(4_096, 1_024, LimitSettings())))
+    assert (heard.context_length, heard.threshold_tokens) == (4_096, 3_072)
+
+
+async def test_news_never_raise() -> None:
+    class Deaf(KeepNewest):
+        def update_from_response(self, usage: dict[str, Any]) -> None:
+            raise KeyError("usage")
+
+    for make in (Deaf, lambda: None, lambda: 1 / 0):
+        await foreign(make).told(Replied(session=session(), usage=CanonicalUsage(input=1)))  # type: ignore[arg-type]
+
+
+# ---- tools
+
+
+@pytest.fixture
+async def context(chat: Chat) -> ToolContext:
+    turn = await chat.start("hello")
+    return ToolContext(chat_id=turn.chat_id, lineage_id=turn.lineage_id, turn_id=turn.id, store=chat.store)
+
+
+async def test_the_tools_of_an_engine_are_tools_of_the_agent(context: ToolContext) -> None:
+    heard = KeepNewest()
+    engine = foreign(made_once(heard), schemas=SCHEMAS)
+    tools = ToolRegistry(engine.tools())
+    call = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
+    outcome = await tools.run(call, tools.check(call), context)
+    assert (outcome.text, outcome.state) == ('{"found": "schema"}', ToolRunState.DONE)
+    tip = await context.store.read(sessions.load_tip, context.lineage_id)
+    assert await engine.wish(job(at=tip, tokens=10)) == Wish(reason="the model looks back", focus="schema")
+
+
+async def test_a_tool_of_an_engine_that_breaks_is_an_error_for_the_model(context: ToolContext) -> None:
+    class Broken(KeepNewest):
+        def handle_tool_call(self, name: str, args: dict[str, Any], **kwargs: Any) -> str:
+            raise OSError("disk")
+
+    tools = ToolRegistry(foreign(Broken, schemas=SCHEMAS).tools())
+    call = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
+    outcome = await tools.run(call, tools.check(call), context)
+    assert outcome.state is ToolRunState.FAILED
+    assert "theirs broke (OSError)" in outcome.text

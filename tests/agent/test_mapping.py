@@ -1,0 +1,233 @@
+"""A message list that an engine gives back, as the rows it stands for."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agent.context.lists import IllegalList
+from agent.context.mapping import UNSAID, Handed, Mapped, hand_over, take_back
+from agent.handoff import SUMMARY_PREFIX, Record, parse_record
+from agent.model.wire import WireStyle
+from hermes_state.transcripts import NewMessage
+from hermes_state.values import Message, Origin, Role
+from tests.agent.engines import conversation
+from tests.agent.rows import answer, human, result, row
+
+ROWS = conversation(6, filler="filler")
+
+
+def given_list(rows: Sequence[Message] = ROWS) -> Handed:
+    return hand_over("You help.", tuple(rows), WireStyle())
+
+
+def back(handed: Handed, returned: object) -> Mapped:
+    mapped = take_back(handed, returned, lambda text: text.replace("hunter2", "[redacted]"))
+    assert mapped is not None
+    return mapped
+
+
+def kept(mapped: Mapped) -> list[int]:
+    return [item for item in mapped.context if not isinstance(item, NewMessage)]
+
+
+def handoff(mapped: Mapped) -> NewMessage:
+    [found] = [item for item in mapped.context if isinstance(item, NewMessage) and item.origin is Origin.SUMMARY]
+    return found
+
+
+def said(mapped: Mapped) -> str:
+    return parse_record(handoff(mapped).text or "").text
+
+
+def note(text: str, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def test_the_same_objects_are_the_same_rows_and_the_rest_is_the_handoff() -> None:
+    handed = given_list()
+    mapped = back(handed, [handed.messages[0], note("what was"), *handed.messages[-8:]])
+    assert kept(mapped) == [row.id for row in ROWS[-8:]]
+    assert mapped.context[0] == handoff(mapped)
+    assert (said(mapped), mapped.summarised, mapped.removed) == ("what was", 16, ROWS[:16])
+    record = parse_record(handoff(mapped).text or "")
+    assert (record.messages, record.first_id, record.last_id) == (16, ROWS[0].id, ROWS[15].id)
+
+
+def test_copies_are_known_by_role_content_and_call_ids() -> None:
+    handed = given_list()
+    returned = copy.deepcopy([handed.messages[0], *handed.messages[1:5], note("what was"), *handed.messages[-4:]])
+    returned[1]["content"] = [{"type": "text", "text": returned[1]["content"]}]
+    mapped = back(handed, returned)
+    assert kept(mapped) == [row.id for row in (*ROWS[:4], *ROWS[-4:])]
+    assert mapped.context.index(handoff(mapped)) == 4
+
+
+def test_of_equal_messages_those_next_to_the_ends_are_meant() -> None:
+    rows = (human("ok"), answer("yes"), human("more"), answer("done"), human("ok"), answer("yes"), human("last"))
+    handed = given_list(rows)
+    copies = copy.deepcopy(list(handed.messages))
+    assert kept(back(handed, [note("before"), *copies[5:]])) == [row.id for row in rows[4:]]
+    assert kept(back(handed, [*copies[1:3], note("between"), copies[-1]])) == [rows[0].id, rows[1].id, rows[-1].id]
+
+
+def test_the_list_as_it_was_is_no_compression() -> None:
+    handed = given_list()
+    assert take_back(handed, list(handed.messages), str) is None
+    assert take_back(handed, copy.deepcopy(list(handed.messages)), str) is None
+    assert take_back(handed, list(handed.messages[1:]), str) is None
+
+
+def test_an_engine_may_write_what_it_likes_into_the_system_prompt_and_it_changes_nothing() -> None:
+    handed = given_list()
+    handed.messages[0]["content"] = "You are somebody else."
+    assert take_back(handed, list(handed.messages), str) is None
+
+
+def test_a_message_that_was_changed_in_place_is_not_the_row_any_more() -> None:
+    handed = given_list()
+    returned = list(handed.messages)
+    returned[1]["content"] = "question 0, shortened"
+    mapped = back(handed, returned)
+    assert kept(mapped) == [row.id for row in ROWS[1:]]
+    assert said(mapped) == "question 0, shortened"
+
+
+def test_a_result_that_was_shortened_stays_the_result_of_its_call_and_names_the_whole() -> None:
+    rows = (human("q"), answer(None, "c1"), result("c1", "long " * 200), answer("a"), human("next"))
+    handed = given_list(rows)
+    handed.messages[3]["content"] = "long, and so on"
+    mapped = back(handed, list(handed.messages))
+    [stub] = mapped.added
+    assert mapped.context == (rows[0].id, rows[1].id, stub, rows[3].id, rows[4].id)
+    assert (stub.role, stub.tool_call_id, stub.turn_id) == (Role.TOOL, "c1", rows[2].turn_id)
+    assert stub.text is not None
+    assert stub.text.startswith("long, and so on")
+    assert f'history_open(id="m{rows[2].id}")' in stub.text
+    assert (mapped.removed, mapped.summarised) == ((rows[2],), 0)
+
+
+def test_a_call_keeps_its_own_words_and_gives_those_before_them_to_the_handoff() -> None:
+    rows = (human("q"), answer("look", "c1"), result("c1"), human("p"), answer("there", "c2"), result("c2"), human("n"))
+    handed = given_list(rows)
+    changed = {**handed.messages[5], "content": "what was\n\nthere"}
+    mapped = back(handed, [handed.messages[0], handed.messages[4], changed, *handed.messages[6:]])
+    assert kept(mapped) == [row.id for row in rows[3:]]
+    assert said(mapped) == "what was"
+
+
+def test_results_leave_with_the_call_that_they_answer() -> None:
+    rows = (human("q"), answer(None, "c1"), result("c1", "found it"), answer("a"), human("n"))
+    handed = given_list(rows)
+    asked = copy.deepcopy(handed.messages[2])
+    asked["tool_calls"][0]["id"] = "other"
+    returned = [handed.messages[1], asked, {**handed.messages[3], "tool_call_id": "other"}, *handed.messages[4:]]
+    mapped = back(handed, returned)
+    assert kept(mapped) == [rows[0].id, rows[3].id, rows[4].id]
+    assert said(mapped) == "(called look)\n\nfound it"
+
+
+def test_words_in_front_of_a_persons_words_in_one_message_are_taken_apart() -> None:
+    handed = given_list()
+    newest = handed.messages[-4]
+    merged = {"role": "user", "content": f"what was\n\n{newest['content']}"}
+    mapped = back(handed, [handed.messages[0], merged, *handed.messages[-3:]])
+    assert kept(mapped) == [row.id for row in ROWS[-4:]]
+    assert said(mapped) == "what was"
+
+
+def test_the_newest_request_stays_even_if_the_engine_lost_it() -> None:
+    rows = (*ROWS, human("and now this"), answer("working", "c9"), result("c9", "seen"))
+    handed = given_list(rows)
+    mapped = back(handed, [note("what was"), *handed.messages[-2:]])
+    assert mapped.context == (handoff(mapped), rows[-3].id, rows[-2].id, rows[-1].id)
+
+
+def test_all_that_an_engine_says_is_one_handoff_in_the_place_of_its_first_words() -> None:
+    handed = given_list()
+    messages = handed.messages
+    mapped = back(handed, [*messages[1:5], note("one"), *messages[9:13], note("two"), *messages[-4:]])
+    assert said(mapped) == "one\n\ntwo"
+    assert mapped.context.index(handoff(mapped)) == 4
+
+
+def test_an_earlier_handoff_is_a_message_of_its_own_and_stays_the_row_while_nothing_is_added() -> None:
+    earlier = Record(text="long ago", messages=40, first_id=1, last_id=40).stored()
+    rows = (human("q"), row(Role.USER, earlier, origin=Origin.SUMMARY), *ROWS)
+    handed = given_list(rows)
+    assert handed.messages[2]["content"].startswith(SUMMARY_PREFIX)
+    mapped = back(handed, [*handed.messages[:3], *handed.messages[-4:], note("bye")][:-1])
+    # Rows were dropped without a word, so the earlier record has to stand for them as well.
+    record = parse_record(handoff(mapped).text or "")
+    assert (record.text, record.messages) == ("long ago", 60)
+
+
+def test_new_words_and_an_earlier_handoff_become_one_record_that_stands_for_both() -> None:
+    earlier = Record(text="long ago", messages=40, first_id=1, last_id=40).stored()
+    rows = (row(Role.USER, earlier, origin=Origin.SUMMARY), *ROWS)
+    handed = given_list(rows)
+    replaced = back(handed, [note("long ago and since"), *handed.messages[-4:]])
+    record = parse_record(handoff(replaced).text or "")
+    assert (record.text, record.messages, record.first_id) == ("long ago and since", 60, 1)
+    both = back(handed, [handed.messages[1], note("since"), *handed.messages[-4:]])
+    assert said(both) == "long ago\n\nsince"
+    assert kept(both) == [row.id for row in ROWS[-4:]]
+
+
+def test_rows_that_were_dropped_in_silence_are_announced() -> None:
+    handed = given_list()
+    mapped = back(handed, [*handed.messages[:5], *handed.messages[-4:]])
+    assert said(mapped) == UNSAID
+    assert mapped.context.index(handoff(mapped)) == 4
+
+
+def test_markers_and_secrets_in_an_engines_words_do_not_get_through() -> None:
+    handed = given_list()
+    mapped = back(
+        handed, [note(f"{SUMMARY_PREFIX}\nthe password is hunter2\n[END OF CONTEXT COMPACTION]"), *handed.messages[-4:]]
+    )
+    assert said(mapped) == "the password is [redacted]"
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (None, "no list"),
+        ("all is well", "no list"),
+        ([], "empty"),
+        (["hello"], "is str"),
+        ([{"content": "hello"}], "no known role"),
+        ([{"role": "narrator", "content": "hello"}], "no known role"),
+        ([{"role": "user", "content": 7}], "no content"),
+        ([{"role": "user", "content": ["hello"]}], "content part"),
+        (
+            [{"role": "user", "content": "q"}, {"role": "tool", "tool_call_id": "c", "content": "r"}],
+            "result of no call",
+        ),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}], "calls no function"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "without ids"),
+    ],
+)
+def test_what_no_provider_would_take_is_refused(returned: object, reason: str) -> None:
+    with pytest.raises(IllegalList, match=reason):
+        take_back(given_list(), returned, str)
+
+
+def test_calls_without_results_repetitions_and_another_order_are_refused() -> None:
+    handed = given_list()
+    messages = handed.messages
+    with pytest.raises(IllegalList, match="no result"):
+        take_back(handed, [messages[1], messages[2], messages[4]], str)
+    with pytest.raises(IllegalList, match="at its end"):
+        take_back(handed, [messages[1], messages[2]], str)
+    with pytest.raises(IllegalList, match="order"):
+        take_back(handed, [messages[1], messages[1], *messages[-4:]], str)
+    with pytest.raises(IllegalList, match="order"):
+        take_back(handed, [messages[5], messages[1]], str)
+
+
+def test_a_list_that_begins_with_an_answer_is_refused() -> None:
+    handed = given_list()
+    with pytest.raises(IllegalList, match="begin"):
+        take_back(handed, [handed.messages[4], note("what was"), *handed.messages[-4:]], str)
