@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from agent.sizes import estimated_text_tokens
 from hermes_state.values import Tokens
 
+NOTE_TOKENS = 10
+"""The line that says how many lines were left out."""
+
 _HEADING = re.compile(r"^#{1,4}\s+\S.*$", re.MULTILINE)
 
 
@@ -27,7 +30,7 @@ class _Section:
     def drop(self) -> int:
         """Leave out the largest line and return what that frees; the first line of a section stays to the end."""
         place = max(range(len(self.lines)), key=lambda index: (index > 0, self.sizes[index]))
-        freed = self.sizes[place]
+        freed = self.sizes[place] - (0 if self.left_out else NOTE_TOKENS)
         del self.lines[place], self.sizes[place]
         self.left_out += 1
         return freed
@@ -39,10 +42,10 @@ class _Section:
 
 def fitted(text: str, limit: Tokens) -> str:
     """`text` with lines left out until it takes about `limit` tokens. One that fits comes back as it is."""
-    total = int(estimated_text_tokens(text))
-    if total <= limit:
+    if estimated_text_tokens(text) <= limit:
         return text
     sections = _sections(text)
+    total = sum(section.tokens + int(estimated_text_tokens(section.heading)) + 1 for section in sections)
     while total > limit:
         longest = max((section for section in sections if section.lines), key=lambda one: one.tokens, default=None)
         if longest is None:
@@ -52,10 +55,8 @@ def fitted(text: str, limit: Tokens) -> str:
 
 
 def _sections(text: str) -> list[_Section]:
-    starts = [match.start() for match in _HEADING.finditer(text)]
-    ends = [*starts[1:], len(text)]
-    pieces = [text[: starts[0]] if starts else text]
-    pieces += [text[start:end] for start, end in zip(starts, ends, strict=True)]
+    starts = [0, *(match.start() for match in _HEADING.finditer(text))]
+    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
     sections = [_section(piece, has_heading=place > 0) for place, piece in enumerate(pieces)]
     return [section for section in sections if section.heading or section.lines]
 

@@ -1,0 +1,39 @@
+"""Texts that are too long lose lines, and say so."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.context.fitting import fitted
+from agent.sizes import estimated_text_tokens
+from hermes_state.values import Tokens
+
+RECORD = "\n\n".join(f"## {title}\n" + "\n".join(f"- fact {n} of {title}" for n in range(50)) for title in "ABCD")
+
+
+def test_what_fits_comes_back_as_it_is() -> None:
+    assert fitted(RECORD, Tokens(5_000)) == RECORD
+
+
+def test_every_section_keeps_its_heading_and_says_what_is_missing() -> None:
+    text = fitted(RECORD, Tokens(500))
+    assert estimated_text_tokens(text) <= 500
+    for title in "ABCD":
+        assert f"## {title}\n- fact 0 of {title}\n" in text
+    assert text.count("lines left out for length]") == 4
+
+
+def test_a_text_without_headings_is_shortened_too() -> None:
+    text = fitted("\n".join(f"a line with the number {n}" for n in range(200)), Tokens(300))
+    assert estimated_text_tokens(text) <= 300
+    assert text.startswith("a line with the number 0\n")
+
+
+@given(
+    st.lists(st.sampled_from(["## H", "### 题", "- fact", "", "部署失败了。", "x" * 200])).map("\n".join),
+    st.integers(0, 200),
+)
+@settings(max_examples=300)
+def test_any_text_fits_or_is_nothing_but_headings_and_notes(text: str, limit: int) -> None:
+    kept = fitted(text, Tokens(limit))
+    rest = [line for line in kept.splitlines() if line and not line.startswith(("#", "["))]
+    assert not rest or estimated_text_tokens(kept) <= limit
