@@ -1,0 +1,234 @@
+"""What a summary model is shown of a conversation: a bounded part of it, sampled evenly, without secrets.
+
+Every message is one entry; its further lines are indented, so that no text can pass itself off as another message, and
+it stands inside tags that no text can close. Where there is more than fits, long messages are cut in their middle
+first, then every so many are left out; the first and the last stay, and people's messages have half of the room.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, tzinfo
+from typing import Final
+
+import structlog
+
+from agent.context.fitting import fitted
+from agent.sizes import ROW_SIZES, estimated_text_tokens
+from hermes_state.redaction import MARK
+from hermes_state.values import Message, Millis, Origin, Role, Tokens, Transcript
+
+log = structlog.get_logger()
+
+SECRET_MARK: Final = "[REDACTED]"
+MOST_ROW_CHARACTERS = 6_000
+"""Of one message, once anything has to be left out: its two ends."""
+LEAST_ROW_CHARACTERS = 240
+"""Shorter pieces say nothing; messages are left out before."""
+ENTRY_TOKENS = 18
+"""Number, time and speaker in front of a message."""
+CUT_TOKENS = 10
+"""The note inside a message whose middle is left out."""
+AIM_PERCENT = 95
+"""Of the limit, when the length of messages is chosen: what they really take is seen only then."""
+GAP_TOKENS = 8
+"""The line that says how many messages are not shown."""
+RECORD_CHARACTERS = 100_000
+RECORD_LINES = 1_000
+"""An earlier record beyond these was not written here: its middle is left out."""
+
+_WHOLE = 1 << 40
+_OPENING = re.compile(r"^[ \t]*<(?:think|thinking|thought|reasoning)>", re.MULTILINE | re.IGNORECASE)
+CLOSING_THOUGHT: Final = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_TAG = re.compile(r"<(?=\s{0,8}/?\s{0,8}(?:conversation|earlier_record|focus)\b)", re.IGNORECASE)
+_NAME_BRACKETS = str.maketrans("[]<>", "()()")
+
+Redact = Callable[[str], str]
+
+
+def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = UTC, has_names: bool = False) -> str:
+    """The rows as text of about `limit` estimated tokens at most, whatever its language."""
+    costs = [ROW_SIZES.text_of(row, _WHOLE) + ENTRY_TOKENS for row in rows]
+    if sum(costs) <= limit:
+        return "\n".join(_entry(row, redact, zone, has_names=has_names) for row in rows)
+    lengths = [_length(row) for row in rows]
+    most = _row_characters(costs, lengths, limit * AIM_PERCENT // 100)
+    costs = [_cost(cost, length, most) for cost, length in zip(costs, lengths, strict=True)]
+    kept: Sequence[int] = range(len(rows))
+    if sum(costs) > limit:
+        costs = [cost + GAP_TOKENS for cost in costs]
+        kept = _sample(rows, kept, costs, limit)
+    entries: dict[int, str] = {}
+    for place in kept:
+        entries[place] = both_ends(_entry(rows[place], redact, zone, has_names=has_names), most)
+        if lengths[place] > most:  # its ends may be of another script than the whole
+            costs[place] = GAP_TOKENS + estimated_text_tokens(entries[place])
+    if sum(costs[place] for place in kept) > limit:
+        kept = _sample(rows, kept, costs, limit)
+    log.info(
+        "summary.input_sampled",
+        messages=len(rows),
+        shown=len(kept),
+        tokens=sum(costs[place] for place in kept),
+        limit=limit,
+        row_characters=most,
+    )
+    return "\n".join(_with_gaps(kept, entries, len(rows)))
+
+
+def bounded_record(text: str, limit: Tokens, redact: Redact) -> str:
+    """An earlier record, its longest sections shortened to about `limit` tokens."""
+    safe = both_ends(clean(text, redact), RECORD_CHARACTERS)
+    lines = safe.splitlines()
+    if len(lines) > RECORD_LINES:
+        half = RECORD_LINES // 2
+        safe = "\n".join([*lines[:half], f"[{len(lines) - 2 * half} lines left out for length]", *lines[-half:]])
+    return fitted(safe, limit)
+
+
+def clean(text: str, redact: Redact) -> str:
+    """`text` without secrets and unable to close the tags around it. Cut only what is clean: half a secret is none
+    that could be recognised."""
+    return _TAG.sub("(", redact(text).replace(MARK, SECRET_MARK))
+
+
+def both_ends(text: str, limit: int) -> str:
+    """`text`, or its beginning and its end with a note between, of about `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} [… {len(text) - 2 * half:,} characters …] {text[len(text) - half :]}"
+
+
+def without_thoughts(text: str) -> str:
+    """`text` without blocks of thinking. One that begins a text and never ends is all of it; tags that are only
+    spoken of, inside a line or without an end, stay."""
+    kept: list[str] = []
+    start = 0
+    while (opening := _OPENING.search(text, start)) is not None:
+        closing = CLOSING_THOUGHT.search(text, opening.end())
+        if closing is None:
+            if not text[: opening.start()].strip():
+                return ""
+            break
+        kept.append(text[start : opening.start()])
+        start = closing.end()
+    return "".join((*kept, text[start:]))
+
+
+def moment(at: Millis, zone: tzinfo) -> str:
+    """Day and minute; imported rows may hold a time that no calendar has."""
+    try:
+        return f"{datetime.fromtimestamp(at / 1_000, zone):%Y-%m-%d %H:%M}"
+    except (OverflowError, OSError, ValueError):
+        return "at an unknown time"
+
+
+def said(row: Message) -> Iterator[str]:
+    """Everything a row says, piece by piece, with its attachments named."""
+    body = row.body
+    yield without_thoughts(row.text or "") if row.role is Role.ASSISTANT else row.text or ""
+    if body.quote is not None:
+        yield f"(in reply to: {body.quote.text})"
+    for document in body.documents:
+        yield f"(document {document.name}: {document.text})"
+    if body.images:
+        yield f"({len(body.images)} image{'s' if len(body.images) > 1 else ''})"
+    for note in body.notes:
+        yield f"(note: {note})"
+    for call in body.calls:
+        yield f"(calls {call.name} {call.arguments})"
+    if body.was_interrupted:
+        yield "(interrupted here)"
+
+
+# ---- one message
+
+
+def _entry(row: Message, redact: Redact, zone: tzinfo, *, has_names: bool) -> str:
+    text = " ".join(piece for piece in said(row) if piece)
+    entry = clean(f"[m{row.id} {moment(row.created_at, zone)} {_speaker(row, has_names=has_names)}] {text}", redact)
+    return "\n  ".join(entry.splitlines())
+
+
+def _speaker(row: Message, *, has_names: bool) -> str:
+    if row.role is Role.TOOL:
+        return f"result of {_name(row.tool_name) or 'a tool'}"
+    if row.role is Role.ASSISTANT:
+        return "assistant"
+    if row.origin is not Origin.HUMAN:
+        return "gateway"
+    return f"person {_name(row.sender_name) if has_names else ''}".strip()
+
+
+def _name(text: str | None) -> str:
+    return " ".join((text or "").split())[:64].translate(_NAME_BRACKETS)
+
+
+def _length(row: Message) -> int:
+    """About as many characters as the entry has."""
+    body = row.body
+    length = len(row.text or "") + sum(len(document.text) for document in body.documents) + sum(map(len, body.notes))
+    length += sum(len(call.name) + len(call.arguments) for call in body.calls)
+    return length + (len(body.quote.text) if body.quote is not None else 0)
+
+
+# ---- which messages
+
+
+def _row_characters(costs: Sequence[int], lengths: Sequence[int], limit: int) -> int:
+    """The length to which long messages are cut so that all of them fit, if that leaves them worth reading."""
+
+    def total(most: int) -> int:
+        return sum(_cost(cost, length, most) for cost, length in zip(costs, lengths, strict=True))
+
+    least, most = LEAST_ROW_CHARACTERS, MOST_ROW_CHARACTERS
+    if total(least) > limit:
+        return least
+    while least < most:
+        middle = (least + most + 1) // 2
+        if total(middle) <= limit:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def _cost(cost: int, length: int, most: int) -> int:
+    """Of a message that is cut to `most` characters."""
+    return cost if length <= most else ENTRY_TOKENS + CUT_TOKENS + (cost - ENTRY_TOKENS) * most // length
+
+
+def _sample(rows: Transcript, places: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
+    """The places that fit, in order and spread over the whole; the first and the last are always among them."""
+    ends = {places[0], places[-1]}
+    people = [place for place in places if place not in ends and rows[place].origin is Origin.HUMAN]
+    others = [place for place in places if place not in ends and rows[place].origin is not Origin.HUMAN]
+    room = limit - sum(costs[place] for place in ends)
+    of_people = _evenly(people, costs, max(room // 2, room - sum(costs[place] for place in others)))
+    of_others = _evenly(others, costs, room - sum(costs[place] for place in of_people))
+    return sorted({*ends, *of_people, *of_others})
+
+
+def _evenly(places: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
+    """As many of the places as fit, at equal distances."""
+    total = sum(costs[place] for place in places)
+    if total <= limit or not places:
+        return list(places)
+    count = len(places) * max(0, limit) // total
+    while count > 0:
+        chosen = [places[(2 * number + 1) * len(places) // (2 * count)] for number in range(count)]
+        if sum(costs[place] for place in chosen) <= limit:
+            return chosen
+        count = count * 19 // 20
+    return []
+
+
+def _with_gaps(kept: Sequence[int], entries: dict[int, str], count: int) -> Iterator[str]:
+    before = -1
+    for place in (*kept, count):
+        missing = place - before - 1
+        if missing:
+            yield f"[{missing} message{'s are' if missing > 1 else ' is'} not shown]"
+        if place < count:
+            yield entries[place]
+        before = place
