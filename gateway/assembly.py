@@ -1,29 +1,28 @@
 """From configuration to parts: which adapters there are, and the agent with its model and tools."""
 
+import hashlib
 import secrets
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
-from agent.context.compressor import CompressorSettings, SummaryRoute
-from agent.context.cuts import CutRules
+from agent.context.compressor import SummaryRoute
 from agent.context.events import Listener
-from agent.context.keeper import ContextSettings
-from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.model.base import ChatModel
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.offline import OfflineModel
-from agent.prompt import DEFAULT_PERSONA, system_prompt
-from agent.sizes import estimated_schema_tokens, estimated_text_tokens
+from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.config import LoadedConfig
+from gateway.config.fields import secrets_of
 from gateway.config.section import Section
 from gateway.config.settings import Config, ModelSettings
+from gateway.window import context_settings
 from hermes_state.redaction import Redactor
 from hermes_state.store import Store
-from hermes_state.values import ChatKey, ChatKind, Clock, EstimatedTokens, Tokens
+from hermes_state.values import Clock, Tokens
 from platforms.base import CommandMenuItem, PlatformAdapter
 from platforms.discord.adapter import DiscordAdapter, DiscordSettings
 from platforms.local.adapter import LocalAdapter, LocalSettings
@@ -128,7 +127,11 @@ def make_summary_model(config: Config) -> SummaryRoute | None:
             read_seconds=config.model.read_seconds,
         )
     )
-    return SummaryRoute(model=model, context_length=Tokens(task.context_length or config.model.context_length))
+    return SummaryRoute(
+        model=model,
+        context_length=Tokens(task.context_length or config.model.context_length),
+        mark=settings_mark(config),
+    )
 
 
 def make_agent(
@@ -145,7 +148,7 @@ def make_agent(
     config = loaded.config
     settings, habits = config.model, config.agent
     zone = ZoneInfo(habits.time_zone) if habits.time_zone is not None else datetime.now().astimezone().tzinfo
-    own = SummaryRoute(model=model, context_length=Tokens(settings.context_length))
+    own = SummaryRoute(model=model, context_length=Tokens(settings.context_length), mark=settings_mark(config))
     routes = [route for route in (summary, own if settings.protocol != "offline" else None) if route is not None]
     return Agent(
         store=store,
@@ -173,53 +176,11 @@ def agent_inputs(config: Config) -> tuple[Section, ...]:
     return (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
 
 
-def context_settings(config: Config, zone: tzinfo) -> ContextSettings:
-    """What holds for the configured model, its own overrides included."""
-    compression = config.compression.for_model(config.model.name or "")
-    return ContextSettings(
-        is_enabled=compression.enabled,
-        limits=LimitSettings(
-            threshold=compression.threshold,
-            target_ratio=compression.target_ratio,
-            tail_mode=compression.tail_mode,
-            minimum_context_length=compression.minimum_context_length,
-            maximum_threshold_tokens=compression.maximum_threshold_tokens,
-            summary_budget=compression.summary_budget,
-            summary_max_tokens=compression.summary_max_tokens,
-            hygiene_threshold=config.hygiene.threshold,
-        ),
-        compressor=CompressorSettings(
-            cut=CutRules(
-                protect_last_n=compression.protect_last_n,
-                protect_first_n=compression.protect_first_n,
-                protect_first=compression.protect_first,
-            ),
-            prune_style=compression.prune_style,
-            summary_template=compression.summary_template,
-            abort_on_summary_failure=compression.abort_on_summary_failure,
-            zone=zone,
-        ),
-        hard_message_limit=config.hygiene.hard_message_limit,
-        hold_seconds=config.hygiene.hold_seconds,
-        note_in_system=compression.note_in_system,
-        pressure_levels=compression.pressure_levels,
-    )
+def settings_mark(config: Config) -> str:
+    """A few letters that change with any setting of the agent, its keys included: a change clears cooldowns.
 
-
-def window_limits(config: Config) -> Limits:
-    """Where conversations with the configured model are compressed, before anything is learned of it."""
-    model = config.model
-    return limits_of(model.context_length, model.max_output_tokens, context_settings(config, UTC).limits)
-
-
-def fixed_prompt_tokens(config: Config) -> EstimatedTokens:
-    """What every prompt begins with: the system prompt of a private chat and the schemas of the built-in tools."""
-    tools = recall_tools()
-    prompt = system_prompt(
-        persona=config.agent.persona or DEFAULT_PERSONA,
-        chat=ChatKey(platform="telegram", account="telegram", chat_ref=""),
-        kind=ChatKind.DIRECT,
-        tool_names=[tool.name for tool in tools],
-    )
-    schemas = sum(estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in tools)
-    return EstimatedTokens(estimated_text_tokens(prompt) + schemas)
+    It is stored with conversations, so it is too short to tell anything about a key.
+    """
+    blocks = [block.model_dump_json() for block in agent_inputs(config)]
+    keys = [key for block in agent_inputs(config) for key in secrets_of(block)]
+    return hashlib.sha256("\n".join([*blocks, *keys]).encode()).hexdigest()[:6]

@@ -15,11 +15,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from agent.model.offline import HOW_TO_GET_A_MODEL
-from gateway.assembly import fixed_prompt_tokens, window_limits
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.home import StateDirectory, locate_home
 from gateway.control import NobodyAnswers, ask
 from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
+from gateway.window import fixed_prompt_tokens, window_limits
 from hermes_state.connections import check_engine
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
 from hermes_state.lock import holder, is_free

@@ -1,0 +1,65 @@
+"""From configuration to the window that conversations have to fit into. Light: no SDK is loaded for it."""
+
+from datetime import UTC, tzinfo
+
+from agent.context.compressor import CompressorSettings
+from agent.context.cuts import CutRules
+from agent.context.keeper import ContextSettings
+from agent.context.limits import Limits, LimitSettings, limits_of
+from agent.prompt import DEFAULT_PERSONA, system_prompt
+from agent.sizes import estimated_schema_tokens, estimated_text_tokens
+from agent.tools.recall import recall_tools
+from gateway.config.settings import Config
+from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
+
+
+def context_settings(config: Config, zone: tzinfo) -> ContextSettings:
+    """What holds for the configured model, its own overrides included."""
+    compression = config.compression.for_model(config.model.name or "")
+    return ContextSettings(
+        is_enabled=compression.enabled,
+        limits=LimitSettings(
+            threshold=compression.threshold,
+            target_ratio=compression.target_ratio,
+            tail_mode=compression.tail_mode,
+            minimum_context_length=compression.minimum_context_length,
+            maximum_threshold_tokens=compression.maximum_threshold_tokens,
+            summary_budget=compression.summary_budget,
+            summary_max_tokens=compression.summary_max_tokens,
+            hygiene_threshold=config.hygiene.threshold,
+        ),
+        compressor=CompressorSettings(
+            cut=CutRules(
+                protect_last_n=compression.protect_last_n,
+                protect_first_n=compression.protect_first_n,
+                protect_first=compression.protect_first,
+            ),
+            prune_style=compression.prune_style,
+            summary_template=compression.summary_template,
+            abort_on_summary_failure=compression.abort_on_summary_failure,
+            zone=zone,
+        ),
+        hard_message_limit=config.hygiene.hard_message_limit,
+        hold_seconds=config.hygiene.hold_seconds,
+        note_in_system=compression.note_in_system,
+        pressure_levels=compression.pressure_levels,
+    )
+
+
+def window_limits(config: Config) -> Limits:
+    """Where conversations with the configured model are compressed, before anything is learned of it."""
+    model = config.model
+    return limits_of(model.context_length, model.max_output_tokens, context_settings(config, UTC).limits)
+
+
+def fixed_prompt_tokens(config: Config) -> EstimatedTokens:
+    """What every prompt begins with: the system prompt of a private chat and the schemas of the built-in tools."""
+    tools = recall_tools()
+    prompt = system_prompt(
+        persona=config.agent.persona or DEFAULT_PERSONA,
+        chat=ChatKey(platform="telegram", account="telegram", chat_ref=""),
+        kind=ChatKind.DIRECT,
+        tool_names=[tool.name for tool in tools],
+    )
+    schemas = sum(estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in tools)
+    return EstimatedTokens(estimated_text_tokens(prompt) + schemas)
