@@ -127,36 +127,40 @@ class ContextKeeper:
         is_due = rows >= LEAST_HYGIENE_MESSAGES and room.estimated >= limits.hygiene
         if not (is_many or is_due) or self._drafts.is_pending(scene.lineage_id):
             return
-        if not await self._may_act(room, "hygiene"):
+        ready = await self._ready(room, "hygiene")
+        if ready is None:
             return
         if is_many and not is_due:
             log.info("hygiene.message_limit", messages=rows, limit=self._settings.hard_message_limit)
         message_limit = None if is_due else self._settings.hard_message_limit
-        job = replace(self._job(room, "hygiene"), message_limit=message_limit)
+        job = replace(self._job(ready, "hygiene"), message_limit=message_limit)
         is_done = await self._drafts.begin(scene, job, self._settings.hold_seconds)
         if is_done:
             await self._drafts.take_finished(scene)
         elif job.must_shrink:
             log.warning("hygiene.hold_ended", lineage_id=scene.lineage_id, seconds=self._settings.hold_seconds)
             await self._drafts.drop(scene.lineage_id)
-            await self._drafts.commit(scene, await self._drafts.make(scene, job, routes=()))
+            state = self._drafts.timed_out(job)
+            late = replace(job, is_out_of_time=True)
+            await self._drafts.commit(scene, await self._drafts.make(scene, late, routes=(), state=state))
 
     async def make_room(self, scene: Scene, view: View, layer: Layer) -> Room:
         """Before a model call: compress from the threshold on, more than once while it helps."""
         has_changed = await self._drafts.take_finished(scene) is not None
         room = await (self._rooms.load(scene) if has_changed else self._rooms.measure(scene, view))
         for _ in range(MOST_PASSES):
-            if not self.limits.is_over_threshold(room.estimated) or not await self._may_act(room, layer):
+            ready = await self._ready(room, layer) if self.limits.is_over_threshold(room.estimated) else None
+            if ready is None:
                 break
+            room = ready
             if self._drafts.is_pending(scene.lineage_id):
                 if not self.limits.is_urgent(room.estimated):
                     break  # hygiene's summary is on its way, and there is room until it is here
                 await self._drafts.drop(scene.lineage_id)
             outcome = await self._compress(scene, self._job(room, layer))
-            if not _is_another_view(outcome):
-                break
+            # Loaded anew also when nothing was compressed: what is remembered of the attempt belongs to what follows.
             before, room = room.estimated, await self._rooms.load(scene)
-            if room.estimated * 100 > before * LEAST_PROGRESS_PERCENT:
+            if not _is_another_view(outcome) or room.estimated * 100 > before * LEAST_PROGRESS_PERCENT:
                 break
         return room
 
@@ -256,22 +260,27 @@ class ContextKeeper:
     async def _compress(self, scene: Scene, job: CompressionJob) -> CompressionOutcome:
         return await self._drafts.commit(scene, await self._drafts.make(scene, job))
 
-    async def _may_act(self, room: Room, layer: Layer) -> bool:
-        """Whether nothing holds the automatic layers back: the switch, strikes, an undo, a cooldown."""
+    async def _ready(self, room: Room, layer: Layer) -> Room | None:
+        """The room, unless something holds the automatic layers back: the switch, strikes, an undo, a cooldown.
+
+        What growth has lifted is stored, and is in the room that comes back: a state is never changed from an old one.
+        """
         if not self._settings.is_enabled:
-            return False
+            return None
         session = room.view.session
         stored = state_of(session.context_state)
         is_urgent = self.limits.is_urgent(room.estimated)
         state = stored.rearmed(room.estimated, is_urgent=is_urgent)
         if state is not stored:
-            await self._store.write(sessions.set_context_state, session.id, stored_form(state))
+            form = stored_form(state)
+            await self._store.write(sessions.set_context_state, session.id, form)
+            room = replace(room, view=replace(room.view, session=replace(session, context_state=form)))
         if state.is_blocked or state.held_at:
             why = Why.INEFFECTIVE if state.is_blocked else Why.HELD_AFTER_UNDO
             log.info("compression.held_back", layer=layer, why=why, tokens=room.estimated)
-            return False
+            return None
         is_cooling = self._drafts.engine.is_cooling(layer, self._drafts.routes, state)
-        return is_urgent or not is_cooling
+        return room if is_urgent or not is_cooling else None
 
     def _job(
         self,
