@@ -1,11 +1,29 @@
 """Compression as people meet it: the command, the layers that act by themselves, and what is said about them."""
 
+import asyncio
 import re
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from tests.e2e.world import World
+import aiohttp
+import pytest
+
+from agent.context.summary import HEADINGS
+from tests.e2e.test_discord import ALICE, ready
+from tests.e2e.test_discord import say as say_on_discord
+from tests.e2e.world import World, world_in
+from tests.platforms.local_harness import Screen, Shown
 
 FILLER = "We looked at the harbour, the old bridge and the market, and wrote down what each of them costs. " * 12
+SMALL = {"HERMES_MODEL__NAME": "lab-32k", "HERMES_MODEL__CONTEXT_LENGTH": "32768"}
+WORKING = "Compressing this conversation"
+REPORTED = "SELECT reported_prompt_tokens FROM sessions ORDER BY id DESC LIMIT 1"
+LAYERS = "SELECT layer, outcome FROM compressions ORDER BY id"
 
 
 def system_and_rest(request: dict[str, Any]) -> tuple[str, str]:
@@ -19,19 +37,45 @@ async def talk(world: World, count: int, *, words: str = FILLER) -> None:
 
 
 async def summaries(world: World) -> list[dict[str, Any]]:
-    return await world.asked(0, wait=0, summary=True)
+    return await world.asked(0, wait=0, summary="true")
+
+
+async def turns(world: World) -> list[dict[str, Any]]:
+    return await world.asked(0, wait=0, summary="false")
+
+
+def seconds_until(rows: list[dict[str, Any]], since: float) -> float:
+    """How long after `since` the first of these rows of a journal was there."""
+    return float(rows[0]["t"]) - since
+
+
+async def reload(world: World) -> None:
+    since = len(world.gateway.log_bytes())
+    world.gateway.signal(signal.SIGHUP)
+    await world.gateway.wait_for_log("config.reloaded", since=since)
+
+
+def configure(world: World, yaml: str) -> None:
+    """Put a setting where a reload finds it."""
+    world.home.mkdir(mode=0o700, exist_ok=True)
+    (world.home / "config.yaml").write_text(yaml)
+
+
+# ---- by hand, on each platform
 
 
 async def test_compress_shortens_what_the_model_sees_and_keeps_what_was_said(world: World) -> None:
-    await world.gateway.start(HERMES_MODEL__NAME="lab-32k", HERMES_MODEL__CONTEXT_LENGTH="32768")
+    await world.gateway.start(**SMALL)
     await talk(world, 20)
     await world.say("/compress")
-    assert await world.replies(1, match="^Compressing this conversation")
+    assert await world.replies(1, match=f"^{WORKING}")
     [told] = await world.replies(1, match="^Compressed: ")
     before, after = map(int, re.findall(r"(\d+) → (\d+) messages", told)[0])
     assert after < before == 40
-    assert "estimate" in told
-    assert "lab-32k" in told
+    assert re.search(r"Next prompt \(estimate\): about [\d,]+ → [\d,]+ tokens", told)
+    assert "Summary written by lab-32k" in told
+    [(key,)] = world.query("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
+    assert key[:8] in told
     await world.say("and now?")
     assert await world.replies(1, match="echo: .*and now")
     last = (await world.asked(22))[-1]
@@ -39,7 +83,227 @@ async def test_compress_shortens_what_the_model_sees_and_keeps_what_was_said(wor
     assert rest.count("CONTEXT COMPACTION — REFERENCE ONLY") == 1
     assert "compaction" in system
     assert "TICKET-0." in rest
-    assert len(last["body"]["messages"]) < 15
+    assert len(last["body"]["messages"]) < 25
     await world.say("/history 50")
     assert "Message 5:" in "".join(await world.replies(1, match="Message 5:"))
+    assert await world.violations() == []
+
+
+async def test_while_a_summary_takes_long_commands_are_answered_and_messages_wait(world: World) -> None:
+    await world.gateway.start(**SMALL)
+    await talk(world, 20)
+    await world.script(summary=True, delay=4)
+    said_at = time.monotonic()
+    await world.say("/compress")
+    begun = await world.tg.get("sent", method="sendMessage", match=WORKING, wait=5, count=1)
+    assert seconds_until(begun, said_at) < 1
+    for command, words in (("/status", "Conversation"), ("/stop", "Nothing|nothing|[Ss]topped")):
+        asked_at = time.monotonic()
+        await world.say(command)
+        shown = await world.tg.get("sent", method="sendMessage", match=words, since=begun[-1]["seq"], wait=5, count=1)
+        assert seconds_until(shown, asked_at) < 1, command
+    await world.say("said meanwhile")
+    assert await world.replies(0, wait=0.5, match="^Compressed|said meanwhile") == []
+    assert await world.replies(1, match="echo: .*said meanwhile")
+    shown_texts = await world.replies(0, wait=0)
+    places = [
+        next(at for at, text in enumerate(shown_texts) if words in text) for words in ("Compressed: ", "meanwhile")
+    ]
+    assert places == sorted(places)
+    assert "CONTEXT COMPACTION" in system_and_rest((await turns(world))[-1])[1]
+
+
+async def test_compress_as_a_slash_command_on_discord(discord_world: World) -> None:
+    world = discord_world
+    await world.dc.post("config", {"rate_limits": False})
+    await ready(world, **SMALL)
+    await world.gateway.wait_for_log("discord.menu_published")
+    for number in range(20):
+        await say_on_discord(world, f"Message {number}: TICKET-{number}. {FILLER}")
+        assert await world.dc.get("sent", action="send|edit", match=f"TICKET-{number}\\.", wait=20, count=1)
+    await world.script(summary=True, delay=3)
+    given_at = time.monotonic()
+    given = {"name": "compress", "options": {"text": "focus: the bridge"}, "dm_user_id": ALICE}
+    await world.dc.post("interaction", given)
+    [deferred] = await world.dc.get("sent", action="interaction_defer", wait=5, count=1)
+    assert seconds_until([deferred], given_at) < 1
+    await say_on_discord(world, "said meanwhile")
+    [told] = await world.dc.get("sent", action="interaction_(edit|followup)", match="Compressed: ", wait=20, count=1)
+    assert "with the focus “the bridge”" in told["text"]
+    assert re.search(r"Focus topic: \W?the bridge", (await summaries(world))[0]["body"]["messages"][-1]["content"])
+    assert await world.dc.get("sent", action="send|edit", match="said meanwhile", since=told["seq"], wait=20, count=1)
+    assert await world.violations() == []
+
+
+class Page:
+    """The web chat as a browser without a screen uses it."""
+
+    def __init__(self, root: str, browser: aiohttp.ClientSession) -> None:
+        self._root, self._browser = root, browser
+
+    async def write(self, text: str) -> None:
+        form = aiohttp.FormData({"text": text, "client_id": secrets.token_hex(16)}, quote_fields=False)
+        form.add_field("files", b"", filename="", content_type="application/octet-stream")
+        headers = {"HX-Request": "true", "Origin": self._root}
+        async with self._browser.post(f"{self._root}/chat/main/messages", data=form, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def until(self, words: str, seconds: float = 20) -> None:
+        """Until something on the page has `words`."""
+        await self._until(lambda shown: any(words in entry.text for entry in shown), seconds)
+
+    async def until_answered(self, count: int) -> None:
+        await self._until(lambda shown: sum(entry.kind == "answer" for entry in shown) >= count, 20)
+
+    async def _until(self, claim: Callable[[list[Shown]], bool], seconds: float) -> None:
+        async with asyncio.timeout(seconds):
+            while True:
+                async with self._browser.get(f"{self._root}/chat/main") as answer:
+                    if claim(Screen(await answer.text()).entries):
+                        return
+                await asyncio.sleep(0.05)  # a page of another process has no event to wait for
+
+
+@asynccontextmanager
+async def page_of(world: World) -> AsyncIterator[Page]:
+    await world.gateway.wait_for_log("Open http")
+    url = re.findall(r"Open (http\S+)", world.gateway.log_text())[-1]
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with aiohttp.ClientSession(cookie_jar=jar) as browser, browser.get(url) as answer:
+        assert answer.status == 200
+        yield Page(f"http://{answer.url.host}:{answer.url.port}", browser)
+
+
+async def test_compress_in_the_web_chat(tmp_path: Path) -> None:
+    async with world_in(tmp_path, telegram=False) as world:
+        local = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
+        await world.gateway.start(**SMALL, **local)
+        async with page_of(world) as page:
+            for number in range(20):
+                await page.write(f"Message {number}: {FILLER} TICKET-{number}.")
+                await page.until_answered(number + 1)
+            await page.write("/compress preview")
+            await page.until("Nothing was changed")
+            assert await summaries(world) == []
+            await world.script(summary=True, delay=3)
+            await page.write("/compress here 3")
+            await page.until(WORKING, seconds=1)
+            await page.write("said meanwhile")
+            await page.until("Compressed: ")
+            await world.asked(22)
+            assert "CONTEXT COMPACTION" in system_and_rest((await turns(world))[-1])[1]
+            assert await world.violations() == []
+
+
+# ---- windows that change
+
+
+async def lowered(world: World, share: float) -> int:
+    """A context length in whose input window the conversation stands at `share`; the model has no more than that."""
+    [(reported,)] = world.query(REPORTED)
+    length = int(reported / share / 0.75)  # a quarter is reserved for the output
+    await world.llm.post("models", {"lab-32k": {"context": length, "max_output": length // 4}})
+    return length
+
+
+async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(world: World) -> None:
+    await world.gateway.start(**SMALL)
+    await talk(world, 17)
+    assert world.query(LAYERS) == []
+    assert await world.gateway.stop() == 0
+    length = await lowered(world, 0.92)
+    await world.gateway.start(HERMES_MODEL__CONTEXT_LENGTH=str(length))
+    await world.converse("and now?")
+    assert (await world.replies(1, match="and now"))[0].startswith("echo: ")
+    assert world.query(LAYERS) == [("hygiene", "compressed")]
+    assert len(await summaries(world)) == 1
+    stats = await world.llm.get("stats")
+    assert stats["outcomes"] == {"ok": stats["requests"]}
+    assert await world.violations() == []
+
+
+async def test_a_reload_to_a_smaller_window_compresses_before_the_first_call(world: World) -> None:
+    del world.gateway.environ["HERMES_MODEL__CONTEXT_LENGTH"]
+    configure(world, "model: {context_length: 32768}\n")
+    await world.gateway.start(HERMES_MODEL__NAME="lab-32k")
+    await talk(world, 17)
+    length = await lowered(world, 0.80)  # the threshold stands at two thirds, hygiene at nine tenths
+    configure(world, f"model: {{context_length: {length}}}\n")
+    await reload(world)
+    await world.converse("and now?")
+    assert world.query(LAYERS) == [("preflight", "compressed")]
+    requests = await world.asked(0, wait=0)
+    assert [row["summary"] for row in requests[-2:]] == [True, False]
+    assert requests[-1]["prompt_tokens"] < length // 2
+    assert await world.violations() == []
+
+
+async def test_a_reload_applies_thresholds_from_the_next_turn_on_and_clears_cooldowns(world: World) -> None:
+    configure(world, "compression: {threshold: 0.5}\n")
+    await world.gateway.start(**SMALL)
+    await talk(world, 12)
+    await world.script(summary=True, times=-1, error={"kind": "401"})
+    configure(world, "compression: {threshold: 0.2}\n")
+    await reload(world)
+    await world.converse("first")
+    [told] = await world.replies(1, match="could not compress")
+    assert "Nothing was changed" in told
+    assert world.query(LAYERS) == [("preflight", "aborted")]
+    asked = len(await summaries(world))
+    await world.say("second")
+    assert await world.replies(1, match="echo: .*second")
+    assert len(await summaries(world)) == asked, "it cools down"
+
+    await world.llm.delete("script")
+    configure(world, "compression: {threshold: 0.21}\n")
+    await reload(world)
+    await world.say("third")
+    assert await world.replies(1, match="echo: .*third")
+    assert world.query(LAYERS) == [("preflight", "aborted"), ("preflight", "compressed")]
+
+
+# ---- languages
+
+LANGUAGES = {
+    "English": "We looked at the harbour, the old bridge and the market, and wrote down what each of them costs. ",
+    "Chinese": "我们看了港口、旧桥和市场，并记下了每一样东西的价格，明天再去问一次。",
+    "Japanese": "港と古い橋と市場を見て、それぞれの値段を書き留めました。明日もう一度聞きに行きます。",
+    "Korean": "우리는 항구와 오래된 다리와 시장을 둘러보고 각각의 가격을 적어 두었습니다. ",
+    "Arabic": "نظرنا إلى الميناء والجسر القديم والسوق وكتبنا ما يكلفه كل منها. ",
+    "emoji": "⛵🌉🏪 👉💰 ✍️📒 👩‍👩‍👧‍👦 🇪🇺 🧑🏽‍🚀 ",
+    "code": "def price(boat: Boat, *, day: int = 3) -> float:\n    return round(boat.base * 1.07 ** day, 2)  # tax\n",
+}
+
+
+@pytest.mark.parametrize("bytes_per_token", [4.0, 2.5])
+async def test_every_language_is_kept_in_its_window(world: World, bytes_per_token: float) -> None:
+    """The same number of tokens is said in each, in chats of their own, on a tokenizer that is usual or dense."""
+    await world.llm.post("config", {"bytes_per_token": bytes_per_token})
+    await world.script(summary=True, times=-1, text="\n\n".join(f"## {title}\n- as before" for title in HEADINGS))
+    chats = {name: 101 + place for place, name in enumerate(LANGUAGES)}
+    await world.gateway.start(
+        **SMALL,
+        HERMES_ACCESS__ALLOW=",".join(f"telegram:{chat_id}" for chat_id in chats.values()),
+    )
+
+    async def live(name: str) -> None:
+        words = LANGUAGES[name]
+        one = words * round(700 * bytes_per_token / len(words.encode()))
+        for number in range(30):
+            await world.say(f"TICKET-{number} {one}", chat_id=chats[name])
+            assert await world.replies(1, chat_id=chats[name], match=f"TICKET-{number} "), (name, number)
+
+    await asyncio.gather(*(live(name) for name in LANGUAGES))
+    counts = dict(
+        world.query(
+            """SELECT c.chat_ref, count(*) FROM compressions e JOIN sessions s ON s.id = e.parent_id
+            JOIN chats c ON c.id = s.chat_id WHERE e.outcome = 'compressed' AND e.summary_kind = 'model' GROUP BY 1"""
+        )
+    )
+    done = {name: counts.get(str(chat_id), 0) for name, chat_id in chats.items()}
+    assert min(done.values()) >= 2, done
+    assert max(done.values()) <= min(done.values()) + 1, done
+    assert world.query("SELECT state FROM turns WHERE state <> 'finished'") == []
+    stats = await world.llm.get("stats")
+    assert set(stats["outcomes"]) == {"ok"}, "no prompt was too long"
     assert await world.violations() == []
