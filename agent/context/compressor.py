@@ -17,6 +17,7 @@ from agent.context.cuts import Cut, CutRules, find_cut
 from agent.context.estimate import Estimator
 from agent.context.fitting import fitted
 from agent.context.limits import Limits, summary_input_tokens
+from agent.context.news import News, Wish
 from agent.context.outcomes import Aborted, NotNeeded, SummaryKind, Why
 from agent.context.pruning import PruneStyle, prune
 from agent.context.recap import recap
@@ -27,6 +28,7 @@ from agent.model.base import ChatModel, ModelRequest
 from agent.model.failures import remedy_for, sentence_for
 from agent.model.retry import RetryPolicy, complete
 from agent.sizes import estimated_text_tokens
+from agent.tools.registry import Tool
 from hermes_state.errors import (
     AuthRejected,
     ModelError,
@@ -148,6 +150,19 @@ class Compressor:
         self._redact = redact
         self._retry = retry
         self._clock = clock
+
+    async def wish(self, job: CompressionJob) -> Wish | None:
+        """See `port.Engine`: from the threshold on."""
+        return Wish(reason="threshold") if job.limits.is_over_threshold(job.tokens_before) else None
+
+    async def told(self, news: News) -> None:
+        """All that it has to know stands in each job."""
+
+    def tools(self) -> tuple[Tool, ...]:
+        return ()
+
+    async def close(self) -> None:
+        """It holds nothing."""
 
     async def draft(
         self,

@@ -12,9 +12,11 @@ from typing import assert_never
 import structlog
 
 from agent.context.commit import Drafted, settle
-from agent.context.compressor import CompressionJob, Compressor, Draft, SummaryRoute
+from agent.context.compressor import CompressionJob, Draft, SummaryRoute
 from agent.context.events import BeforeSplit, Listener, Scene
+from agent.context.news import Continued
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded
+from agent.context.port import Engine
 from agent.context.rooms import Prompts, Rooms
 from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
@@ -35,7 +37,7 @@ class Drafts:
         store: Store,
         rooms: Rooms,
         prompts: Prompts,
-        engine: Compressor,
+        engine: Engine,
         routes: Sequence[SummaryRoute],
         listeners: Sequence[Listener],
         before_split: Sequence[BeforeSplit],
@@ -80,6 +82,8 @@ class Drafts:
         """Settle a draft in a transaction of its own."""
         outcome = await self._store.write(self.settle, scene, drafted, self._clock.now())
         _log_outcome(scene, drafted, outcome)
+        if isinstance(outcome, Compressed):
+            await self.engine.told(Continued(child=outcome.child))
         return outcome
 
     def settle(self, db: Connection, scene: Scene, drafted: Drafted, now: Millis) -> CompressionOutcome:

@@ -8,6 +8,7 @@ from agent.context.estimate import Estimator
 from agent.context.news import News, Wish
 from agent.context.outcomes import Aborted, NotNeeded
 from agent.context.state import ContextState
+from agent.tools.registry import Tool
 from hermes_state.lineage import Layer
 
 
@@ -42,6 +43,9 @@ class Engine(Protocol):
 
     async def told(self, news: News) -> None:
         """Take note of something. Never raises, and never takes long."""
+
+    def tools(self) -> Sequence[Tool]:
+        """What the model may call of it."""
 
     async def close(self) -> None:
         """Let go of everything; no conversation ends by it."""
