@@ -1,0 +1,88 @@
+"""What compression remembers of a conversation, from one state to the next."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.context.state import ContextState, state_of, stored_form
+from hermes_state.values import Millis
+
+NOW = Millis(1_767_225_600_000)
+ROUTE = "loop:lab:model"
+
+
+def seconds_cooling(state: ContextState) -> float:
+    return (state.cooldowns[ROUTE].until - NOW) / 1_000
+
+
+def test_a_pass_that_frees_a_tenth_and_gets_below_the_threshold_has_helped() -> None:
+    state = ContextState(strikes=1).compressed(50_000)
+    assert state.judged(45_000, threshold=49_000).strikes == 0
+    assert state.judged(45_001, threshold=49_000).strikes == 2, "less than a tenth was freed"
+    assert state.judged(44_000, threshold=44_000).strikes == 2, "it is still at the threshold"
+    assert state.judged(44_000, threshold=49_000).awaited is None
+
+
+def test_a_report_without_a_compression_before_it_judges_nothing() -> None:
+    state = ContextState(strikes=1)
+    assert state.judged(90_000, threshold=50_000) is state
+
+
+def test_two_strikes_in_a_row_block_until_the_conversation_has_grown_by_a_tenth() -> None:
+    once = ContextState().compressed(50_000).judged(49_000, threshold=40_000)
+    assert not once.is_blocked
+    twice = once.compressed(50_000).judged(48_000, threshold=40_000)
+    assert twice.is_blocked
+    assert twice.rearmed(52_799, is_urgent=True).is_blocked
+    armed = twice.rearmed(52_800, is_urgent=False)
+    assert not armed.is_blocked
+    assert armed.compressed(52_800).judged(52_000, threshold=40_000).is_blocked, "one more such pass blocks again"
+
+
+def test_what_was_taken_back_is_left_alone_until_it_grows_or_there_is_no_room() -> None:
+    held = ContextState(strikes=2, blocked_at=1).undone(60_000)
+    assert (held.held_at, held.is_blocked) == (60_000, False)
+    assert held.rearmed(65_999, is_urgent=False).held_at
+    assert not held.rearmed(66_000, is_urgent=False).held_at
+    assert not held.rearmed(60_001, is_urgent=True).held_at
+
+
+@pytest.mark.parametrize("outcome", ["timeout", "unavailable", "rate_limited", "truncated"])
+def test_a_route_that_fails_again_rests_longer(outcome: str) -> None:
+    state, rests = ContextState(), []
+    for _ in range(4):
+        state = state.failed(ROUTE, outcome, NOW)
+        rests.append(seconds_cooling(state))
+    assert rests == [60, 300, 900, 900]
+    assert state.is_cooling(ROUTE, NOW)
+    assert not state.is_cooling(ROUTE, Millis(NOW + 900_000))
+    assert not state.is_cooling("hygiene:lab:model", NOW)
+
+
+@pytest.mark.parametrize("outcome", ["auth", "quota"])
+def test_a_route_that_a_minute_does_not_mend_rests_ten_at_once(outcome: str) -> None:
+    assert seconds_cooling(ContextState().failed(ROUTE, outcome, NOW)) == 600
+
+
+def test_asking_by_hand_forgets_whatever_held_compression_back() -> None:
+    held = ContextState(strikes=2, blocked_at=9, held_at=9).failed(ROUTE, "auth", NOW)
+    assert held.asked_by_hand() == ContextState()
+
+
+@given(
+    st.builds(
+        ContextState,
+        strikes=st.integers(0, 9),
+        blocked_at=st.integers(0, 10**7),
+        held_at=st.integers(0, 10**7),
+        pressure_level=st.integers(0, 10**7),
+    )
+)
+def test_a_state_survives_being_stored(state: ContextState) -> None:
+    full = state.failed(ROUTE, "timeout", NOW).compressed(7).failed(ROUTE, "auth", NOW)
+    assert state_of(stored_form(full)) == full
+
+
+@pytest.mark.parametrize("stored", [None, "", "{", "[]", '{"strikes": "many"}', '{"engine": "other"}'])
+def test_a_state_that_cannot_be_read_counts_as_none(stored: str | None) -> None:
+    assert state_of(stored) == ContextState()
