@@ -32,7 +32,7 @@ class Notices:
             chat_id=scene.chat_id,
             kind=OutboxKind.STATUS,
             markdown=sentence,
-            dedupe_key=f"context:{scene.lineage_id}:{type(event).__name__.lower()}:{_which(event, now)}",
+            dedupe_key=f"context:{scene.lineage_id}:{type(event).__name__.lower()}:{_which(event, scene, now)}",
         )
         outbox.enqueue(db, reply, now)
 
@@ -87,5 +87,10 @@ def pressure_sentence(pressure: Pressure) -> str:
     )
 
 
-def _which(event: ContextEvent, now: Millis) -> str:
-    return str(event.child.id) if isinstance(event, Compressed) else str(now)
+def _which(event: ContextEvent, scene: Scene, now: Millis) -> str:
+    """What is said once only: of a compression, and of a turn in which several layers could not compress."""
+    if isinstance(event, Compressed):
+        return str(event.child.id)
+    if isinstance(event, Aborted) and scene.turn_id is not None:
+        return f"turn:{scene.turn_id}"
+    return str(now)

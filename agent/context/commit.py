@@ -28,7 +28,9 @@ class Drafted:
     @property
     def events(self) -> list[ContextEvent]:
         """What people should know of an attempt that changed nothing."""
-        events: list[ContextEvent] = [self.result] if isinstance(self.result, Aborted) else []
+        events: list[ContextEvent] = []
+        if isinstance(self.result, Aborted) and self.job.layer != "manual":  # a command answers for itself
+            events.append(self.result)
         if self.state.is_blocked and not self.before.is_blocked:
             events.append(Blocked(tokens=self.job.tokens_before, threshold=self.job.limits.threshold))
         return events

@@ -49,6 +49,8 @@ PASSING_FAILURES = (AuthRejected, QuotaExceeded, ModelUnavailable, ModelTimeout,
 LONGEST_PERCENT = 150
 """Of the length that was asked for: what a summary has beyond it is left out."""
 
+TOOK_TOO_LONG = "The summary took too long."
+
 TINY_FACTOR = 2
 """A middle of less than so many times the handoff's own words is not worth a model call."""
 
@@ -94,6 +96,8 @@ class CompressionJob:
     """There is no room to leave the conversation as it is."""
     message_limit: int | None = None
     """Set when it is their number, not their size, that makes hygiene act."""
+    is_out_of_time: bool = False
+    """A summary was waited for as long as people are kept waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +331,7 @@ class Compressor:
         routes: Sequence[SummaryRoute],
         failure: ModelError | None,
     ) -> _Written | Aborted:
-        reason = _reason(failure, routes)
+        reason = TOOK_TOO_LONG if job.is_out_of_time else _reason(failure, routes)
         is_passing = isinstance(failure, PASSING_FAILURES) or (failure is None and bool(routes))
         if (is_passing or self._settings.abort_on_summary_failure) and not job.must_shrink:
             until = [

@@ -12,7 +12,7 @@ from typing import assert_never
 import structlog
 
 from agent.context.commit import Drafted, settle
-from agent.context.compressor import CompressionJob, Draft, SummaryRoute
+from agent.context.compressor import CompressionJob, Draft, SummaryRoute, cooldown_key
 from agent.context.events import BeforeSplit, Listener, Scene
 from agent.context.news import Continued
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded
@@ -77,6 +77,13 @@ class Drafts:
                 await look(scene, job.view)
         took_ms = round((time.perf_counter() - started) * 1_000)
         return Drafted(job=job, result=result, before=before, state=after, took_ms=took_ms)
+
+    def timed_out(self, job: CompressionJob) -> ContextState:
+        """What is to be remembered when nobody waits for the job's summary any more: who was asked for it."""
+        state, now = state_of(job.view.session.context_state), self._clock.now()
+        keys = (cooldown_key(job.layer, route) for route in self.routes)
+        asked = next((key for key in keys if not state.is_cooling(key, now)), None)
+        return state if asked is None else state.failed(asked, "timeout", now)
 
     async def commit(self, scene: Scene, drafted: Drafted) -> CompressionOutcome:
         """Settle a draft in a transaction of its own."""
