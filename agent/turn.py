@@ -12,9 +12,12 @@ from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
+
 from agent.context.compressor import Compressor, SummaryRoute
 from agent.context.events import BeforeSplit, Listener, Pressure, Scene
 from agent.context.keeper import ContextKeeper, ContextSettings
+from agent.context.port import Engine
 from agent.context.profiles import ProfileBook
 from agent.context.rooms import Room
 from agent.images import load_image_urls
@@ -43,6 +46,8 @@ from hermes_state.values import (
     TurnId,
 )
 from hermes_state.views import ViewCache
+
+log = structlog.get_logger()
 
 MOST_OVERFLOWS = 3
 """How often one turn makes room because the provider refused its prompt; then its people are told."""
@@ -129,11 +134,13 @@ class Agent:
         listeners: Sequence[Listener] = (),
         before_split: Sequence[BeforeSplit] = (),
         redact: Callable[[str], str] = redact,
+        make_engine: Callable[[Engine], Engine] | None = None,
     ) -> None:
         """`summary_routes`: who is asked for summaries, in this order; by default the model itself.
 
         `listeners` are told what happens to views, `before_split` is asked before one is compressed. `redact` takes
-        secrets out of what a summariser reads and writes.
+        secrets out of what a summariser reads and writes. `make_engine` puts another context engine in front of the
+        built-in one; its tools join `tools`, unless their names are taken.
         """
         self._store = store
         self._model = model
@@ -142,7 +149,16 @@ class Agent:
         self._clock = clock
         self._views = ViewCache(store)
         own = SummaryRoute(model=model, context_length=settings.context_length)
-        engine = Compressor(settings=settings.context.compressor, redact=redact, retry=settings.retry, clock=clock)
+        engine: Engine = Compressor(
+            settings=settings.context.compressor, redact=redact, retry=settings.retry, clock=clock
+        )
+        if make_engine is not None:
+            engine = make_engine(engine)
+        for tool in engine.tools():
+            if tools.get(tool.name) is None:
+                tools.add(tool)
+            else:
+                log.warning("engine.tool_left_out", engine=engine.name, tool=tool.name)
         self.context = ContextKeeper(
             store=store,
             views=self._views,
@@ -302,7 +318,7 @@ class Agent:
     async def _after_reply(self, scene: Scene, room: Room, reply: ModelReply, *, is_last: bool) -> Pressure | None:
         if reply.usage is None:
             return None
-        return await self.context.after_reply(scene, room, reply.usage.prompt, is_last=is_last)
+        return await self.context.after_reply(scene, room, reply.usage, is_last=is_last)
 
     async def _answer(self, scene: Scene, room: Room, done: Completion) -> Answer:
         text, reply = done.reply.text.strip(), done.reply

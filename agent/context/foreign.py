@@ -159,7 +159,8 @@ class ForeignEngine:
         if has_open_calls(job.view.transcript):
             return _not_needed(Why.TOOL_RUNS, job), state
         session, now, key = job.view.session, self._clock.now(), self._cooldown_key(job.layer)
-        if job.must_shrink and (state.is_cooling(key, now) or self._cut_off.get(session.lineage_id) == _moment(job)):
+        was_cut_off = job.is_out_of_time or self._cut_off.get(session.lineage_id) == _moment(job)
+        if job.must_shrink and (was_cut_off or state.is_cooling(key, now)):
             return await self._without_it(job, state, estimator, routes, record_failure)
         try:
             mapped = await self._compressed(job)

@@ -13,11 +13,13 @@ from sqlite3 import Connection
 import structlog
 
 from agent.context.commit import Drafted, keep_verdict
-from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Preview, SummaryRoute
+from agent.context.compressor import CompressionJob, CompressorSettings, Preview, SummaryRoute
 from agent.context.drafts import Drafts
 from agent.context.events import BeforeSplit, Blocked, Listener, Pressure, Scene
 from agent.context.limits import Limits, LimitSettings
+from agent.context.news import Ended, Replied
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why
+from agent.context.port import Engine
 from agent.context.profiles import ProfileBook
 from agent.context.rooms import Prompts, Room, Rooms, Standing
 from agent.context.state import ContextState, state_of, stored_form
@@ -28,7 +30,7 @@ from hermes_state.lineage import Layer, plan_undo
 from hermes_state.sessions import Session
 from hermes_state.store import Store
 from hermes_state.transcripts import View
-from hermes_state.values import Clock, Millis, ReportedTokens, Tokens
+from hermes_state.values import CanonicalUsage, Clock, Millis, ReportedTokens, Tokens
 from hermes_state.views import ViewCache
 
 log = structlog.get_logger()
@@ -66,7 +68,7 @@ class ContextKeeper:
         store: Store,
         views: ViewCache,
         prompts: Prompts,
-        engine: Compressor,
+        engine: Engine,
         routes: Sequence[SummaryRoute],
         profiles: ProfileBook,
         reserved_output: Tokens,
@@ -115,6 +117,7 @@ class ContextKeeper:
     async def close(self) -> None:
         """Give up what is being drafted."""
         await self._drafts.close()
+        await self._drafts.engine.close()
 
     # ---- before a turn, before a call, after a refusal
 
@@ -149,15 +152,16 @@ class ContextKeeper:
         has_changed = await self._drafts.take_finished(scene) is not None
         room = await (self._rooms.load(scene) if has_changed else self._rooms.measure(scene, view))
         for _ in range(MOST_PASSES):
-            ready = await self._ready(room, layer) if self.limits.is_over_threshold(room.estimated) else None
-            if ready is None:
+            wish = await self._drafts.engine.wish(self._job(room, layer))
+            ready = await self._ready(room, layer) if wish is not None else None
+            if wish is None or ready is None:
                 break
             room = ready
             if self._drafts.is_pending(scene.lineage_id):
                 if not self.limits.is_urgent(room.estimated):
                     break  # hygiene's summary is on its way, and there is room until it is here
                 await self._drafts.drop(scene.lineage_id)
-            outcome = await self._compress(scene, self._job(room, layer))
+            outcome = await self._compress(scene, self._job(room, layer, focus=wish.focus))
             # Loaded anew also when nothing was compressed: what is remembered of the attempt belongs to what follows.
             before, room = room.estimated, await self._rooms.load(scene)
             if not _is_another_view(outcome) or room.estimated * 100 > before * LEAST_PROGRESS_PERCENT:
@@ -209,16 +213,21 @@ class ContextKeeper:
         """Take the compression back, inside the caller's transaction. Raises `LineageMoved`."""
         return settle_undo(db, undoing, now)
 
+    async def ended(self, view: View, *, was_reset: bool) -> None:
+        """A conversation has really ended, by `/new` (`was_reset`) or by time. To be told behind its transaction."""
+        await self._drafts.drop(view.session.lineage_id)
+        await self._drafts.engine.told(Ended(view=view, was_reset=was_reset))
+
     # ---- after a reply
 
-    async def after_reply(
-        self, scene: Scene, room: Room, reported: ReportedTokens, *, is_last: bool
-    ) -> Pressure | None:
+    async def after_reply(self, scene: Scene, room: Room, usage: CanonicalUsage, *, is_last: bool) -> Pressure | None:
         """Learn from a provider's count, see whether the last compression has helped, and what people should know.
 
         `is_last`: an answer follows, with which people can be told.
         """
+        reported = usage.prompt
         await self._rooms.profiles.learn(room.request, reported, room.view)
+        await self._drafts.engine.told(Replied(session=room.view.session, usage=usage))
         stored = state_of(room.view.session.context_state)
         state = stored.judged(reported, self.limits.threshold)
         if state is not stored:
