@@ -67,9 +67,9 @@ def find_cut(
         if len(turns) <= keep_turns:
             return Why.NOTHING_BETWEEN
         tail_start = _moved_back(exchanges, turns[-keep_turns])
-    upto = min([tail_start, *request[:1]])
+    upto = min([len(transcript) - LEAST_TAIL_ROWS, *request[:1]])
     head_end = _head_end(transcript, sizes, exchanges, limits, rules, upto=upto)
-    if tail_start <= head_end:
+    if tail_start <= head_end:  # all there is fits into the two
         if keep_turns is not None:
             return Why.NOTHING_BETWEEN
         tail_start = _forced_tail_start(transcript, exchanges, head_end)
@@ -82,7 +82,7 @@ def find_cut(
     if not _people_follow(transcript, cut):
         # Then the handoff speaks as the user. Behind a question it would hide that it was answered, behind a tool's
         # result strict templates refuse it; so the head goes on to the answer where that is possible, or ends earlier.
-        further = _end_of_answer(transcript, sizes, exchanges, limits, cut.head_end, upto)
+        further = _end_of_answer(transcript, sizes, exchanges, limits, head_end, min(upto, tail_start))
         cut = cut_behind(further)
         if not _has_news(transcript, cut):
             cut = cut_behind(_end_of_earlier_answer(transcript, exchanges, head_end))

@@ -247,7 +247,13 @@ def _from_gateway(origin: Origin, text: str) -> str:
     """The words of a row that no person wrote."""
     if origin is Origin.SUMMARY:
         return framed(text)
-    return f"{NOTICE} {text}" if origin is Origin.NOTICE else text
+    # Titles, names and todos in it are words of people or of the model.
+    return f"{NOTICE} {_defused(text)}" if origin is Origin.NOTICE else _defused(text)
+
+
+def _defused(text: str) -> str:
+    """`text` whose lines cannot be taken for a stamp, a notice or a handoff."""
+    return _LOOKS_LIKE_OURS.sub(r"\\", text) if "[" in text else text
 
 
 def _is_said(row: Message) -> bool:
@@ -290,9 +296,7 @@ _CLOSES_BLOCK = re.compile(r"<(?=/(?:quoted_message|document)\b)", re.IGNORECASE
 
 def _human_text(row: Message) -> str:
     """What a person wrote, then what they attached, each in a block that its text cannot leave."""
-    text = row.text or "" if _has_words(row) else ""
-    if "[" in text:
-        text = _LOOKS_LIKE_OURS.sub(r"\\", text)
+    text = _defused(row.text or "") if _has_words(row) else ""
     body = row.body
     if body is EMPTY_BODY:
         return text or _NOTHING

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agent.context.keeper import ContextSettings
 from agent.model.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
@@ -243,13 +244,25 @@ async def test_room_is_judged_by_what_the_provider_counted_and_what_came_since(
     chat: Chat, shop: Workshop, llm: LLM
 ) -> None:
     llm.scripts.append({"times": 1, "reply": {"text": "ok", "usage": {"prompt_tokens": 7_000}}})
-    agent = shop.agent(options=settings(context_length=Tokens(10_200), max_output_tokens=Tokens(1_000)))
+    whole = ContextSettings(is_enabled=False)
+    window = {"context_length": Tokens(10_200), "max_output_tokens": Tokens(1_000)}
+    agent = shop.agent(options=settings(**window, context=whole))
     first = await chat.start("word " * 6_000)
     await chat.finish(first, await agent.run(first, Sink()))
     second = await chat.start("word " * 3_000)
     with pytest.raises(ContextOverflow) as raised:
         await agent.run(second, Sink())
     assert 9_700 < (raised.value.prompt_tokens or 0) < 10_700
+
+
+async def test_three_huge_messages_are_compressed_although_they_are_few(chat: Chat, shop: Workshop, llm: LLM) -> None:
+    agent = shop.agent(options=settings(context_length=Tokens(10_200), max_output_tokens=Tokens(1_000)))
+    first = await chat.start("word " * 6_000)
+    await chat.finish(first, await agent.run(first, Sink()))
+    second = await chat.start("word " * 3_000)
+    await agent.run(second, Sink())
+    roles = [message["role"] for message in llm.requests.rows[-1]["body"]["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
 
 
 async def test_a_long_result_is_stored_whole_and_shown_in_part(chat: Chat, shop: Workshop, llm: LLM) -> None:
