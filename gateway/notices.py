@@ -67,12 +67,20 @@ class Notices:
                 f"{event.summarised:,} messages are represented by a list of what could be found in them; all of them "
                 "are kept, and I can look them up."
             )
-        if event.compressions >= ACCURACY_FROM and self.settings().accuracy:
-            said.append(
-                f"This conversation has been compressed {event.compressions} times; details may get lost. "
-                "/new starts a fresh one."
-            )
+        accuracy = accuracy_sentence(event, self.settings())
+        if accuracy is not None:
+            said.append(accuracy)
         return " ".join(said) or None
+
+
+def accuracy_sentence(event: Compressed, settings: NoticeSettings) -> str | None:
+    """From the second compression on: that a summary of a summary is not the conversation."""
+    if event.compressions < ACCURACY_FROM or not settings.accuracy:
+        return None
+    return (
+        f"This conversation has been compressed {event.compressions} times; details may get lost. /new starts a fresh "
+        "one."
+    )
 
 
 def pressure_sentence(pressure: Pressure) -> str:

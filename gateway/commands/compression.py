@@ -1,6 +1,7 @@
 """`/compress`: by hand, with a focus, up to a point, as a preview, and back again."""
 
 import re
+from collections.abc import Callable
 from functools import partial
 from sqlite3 import Connection
 
@@ -12,8 +13,12 @@ from agent.context.keeper import ContextKeeper
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded
 from agent.context.undo import Undoing
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from gateway.config.context import NoticeSettings
+from gateway.config.fields import secrets_of
+from gateway.notices import accuracy_sentence
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LineageMoved
+from hermes_state.redaction import Redactor
 from hermes_state.values import Millis
 
 WORKING = "Compressing this conversation…"
@@ -38,11 +43,12 @@ async def compress(invocation: Invocation) -> Effect:
     keep_turns = int(here[1]) if here is not None else None
     if keep_turns == 0:
         raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
-    focus = None if here is not None else _focus(argument)
+    config = invocation.desk.live.config
+    focus = None if here is not None else _focus(argument, Redactor(secrets_of(config)))
     if isinstance(await context.preview(scene, keep_turns=keep_turns), Preview):
         await invocation.acknowledge(WORKING)
     drafted = await context.draft_by_hand(scene, focus=focus, keep_turns=keep_turns)
-    return Effect(apply=partial(_settle, context, scene, drafted))
+    return Effect(apply=partial(_settle, context, config.notices, scene, drafted))
 
 
 async def _scene(invocation: Invocation) -> Scene | None:
@@ -53,12 +59,18 @@ async def _scene(invocation: Invocation) -> Scene | None:
     return Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
 
 
-def _focus(argument: str) -> str | None:
-    return " ".join(_FOCUS.sub("", argument).split())[:FOCUS_CHARACTERS] or None
+def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
+    """The topic: one line without secrets, for it is sent, stored and shown."""
+    return redact(" ".join(_FOCUS.sub("", argument).split()))[:FOCUS_CHARACTERS] or None
 
 
-def _settle(context: ContextKeeper, scene: Scene, drafted: Drafted, db: Connection, now: Millis) -> str:
-    return _told(context.settle(db, scene, drafted, now))
+def _settle(
+    context: ContextKeeper, notices: NoticeSettings, scene: Scene, drafted: Drafted, db: Connection, now: Millis
+) -> str:
+    outcome = context.settle(db, scene, drafted, now)
+    told = _told(outcome)
+    accuracy = accuracy_sentence(outcome, notices) if isinstance(outcome, Compressed) else None
+    return f"{told}\n{accuracy}" if accuracy is not None else told
 
 
 def _told(outcome: CompressionOutcome) -> str:

@@ -1,0 +1,94 @@
+"""A gateway in this process whose model has a small window and counts what it is sent."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agent.context.keeper import ContextSettings
+from agent.context.summary import HEADINGS
+from agent.model.base import ModelReply, ModelRequest
+from agent.model.retry import RetryPolicy
+from agent.model.wire import chat_messages
+from agent.tools.recall import recall_tools
+from agent.tools.registry import ToolRegistry
+from agent.turn import Agent, AgentSettings
+from gateway.notices import Notices
+from hermes_state.store import Store
+from hermes_state.values import CanonicalUsage, Tokens
+from tests.gateway.helpers import ScriptedModel, Step, TestGateway, answer, asked, serving
+
+WORDS = "We looked at the harbour and wrote down what each boat costs and who owns it. " * 6
+SUMMARY = "\n\n".join(f"## {title}\n- as it was before, nothing new" for title in HEADINGS)
+
+
+class CountingModel(ScriptedModel):
+    """Reports a token for every four bytes it is sent, answers in a few words, and summarises like `summary`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.summary: Step = answer(SUMMARY)
+        self.reported: int | None = None
+        """What the next answers report instead."""
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        reply = await super().complete(request, on_text)
+        sent = chat_messages(request.system, request.transcript, request.style)
+        count = len(orjson.dumps([sent, [tool.parameters for tool in request.tools]])) // 4
+        return replace(reply, usage=CanonicalUsage(input=self.reported or count, output=10))
+
+    async def echo(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        if request.max_output_tokens is not None:
+            return answer("echo: " + " | ".join(text[:20] for text in asked(request)))
+        if isinstance(self.summary, Exception):
+            raise self.summary
+        return self.summary if isinstance(self.summary, ModelReply) else await self.summary(request, on_text)
+
+    @property
+    def summaries(self) -> list[ModelRequest]:
+        return [request for request in self.requests if request.max_output_tokens is None]
+
+    @property
+    def turns(self) -> list[ModelRequest]:
+        return [request for request in self.requests if request.max_output_tokens is not None]
+
+
+@asynccontextmanager
+async def talking(
+    store: Store,
+    folder: Path,
+    model: CountingModel,
+    *,
+    length: int = 32_768,
+    context: ContextSettings | None = None,
+    count: int = 0,
+    **sections: Any,  # Any: see `serving`
+) -> AsyncIterator[TestGateway]:
+    """A gateway with a window of `length` tokens, after `count` messages of Ann."""
+    async with serving(store, folder, chat_model=model, is_started=False, **sections) as gateway:
+        agent = Agent(
+            store=store,
+            model=model,
+            tools=ToolRegistry(recall_tools()),
+            settings=AgentSettings(
+                context_length=Tokens(length),
+                max_output_tokens=Tokens(min(8_192, length // 4)),
+                retry=RetryPolicy(first_pause=0.001, longest_pause=0.002),
+                context=context or ContextSettings(),
+            ),
+            clock=gateway.clock,
+            listeners=[Notices(lambda: gateway.live.config.notices)],
+        )
+        gateway.live.agent = agent
+        await gateway.start()
+        await say_much(gateway, range(count))
+        yield gateway
+        await agent.close()
+
+
+async def say_much(gateway: TestGateway, numbers: range) -> None:
+    for number in numbers:
+        await gateway.ask(f"TICKET-{number}. {WORDS}")
