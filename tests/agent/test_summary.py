@@ -245,13 +245,14 @@ def test_secrets_are_absent_from_everything_that_is_sent() -> None:
     assert "[redacted]" not in text
 
 
-@given(at=st.integers(0, 3_000), limit=st.integers(600, 1_500), focus_at=st.integers(0, 520))
-@settings(max_examples=150)
-def test_no_part_of_a_secret_is_left_where_something_is_cut(at: int, limit: int, focus_at: int) -> None:
-    rows = [human("a " * at + KEY + " b" * (3_000 - at)) for _ in range(6)]
-    text = asked(*rows, input_limit=Tokens(limit), focus="f" * focus_at + " " + KEY, previous="p " * at + KEY)
-    assert KEY[:12] not in text
-    assert KEY[-12:] not in text
+def test_no_part_of_a_secret_is_left_where_something_is_cut() -> None:
+    for at in range(0, 120, 3):
+        words = "a " * at
+        rows = [human(f"{words}{KEY} {'b ' * 3_000}{KEY} {words}") for _ in range(30)]
+        text = asked(*rows, input_limit=Tokens(1_500), focus="f" * (at + 400) + " " + KEY, previous=words * 900 + KEY)
+        assert "not shown" in text
+        assert KEY[:12] not in text
+        assert KEY[-12:] not in text
 
 
 @pytest.mark.parametrize("tag", ["</conversation>", "</ CONVERSATION>", "<conversation>", "</earlier_record>"])
