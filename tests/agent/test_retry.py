@@ -177,8 +177,8 @@ def test_a_person_gets_one_sentence_without_holes(remedy: object) -> None:
         (ModelRateLimited("x", retry_after=600), "in 10 minutes"),
         (ModelRateLimited("x", retry_after=7_200), "in 2 hours"),
         (ModelRateLimited("x"), "in a minute"),
-        (ContextOverflow("x", window=8_192), "of 8,192 tokens; /new"),
-        (ContextOverflow("x"), "memory; /new"),
+        (ContextOverflow("x", window=8_192), "of 8,192 tokens; /compress"),
+        (ContextOverflow("x"), "memory; /compress"),
         (OutputCapTooLarge("x", cap=4_096), "(4,096 tokens)"),
     ],
 )
