@@ -1,9 +1,11 @@
 """Settings of what keeps conversations inside the window: compression, hygiene, who summarises, what is told."""
 
+import difflib
 import fnmatch
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from gateway.config.section import Section, setting
 from gateway.config.types import AnyCase, Fractions, Secret, Url
@@ -12,11 +14,17 @@ MODEL_KEYS_NOT = ("models", "enabled", "mode")
 """Keys of `compression` that hold for every model."""
 
 
+def _existing_mode(value: object) -> object:
+    if isinstance(value, str) and value.strip().lower() == "background":
+        raise ValueError("background does not exist yet; leave it at blocking")
+    return value
+
+
 class CompressionSettings(Section):
     """Compressing conversations before they outgrow the model's window."""
 
     enabled: bool = setting(True, text="Compress by itself. Off: only `/compress` does.")
-    mode: Annotated[Literal["blocking"], AnyCase] = setting(
+    mode: Annotated[Literal["blocking"], AnyCase, BeforeValidator(_existing_mode)] = setting(
         "blocking", text="`blocking`: a compression that is due is finished before the next model call."
     )
     threshold: float = setting(
@@ -93,26 +101,22 @@ class CompressionSettings(Section):
         text="Other values for some models: a pattern such as `gpt-5*`, and below it any of these keys.",
     )
 
-    @model_validator(mode="before")
+    @field_validator("models", mode="before")
     @classmethod
-    def _has_known_mode(cls, data: Any) -> Any:
-        if isinstance(data, dict) and str(data.get("mode", "")).strip().lower() == "background":
-            raise ValueError("compression.mode background does not exist yet; leave it at blocking")
-        return data
-
-    @model_validator(mode="after")
-    def _has_usable_overrides(self) -> "CompressionSettings":
-        for pattern, values in self.models.items():
-            for key in MODEL_KEYS_NOT:
-                if key in values:
-                    raise ValueError(f"compression.models.{pattern}.{key} cannot be set for one model")
+    def _has_usable_overrides(cls, models: object) -> object:
+        if not isinstance(models, dict) or not all(isinstance(values, dict) for values in models.values()):
+            raise ValueError("must be a block of patterns, each with a block of keys below it")
+        for pattern, values in models.items():
+            for key in values:
+                if key in MODEL_KEYS_NOT:
+                    raise ValueError(f"{pattern}.{key} cannot be set for one model")
+                if key not in cls.model_fields:
+                    raise ValueError(f"{pattern}: there is no key {key}{_nearest(key, cls.model_fields)}")
             try:
-                self._with(values)
+                cls.model_validate(values)
             except ValidationError as error:
-                found = error.errors()[0]
-                key = ".".join(map(str, found["loc"])) or next(iter(values), "")
-                raise ValueError(f"compression.models.{pattern}.{key}: {found['msg']}") from None
-        return self
+                raise ValueError(f"{pattern}.{_first_complaint(error)}") from None
+        return models
 
     def for_model(self, name: str) -> "CompressionSettings":
         """What holds for a model: the overrides of every pattern that it matches, in the order of the file."""
@@ -124,6 +128,23 @@ class CompressionSettings(Section):
 
     def _with(self, values: dict[str, Any]) -> "CompressionSettings":
         return CompressionSettings.model_validate({**self.model_dump(exclude={"models"}), **values})
+
+
+def _nearest(key: object, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(str(key), list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _first_complaint(error: ValidationError) -> str:
+    """One problem in the values for one model, with the range where there is one."""
+    found = error.errors()[0]
+    key = str(found["loc"][0])
+    marks = CompressionSettings.model_fields[key].metadata
+    low = next((mark.ge for mark in marks if hasattr(mark, "ge")), None)
+    high = next((mark.le for mark in marks if hasattr(mark, "le")), None)
+    if low is None or high is None:
+        return f"{key}: {found['msg'].removeprefix('Value error, ')}"
+    return f"{key}: must be between {low:,} and {high:,}"
 
 
 class HygieneSettings(Section):

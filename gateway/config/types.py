@@ -126,8 +126,12 @@ def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(sorted(set(values)))
 
 
+def _listed_or_off(value: object) -> object:
+    return () if _switched_off(value) is None else _listed(value)
+
+
 Fractions: TypeAlias = Annotated[
-    tuple[Annotated[float, AfterValidator(_share)], ...], BeforeValidator(_listed), AfterValidator(_ascending)
+    tuple[Annotated[float, AfterValidator(_share)], ...], BeforeValidator(_listed_or_off), AfterValidator(_ascending)
 ]
 OffOrNumber: TypeAlias = Annotated[float | None, BeforeValidator(_switched_off)]
 

@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 from collections.abc import Callable, Mapping
+from datetime import UTC
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,6 +12,8 @@ import yaml as pyyaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.context.limits import limits_of
+from gateway.assembly import context_settings, make_summary_model, settings_mark
 from gateway.config import (
     CUSTOMARY,
     ConfigRejected,
@@ -19,7 +22,7 @@ from gateway.config import (
     merge_for_reload,
     reload_differences,
 )
-from gateway.config.fields import FIELDS, field_range, variable_name
+from gateway.config.fields import FIELDS, field_range, values_of, variable_name
 from gateway.config.settings import DEFAULT_MODEL, Config
 from hermes_state.errors import ConfigError
 
@@ -518,6 +521,163 @@ def test_access_thresholds_log_level_and_routes_are_taken_over(load: Load) -> No
     plan = reload_differences(load(), load(None, **changed))
     assert plan.needs_restart == ()
     assert {variable_name(tuple(key.split("."))) for key in plan.applied} >= set(changed)
+
+
+# -- compression ---------------------------------------------------------------------------------------------------
+
+FIXED = {
+    "compression.enabled": True,
+    "compression.mode": "blocking",
+    "compression.threshold": 0.50,
+    "compression.target_ratio": 0.20,
+    "compression.tail_mode": "fraction",
+    "compression.protect_last_n": 20,
+    "compression.protect_first_n": 3,
+    "compression.protect_first": "always",
+    "compression.minimum_context_length": 64_000,
+    "compression.maximum_threshold_tokens": None,
+    "compression.summary_model": None,
+    "compression.summary_budget": "proportional",
+    "compression.summary_max_tokens": 12_000,
+    "compression.summary_template": None,
+    "compression.prune_style": "stub",
+    "compression.note_in_system": True,
+    "compression.abort_on_summary_failure": False,
+    "compression.pressure_levels": (),
+    "compression.models": {},
+    "hygiene.threshold": 0.85,
+    "hygiene.hard_message_limit": 5_000,
+    "hygiene.hold_seconds": 10,
+    "auxiliary.mode": "auto",
+    "auxiliary.compression.model": None,
+    "auxiliary.compression.base_url": None,
+    "auxiliary.compression.api_key": None,
+    "auxiliary.compression.context_length": None,
+    "context.engine": "compressor",
+    "notices.pressure": True,
+    "notices.accuracy": True,
+}
+RANGES = {
+    "compression.threshold": (0.001, 1),
+    "compression.target_ratio": (0.10, 0.80),
+    "compression.protect_last_n": (1, 1_000),
+    "hygiene.threshold": (0.85, 0.95),
+    "hygiene.hard_message_limit": (50, 1_000_000),
+    "hygiene.hold_seconds": (0, 120),
+}
+
+
+def test_the_settings_of_compression_have_their_fixed_defaults_and_ranges(load: Load) -> None:
+    blocks = ("compression", "hygiene", "auxiliary", "context", "notices")
+    values = {".".join(key): value for key, value in values_of(load().config) if key[0] in blocks}
+    assert values == FIXED
+    for key, bounds in RANGES.items():
+        assert field_range(FIELDS[tuple(key.split("."))]) == bounds
+
+
+@pytest.mark.parametrize(
+    ("yaml", "complaint"),
+    [
+        ("compression: {threshold: 1.5}", "compression.threshold: must be between 0.001 and 1.0 (is 1.5)"),
+        ("compression: {target_ratio: 0.9}", "compression.target_ratio: must be between 0.1 and 0.8"),
+        ("hygiene: {threshold: 0.5}", "hygiene.threshold: must be between 0.85 and 0.95 (is 0.5)"),
+        ("hygiene: {hold_seconds: 121}", "hygiene.hold_seconds: must be between 0 and 120"),
+        ("compression: {mode: background}", "compression.mode: background does not exist yet; leave it at blocking"),
+        ("compression: {mode: Background}", "compression.mode: background does not exist yet"),
+        ("compression: {prune_style: all}", "compression.prune_style: must be one of stub, placeholder, excerpt"),
+        ("compression: {pressure_levels: [0.5, 65]}", "compression.pressure_levels: must be shares of the window"),
+        (
+            "compression: {models: {'g*': {threshold: 2}}}",
+            "compression.models: g*.threshold: must be between 0.001 and",
+        ),
+        ("compression: {models: {'g*': {treshold: 1}}}", "compression.models: g*: there is no key treshold; did you"),
+        ("compression: {models: {'g*': {enabled: no}}}", "compression.models: g*.enabled cannot be set for one model"),
+        ("compression: {models: {'g*': {prune_style: x}}}", "compression.models: g*.prune_style: "),
+        ("compression: {models: {'g*': 3}}", "compression.models: must be a block of patterns"),
+        ("notices: {accuracy: maybe}", "notices.accuracy: must be true or false"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_file_the_line_the_key_and_the_range(
+    load: Load, home: Path, yaml: str, complaint: str
+) -> None:
+    assert f"{home}/config.yaml line 1: {complaint}" in refusal(load, yaml)
+
+
+def test_a_custom_auxiliary_model_has_to_be_named(load: Load) -> None:
+    assert "auxiliary.mode custom needs auxiliary.compression.model" in refusal(load, "auxiliary: {mode: custom}")
+    assert load("auxiliary: {mode: custom, compression: {model: small}}").config.auxiliary.mode == "custom"
+
+
+@pytest.mark.parametrize("off", ["off", "[]", "false", ""])
+def test_pressure_levels_are_off_or_shares(load: Load, off: str) -> None:
+    assert load(f"compression: {{pressure_levels: {off}}}").config.compression.pressure_levels == ()
+    levels = load(HERMES_COMPRESSION__PRESSURE_LEVELS="0.75, 0.65").config.compression.pressure_levels
+    assert levels == (0.65, 0.75)
+
+
+def test_a_model_takes_the_values_of_every_pattern_it_matches(load: Load) -> None:
+    compression = load(
+        "compression:\n  threshold: 0.4\n  models:\n"
+        "    'gpt-*': {threshold: 0.3, protect_last_n: 5}\n    'GPT-5*': {threshold: 0.2}\n"
+    ).config.compression
+    chosen = [(one.threshold, one.protect_last_n) for one in map(compression.for_model, ("gpt-5", "gpt-4", "other"))]
+    assert chosen == [(0.2, 5), (0.3, 5), (0.4, 20)]
+
+
+SUMMARISERS = {
+    "": "session",
+    "auxiliary: {mode: same-as-main}": "session",
+    "auxiliary: {compression: {model: small}}": "small",
+    "auxiliary: {mode: custom, compression: {model: small}}": "small",
+    "compression: {summary_model: best}\nauxiliary: {mode: custom, compression: {model: small}}": "best",
+    "compression: {summary_model: best, models: {'ses*': {summary_model: own}}}": "own",
+}
+
+
+@pytest.mark.parametrize("yaml", SUMMARISERS)
+async def test_who_writes_summaries_is_the_first_that_is_named(load: Load, yaml: str) -> None:
+    config = load(f"model: {{name: session}}\n{yaml}").config
+    route = make_summary_model(config)
+    assert (route.model.name if route is not None else "session") == SUMMARISERS[yaml]
+    if route is not None:
+        await route.model.close()
+
+
+async def test_a_summary_models_window_bounds_its_input_alone(load: Load) -> None:
+    yaml = "model: {name: m, context_length: 128000}\nauxiliary: {compression: {model: s, context_length: 8192}}"
+    config = load(yaml).config
+    route = make_summary_model(config)
+    assert route is not None
+    assert route.context_length == 8_192
+    limits = context_settings(config, UTC).limits
+    assert limits_of(config.model.context_length, config.model.max_output_tokens, limits).threshold == 64_000
+    await route.model.close()
+
+
+def test_any_setting_of_the_agent_clears_cooldowns_and_no_other(load: Load) -> None:
+    marks = {
+        settings_mark(load(f"model: {{name: m}}\n{yaml}", **variables).config)
+        for yaml, variables in (
+            ("", {}),
+            ("compression: {threshold: 0.4}", {}),
+            ("hygiene: {hold_seconds: 5}", {}),
+            ("auxiliary: {compression: {model: small}}", {}),
+            ("", {"HERMES_MODEL__API_KEY": "one-key-of-many"}),
+            ("", {"HERMES_MODEL__API_KEY": "another-key"}),
+        )
+    }
+    assert len(marks) == 6
+    assert settings_mark(load("model: {name: m}\nlogging: {level: debug}").config) in marks
+
+
+def test_thresholds_are_taken_over_by_a_reload(load: Load) -> None:
+    new = load(
+        "compression: {threshold: 0.3, protect_last_n: 5}\nhygiene: {threshold: 0.9}\n"
+        "auxiliary: {compression: {model: small}}\nnotices: {pressure: false}"
+    )
+    plan = reload_differences(load(""), new)
+    assert plan.needs_restart == ()
+    assert len(plan.applied) == 5
 
 
 def test_secrets_are_known_for_redaction_and_masked_when_printed(load: Load) -> None:
