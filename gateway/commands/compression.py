@@ -10,7 +10,7 @@ from agent.context.compressor import Preview
 from agent.context.events import Scene
 from agent.context.feedback import summarize_manual_compression
 from agent.context.keeper import ContextKeeper
-from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded
+from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why
 from agent.context.undo import Undoing
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
 from gateway.config.context import NoticeSettings
@@ -45,7 +45,8 @@ async def compress(invocation: Invocation) -> Effect:
         raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
     config = invocation.desk.live.config
     focus = None if here is not None else _focus(argument, Redactor(secrets_of(config)))
-    if isinstance(await context.preview(scene, keep_turns=keep_turns), Preview):
+    preview = await context.preview(scene, keep_turns=keep_turns)
+    if isinstance(preview, Preview) or preview.why is Why.NO_PREVIEW:
         await invocation.acknowledge(WORKING)
     drafted = await context.draft_by_hand(scene, focus=focus, keep_turns=keep_turns)
     return Effect(apply=partial(_settle, context, config.notices, scene, drafted))
