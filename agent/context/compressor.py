@@ -191,6 +191,8 @@ class Compressor:
         after = _tokens_after(job, plan, framed(record.stored()), estimator)
         if after >= job.tokens_before:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
+            if written.call is not None:
+                await record_failure(written.call)  # no split will carry it, and it was paid for
             return _not_needed(Why.NOT_SMALLER, job), state.struck(job.tokens_before)
         return Draft(
             context=child_context(job.view.transcript, plan.cut, record),

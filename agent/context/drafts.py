@@ -125,14 +125,23 @@ class Drafts:
     async def drop(self, lineage_id: LineageId) -> None:
         """Give up the kept draft."""
         task = self._pending.pop(lineage_id, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait({task})
+        if task.cancelled() or task.exception() is not None:
+            return
+        result = task.result().result
+        for call in result.calls if isinstance(result, Draft) else ():  # it was ready, and was paid for
+            await self._store.write(ledger.record, None, lineage_id, call, self._clock.now())
 
     async def close(self) -> None:
         """Give up all that are kept."""
-        for lineage_id in list(self._pending):
-            await self.drop(lineage_id)
+        tasks, self._pending = list(self._pending.values()), {}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     # ---- the split
 

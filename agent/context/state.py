@@ -82,8 +82,12 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return changed
 
     def compressed(self, tokens_before: int) -> "ContextState":
-        """A compression is about to be committed. A route that failed meanwhile goes on cooling down."""
-        return msgspec.structs.replace(self, awaited=Awaited(tokens_before=tokens_before), held_at=0, pressure_level=0)
+        """A compression is about to be committed. A route that failed meanwhile goes on cooling down.
+
+        Passes that follow one another without a report between them are judged as one.
+        """
+        awaited = self.awaited or Awaited(tokens_before=tokens_before)
+        return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 
     def undone(self, tokens: int) -> "ContextState":
         """After `/compress undo`: what was taken back must not be compressed again at once."""
