@@ -12,6 +12,7 @@ from agent.context.keeper import ContextSettings
 from agent.context.state import ContextState, state_of
 from agent.context.summary import HEADINGS
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.prompt import DEFAULT_PERSONA
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from agent.turn import Agent, Answer, scene_of
 from gateway.config.context import NoticeSettings
@@ -92,16 +93,19 @@ def agent_of(
     context_length: int = CONTEXT,
     routes: Sequence[SummaryRoute] | None = None,
     listeners: Sequence[Listener] = (),
+    tools: Sequence[Tool] = (),
+    persona: str = DEFAULT_PERSONA,
 ) -> Agent:
     """An agent on a small window, whose chats are told what the gateway's are told. It has one long-winded tool."""
     return Agent(
         store=chat.store,
         model=model,
-        tools=ToolRegistry([DUMP]),
+        tools=ToolRegistry([DUMP, *tools]),
         settings=settings(
             context_length=Tokens(context_length),
             max_output_tokens=Tokens(context_length // 4),
             context=context or ContextSettings(),
+            persona=persona,
         ),
         clock=chat.clock,
         summary_routes=routes,
@@ -133,12 +137,12 @@ def clock_of(chat: Chat) -> SetClock:
     return chat.clock
 
 
-async def fill(chat: Chat, agent: Agent, tokens: int) -> Scene:
+async def fill(chat: Chat, agent: Agent, tokens: int, *, words: str = WORDS) -> Scene:
     """Let people and the assistant talk, without a model, until the next prompt takes about so many tokens."""
     number = 0
     while True:
-        turn = await chat.start(f"Question {number}: TICKET-{number} {WORDS}")
-        await chat.finish(turn, Answer(text=f"Answer {number}. {WORDS}", call=UNPAID, reported_prompt_tokens=None))
+        turn = await chat.start(f"Question {number}: TICKET-{number} {words}")
+        await chat.finish(turn, Answer(text=f"Answer {number}. {words}", call=UNPAID, reported_prompt_tokens=None))
         number += 1
         scene = scene_of(turn)
         standing = await agent.context.standing(scene)

@@ -1,0 +1,382 @@
+"""When conversations are compressed by themselves, what holds that back, and what is remembered across restarts."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from sqlite3 import Connection
+from typing import Any
+
+import pytest
+
+from agent.context.keeper import ContextSettings
+from agent.context.outcomes import Compressed, NotNeeded, Why
+from agent.context.state import ContextState, stored_form
+from agent.context.summary import HEADINGS
+from agent.model.chat_completions import ChatCompletionsModel
+from agent.tools.registry import Tool, ToolContext
+from agent.turn import MOST_OVERFLOWS, Agent, Answer, scene_of
+from hermes_state import sessions
+from hermes_state.errors import ContextOverflow, ModelError
+from hermes_state.journal import RunningTurn
+from hermes_state.values import Effect, LineageId, Role
+from tests.agent.conftest import Chat, Sink
+from tests.agent.contexts import (
+    UNPAID,
+    WORDS,
+    agent_of,
+    asked_for_summaries,
+    chat_at,
+    dialled,
+    fill,
+    fill_and_ask,
+    look,
+    summary_of,
+)
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+OFF = ContextSettings(is_enabled=False)
+MUCH = "the harbour master counted every boat twice and wrote it down with great care " * 30
+"""About six hundred tokens."""
+
+
+@pytest.fixture
+async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    async with dialled(server, "lab-8k") as model:
+        yield model
+
+
+@pytest.fixture
+async def medium(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    async with dialled(server, "lab-32k") as model:
+        yield model
+
+
+async def answer(chat: Chat, agent: Agent, turn: RunningTurn) -> None:
+    await chat.finish(turn, await agent.run(turn, Sink()))
+
+
+async def say(chat: Chat, agent: Agent, text: str) -> RunningTurn:
+    turn = await chat.start(text)
+    await answer(chat, agent, turn)
+    return turn
+
+
+async def compress(chat: Chat, agent: Agent, turn: RunningTurn, *, keep_turns: int | None = None) -> Any:
+    scene = scene_of(turn)
+    drafted = await agent.context.draft_by_hand(scene, keep_turns=keep_turns)
+    return await chat.store.write(agent.context.settle, scene, drafted, chat.clock.now())
+
+
+def verdicts(db: Connection) -> list[str | None]:
+    return [row[0] for row in db.execute("SELECT verdict FROM compressions ORDER BY id")]
+
+
+def answers(llm: LLM) -> list[dict[str, Any]]:
+    """The requests of turns."""
+    return [row for row in llm.requests.rows if row["body"].get("tools")]
+
+
+# ---- passes that do not help
+
+
+async def test_two_passes_that_hardly_helped_block_until_the_conversation_has_grown(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    """A system prompt of thirteen thousand tokens: whatever is compressed, the prompt stays above the threshold."""
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+
+    def start() -> Agent:
+        return agent_of(chat, medium, context_length=32_768, persona=MUCH * 22)
+
+    agent = start()
+    scene = await fill(chat, agent, 18_500, words=MUCH)
+    found = await look(chat, scene.lineage_id)
+    while not found.state.is_blocked:
+        await say(chat, agent, f"and this? {MUCH}")
+        found = await look(chat, scene.lineage_id)
+        assert found.said < 80, "it is blocked at some time"
+        agent = start()  # strikes outlive the process
+    assert [one for one in await chat.store.read(verdicts) if one] == ["ineffective", "ineffective"]
+    depth, blocked_at, asked = found.depth, found.state.blocked_at, asked_for_summaries(llm)
+    [notice] = [text for text in found.told if "hardly shortens" in text]
+    assert "/new" in notice
+    assert "/compress <topic>" in notice
+    while True:
+        agent = start()
+        await say(chat, agent, f"and that? {MUCH}")
+        if asked_for_summaries(llm) > asked:
+            break
+        prompt = answers(llm)[-1]["prompt_tokens"]
+        assert prompt < blocked_at * 1.15, "growth arms it again"
+    found = await look(chat, scene.lineage_id)
+    assert found.depth > depth
+    assert answers(llm)[-2]["prompt_tokens"] > blocked_at * 1.03
+
+
+async def test_a_pass_that_helped_is_judged_by_the_next_reported_prompt(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 4_200)
+    assert (await look(chat, turn.lineage_id)).state.awaited is None
+    await answer(chat, agent, turn)
+    assert await chat.store.read(verdicts) == ["effective"]
+    assert (await look(chat, turn.lineage_id)).state.awaited is None
+
+
+async def test_passes_without_a_report_between_them_are_judged_as_one() -> None:
+    state = ContextState().compressed(20_000).compressed(15_000)
+    judged = state.judged(14_400, 16_000)
+    assert (judged.strikes, judged.awaited) == (0, None)
+
+
+async def test_a_summary_longer_than_what_it_stands_for_is_refused_and_paid_for(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    long = "\n\n".join(f"## {title}\n" + f"{title} has much to say here. {WORDS * 2}" for title in HEADINGS)
+    llm.add_scripts([{"summary": True, "times": -1, "text": long}])
+    agent = agent_of(chat, medium, context_length=32_768)
+    turn = await fill_and_ask(chat, agent, 2_300)
+    rows = len((await look(chat, turn.lineage_id)).view)
+    outcome = await compress(chat, agent, turn, keep_turns=rows // 2 - 7)
+    assert isinstance(outcome, NotNeeded)
+    assert outcome.why is Why.NOT_SMALLER
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("manual", "not_needed", "not_smaller")]
+    assert found.summary_calls == ["ok"]
+    assert found.state.strikes == 1
+    assert len(found.view) == rows
+
+
+# ---- what is learned
+
+
+async def test_a_window_that_the_provider_states_is_known_after_a_restart(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """Eight thousand tokens where thirty-two were configured."""
+    agent = agent_of(chat, small, context_length=32_768)
+    turn = await fill_and_ask(chat, agent, 9_000)
+    await answer(chat, agent, turn)
+    assert agent.context.limits.context_length == 8_192
+    assert (await look(chat, turn.lineage_id)).compressions[0][0] == "overflow"
+    refused = [row for row in llm.requests.rows if row["outcome"] == "context_overflow"]
+    again = agent_of(chat, small, context_length=32_768)
+    await say(chat, again, "and now?")
+    assert again.context.limits.context_length == 8_192
+    assert [row for row in llm.requests.rows if row["outcome"] == "context_overflow"] == refused
+
+
+async def test_a_window_that_was_only_guessed_is_forgotten_by_a_restart(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 3_000)
+    await answer(chat, agent, turn)
+    assert agent.context.limits.context_length < 8_192
+    again = agent_of(chat, small)
+    await say(chat, again, "and now?")
+    assert again.context.limits.context_length == 8_192
+
+
+async def test_how_a_model_counts_is_known_after_a_restart(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
+    llm.config["bytes_per_token"] = 2.8
+    agent = agent_of(chat, medium, context_length=32_768)
+    cold = (await agent.context.standing(await fill(chat, agent, 3_000))).fixed
+    for _ in range(4):
+        await say(chat, agent, WORDS)
+    restarted, other = agent_of(chat, medium, context_length=32_768), chat_at(chat, "other")
+    scene = await fill(other, restarted, 4_000)
+    expected = (await restarted.context.standing(scene)).prompt
+    await say(other, restarted, "?")
+    reported = answers(llm)[-1]["prompt_tokens"]
+    assert abs(expected - reported) < 0.06 * reported
+    assert (await restarted.context.standing(scene)).fixed > cold * 1.2, "there was something to learn"
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize("share", [50, 91])
+async def test_a_vague_refusal_with_room_left_is_no_overflow(
+    share: int, chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"has_tools": True, "error": {"status": 400, "body": {"error": {"message": "Error"}}}}])
+    agent = agent_of(chat, small, context=ContextSettings(hold_seconds=0))
+    turn = await fill_and_ask(chat, agent, 1_500)
+    scene = scene_of(turn)
+    filler = "x, y; " * 400
+    while (await agent.context.standing(scene)).prompt < 6_144 * share // 100 - 450:
+        await chat.finish(turn, Answer(text="Yes.", call=UNPAID, reported_prompt_tokens=None))
+        turn = await chat.start(filler[:1_000])
+    await hold_back(chat, turn.lineage_id)
+    with pytest.raises(ModelError) as raised:
+        await agent.run(turn, Sink())
+    assert not isinstance(raised.value, ContextOverflow)
+    assert (await look(chat, turn.lineage_id)).compressions == []
+    assert agent.context.limits.context_length == 8_192
+
+
+async def hold_back(chat: Chat, lineage_id: LineageId) -> None:
+    """Block the automatic layers."""
+    session = await chat.store.read(sessions.load_tip, lineage_id)
+    blocked = stored_form(ContextState(strikes=2, blocked_at=20_000))
+    await chat.store.write(sessions.set_context_state, session.id, blocked)
+
+
+async def test_a_vague_refusal_near_the_end_of_the_window_is_an_overflow(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"has_tools": True, "error": {"status": 400, "body": {"error": {"message": "Error"}}}}])
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 5_700)
+    await hold_back(chat, turn.lineage_id)
+    await answer(chat, agent, turn)
+    assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["overflow"]
+
+
+async def test_a_provider_that_refuses_everything_is_asked_so_often_and_no_more(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"has_tools": True, "times": -1, "error": {"kind": "413"}}])
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 4_000)
+    with pytest.raises(ContextOverflow):
+        await agent.run(turn, Sink())
+    assert 1 < len(answers(llm)) <= MOST_OVERFLOWS + 1
+    found = await look(chat, turn.lineage_id)
+    assert found.depth == len([one for one in found.compressions if one[1] == "compressed"]) <= MOST_OVERFLOWS
+
+
+async def test_refusals_are_counted_by_the_turn_whatever_comes_between_them(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """Refused, then a tool call, and so on: a turn that could go on for ever."""
+    refusal = {"has_tools": True, "error": {"kind": "413"}}
+    call = {"has_tools": True, "tool_calls": [{"name": "dump", "arguments": {}}]}
+    for _ in range(MOST_OVERFLOWS + 3):
+        llm.add_scripts([dict(refusal), dict(call)])
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 4_000)
+    with pytest.raises(ContextOverflow):
+        await agent.run(turn, Sink())
+    assert sum(row["outcome"] == "scripted 413" for row in llm.requests.rows) <= MOST_OVERFLOWS + 1
+
+
+async def test_a_refused_output_limit_lowers_that_call_and_touches_no_window(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.models["lab-8k"] = {"context": 8_192, "max_output": 1_000}
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 3_000)
+    await answer(chat, agent, turn)
+    await say(chat, agent, "and now?")
+    assert [row["max_tokens"] for row in answers(llm)] == [2_048, 1_000, 2_048, 1_000]
+    assert (await look(chat, turn.lineage_id)).compressions == []
+    assert agent.context.limits.context_length == 8_192
+
+
+@pytest.mark.parametrize("style", ["vllm", "openrouter", "openai-combined"])
+async def test_a_prompt_that_fits_without_so_long_an_answer_gets_a_shorter_one(
+    style: str, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    """Prompt and answer are too long together, in the words of an overflow: that is the answer's fault."""
+    async with dialled(server, f"lab-8k@{style}") as model:
+        agent = agent_of(chat, model, context=OFF)
+        turn = await fill_and_ask(chat, agent, 6_600)
+        await answer(chat, agent, turn)
+        asked = [row["max_tokens"] for row in answers(llm)]
+        assert len(asked) == 2
+        assert asked[0] == 2_048 > asked[1] >= 256
+        assert (await look(chat, turn.lineage_id)).compressions == []
+        assert agent.context.limits.context_length == 8_192
+
+
+# ---- hygiene's hold
+
+
+async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_the_next_step(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    async def wait(arguments: dict[str, Any], context: ToolContext) -> str:
+        llm.resumed.set()
+        await llm.requests.query({"wait": 10}, lambda row: bool(row.get("summary")) and row["outcome"] == "ok")
+        await asyncio.sleep(0.1)  # until its reader, beside us, has made a draft of it
+        return "waited"
+
+    tool = Tool(name="wait", description="Waits.", parameters={"type": "object"}, effect=Effect.READ_ONLY, run=wait)
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
+    context = ContextSettings(hard_message_limit=8, hold_seconds=0.05)
+    agent = agent_of(chat, small, context=context, tools=[tool])
+    turn = await fill_and_ask(chat, agent, 4_300, "[[tool:wait]]")
+    await agent.context.tidy(scene_of(turn))
+    assert (await look(chat, turn.lineage_id)).compressions == []
+    result = await agent.run(turn, Sink())
+    assert "waited" in result.text
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("hygiene", "compressed", "model")]
+    assert asked_for_summaries(llm) == 1, "preflight left it to the one that was on its way"
+    assert [row.role for row in found.view[-3:]] == [Role.USER, Role.ASSISTANT, Role.TOOL]
+    assert found.view[-3].text == "[[tool:wait]]"
+    first, second = answers(llm)
+    assert len(second["body"]["messages"]) < len(first["body"]["messages"])
+    await agent.close()
+
+
+async def test_hygiene_without_room_waits_so_long_and_then_shortens_by_rule(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "hang": 30}])
+    own = chat_at(chat, 1)
+    agent = agent_of(own, small, context=ContextSettings(hold_seconds=0.3))
+    turn = await fill_and_ask(own, agent, 5_700)
+    began = time.monotonic()
+    await agent.context.tidy(scene_of(turn))
+    assert 0.3 <= time.monotonic() - began < 5
+    found = await look(own, turn.lineage_id)
+    assert found.compressions == [("hygiene", "compressed", "deterministic")]
+    assert "took too long" in found.told[0]
+    await answer(own, agent, turn)
+    asked = asked_for_summaries(llm)
+    turn = await fill_and_ask(own, agent, 5_700)
+    await agent.context.tidy(scene_of(turn))
+    assert asked_for_summaries(llm) == asked, "who was silent is not waited for again so soon"
+    assert (await look(own, turn.lineage_id)).kinds == ["deterministic", "deterministic"]
+    await agent.close()
+
+
+async def test_a_summary_of_hygiene_that_nobody_needs_any_more_is_paid_for_all_the_same(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "delay": 0.2}])
+    agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=8, hold_seconds=0.01))
+    turn = await fill_and_ask(chat, agent, 4_300)
+    await agent.context.tidy(scene_of(turn))
+    await asyncio.sleep(0.5)  # it is ready now, and no step has taken it in
+    assert isinstance(await compress(chat, agent, turn), Compressed)
+    found = await look(chat, turn.lineage_id)
+    assert found.summary_calls == ["ok", "ok"]
+    assert found.compressions == [("manual", "compressed", "model")]
+
+
+# ---- switched off
+
+
+async def test_switched_off_nothing_compresses_but_the_command(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = agent_of(chat, small, context=OFF)
+    turn = await fill_and_ask(chat, agent, 5_700, "[[tool:dump]]")
+    await agent.context.tidy(scene_of(turn))
+    await answer(chat, agent, turn)
+    llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
+    turn = await chat.start("and now?")
+    with pytest.raises(ContextOverflow):
+        await agent.run(turn, Sink())
+    assert (await look(chat, turn.lineage_id)).compressions == []
+    assert asked_for_summaries(llm) == 0
+    assert isinstance(await compress(chat, agent, turn), Compressed)
+    await answer(chat, agent, turn)
