@@ -1,0 +1,122 @@
+"""Whole turns with an engine of others: real store, real SDK, a fake model server that judges every list."""
+
+from collections.abc import Callable
+from typing import Any
+
+from agent.context.engine import ContextEngine
+from agent.context.events import Scene
+from agent.context.foreign import ForeignEngine, ModelFacts
+from agent.context.outcomes import Aborted, Compressed
+from agent.context.port import Engine
+from agent.model.base import ToolSchema
+from agent.model.chat_completions import ChatCompletionsModel
+from agent.tools.recall import recall_tools
+from agent.tools.registry import ToolRegistry
+from agent.turn import Agent, scene_of
+from hermes_state import sessions
+from hermes_state.redaction import redact
+from hermes_state.transcripts import load_said, load_view
+from hermes_state.values import Origin, Role, Tokens
+from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.engines import KeepNewest
+from tests.agent.test_context import FILLER, Listening
+from tests.fakes.fake_llm import LLM
+from tests.fakes.llm_legality import untidy
+
+WINDOW = 8_192
+
+
+def agent_with(
+    make: Callable[[], ContextEngine], chat: Chat, model: ChatCompletionsModel, listening: Listening
+) -> Agent:
+    def make_engine(built_in: Engine) -> Engine:
+        facts = ModelFacts(name=model.name, context_length=Tokens(WINDOW))
+        schemas = [ToolSchema(**schema) for schema in make().get_tool_schemas()]
+        return ForeignEngine(
+            "theirs", make, model=facts, fallback=built_in, redact=redact, clock=chat.clock, schemas=schemas
+        )
+
+    return Agent(
+        store=chat.store,
+        model=model,
+        tools=ToolRegistry(recall_tools()),
+        settings=settings(context_length=Tokens(WINDOW), max_output_tokens=Tokens(WINDOW // 4)),
+        clock=chat.clock,
+        listeners=[listening],
+        make_engine=make_engine,
+    )
+
+
+async def converse(chat: Chat, agent: Agent, texts: list[str]) -> Scene:
+    for text in texts:
+        turn = await chat.start(text)
+        await chat.finish(turn, await agent.run(turn, Sink()))
+    return scene_of(turn)
+
+
+def texts(count: int) -> list[str]:
+    return [f"Message {number}: {FILLER}" for number in range(count)]
+
+
+async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> None:
+    made: list[KeepNewest] = []
+
+    def make() -> KeepNewest:
+        engine = KeepNewest()
+        engine.threshold_percent = 0.5
+        made.append(engine)
+        return engine
+
+    listening = Listening()
+    agent = agent_with(make, chat, model, listening)
+    scene = await converse(chat, agent, texts(60))
+    assert len(listening.compressions) >= 2
+    assert {event.model for event in listening.compressions} == {"theirs"}
+    [engine] = [one for one in made if one.heard]
+    children = [("start", event.child.key, "compression", event.parent.key) for event in listening.compressions]
+    assert [news for news in engine.heard if news[0] == "start"][1:] == children
+    assert sum(news[0] == "usage" for news in engine.heard) == 60
+    assert not any(news[0] == "end" for news in engine.heard)
+    said = await chat.store.read(load_said, scene.lineage_id, 10_000)
+    assert [row.text for row in said if row.role is Role.USER] == texts(60)
+    view = await chat.store.read(load_view, scene.lineage_id)
+    assert sum(row.origin is Origin.SUMMARY for row in view.transcript) == 1
+    assert all(not untidy(row["violations"]) for row in llm.requests.rows)
+    await agent.context.ended(view, was_reset=True)
+    assert [news[0] for news in engine.heard[-2:]] == ["end", "reset"]
+    await agent.close()
+
+
+async def test_a_broken_plugin_ends_no_chat(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> None:
+    class Broken(KeepNewest):
+        def compress(self, *args: Any, **kwargs: Any) -> list[Any]:
+            raise RuntimeError("out of order")
+
+        def should_compress(self, prompt_tokens: int | None = None) -> bool:
+            return True
+
+    listening = Listening()
+    agent = agent_with(Broken, chat, model, listening)
+    await converse(chat, agent, texts(60))
+    assert any(isinstance(event, Aborted) and event.kind == "engine" for event in listening.events)
+    compressed = [event for event in listening.events if isinstance(event, Compressed)]
+    assert compressed, "where there is no room the built-in engine takes over"
+    assert all(not untidy(row["violations"]) for row in llm.requests.rows)
+    await agent.close()
+
+
+async def test_the_model_can_use_a_plugins_tool_and_the_plugin_gets_the_compression_it_asks_for(
+    chat: Chat, model: ChatCompletionsModel, llm: LLM
+) -> None:
+    listening = Listening()
+    agent = agent_with(KeepNewest, chat, model, listening)
+    await converse(chat, agent, texts(5))
+    assert listening.compressions == []
+    call = {"name": "look_back", "arguments": {"word": "foxes"}}
+    llm.scripts.append({"times": 1, "reply": {"text": "", "tool_calls": [call]}})
+    scene = await converse(chat, agent, ["What did we say of foxes?"])
+    [event] = listening.compressions
+    assert (event.layer, event.focus) == ("in_loop", "foxes")
+    tip = await chat.store.read(sessions.load_tip, scene.lineage_id)
+    assert tip.id == event.child.id
+    await agent.close()
