@@ -40,8 +40,6 @@ _SHAPES = tuple(
         ("whsec_", r"\bwhsec_[A-Za-z0-9]{16,}"),
         ("dop_v1_", r"\bdop_v1_[a-f0-9]{32,}"),
         ("AGE-SECRET-KEY-1", r"\bAGE-SECRET-KEY-1[A-Z0-9]{20,}"),
-        # Discord: whoever has it answers an interaction as the bot
-        ("/webhooks/", r"(?<=/webhooks/)[0-9]{15,20}/[A-Za-z0-9_-]{40,}"),
     )
 )
 _UNMARKED_SHAPES = (  # by what is in the middle of them, since they begin with nothing of their own
@@ -50,17 +48,23 @@ _UNMARKED_SHAPES = (  # by what is in the middle of them, since they begin with 
         re.compile(r"\.[A-Za-z0-9_-]{6,7}\.[A-Za-z0-9_-]{27}"),
         re.compile(r"[A-Za-z0-9_-]{23,28}\.[A-Za-z0-9_-]{6,7}\.[A-Za-z0-9_-]{27,}"),  # Discord bot
     ),
+    # Discord: whoever has it answers an interaction as the bot
+    (re.compile(r"/webhooks/[0-9]{15}"), re.compile(r"(?<=/webhooks/)[0-9]{15,20}/[A-Za-z0-9_-]{40,}")),
 )
-_RUN = re.compile(r"[A-Za-z0-9_.:-]{15}")
-"""What every shape holds."""
+_RUNS = re.compile(r"[A-Za-z0-9_.-]{15,}")
+"""What keys stand in, from their beginning on; most of what people write is in none."""
 _PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
 _URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@\"'<>]*):([^\s/@\"'<>]+)(?=@)")
 _AUTHORIZATION = re.compile(r"\b(Bearer|Basic|Bot|Token)(\s+)([A-Za-z0-9+/_.~=-]{16,})", re.IGNORECASE)
 _SECRET_NAME = (
     r"(?:api[_-]?key|access[_-]?key|private[_-]?key|client[_-]?secret|secret|token|passwd|password|passphrase|pwd)"
 )
-_ASSIGNED = re.compile(rf"""{_SECRET_NAME}["']?\s{{0,3}}(?:=>|[:=])""")
-"""In lower case: what every `_NAMED` holds, and few texts."""
+# What those two hold, in lower case. A search for a word is quick, a search for one of several words is not.
+_NAMES = tuple(
+    (ending, re.compile(rf"""{ending}["']?\s{{0,3}}(?:=>|[:=])"""))
+    for ending in ("key", "secret", "token", "passwd", "password", "passphrase", "pwd")
+)
+_SCHEMES = tuple((word, re.compile(rf"{word}\s+[a-z0-9+/_.~=-]{{16}}")) for word in ("bearer", "basic", "bot", "token"))
 _NAMED = re.compile(
     rf"""((?<![A-Za-z0-9])[A-Za-z0-9_.-]{{0,40}}{_SECRET_NAME}["']?\s{{0,3}}(?:=>|[:=])\s{{0,3}})"""
     r"""(?:(["'])([^"'\r\n]{6,})\2|([^\s"'&,;<>()\[\]{}]{6,}))""",
@@ -76,24 +80,28 @@ def redact(text: str) -> str:
     """`text` without anything that looks like a secret; see `Redactor` for one that also knows the configured ones."""
     if "-----BEGIN" in text:
         text = _PEM.sub(MARK, text)
-    if _RUN.search(text) is not None:
-        text = _without_shapes(text)
+    text = _without_shapes(text)
     if "://" in text and "@" in text:
         text = _URL_PASSWORD.sub(rf"\1:{MARK}", text)
     lower = text.lower()
-    if any(word in lower for word in ("bearer", "basic", "bot", "token")):
+    if _holds(_SCHEMES, lower):
         text = _AUTHORIZATION.sub(rf"\1\2{MARK}", text)
-    if _ASSIGNED.search(lower) is not None:
+    if _holds(_NAMES, lower):
         text = _NAMED.sub(_replace_named, text)
     return text
+
+
+def _holds(words: Iterable[tuple[str, re.Pattern[str]]], text: str) -> bool:
+    return any(word in text and pattern.search(text) is not None for word, pattern in words)
 
 
 def _without_shapes(text: str) -> str:
     for hint, shape in _UNMARKED_SHAPES:
         if hint.search(text) is not None:
             text = shape.sub(MARK, text)
-    for beginnings, shape in _SHAPES:
-        if any(beginning in text for beginning in beginnings):
+    runs = " ".join(_RUNS.findall(text))
+    for beginnings, shape in _SHAPES if runs else ():
+        if any(beginning in runs for beginning in beginnings):
             text = shape.sub(MARK, text)
     return text
 
