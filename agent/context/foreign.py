@@ -375,18 +375,18 @@ class ForeignEngine:
         await self._call(seat, seat.engine.on_session_start, seat.session.key, reason=reason, parent=parent)
 
     def _let_go(self) -> None:
+        """Forget who rested longest; nobody who is in the middle of something."""
         for lineage_id in list(self._seats):
             if len(self._seats) <= KEPT_ENGINES:
-                return
+                break
             if not self._lock(lineage_id).locked():
-                self._forget(lineage_id)
-
-    def _forget(self, lineage_id: LineageId) -> None:
-        self._seats.pop(lineage_id, None)
-        self._cut_off.pop(lineage_id, None)
-        lock = self._locks.get(lineage_id)
-        if lock is not None and not lock.locked():
-            del self._locks[lineage_id]
+                del self._seats[lineage_id]
+        for lineage_id, lock in list(self._locks.items()):
+            if len(self._locks) <= 2 * KEPT_ENGINES:
+                break
+            if lineage_id not in self._seats and not lock.locked():
+                del self._locks[lineage_id]
+                self._cut_off.pop(lineage_id, None)
 
     # ---- news
 

@@ -269,7 +269,9 @@ class _Reading:
     # ---- the result
 
     def mapped(self, clean: Callable[[str], str]) -> Mapped | None:
-        gone = [row for row in self.handed.transcript if row.id not in self.kept_ids and self._was_seen(row)]
+        # Rows that have no form on the wire (a result that answers nothing) are no loss, and no gain.
+        seen = {row.id for sources in self.handed.sources for row in sources}
+        gone = [row for row in self.handed.transcript if row.id in seen and row.id not in self.kept_ids]
         removed = [row for row in gone if row.origin is not Origin.SUMMARY]
         if not removed and not self.shortened and not self.has_own_words and len(gone) == len(self.handoffs):
             return None
@@ -289,10 +291,6 @@ class _Reading:
             added=tuple(added),
             summarised=len(removed),
         )
-
-    def _was_seen(self, row: Message) -> bool:
-        """Rows that have no form on the wire (a result that answers nothing) are no loss, and no gain."""
-        return any(row is source for sources in self.handed.sources for source in sources)
 
     def _handoff(
         self, removed: Sequence[Message], gone: Sequence[Message], clean: Callable[[str], str]

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Draft
-from agent.context.engine import ContextEngine
+from agent.context.engine import ContextCompressor, ContextEngine
 from agent.context.estimate import Estimator
-from agent.context.foreign import ForeignEngine, ModelFacts
+from agent.context.foreign import KEPT_ENGINES, ForeignEngine, ModelFacts
 from agent.context.limits import LimitSettings, limits_of
 from agent.context.news import Continued, Ended, Replied, Wish
 from agent.context.outcomes import Aborted, NotNeeded, Why
 from agent.context.port import Engine
 from agent.context.state import ContextState
+from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.retry import RetryPolicy
 from agent.tools.registry import ToolContext, ToolRegistry
@@ -142,6 +143,35 @@ async def test_an_engine_for_lists_compresses_rows() -> None:
     assert state == ContextState()
     assert result.state.awaited is not None
     assert ("compress", 33, 5_000, "foxes") in heard.heard
+
+
+async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too() -> None:
+    result, _ = await drafted(foreign(lambda: ContextCompressor(context_length=8_192)), job())
+    assert isinstance(result, Draft)
+    [handoff] = [item for item in result.context if isinstance(item, NewMessage)]
+    assert handoff.text is not None
+    assert handoff.text.startswith("No summary could be made")
+    assert SUMMARY_PREFIX not in handoff.text
+    kept = [item for item in result.context if not isinstance(item, NewMessage)]
+    assert kept == sorted(kept)
+    newest = max(place for place, row in enumerate(ROWS) if row.origin is Origin.HUMAN)
+    assert set(kept) >= {row.id for row in ROWS[newest:]}
+
+
+async def test_engines_that_rest_longest_are_let_go_and_taken_up_again() -> None:
+    made: list[KeepNewest] = []
+
+    def make() -> KeepNewest:
+        made.append(KeepNewest())
+        return made[-1]
+
+    engine = foreign(make)
+    for number in range(KEPT_ENGINES + 2):
+        at = session(number + 1, lineage_id=LineageId(number + 1), reported_prompt_tokens=1)
+        await engine.told(Replied(session=at, usage=CanonicalUsage(input=1)))
+    await engine.told(Replied(session=session(reported_prompt_tokens=1), usage=CanonicalUsage(input=2)))
+    assert len(made) == KEPT_ENGINES + 3
+    assert made[-1].heard == [("start", "s1", "resumed", None), ("usage", 2)]
 
 
 async def test_an_async_engine_is_awaited() -> None:
