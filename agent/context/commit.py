@@ -1,13 +1,13 @@
 """The transactions of compression: a split with everything that becomes true with it, or the trace of an attempt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sqlite3 import Connection
 
 from agent.context.compressor import CompressionJob, Draft
 from agent.context.events import Blocked, ContextEvent, HardLimit, Listener, Scene
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded, Why
-from agent.context.state import ContextState, stored_form
+from agent.context.state import ContextState, state_of, stored_form
 from hermes_state import ledger, sessions
 from hermes_state.errors import LineageMoved
 from hermes_state.lineage import Attempt, SplitPlan, count_compressions, note_verdict, record_attempt, split
@@ -34,6 +34,21 @@ class Drafted:
         if self.state.is_blocked and not self.before.is_blocked:
             events.append(Blocked(tokens=self.job.tokens_before, threshold=self.job.limits.threshold))
         return events
+
+
+def rebased(db: Connection, drafted: Drafted) -> Drafted:
+    """What was drafted, on top of what is remembered of the conversation now.
+
+    A turn may have gone on for a while beside a summary: what was noted meanwhile must not be forgotten.
+    """
+    job, before, result = drafted.job, drafted.before, drafted.result
+    current = state_of(sessions.load_session(db, job.view.session.id).context_state)
+    if current == before:
+        return drafted
+    if isinstance(result, Draft):
+        state = current.rebased(before, result.state).compressed(job.tokens_before)
+        result = replace(result, state=state)
+    return replace(drafted, before=current, state=current.rebased(before, drafted.state), result=result)
 
 
 def settle(

@@ -11,7 +11,7 @@ from typing import assert_never
 
 import structlog
 
-from agent.context.commit import Drafted, settle
+from agent.context.commit import Drafted, rebased, settle
 from agent.context.compressor import CompressionJob, Draft, SummaryRoute, cooldown_key
 from agent.context.events import BeforeSplit, Listener, Scene
 from agent.context.news import Continued
@@ -95,6 +95,7 @@ class Drafts:
 
     def settle(self, db: Connection, scene: Scene, drafted: Drafted, now: Millis) -> CompressionOutcome:
         """Commit what was drafted, inside the caller's transaction."""
+        drafted = rebased(db, drafted)
         plan = self._plan(scene, drafted, drafted.result) if isinstance(drafted.result, Draft) else None
         return settle(db, scene, drafted, plan, self._listeners, now)
 

@@ -51,6 +51,11 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     pressure_level: int = 0
     """The highest line, in tokens, that people were told the prompt has crossed."""
 
+    def rebased(self, before: "ContextState", after: "ContextState") -> "ContextState":
+        """This state with what was changed from `before` to `after`, which were read and made a while ago."""
+        fields = (field for field in self.__struct_fields__ if getattr(after, field) != getattr(before, field))
+        return msgspec.structs.replace(self, **{field: getattr(after, field) for field in fields})
+
     # ---- strikes
 
     @property
@@ -64,7 +69,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         before = self.awaited.tokens_before
         has_helped = reported < threshold and reported * 100 <= before * (100 - LEAST_GAIN_PERCENT)
         settled = msgspec.structs.replace(self, awaited=None)
-        return msgspec.structs.replace(settled, strikes=0) if has_helped else settled.struck(reported)
+        return msgspec.structs.replace(settled, strikes=0, blocked_at=0) if has_helped else settled.struck(reported)
 
     def struck(self, tokens: int) -> "ContextState":
         """One more pass that did not help; the second in a row blocks."""
