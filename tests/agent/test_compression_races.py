@@ -150,7 +150,8 @@ async def tidy(chat: Chat, agent: Agent, turn: RunningTurn) -> object:
 
 
 async def command(chat: Chat, agent: Agent, turn: RunningTurn) -> object:
-    return await by_hand(chat, agent, scene_of(turn))
+    await by_hand(chat, agent, scene_of(turn))
+    return await agent.run(turn, Sink())
 
 
 TRIGGERS = {

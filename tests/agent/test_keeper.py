@@ -10,7 +10,7 @@ import pytest
 
 from agent.context.keeper import ContextSettings
 from agent.context.outcomes import Compressed, NotNeeded, Why
-from agent.context.state import ContextState, stored_form
+from agent.context.state import Awaited, ContextState, stored_form
 from agent.context.summary import HEADINGS
 from agent.model.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
@@ -130,6 +130,11 @@ async def test_passes_without_a_report_between_them_are_judged_as_one() -> None:
     state = ContextState().compressed(20_000).compressed(15_000)
     judged = state.judged(14_400, 16_000)
     assert (judged.strikes, judged.awaited) == (0, None)
+
+
+async def test_a_pass_that_helps_lifts_a_block() -> None:
+    state = ContextState(strikes=2, blocked_at=20_000).compressed(20_500)
+    assert not state.judged(9_000, 16_000).is_blocked
 
 
 async def test_a_summary_longer_than_what_it_stands_for_is_refused_and_paid_for(
@@ -298,16 +303,22 @@ async def test_a_prompt_that_fits_without_so_long_an_answer_gets_a_shorter_one(
 # ---- hygiene's hold
 
 
-async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_the_next_step(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+def slow_tool(llm: LLM) -> Tool:
+    """Takes as long as the summary that is being written."""
+
     async def wait(arguments: dict[str, Any], context: ToolContext) -> str:
         llm.resumed.set()
-        await llm.requests.query({"wait": 10}, lambda row: bool(row.get("summary")) and row["outcome"] == "ok")
+        await llm.requests.query({"wait": 10}, lambda row: bool(row.get("summary")) and row["outcome"] != "open")
         await asyncio.sleep(0.1)  # until its reader, beside us, has made a draft of it
         return "waited"
 
-    tool = Tool(name="wait", description="Waits.", parameters={"type": "object"}, effect=Effect.READ_ONLY, run=wait)
+    return Tool(name="wait", description="Waits.", parameters={"type": "object"}, effect=Effect.READ_ONLY, run=wait)
+
+
+async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_the_next_step(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    tool = slow_tool(llm)
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
     context = ContextSettings(hard_message_limit=8, hold_seconds=0.05)
     agent = agent_of(chat, small, context=context, tools=[tool])
@@ -323,6 +334,28 @@ async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_t
     assert found.view[-3].text == "[[tool:wait]]"
     first, second = answers(llm)
     assert len(second["body"]["messages"]) < len(first["body"]["messages"])
+    await agent.close()
+
+
+async def test_what_was_noted_beside_a_slow_summary_is_not_forgotten_with_it(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """The turn's first reply brings the second strike while hygiene still waits for its summary."""
+    tool = slow_tool(llm)
+    llm.add_scripts([{"summary": True, "times": -1, "error": {"kind": "401"}, "delay": 0.3}])
+    agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=8, hold_seconds=0), tools=[tool])
+    turn = await fill_and_ask(chat, agent, 4_300, "[[tool:wait]]")
+    session = await chat.store.read(sessions.load_tip, turn.lineage_id)
+    struck = stored_form(ContextState(strikes=1, awaited=Awaited(tokens_before=4_300)))
+    await chat.store.write(sessions.set_context_state, session.id, struck)
+    await agent.context.tidy(scene_of(turn))
+    await answer(chat, agent, turn)
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("hygiene", "aborted", "auth")]
+    assert found.state.is_blocked
+    assert found.state.awaited is None
+    assert found.state.cooldowns
+    assert len([text for text in found.told if "hardly shortens" in text]) == 1
     await agent.close()
 
 
