@@ -4,16 +4,20 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.context.lists import IllegalList
 from agent.context.mapping import UNSAID, Handed, Mapped, hand_over, take_back
 from agent.handoff import SUMMARY_PREFIX, Record, parse_record
-from agent.model.wire import WireStyle
+from agent.model.wire import WireStyle, chat_messages
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, Origin, Role
 from tests.agent.engines import conversation
 from tests.agent.rows import answer, human, result, row
+from tests.fakes.llm_legality import check_openai, untidy
 
 ROWS = conversation(6, filler="filler")
 
@@ -231,3 +235,45 @@ def test_a_list_that_begins_with_an_answer_is_refused() -> None:
     handed = given_list()
     with pytest.raises(IllegalList, match="begin"):
         take_back(handed, [handed.messages[4], note("what was"), *handed.messages[-4:]], str)
+
+
+def child_rows(mapped: Mapped, rows: Sequence[Message]) -> tuple[Message, ...]:
+    """The view that would be committed."""
+    by_id = {row.id: row for row in rows}
+    made = row(Role.USER, "made")
+    return tuple(
+        by_id[item]
+        if not isinstance(item, NewMessage)
+        else msgspec.structs.replace(
+            made, role=item.role, origin=item.origin, text=item.text, body=item.body, tool_call_id=item.tool_call_id
+        )
+        for item in mapped.context
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_whatever_legal_list_comes_back_the_view_is_legal_ordered_and_has_the_newest_request(
+    data: st.DataObject,
+) -> None:
+    rows = (*conversation(data.draw(st.integers(1, 6)), filler=""), human("newest"), answer(None, "z"), result("z"))
+    handed = given_list(rows)
+    returned: list[Any] = []
+    for at, message in enumerate(handed.messages):
+        if data.draw(st.booleans()):
+            returned.append(message if data.draw(st.booleans()) else copy.deepcopy(message))
+        if at and "tool_calls" not in message and data.draw(st.integers(0, 5)) == 0:
+            returned.append(note("own words", data.draw(st.sampled_from(["user", "assistant", "system"]))))
+    try:
+        mapped = take_back(handed, returned, str)
+    except IllegalList:
+        return
+    if mapped is None:
+        return
+    view = child_rows(mapped, rows)
+    assert not untidy(check_openai(chat_messages("You help.", view, WireStyle())))
+    originals = [row.id for row in view if row.id in {row.id for row in rows}]
+    assert originals == sorted(set(originals))
+    assert rows[-3].id in originals
+    assert sum(row.origin is Origin.SUMMARY for row in view) == 1
+    assert {*originals, *(row.id for row in mapped.removed)} == {row.id for row in rows}
