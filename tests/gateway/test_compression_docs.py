@@ -1,0 +1,106 @@
+"""The page on compression has the keys of the configuration and the numbers of the code."""
+
+import re
+from pathlib import Path
+
+from agent.context.compressor import LONGEST_PERCENT
+from agent.context.keeper import LEAST_HYGIENE_MESSAGES, MOST_PASSES, PRESSURE_PERCENT
+from agent.context.limits import LimitSettings, limits_of, summary_input_tokens
+from agent.context.state import (
+    LEAST_GAIN_PERCENT,
+    NO_MODEL_SECONDS,
+    REARM_GROWTH_PERCENT,
+    STRIKES_TO_BLOCK,
+    TIMEOUT_LADDER_SECONDS,
+)
+from agent.context.summary import HEADINGS
+from agent.turn import MOST_OVERFLOWS
+from gateway.config.docs import describe_settings
+from gateway.config.settings import ModelSettings
+from gateway.notices import ACCURACY_FROM
+from tests.gateway.test_docs import between
+
+PAGE = (Path(__file__).parents[2] / "docs/compression.md").read_text(encoding="utf-8")
+WINDOWS = (32_768, 128_000, 200_000, 1_000_000)
+BLOCKS = ("compression", "hygiene", "auxiliary", "context", "notices")
+
+
+def limits_table() -> str:
+    """Every limit at the default settings."""
+    limits = [
+        limits_of(window, ModelSettings(context_length=window).max_output_tokens, LimitSettings()) for window in WINDOWS
+    ]
+    rows = {
+        "input window (the rest is reserved for the answer)": [one.input_window for one in limits],
+        "notice to the chat": [one.threshold * PRESSURE_PERCENT // 100 for one in limits],
+        "**the agent compresses** (threshold)": [one.threshold for one in limits],
+        "**hygiene compresses**": [one.hygiene for one in limits],
+        "no room to wait": [one.urgent for one in limits],
+        "kept beginning, at most": [one.head for one in limits],
+        "kept end": [one.tail for one in limits],
+        "summary, at most": [one.summary_ceiling for one in limits],
+        "shown to the summary's model, at most": [summary_input_tokens(window) for window in WINDOWS],
+    }
+    lines = ["| tokens | " + " | ".join(f"{window:,}" for window in WINDOWS) + " |", "|---|" + "--:|" * len(WINDOWS)]
+    lines += [f"| {name} | " + " | ".join(f"{value:,}" for value in values) + " |" for name, values in rows.items()]
+    return "\n".join(lines)
+
+
+def keys_table() -> str:
+    rows = [row for row in describe_settings() if row.key.split(".")[0] in BLOCKS]
+    lines = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{row.key}` | {row.default} | {row.allowed} | {row.text} |" for row in rows]
+    return "\n".join(lines)
+
+
+def test_the_computed_values_are_those_of_the_code() -> None:
+    assert between(PAGE, "limits:", "end of limits") == limits_table(), limits_table()
+
+
+def test_every_key_is_there_with_its_default_and_its_range() -> None:
+    assert between(PAGE, "keys:", "end of keys") == keys_table(), keys_table()
+
+
+def test_the_headings_of_a_summary_are_those_that_are_asked_for() -> None:
+    listed = re.search(r"thirteen headings: (.*?)\.\n", PAGE, re.DOTALL)
+    assert listed is not None
+    assert tuple(" ".join(listed[1].split()).split(", ")) == HEADINGS
+
+
+def test_the_numbers_in_the_text_are_those_of_the_code() -> None:
+    text = " ".join(PAGE.split()).lower()
+    first, second, third = TIMEOUT_LADDER_SECONDS
+    for words in (
+        f"at {PRESSURE_PERCENT} % of the threshold",
+        f"up to {MOST_PASSES} times",
+        f"at least {LEAST_HYGIENE_MESSAGES} messages",
+        f"at most {MOST_OVERFLOWS} times in one turn",
+        f"{first}, {second} and {third} seconds",
+        f"{NO_MODEL_SECONDS // 60} minutes",
+        f"less than {LEAST_GAIN_PERCENT} %",
+        f"grown by {REARM_GROWTH_PERCENT} %",
+        f"{LONGEST_PERCENT} % of the length",
+        {2: "From the second compression on"}[ACCURACY_FROM],
+        {2: "Two such passes in a row"}[STRIKES_TO_BLOCK],
+    ):
+        assert words.lower() in text, words
+
+
+def test_the_worked_example_adds_up() -> None:
+    """The window of the example, as the table has it, and its own sums."""
+    limits = limits_of(200_000, ModelSettings(context_length=200_000).max_output_tokens, LimitSettings())
+    example = " ".join(PAGE.partition("## A worked example")[2].partition("\n## ")[0].split())
+    assert f"from {limits.threshold:,} tokens on" in example
+    assert f"{limits.tail:,} tokens for the kept end" in example
+    assert f"at most {limits.summary_ceiling:,} tokens long" in example
+    before, system, head, middle, tail = (
+        int(re.search(rf"([\d,]+) tokens {words}", example)[1].replace(",", ""))  # type: ignore[index]
+        for words in ("in all", "of system prompt", "at the beginning", "in the middle", "at the end")
+    )
+    assert before == system + head + middle + tail >= limits.threshold
+    assert tail <= limits.tail
+    assert limits.summary_tokens(middle) == limits.summary_ceiling
+    frame = 400
+    after = re.search(r"next prompt has about ([\d,]+) tokens", example)
+    assert after is not None
+    assert int(after[1].replace(",", "")) == system + head + limits.summary_ceiling + frame + tail
