@@ -24,7 +24,7 @@ from agent.context.recap import recap
 from agent.context.state import ContextState, CooldownKey
 from agent.context.summary import SummaryRefused, SummaryTask, checked_summary, summary_request
 from agent.handoff import framed
-from agent.model.base import ChatModel, ModelRequest
+from agent.model.base import ChatModel, ModelReply, ModelRequest
 from agent.model.failures import remedy_for, sentence_for
 from agent.model.retry import RetryPolicy, complete
 from agent.sizes import estimated_text_tokens
@@ -318,12 +318,15 @@ class Compressor:
             record_failure=record_failure,
         )
         try:
-            text = checked_summary(done.reply, task, self._redact)
+            text = await asyncio.to_thread(self._usable, done.reply, task)
         except SummaryRefused as error:
             await record_failure(replace(done.call, outcome=error.outcome))
             raise
-        text = await asyncio.to_thread(fitted, text, Tokens(task.target * LONGEST_PERCENT // 100))
         return _Written(text=text, kind="model", model=route.model.name, call=done.call)
+
+    def _usable(self, reply: ModelReply, task: SummaryTask) -> str:
+        text = checked_summary(reply, task, self._redact)
+        return fitted(text, Tokens(task.target * LONGEST_PERCENT // 100))
 
     async def _without_model(
         self,

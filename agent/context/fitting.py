@@ -4,8 +4,8 @@ Models take a length in words for a wish. A handoff that is as long as what it s
 compression follow at once, so what is too much is left out line by line, and the section says so.
 """
 
+import heapq
 import re
-from dataclasses import dataclass
 
 from agent.sizes import estimated_text_tokens
 from hermes_state.values import Tokens
@@ -16,28 +16,34 @@ NOTE_TOKENS = 10
 _HEADING = re.compile(r"^#{1,4}\s+\S.*$", re.MULTILINE)
 
 
-@dataclass(slots=True)
 class _Section:
-    heading: str
-    lines: list[str]
-    sizes: list[int]
-    left_out: int = 0
+    """A heading and its lines; each line is looked at once, however many there are."""
+
+    def __init__(self, heading: str, lines: list[str]) -> None:
+        self.heading = heading
+        self._lines = lines
+        self._sizes = [int(estimated_text_tokens(line)) + 1 for line in lines]
+        self._dropped: set[int] = set()
+        # The largest line goes first; the first line of a section stays to the end.
+        self._order = sorted(range(len(lines)), key=lambda place: (place > 0, self._sizes[place]))
+        self.tokens = sum(self._sizes)
 
     @property
-    def tokens(self) -> int:
-        return sum(self.sizes)
+    def has_lines(self) -> bool:
+        return bool(self._order)
 
     def drop(self) -> int:
-        """Leave out the largest line and return what that frees; the first line of a section stays to the end."""
-        place = max(range(len(self.lines)), key=lambda index: (index > 0, self.sizes[index]))
-        freed = self.sizes[place] - (0 if self.left_out else NOTE_TOKENS)
-        del self.lines[place], self.sizes[place]
-        self.left_out += 1
+        """Leave out the next line and return what that frees."""
+        place = self._order.pop()
+        self.tokens -= self._sizes[place]
+        freed = self._sizes[place] - (0 if self._dropped else NOTE_TOKENS)
+        self._dropped.add(place)
         return freed
 
     def text(self) -> str:
-        note = [f"[{self.left_out} lines left out for length]"] if self.left_out else []
-        return "\n".join([line for line in (self.heading, *self.lines, *note) if line])
+        kept = [line for place, line in enumerate(self._lines) if place not in self._dropped]
+        note = [f"[{len(self._dropped)} lines left out for length]"] if self._dropped else []
+        return "\n".join([line for line in (self.heading, *kept, *note) if line])
 
 
 def fitted(text: str, limit: Tokens) -> str:
@@ -46,11 +52,13 @@ def fitted(text: str, limit: Tokens) -> str:
         return text
     sections = _sections(text)
     total = sum(section.tokens + int(estimated_text_tokens(section.heading)) + 1 for section in sections)
-    while total > limit:
-        longest = max((section for section in sections if section.lines), key=lambda one: one.tokens, default=None)
-        if longest is None:
-            break
-        total -= longest.drop()
+    longest = [(-section.tokens, place) for place, section in enumerate(sections) if section.has_lines]
+    heapq.heapify(longest)
+    while total > limit and longest:
+        _, place = heapq.heappop(longest)
+        total -= sections[place].drop()
+        if sections[place].has_lines:
+            heapq.heappush(longest, (-sections[place].tokens, place))
     return "\n\n".join(section.text() for section in sections)
 
 
@@ -58,10 +66,10 @@ def _sections(text: str) -> list[_Section]:
     starts = [0, *(match.start() for match in _HEADING.finditer(text))]
     pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
     sections = [_section(piece, has_heading=place > 0) for place, piece in enumerate(pieces)]
-    return [section for section in sections if section.heading or section.lines]
+    return [section for section in sections if section.heading or section.has_lines]
 
 
 def _section(piece: str, *, has_heading: bool) -> _Section:
     lines = [line for line in piece.splitlines() if line.strip()]
     heading = lines.pop(0) if has_heading else ""
-    return _Section(heading, lines, [int(estimated_text_tokens(line)) + 1 for line in lines])
+    return _Section(heading, lines)

@@ -8,6 +8,7 @@ guess never.
 import structlog
 
 from agent.context.estimate import Estimator
+from agent.context.limits import LEAST_INPUT_WINDOW
 from agent.model.base import ModelRequest
 from hermes_state.errors import ContextOverflow
 from hermes_state.profiles import Calibration, learn_context, load_profile, save_calibration
@@ -64,7 +65,7 @@ class ProfileBook:
     async def learn_window(self, error: ContextOverflow, estimated: EstimatedTokens, input_window: Tokens) -> None:
         """After a refused prompt: keep a smaller window that the provider stated, or guess one below the present."""
         if error.window is not None:
-            if error.window < self.window:
+            if LEAST_INPUT_WINDOW <= error.window < self.window:
                 log.warning("model.window_learned", model=self.model, window=error.window, configured=self._configured)
                 self._learned = Tokens(error.window)
                 now = self._clock.now()

@@ -1,0 +1,324 @@
+"""What compressing a conversation costs beside the model call: `python -m bench.compression_bench [--quick]`.
+
+With `HERMES_BENCH_PEER=/path/to/python`, an interpreter of a virtual environment of its own into which
+`pip install hermes-agent==0.19.0` has put that program, its compressions of the same conversations are the yardstick,
+in the same run; the same stand-in answers for its model. Nothing here depends on it.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from sqlite3 import Connection
+
+import msgspec
+
+from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Draft, SummaryRoute
+from agent.context.estimate import Estimator
+from agent.context.limits import LimitSettings, limits_of
+from agent.context.state import ContextState
+from agent.model.base import Finish, ModelReply, ModelRequest
+from agent.model.retry import RetryPolicy
+from bench import peer_compressor
+from bench.conversation import Conversation, as_chat_messages
+from bench.measure import Measure, table
+from hermes_state.chats import ensure_chat
+from hermes_state.lineage import SplitPlan, split
+from hermes_state.redaction import redact
+from hermes_state.sessions import Session, start_session
+from hermes_state.store import Store
+from hermes_state.transcripts import NewMessage, View, append
+from hermes_state.values import (
+    CanonicalUsage,
+    ChatId,
+    ChatKey,
+    ChatKind,
+    EstimatedTokens,
+    LineageId,
+    Message,
+    MessageId,
+    Millis,
+    ModelCallRecord,
+    Origin,
+    Role,
+    SessionId,
+    SystemClock,
+    Transcript,
+)
+
+SIZES = ((200, 32_000), (1_000, 128_000), (4_000, 128_000), (20_000, 128_000))
+"""Messages, and the context of the model that they are compressed for: where so many are due."""
+PEER = "HERMES_BENCH_PEER"
+LINEAR_BAR = 1.2
+PEER_BAR = 0.2
+STALL_BAR = 10.0
+"""Milliseconds."""
+RESERVED = 8_000
+"""Tokens of the window, for the answer."""
+SPLIT_ROWS = 500
+
+_ids = itertools.count(1)
+
+
+class StandIn:
+    """A model that answers at once, with pieces of what it was asked."""
+
+    route = "bench"
+    name = "stand-in"
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        """A summary for a prompt to summarise, a few words else."""
+        began = time.process_time()
+        text = peer_compressor.extract(request.transcript[-1].text or "")
+        self.spent += time.process_time() - began
+        return ModelReply(text=text, finish=Finish.STOP, usage=CanonicalUsage(input=1, output=1))
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def run(quick: bool) -> list[Measure]:
+    """Every figure of a compression."""
+    rounds = 3 if quick else 7
+    measures = _cost(rounds)
+    return [*measures, asyncio.run(_stall(rounds)), asyncio.run(_split(rounds))]
+
+
+# ---- processor time
+
+
+def _cost(rounds: int) -> list[Measure]:
+    conversation = Conversation()
+    transcripts = [conversation.transcript(count) for count, _ in SIZES]
+    asyncio.run(_ours(transcripts[0], SIZES[0][1], 2))
+    ours = [asyncio.run(_ours(rows, window, rounds)) for rows, (_, window) in zip(transcripts, SIZES, strict=True)]
+    measures = []
+    for (few, before), (many, after) in itertools.pairwise(zip(SIZES, ours, strict=True)):
+        name = f"compression of {many[0]:,} messages, CPU, against {many[0] // few[0]} of {few[0]:,}"
+        yardstick = before * many[0] / few[0]
+        measures.append(Measure(name=name, ours=after, yardstick=yardstick, unit="ms", bar=LINEAR_BAR))
+    return measures + _against_peer(transcripts, ours, rounds)
+
+
+async def _ours(rows: Transcript, window: int, rounds: int) -> float:
+    """Median milliseconds from a view to a draft, when not even the sizes of its rows are known."""
+    times = []
+    for _ in range(rounds):
+        fresh, stand_in, estimator = _renumbered(rows), StandIn(), Estimator()
+        began = time.process_time()
+        await _draft(_job(fresh, window, estimator), stand_in, estimator)
+        times.append(time.process_time() - began - stand_in.spent)
+    return statistics.median(times) * 1_000
+
+
+def _job(rows: Transcript, window: int, estimator: Estimator | None) -> CompressionJob:
+    """The compression of a conversation; without an `estimator` its rows are not measured yet."""
+    view = View(session=_SESSION, transcript=rows)
+    request = ModelRequest(system="You are a test.", transcript=rows, max_output_tokens=RESERVED)
+    return CompressionJob(
+        view=view,
+        request=request,
+        limits=limits_of(window, RESERVED, LimitSettings()),
+        layer="manual",
+        focus=None,
+        keep_turns=None,
+        tokens_before=EstimatedTokens(10**9) if estimator is None else estimator.prompt(view, request),
+        must_shrink=True,
+    )
+
+
+async def _draft(job: CompressionJob, model: StandIn, estimator: Estimator) -> None:
+    compressor = Compressor(settings=CompressorSettings(), redact=redact, retry=RetryPolicy(), clock=SystemClock())
+    routes = [SummaryRoute(model=model, context_length=job.limits.context_length)]
+    result, _ = await compressor.draft(job, ContextState(), estimator, routes, _unexpected)
+    if not isinstance(result, Draft) or result.summary_kind != "model":
+        raise RuntimeError(f"nothing was compressed: {result}")
+
+
+async def _unexpected(call: ModelCallRecord) -> None:
+    raise RuntimeError(f"the stand-in failed: {call.outcome}")
+
+
+def _against_peer(transcripts: list[Transcript], ours: list[float], rounds: int) -> list[Measure]:
+    interpreter = os.environ.get(PEER)
+    if not interpreter:
+        print(f"{PEER} names no interpreter with hermes-agent: the comparison with it is left out.\n")
+        return []
+    theirs = _of_peer(interpreter, transcripts, rounds)
+    return [
+        Measure(
+            name=f"compression of {count:,} messages, CPU, against hermes-agent",
+            ours=mine,
+            yardstick=other,
+            unit="ms",
+            bar=PEER_BAR,
+        )
+        for (count, _), mine, other in zip(SIZES, ours, theirs, strict=True)
+    ]
+
+
+def _of_peer(interpreter: str, transcripts: list[Transcript], rounds: int) -> list[float]:
+    with tempfile.TemporaryDirectory(prefix="peer-bench-") as folder:
+        jobs = []
+        for (count, window), rows in zip(SIZES, transcripts, strict=True):
+            path = Path(folder) / f"{count}.json"
+            path.write_text(json.dumps(as_chat_messages(rows)), encoding="utf-8")
+            jobs.append(f"{window}:{path}")
+        environ = {"PATH": os.environ["PATH"], "HOME": folder, "HERMES_HOME": f"{folder}/home"}
+        command = [interpreter, str(Path(peer_compressor.__file__).resolve()), str(rounds), *jobs]
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"hermes-agent could not be measured:\n{done.stderr}")
+    return [float(cost) for cost in json.loads(done.stdout.splitlines()[-1])]
+
+
+def _renumbered(rows: Transcript) -> Transcript:
+    """The same rows as if never seen: what is remembered of a row is remembered by its id."""
+    shift = next(_ids) * 1_000_000
+    return tuple(msgspec.structs.replace(row, id=MessageId(row.id + shift)) for row in rows)
+
+
+_SESSION = Session(
+    id=SessionId(1),
+    key="bench",
+    chat_id=ChatId(1),
+    parent_session_id=None,
+    lineage_id=LineageId(1),
+    depth=0,
+    model=None,
+    title=None,
+    system_prompt=None,
+    started_at=Millis(0),
+    ended_at=None,
+    end_reason=None,
+    version=0,
+    next_seq=1,
+    message_count=0,
+    reported_prompt_tokens=None,
+    reported_at_seq=None,
+    context_state=None,
+)
+
+
+# ---- the event loop meanwhile
+
+
+async def _stall(rounds: int) -> Measure:
+    """The longest anything else waited; the median of the rounds, because other programs run here as well."""
+    count, window = SIZES[-1]
+    rows = Conversation().transcript(count)
+    longest = []
+    for _ in range(rounds):
+        job = _job(_renumbered(rows), window, None)
+        async with heartbeat() as lags:
+            await _draft(job, StandIn(), Estimator())
+        longest.append(max(lags))
+    return Measure(
+        name=f"compression of {count:,} messages: longest stall of the event loop",
+        ours=statistics.median(longest) * 1e3,
+        unit="ms",
+        bar=STALL_BAR,
+    )
+
+
+@contextlib.asynccontextmanager
+async def heartbeat() -> AsyncIterator[list[float]]:
+    """By how many seconds the loop was late, each millisecond inside the block."""
+    lags: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            lags.append(time.perf_counter() - began - 0.001)
+
+    beating = asyncio.create_task(beat())
+    await asyncio.sleep(0)
+    yield lags
+    await asyncio.sleep(0.002)
+    beating.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await beating
+
+
+# ---- splits
+
+
+async def _split(rounds: int) -> Measure:
+    """A child that refers to 500 rows, against a child that gets copies of them; each commits once."""
+    texts = Conversation(3).transcript(SPLIT_ROWS)[:SPLIT_ROWS]
+    with tempfile.TemporaryDirectory(prefix="split-bench-") as folder:
+        store = await Store.open(Path(folder) / "splits.db")
+        times: dict[str, list[float]] = {"refer": [], "copy": []}
+        for number in range(rounds * 3):
+            for how, took in times.items():
+                plan = await store.write(_filled, f"{how}-{number}", texts)
+                began = time.perf_counter()
+                await store.write(split if how == "refer" else _copying_split, plan, Millis(0))
+                took.append(time.perf_counter() - began)
+        await store.close()
+    refer, copy = (statistics.median(took) * 1e3 for took in times.values())
+    return Measure(name=f"split of {SPLIT_ROWS} messages, against copying", ours=refer, yardstick=copy, unit="ms", bar=0.2)
+
+
+def _filled(db: Connection, chat_ref: str, rows: Transcript) -> SplitPlan:
+    """A session of these rows, and a plan to go on with all of them behind a handoff."""
+    key = ChatKey(platform="local", account="local", chat_ref=chat_ref)
+    session = start_session(db, ensure_chat(db, key, ChatKind.LOCAL, None, Millis(0)), Millis(0))
+    ids = [append(db, session.id, _new(row), Millis(0)) for row in rows]
+    handoff = NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="What was said so far. " * 300)
+    return SplitPlan(
+        parent_id=session.id, version=session.version, watermark_seq=len(rows), context=[handoff, *ids], layer="manual"
+    )
+
+
+def _copying_split(db: Connection, plan: SplitPlan, now: Millis) -> None:
+    """What a split would be without references: the same child, with a copy of each row, which search leaves out."""
+    ids = [(item,) for item in plan.context if not isinstance(item, NewMessage)]
+    child_id = split(db, replace(plan, context=plan.context[:1]), now)
+    rows = [db.execute(_COPIED, one).fetchone() for one in ids]
+    db.executemany(_COPY, [(child_id, place, *row) for place, row in enumerate(rows, 1)])
+    db.execute("UPDATE sessions SET next_seq = ?, message_count = ? WHERE id = ?", (len(ids) + 1, len(ids), child_id))
+
+
+_COPIED = """SELECT chat_id, lineage_id, role, origin, text, body, sender_ref, sender_name, turn_id, tool_call_id,
+tool_name, created_at FROM messages WHERE id = ?"""
+_COPY = """INSERT INTO messages (session_id, seq, chat_id, lineage_id, role, origin, text, body, sender_ref, sender_name,
+turn_id, tool_call_id, tool_name, created_at, indexed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)"""
+
+
+def _new(row: Message) -> NewMessage:
+    return NewMessage(
+        role=row.role,
+        origin=row.origin,
+        text=row.text,
+        body=row.body,
+        sender_ref=row.sender_ref,
+        sender_name=row.sender_name,
+        tool_call_id=row.tool_call_id,
+        tool_name=row.tool_name,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    measures = run(parser.parse_args().quick)
+    print(table(measures))
+    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
+
+
+if __name__ == "__main__":
+    main()

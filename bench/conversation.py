@@ -1,0 +1,134 @@
+"""A conversation as compressions meet it: people in several languages, answers, tools called side by side, results."""
+
+import itertools
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.passages import passages
+from hermes_state.transcripts import EMPTY_BODY
+from hermes_state.values import (
+    Message,
+    MessageBody,
+    MessageId,
+    Millis,
+    Origin,
+    Role,
+    SessionId,
+    ToolCall,
+    Transcript,
+    TurnId,
+)
+
+BEGAN_AT = 1_767_225_600_000
+
+_SPOKEN = ("English", "English", "Chinese", "Japanese", "Korean", "Russian", "Arabic", "emoji")
+_RETURNED = ("Python", "JSON", "logs", "hex, base64", "English")
+_TOOLS = ("read_file", "run", "search", "fetch")
+_PEOPLE = (("telegram:1", "Ada"), ("telegram:2", "Grace"))
+
+
+class Conversation:
+    """Messages of one chat, the same for the same seed: about a third of them are results of tools."""
+
+    def __init__(self, seed: int = 7) -> None:
+        self._chance = random.Random(seed)
+        texts = passages()
+        self._spoken = [texts[language] for language in _SPOKEN]
+        self._returned = ["\n".join(texts[kind]) for kind in _RETURNED]
+        self._steps = itertools.count(1)
+
+    def transcript(self, count: int, *, first_id: int = 1, session_id: int = 1) -> Transcript:
+        """The first `count` rows of it or a few more, whole turns only. The last of them waits for its answer."""
+        rows: list[Message] = []
+        for turn in itertools.count(1):
+            if len(rows) >= count - 1:
+                break
+            rows += self._turn(len(rows), first_id, session_id, turn)
+        asked = self._row(len(rows), first_id, session_id, turn, Role.USER, Origin.HUMAN, self._said(), sender=_PEOPLE[0])
+        return (*rows, asked)
+
+    def _turn(self, at: int, first_id: int, session_id: int, turn: int) -> Iterator[Message]:
+        places = itertools.count(at)
+
+        def row(role: Role, origin: Origin, text: str, **more: Any) -> Message:
+            return self._row(next(places), first_id, session_id, turn, role, origin, text, **more)
+
+        yield row(Role.USER, Origin.HUMAN, self._said(), sender=self._chance.choice(_PEOPLE))
+        for _ in range(self._chance.choice((0, 0, 1, 1, 2))):
+            calls = tuple(self._call() for _ in range(self._chance.choice((1, 1, 2, 3))))
+            yield row(Role.ASSISTANT, Origin.ASSISTANT, "Let me look.", body=MessageBody(calls=calls))
+            for call in calls:
+                yield row(Role.TOOL, Origin.TOOL, self._result(), call=call)
+        answer = self._said()
+        if self._chance.random() < 0.3:
+            answer += f"\n\n```python\n{self._piece(self._returned[0], 600)}\n```"
+        yield row(Role.ASSISTANT, Origin.ASSISTANT, answer)
+
+    def _row(
+        self,
+        place: int,
+        first_id: int,
+        session_id: int,
+        turn: int,
+        role: Role,
+        origin: Origin,
+        text: str,
+        *,
+        sender: tuple[str, str] | None = None,
+        call: ToolCall | None = None,
+        body: MessageBody = EMPTY_BODY,
+    ) -> Message:
+        return Message(
+            id=MessageId(first_id + place),
+            session_id=SessionId(session_id),
+            seq=place + 1,
+            role=role,
+            origin=origin,
+            text=text,
+            body=body,
+            sender_ref=sender[0] if sender is not None else None,
+            sender_name=sender[1] if sender is not None else None,
+            turn_id=TurnId(turn),
+            tool_call_id=call.id if call is not None else None,
+            tool_name=call.name if call is not None else None,
+            created_at=Millis(BEGAN_AT + place * 60_000),
+        )
+
+    def _said(self) -> str:
+        text = self._chance.choice(self._chance.choice(self._spoken))
+        return f"{text[: self._chance.randint(40, 900)]} (OPS-{self._chance.randint(1, 9_999)})"
+
+    def _call(self) -> ToolCall:
+        number = next(self._steps)
+        arguments: dict[str, object] = {"path": f"/srv/app/part_{number % 97}/module_{number % 311}.py", "limit": number}
+        if number % 10 == 0:
+            arguments["content"] = self._piece(self._returned[0], 2_000)
+        return ToolCall(id=f"call_{number}", name=_TOOLS[number % len(_TOOLS)], arguments=json.dumps(arguments))
+
+    def _result(self) -> str:
+        """A few words or many pages: most results are short, most of their text is in long ones."""
+        size = min(20_000, int(self._chance.lognormvariate(6.2, 1.3)))
+        return f"step {next(self._steps)}\n{self._piece(self._chance.choice(self._returned), size)}"
+
+    def _piece(self, text: str, size: int) -> str:
+        start = self._chance.randrange(max(1, len(text) - size))
+        return text[start : start + size]
+
+
+def as_chat_messages(transcript: Sequence[Message]) -> list[Mapping[str, Any]]:
+    """The rows as a Chat Completions list, as other programs keep them."""
+    return [_as_chat_message(row) for row in transcript]
+
+
+def _as_chat_message(row: Message) -> Mapping[str, Any]:
+    message: dict[str, Any] = {"role": row.role.value, "content": row.text}
+    if row.body.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in row.body.calls
+        ]
+    if row.tool_call_id is not None:
+        message["tool_call_id"] = row.tool_call_id
+    return message

@@ -1,0 +1,69 @@
+"""Run by another interpreter, which has hermes-agent: what its compressions of given conversations cost.
+
+`python peer_compressor.py ROUNDS WINDOW:FILE…`: each file holds a Chat Completions list, to be compressed for a model
+with so many tokens of context. Prints a JSON list of milliseconds of processor time, the median of the rounds. Imports
+nothing of ours, and nothing but the stand-in below answers for its model.
+"""
+
+import importlib
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+MODEL = "bench"
+TITLES = ("Active Task", "Goal", "Completed Actions", "Active State", "Key Decisions", "Remaining Work")
+PIECE_CHARACTERS = 400
+
+
+def extract(prompt: str) -> str:
+    """A model's summary, without a model: pieces of the prompt at equal distances under headings."""
+    places = [len(prompt) * number // len(TITLES) for number in range(len(TITLES))]
+    pieces = [" ".join(prompt[place : place + PIECE_CHARACTERS].split()) for place in places]
+    return "\n\n".join(f"## {title}\n- {piece}" for title, piece in zip(TITLES, pieces, strict=True))
+
+
+class _StandIn:
+    """Answers for the model, and knows how much time it took for that."""
+
+    spent = 0.0
+    asked = 0
+
+    def __call__(self, **call: Any) -> Any:
+        began = time.process_time()
+        self.asked += 1
+        text = extract("".join(str(message["content"]) for message in call["messages"]))
+        reply = SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=text))], usage=None)
+        self.spent += time.process_time() - began
+        return reply
+
+
+def _cost(engine: Any, window: int, text: str, rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        messages = json.loads(text)
+        compressor = engine.ContextCompressor(MODEL, quiet_mode=True, config_context_length=window)
+        stand_in = _StandIn()
+        engine.call_llm = stand_in
+        began = time.process_time()
+        estimated = engine.estimate_messages_tokens_rough(messages)
+        compressed = compressor.compress(messages, current_tokens=estimated)
+        times.append(time.process_time() - began - stand_in.spent)
+        if stand_in.asked != 1 or len(compressed) >= len(messages):
+            raise SystemExit("nothing was compressed")
+    return statistics.median(times) * 1_000
+
+
+def main() -> None:
+    engine = importlib.import_module("agent.context_compressor")
+    jobs = [argument.split(":", 1) for argument in sys.argv[2:]]
+    texts = [(int(window), Path(name).read_text(encoding="utf-8")) for window, name in jobs]
+    _cost(engine, *texts[0], 2)
+    print(json.dumps([_cost(engine, *text, int(sys.argv[1])) for text in texts]))
+
+
+if __name__ == "__main__":
+    main()
