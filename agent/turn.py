@@ -265,15 +265,18 @@ class Agent:
         refusals: "_Refusals",
         sink: PreviewSink,
     ) -> tuple[Room, Completion]:
-        """The model's reply to a view that was given room first. A refused prompt is made smaller and sent again."""
+        """The model's reply to a view that was given room first. A prompt that does not fit is made smaller."""
         while True:
             room = await self.context.make_room(scene, view, layer)
-            self._require_room(room)
+            too_large = self._too_large(room)
             try:
+                if too_large is not None:
+                    raise too_large
                 return room, await self._ask(turn, room, rounds, sink)
             except ContextOverflow as error:
                 refusals.count += 1
-                if refusals.count > MOST_OVERFLOWS or not await self.context.after_overflow(scene, error):
+                stated = None if error is too_large else error
+                if refusals.count > MOST_OVERFLOWS or not await self.context.after_overflow(scene, stated):
                     raise
                 view = await self._view(scene)
 
@@ -307,13 +310,13 @@ class Agent:
             raise ReplyMalformed(f"the model still calls tools after {self._settings.max_tool_rounds} rounds")
         return done
 
-    def _require_room(self, room: Room) -> None:
-        """Raises `ContextOverflow` for a prompt that cannot fit. Nothing is ever left out to make it fit."""
+    def _too_large(self, room: Room) -> ContextOverflow | None:
+        """What is wrong with a prompt that cannot fit and is not sent. Nothing is ever left out to make it fit."""
         window = self.context.limits.context_length
-        if room.estimated > window:
-            raise ContextOverflow(
-                f"about {room.estimated} of {window} tokens", prompt_tokens=room.estimated, window=window
-            )
+        if room.estimated <= window:
+            return None
+        text = f"about {room.estimated} of {window} tokens"
+        return ContextOverflow(text, prompt_tokens=room.estimated, window=window)
 
     async def _after_reply(self, scene: Scene, room: Room, reply: ModelReply, *, is_last: bool) -> Pressure | None:
         if reply.usage is None:

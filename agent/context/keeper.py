@@ -168,14 +168,18 @@ class ContextKeeper:
                 break
         return room
 
-    async def after_overflow(self, scene: Scene, error: ContextOverflow) -> bool:
-        """The provider refused a prompt as too long: compress whatever the state; False when that did not help."""
+    async def after_overflow(self, scene: Scene, error: ContextOverflow | None) -> bool:
+        """A prompt is too long: compress whatever the state; False when that did not help.
+
+        `error`: how the provider refused it; None where that it cannot fit was clear beforehand.
+        """
         await self._drafts.drop(scene.lineage_id)
         room = await self._rooms.load(scene)
         profiles = self._rooms.profiles
-        if error.prompt_tokens is not None:
-            await profiles.learn(room.request, ReportedTokens(error.prompt_tokens), room.view)
-        await profiles.learn_window(error, room.estimated, self.limits.input_window)
+        if error is not None:
+            if error.prompt_tokens is not None:
+                await profiles.learn(room.request, ReportedTokens(error.prompt_tokens), room.view)
+            await profiles.learn_window(error, room.estimated, self.limits.input_window)
         if not self._settings.is_enabled:
             return False
         return _is_another_view(await self._compress(scene, self._job(room, "overflow", must_shrink=True)))

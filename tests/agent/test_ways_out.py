@@ -1,0 +1,66 @@
+"""No conversation is stuck: whatever holds compression back, there is a way on."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from agent.context.keeper import ContextSettings
+from agent.context.state import ContextState, stored_form
+from agent.model.chat_completions import ChatCompletionsModel
+from agent.turn import Agent
+from hermes_state import sessions
+from hermes_state.errors import ContextOverflow
+from hermes_state.values import LineageId
+from tests.agent.conftest import Chat, Sink
+from tests.agent.contexts import agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+LONG = "the harbour master counted every boat twice and wrote it down with great care " * 30
+
+
+@pytest.fixture
+async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    async with dialled(server, "lab-8k") as model:
+        yield model
+
+
+async def remember(chat: Chat, lineage_id: LineageId, state: ContextState) -> None:
+    session = await chat.store.read(sessions.load_tip, lineage_id)
+    await chat.store.write(sessions.set_context_state, session.id, stored_form(state))
+
+
+async def say(chat: Chat, agent: Agent, text: str) -> None:
+    turn = await chat.start(text)
+    await chat.finish(turn, await agent.run(turn, Sink()))
+
+
+def asked_of_turns(llm: LLM) -> list[dict[str, Any]]:
+    return [row for row in llm.requests.rows if row["body"].get("tools")]
+
+
+@pytest.mark.parametrize("held", [ContextState(strikes=2, blocked_at=20_000), ContextState(held_at=20_000)])
+async def test_a_conversation_beyond_its_window_is_compressed_whatever_held_that_back(
+    held: ContextState, chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 8_600)
+    await remember(chat, turn.lineage_id, held)
+    await chat.finish(turn, await agent.run(turn, Sink()))
+    found = await look(chat, turn.lineage_id)
+    assert {kind for _, _, kind in found.compressions} == {"model"}
+    assert all(row["outcome"] == "ok" for row in asked_of_turns(llm)), "what cannot fit was not sent"
+
+
+async def test_switched_off_a_conversation_beyond_its_window_is_left_alone_and_people_are_told(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = agent_of(chat, small, context=ContextSettings(is_enabled=False))
+    turn = await fill_and_ask(chat, agent, 8_600)
+    with pytest.raises(ContextOverflow):
+        await agent.run(turn, Sink())
+    assert (await look(chat, turn.lineage_id)).compressions == []
+    assert asked_for_summaries(llm) == 0
+    assert agent.context.limits.context_length == 8_192, "our own estimate says nothing about the model"
