@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE := gateway platforms agent hermes_state tests bench
 ARGS ?=
 
-.PHONY: help setup run test test-browser check fmt lint type unit bench crash months lock clean
+.PHONY: help setup run test test-browser check fmt lint type unit bench crash months fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,9 @@ crash: setup ## every kill point, one by one; takes long
 
 months: setup ## 400 turns of one chat, on each platform and in three windows
 	@$(BIN)/python -m pytest -m months $(ARGS)
+
+fuzz: setup ## ten times as many conversations for the properties of compression; takes minutes
+	@$(BIN)/python -m pytest -q -n 2 --timeout 0 --hypothesis-profile fuzz tests/agent/test_compression_properties.py $(ARGS)
 
 check: setup ## formatting, lint, layers, types, unit file, documentation
 	@$(BIN)/ruff format --check $(CODE)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from hermes_state.store import Store
@@ -11,6 +12,9 @@ from tests.fakes.llm_http import FINDINGS
 from tests.fakes.llm_legality import untidy
 
 __all__ = ["every_message_list_is_legal", "pytest_configure", "pytest_configure_node", "pytest_report_header", "store"]
+
+
+hypothesis.settings.register_profile("fuzz", max_examples=20_000)  # asked for by `make fuzz`
 
 
 @pytest.fixture

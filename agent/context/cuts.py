@@ -121,6 +121,8 @@ def _exchanges(transcript: Transcript) -> list[_Exchange]:
             asked_at.update({call.id: place for call in row.body.calls})
         elif row.role is Role.TOOL and row.tool_call_id in asked_at:
             ends[asked_at.pop(row.tool_call_id)] = place
+        elif row.origin is Origin.SUMMARY:
+            asked_at.clear()
     return [_Exchange(first, last) for first, last in sorted(ends.items())]
 
 

@@ -127,7 +127,7 @@ def _results_by_call(transcript: Transcript) -> dict[tuple[int, str], Message]:
     """The row that answers each call, by the call's row and id.
 
     A result belongs to the nearest earlier row that asked with its id. Results that answer nothing, or answer a
-    second time, are left out.
+    second time, are left out; so are those whose call a handoff stands for, whatever was asked before it.
     """
     open_calls: dict[str, int] = {}
     results: dict[tuple[int, str], Message] = {}
@@ -139,6 +139,8 @@ def _results_by_call(transcript: Transcript) -> dict[tuple[int, str], Message]:
             asked_by = open_calls.pop(row.tool_call_id, None)
             if asked_by is not None:
                 results[asked_by, row.tool_call_id] = row
+        elif row.origin is Origin.SUMMARY:
+            open_calls.clear()
     return results
 
 

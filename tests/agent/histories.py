@@ -1,5 +1,6 @@
 """Random conversations, as turns write them and as nothing should: what every property of compression is shown."""
 
+import itertools
 from typing import Any
 
 from hypothesis import strategies as st
@@ -45,7 +46,7 @@ _bodies = st.one_of(
         notes=st.sampled_from([(), ("The voice message could not be read.",)]),
     ),
 )
-_turns = st.integers(1, 10**9).map(TurnId)
+_turn_ids = itertools.count(1)
 
 
 def _person(text: str | None, body: MessageBody, turn: TurnId | None, **changes: Any) -> Message:
@@ -77,7 +78,7 @@ def exchanges(draw: st.DrawFn, turn: TurnId | None) -> list[Message]:
 @st.composite
 def turns(draw: st.DrawFn) -> list[Message]:
     """What people wrote, the steps, an answer or none."""
-    turn = draw(_turns)
+    turn = TurnId(next(_turn_ids))
     rows = [_person(draw(texts), draw(_bodies), turn) for _ in range(draw(st.sampled_from([1, 1, 1, 2])))]
     for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2, 5]))):
         rows += draw(exchanges(turn))
@@ -106,7 +107,7 @@ def histories(draw: st.DrawFn, *, most: int = 8) -> tuple[Message, ...]:
         parts = draw(st.lists(_machine_only, min_size=1, max_size=most))
         return tuple(one for part in parts for one in part if one.origin is not Origin.HUMAN)
     if shape == "huge turn":
-        turn = draw(_turns)
+        turn = TurnId(next(_turn_ids))
         parts = draw(st.lists(exchanges(turn), min_size=2, max_size=most))
         return (_person(draw(texts), draw(_bodies), turn), *(one for part in parts for one in part))
     return tuple(one for part in draw(st.lists(_segments, min_size=1, max_size=most)) for one in part)

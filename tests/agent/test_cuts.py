@@ -235,6 +235,11 @@ def test_a_second_result_for_a_call_holds_nothing_together() -> None:
     assert cut(rows, 60, SMALL, CutRules(protect_last_n=20)).tail_start == len(rows) - 20
 
 
+def test_a_result_behind_a_handoff_is_no_part_of_an_exchange_in_front_of_it() -> None:
+    rows = [human("a"), answer(None, "c"), answer("b"), handoff(), human("x"), result("c"), *chatter(20)]
+    assert cut(rows, 60).head_end == 3
+
+
 def test_a_view_of_nothing_but_a_handoff_and_its_tail_is_left_alone() -> None:
     rows = [handoff(), *chatter(5)]
     assert cut_of(rows, 10, SMALL, CutRules(protect_first_n=3)) != Why.TOO_FEW

@@ -103,6 +103,11 @@ def test_every_language_becomes_a_shorter_line_that_stays_the_same(passage: str,
     assert again == Pruned(transcript=once.transcript, results=0, arguments=0)
 
 
+def test_what_one_style_made_no_other_makes_anew() -> None:
+    once = pruned(asked("{}"), result("a", LONG), style="excerpt").transcript
+    assert pruned(*once).transcript == once
+
+
 def test_the_rows_that_were_given_stay_as_they_are() -> None:
     rows = (asked('{"content": "' + "x" * 900 + '"}'), result("a", LONG))
     before = (rows[0].body.calls[0].arguments, rows[1].text)

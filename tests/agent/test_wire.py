@@ -166,6 +166,12 @@ def test_a_result_that_lost_its_call_is_dropped() -> None:
     assert roles(human("go"), result("a"), answer("done"), human("ok")) == ["user", "assistant", "user"]
 
 
+def test_a_result_behind_a_handoff_answers_no_call_in_front_of_it() -> None:
+    record = row(Role.USER, "record", origin=Origin.SUMMARY, sender_ref=None, sender_name=None)
+    rows = (human("go"), answer(None, "a"), answer("gone"), record, human("x"), result("a", "another's"))
+    assert chat_messages("", rows, STYLE)[2]["content"] == LOST_RESULT
+
+
 def test_ids_that_a_model_uses_again_are_told_apart() -> None:
     rows = (human("go"), answer(None, "a"), result("a", "1"), answer(None, "a"), result("a", "2"))
     sent = chat_messages("", rows, STYLE)
