@@ -39,6 +39,12 @@ def test_two_strikes_in_a_row_block_until_the_conversation_has_grown_by_a_tenth(
     assert armed.compressed(52_800).judged(52_000, threshold=40_000).is_blocked, "one more such pass blocks again"
 
 
+def test_a_compression_that_helps_lifts_a_block_whoever_asked_for_it() -> None:
+    blocked = ContextState(strikes=2, blocked_at=90_000)
+    helped = blocked.compressed(99_000).judged(30_000, threshold=50_000)
+    assert (helped.strikes, helped.is_blocked) == (0, False)
+
+
 def test_what_was_taken_back_is_left_alone_until_it_grows_or_there_is_no_room() -> None:
     held = ContextState(strikes=2, blocked_at=1).undone(60_000)
     assert (held.held_at, held.is_blocked) == (60_000, False)
