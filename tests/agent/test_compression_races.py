@@ -94,6 +94,46 @@ async def test_of_all_layers_at_once_one_compresses_and_the_others_learn_that_th
             await agent.close()
 
 
+@pytest.fixture
+async def rival(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    async with dialled(server, "lab-9k") as model:
+        yield model
+
+
+async def test_a_turn_whose_prompt_was_refused_goes_on_in_the_view_of_whoever_was_faster(
+    chat: Chat, small: ChatCompletionsModel, rival: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
+    llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 0.6, "text": summary_of("the loser")}])
+    agent, faster = agent_of(chat, small), agent_of(chat, rival)
+    turn = await fill_and_ask(chat, agent, 3_500)
+    running = asyncio.create_task(agent.run(turn, Sink()))
+    await llm.requests.query({"wait": 5}, lambda row: bool(row.get("summary")))
+    assert isinstance(await by_hand(chat, faster, scene_of(turn)), Compressed)
+    await chat.finish(turn, await running)
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("manual", "compressed", "model")]
+    assert found.summary_calls == ["ok", "ok"]
+
+
+async def test_whoever_fails_after_another_has_compressed_leaves_no_trace_but_the_call(
+    chat: Chat, small: ChatCompletionsModel, rival: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 0.6, "error": {"kind": "401"}}])
+    agent, faster = agent_of(chat, small), agent_of(chat, rival)
+    turn = await fill_and_ask(chat, agent, 3_500)
+    slow = asyncio.create_task(by_hand(chat, agent, scene_of(turn)))
+    await llm.requests.query({"wait": 5}, lambda row: bool(row.get("summary")))
+    assert isinstance(await by_hand(chat, faster, scene_of(turn)), Compressed)
+    outcome = await slow
+    assert isinstance(outcome, NotNeeded)
+    assert outcome.why is Why.MOVED
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("manual", "compressed", "model")]
+    assert sorted(found.summary_calls) == ["auth", "ok"]
+    assert found.state.cooldowns == {}
+
+
 # ---- cancelled at every await
 
 

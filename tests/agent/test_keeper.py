@@ -259,16 +259,20 @@ async def test_a_provider_that_refuses_everything_is_asked_so_often_and_no_more(
 async def test_refusals_are_counted_by_the_turn_whatever_comes_between_them(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """Refused, then a tool call, and so on: a turn that could go on for ever."""
-    refusal = {"has_tools": True, "error": {"kind": "413"}}
-    call = {"has_tools": True, "tool_calls": [{"name": "dump", "arguments": {}}]}
-    for _ in range(MOST_OVERFLOWS + 3):
-        llm.add_scripts([dict(refusal), dict(call)])
-    agent = agent_of(chat, small)
+    """Refused, then tools, and so on: a turn that could go on for ever."""
+    dumps = [{"name": "dump", "arguments": {}}] * 3
+    for _ in range(MOST_OVERFLOWS + 2):
+        llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
+        llm.add_scripts([{"has_tools": True, "times": 2, "tool_calls": dumps}])
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    llm.models["lab-8k"] = {"context": 131_072, "max_output": 40_000}
+    agent = agent_of(chat, small, context_length=131_072)
     turn = await fill_and_ask(chat, agent, 4_000)
     with pytest.raises(ContextOverflow):
         await agent.run(turn, Sink())
-    assert sum(row["outcome"] == "scripted 413" for row in llm.requests.rows) <= MOST_OVERFLOWS + 1
+    assert sum(row["outcome"] == "scripted 413" for row in llm.requests.rows) == MOST_OVERFLOWS + 1
+    expected = [("overflow", "compressed", "model")] * MOST_OVERFLOWS
+    assert (await look(chat, turn.lineage_id)).compressions == expected
 
 
 async def test_a_refused_output_limit_lowers_that_call_and_touches_no_window(
