@@ -59,19 +59,16 @@ _AUTHORIZATION = re.compile(r"\b(Bearer|Basic|Bot|Token)(\s+)([A-Za-z0-9+/_.~=-]
 _SECRET_NAME = (
     r"(?:api[_-]?key|access[_-]?key|private[_-]?key|client[_-]?secret|secret|token|passwd|password|passphrase|pwd)"
 )
-# What those two hold, in lower case. A search for a word is quick, a search for one of several words is not.
+# A search for a word is quick, a search for one of several words is not; both are for texts in lower case.
 _NAMES = tuple(
     (ending, re.compile(rf"""{ending}["']?\s{{0,3}}(?:=>|[:=])"""))
     for ending in ("key", "secret", "token", "passwd", "password", "passphrase", "pwd")
 )
 _SCHEMES = tuple((word, re.compile(rf"{word}\s+[a-z0-9+/_.~=-]{{16}}")) for word in ("bearer", "basic", "bot", "token"))
-_NAMED = re.compile(
-    rf"""((?<![A-Za-z0-9])[A-Za-z0-9_.-]{{0,40}}{_SECRET_NAME}["']?\s{{0,3}}(?:=>|[:=])\s{{0,3}})"""
-    r"""(?:(["'])([^"'\r\n]{6,})\2|([^\s"'&,;<>()\[\]{}]{6,}))""",
-    re.IGNORECASE,
-)
-_ASSIGNED = re.compile(r"(?:key|secret|token|passwd|password|passphrase|pwd)[\"']?\s{0,3}[:=]", re.IGNORECASE)
-"""What `_NAMED` finds holds this, and few texts do: a cheap look before the dear one."""
+_NAME = re.compile(rf"""(?<![A-Za-z0-9])[A-Za-z0-9_.-]{{0,40}}{_SECRET_NAME}["']?\s{{0,3}}(?:=>|[:=])""", re.IGNORECASE)
+_LONGEST_NAME = 56
+"""Characters in front of a name's last word, at most."""
+_VALUE = re.compile(r"""\s{0,3}(?:(["'])([^"'\r\n]{6,})\1|([^\s"'&,;<>()\[\]{}]{6,}))""")
 _NAME_ALONE = re.compile(rf"(?:^|[A-Za-z0-9_.-])*?{_SECRET_NAME}$", re.IGNORECASE)
 _LONG_VALUE_CHARS = 12
 
@@ -86,13 +83,35 @@ def redact(text: str) -> str:
     lower = text.lower()
     if _holds(_SCHEMES, lower):
         text = _AUTHORIZATION.sub(rf"\1\2{MARK}", text)
-    if _holds(_NAMES, lower):
-        text = _NAMED.sub(_replace_named, text)
-    return text
+    return _without_named(text, lower)
 
 
 def _holds(words: Iterable[tuple[str, re.Pattern[str]]], text: str) -> bool:
     return any(word in text and pattern.search(text) is not None for word, pattern in words)
+
+
+def _without_named(text: str, lower: str) -> str:
+    """Looks only around the places where something that may be a secret's name is given a value."""
+    ends = [match.span() for word, pattern in _NAMES if word in lower for match in pattern.finditer(lower)]
+    if not ends:
+        return text
+    if len(lower) != len(text):  # a letter that is two in lower case: the places are not the text's
+        ends = [match.span() for match in _NAME.finditer(text)]
+    kept: list[str] = []
+    done = looked = 0
+    for start, end in sorted(ends):
+        name = _NAME.search(text, max(looked, start - _LONGEST_NAME), end) if start >= looked else None
+        looked = max(looked, end)  # no name reaches over what ends another
+        value = _VALUE.match(text, end) if name is not None else None
+        if value is None:
+            continue
+        _, quoted, bare = value.groups()
+        looked = value.end()
+        if not (quoted or bare).startswith(MARK[:-1]) and _looks_secret(quoted or bare):
+            place = value.span(2 if quoted else 3)
+            kept += (text[done : place[0]], MARK)
+            done = place[1]
+    return "".join((*kept, text[done:]))
 
 
 def _without_shapes(text: str) -> str:
@@ -124,14 +143,6 @@ class Redactor:
         if self._exact is not None and any(form in text for form in self._forms):
             text = self._exact.sub(MARK, text)
         return redact(text)
-
-
-def _replace_named(match: re.Match[str]) -> str:
-    name, quoting, quoted, bare = match.groups()
-    value = quoted or bare
-    if value.startswith(MARK[:-1]) or not _looks_secret(value):
-        return match.group()
-    return f"{name}{quoting or ''}{MARK}{quoting or ''}"
 
 
 def _looks_secret(value: str) -> bool:
