@@ -4,10 +4,14 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from zoneinfo import ZoneInfo
 
 from agent.context.compressor import SummaryRoute
 from agent.context.events import Listener
+from agent.context.foreign import ModelFacts
+from agent.context.plugins import load_engine
+from agent.context.port import Engine
 from agent.model.base import ChatModel
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.offline import OfflineModel
@@ -144,10 +148,14 @@ def make_agent(
     listeners: Sequence[Listener],
     clock: Clock,
 ) -> Agent:
-    """The agent around a model. The built-in offline model is never asked for a summary: it cannot write one."""
+    """The agent around a model. The built-in offline model is never asked for a summary: it cannot write one.
+
+    Raises `ConfigError` for a context engine that is not there or is broken.
+    """
     config = loaded.config
     settings, habits = config.model, config.agent
     zone = ZoneInfo(habits.time_zone) if habits.time_zone is not None else datetime.now().astimezone().tzinfo
+    redactor = Redactor(loaded.secrets())
     own = SummaryRoute(model=model, context_length=Tokens(settings.context_length), mark=settings_mark(config))
     routes = [route for route in (summary, own if settings.protocol != "offline" else None) if route is not None]
     return Agent(
@@ -167,8 +175,25 @@ def make_agent(
         clock=clock,
         summary_routes=routes,
         listeners=listeners,
-        redact=Redactor(loaded.secrets()),
+        redact=redactor,
+        make_engine=_engine_maker(loaded, redactor, clock),
     )
+
+
+def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Callable[[Engine], Engine] | None:
+    """Puts the plugin that `context.engine` names in front of the built-in engine. Raises `ConfigError`."""
+    engine = load_engine(loaded.config.context.engine, loaded.home)
+    if engine is None:
+        return None
+    settings = loaded.config.model
+    facts = ModelFacts(
+        name=settings.name or "offline",
+        context_length=Tokens(settings.context_length),
+        base_url=settings.base_url or "",
+        api_key=settings.api_key.get_secret_value() if settings.api_key is not None else "",
+        provider=settings.protocol,
+    )
+    return partial(engine.around, model=facts, redact=redactor, clock=clock)
 
 
 def agent_inputs(config: Config) -> tuple[Section, ...]:

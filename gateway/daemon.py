@@ -296,7 +296,11 @@ class _Daemon:
         plan = reload_differences(self._loaded, new)
         merged = merge_for_reload(self._loaded, new)
         if agent_inputs(merged.config) != agent_inputs(self._loaded.config):
-            self._live.agent = self._new_agent(merged)
+            try:
+                self._live.agent = self._new_agent(merged)
+            except ConfigError as error:
+                log.error("config.rejected", error=str(error), kept="the last good configuration")
+                return
         self._loaded = merged
         self._live.config = merged.config
         self._reloaded.set()

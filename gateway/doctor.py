@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from agent.context.plugins import load_engine
 from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.home import StateDirectory, locate_home
@@ -195,6 +196,10 @@ def _access(loaded: LoadedConfig) -> Iterator[Finding]:
 
 
 def _context(loaded: LoadedConfig) -> Iterator[Finding]:
+    try:
+        load_engine(loaded.config.context.engine, loaded.home)
+    except ConfigError as error:
+        yield Finding(check="context", verdict=Verdict.FAILED, text=str(error))
     limits, fixed = window_limits(loaded.config), fixed_prompt_tokens(loaded.config)
     text = (
         f"Conversations are compressed from {limits.threshold:,} of {limits.input_window:,} tokens on; "

@@ -29,8 +29,8 @@ from hermes_state.errors import ContextOverflow
 from hermes_state.lineage import Layer, plan_undo
 from hermes_state.sessions import Session
 from hermes_state.store import Store
-from hermes_state.transcripts import View
-from hermes_state.values import CanonicalUsage, Clock, Millis, ReportedTokens, Tokens
+from hermes_state.transcripts import View, load_session_view
+from hermes_state.values import CanonicalUsage, Clock, Millis, ReportedTokens, SessionId, Tokens
 from hermes_state.views import ViewCache
 
 log = structlog.get_logger()
@@ -217,34 +217,44 @@ class ContextKeeper:
         """Take the compression back, inside the caller's transaction. Raises `LineageMoved`."""
         return settle_undo(db, undoing, now)
 
-    async def ended(self, view: View, *, was_reset: bool) -> None:
-        """A conversation has really ended, by `/new` (`was_reset`) or by time. To be told behind its transaction."""
-        await self._drafts.drop(view.session.lineage_id)
-        await self._drafts.engine.told(Ended(view=view, was_reset=was_reset))
+    async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
+        """To be called behind the transaction that ends a conversation, by `/new` (`was_reset`) or by time.
+
+        Nothing happens where the session has not ended after all.
+        """
+        view = await self._store.read(_load_ended, session_id)
+        if view is not None:
+            await self._drafts.drop(view.session.lineage_id)
+            await self._drafts.engine.told(Ended(view=view, was_reset=was_reset))
 
     # ---- after a reply
 
-    async def after_reply(self, scene: Scene, room: Room, usage: CanonicalUsage, *, is_last: bool) -> Pressure | None:
+    async def after_reply(
+        self, scene: Scene, room: Room, usage: CanonicalUsage | None, *, is_last: bool
+    ) -> Pressure | None:
         """Learn from a provider's count, see whether the last compression has helped, and what people should know.
 
-        `is_last`: an answer follows, with which people can be told.
+        `usage` is None where the provider counts nothing; then our estimate has to do for the verdict, or a
+        compression that does not help would be repeated for ever. `is_last`: an answer follows, with which people can
+        be told.
         """
-        reported = usage.prompt
-        await self._rooms.profiles.learn(room.request, reported, room.view)
-        await self._drafts.engine.told(Replied(session=room.view.session, usage=usage))
+        if usage is not None:
+            await self._rooms.profiles.learn(room.request, usage.prompt, room.view)
+            await self._drafts.engine.told(Replied(session=room.view.session, usage=usage))
         stored = state_of(room.view.session.context_state)
-        state = stored.judged(reported, self.limits.threshold)
+        tokens = room.estimated if usage is None else usage.prompt
+        state = stored.judged(tokens, self.limits.threshold)
         if state is not stored:
-            await self._keep_verdict(scene, room, stored, state, reported)
-        return await self._pressure(scene, room, state, reported) if is_last else None
+            await self._keep_verdict(scene, room, stored, state, tokens)
+        return await self._pressure(scene, room, state, usage.prompt) if is_last and usage is not None else None
 
     async def _keep_verdict(
-        self, scene: Scene, room: Room, before: ContextState, judged: ContextState, reported: ReportedTokens
+        self, scene: Scene, room: Room, before: ContextState, judged: ContextState, tokens: int
     ) -> None:
         has_helped = judged.strikes == 0
         log.info("compression.judged", lineage_id=scene.lineage_id, has_helped=has_helped, strikes=judged.strikes)
         is_news = judged.is_blocked and not before.is_blocked
-        events = [Blocked(tokens=reported, threshold=self.limits.threshold)] if is_news else []
+        events = [Blocked(tokens=tokens, threshold=self.limits.threshold)] if is_news else []
         session_id, listeners, now = room.view.session.id, self._drafts.listeners, self._clock.now()
         await self._store.write(keep_verdict, scene, session_id, judged, has_helped, events, listeners, now)
 
@@ -320,3 +330,10 @@ class ContextKeeper:
 def _is_another_view(outcome: CompressionOutcome) -> bool:
     """Whether the conversation goes on from another view now: ours, or that of whoever was faster."""
     return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is Why.MOVED)
+
+
+def _load_ended(db: Connection, session_id: SessionId) -> View | None:
+    session = sessions.load_session(db, session_id)
+    if session.ended_at is None:
+        return None
+    return View(session=session, transcript=load_session_view(db, session_id))

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import SecretStr
 
+from agent.context.plugins import load_engine
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
@@ -23,6 +24,7 @@ def check(as_json: Json = False) -> None:
     """
     try:
         loaded = load_config(process_environment())
+        load_engine(loaded.config.context.engine, loaded.home)
     except ConfigError as error:
         if not as_json:
             raise

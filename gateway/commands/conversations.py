@@ -22,7 +22,14 @@ MAX_TITLE_CHARS = 100
 
 async def new(invocation: Invocation) -> Effect:
     title = _title(invocation.argument) if invocation.argument else None
-    return Effect(apply=partial(_new, invocation.chat.id, title))
+    desk = invocation.desk
+    before = await desk.store.read(sessions.load_active, invocation.chat.id)
+
+    async def tell_context() -> None:
+        if before is not None and before.ended_at is None:
+            await desk.live.agent.context.ended(before.id, was_reset=True)
+
+    return Effect(apply=partial(_new, invocation.chat.id, title), after=tell_context)
 
 
 def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str:

@@ -289,3 +289,10 @@ def test_a_window_that_the_prompt_itself_fills_is_told(environ: dict[str, str]) 
     [crowded] = [finding for finding in examine(environ, is_online=False) if finding.check == "context"]
     assert crowded.verdict is Verdict.WARNING
     assert "model.context_length" in crowded.text
+
+
+def test_a_context_engine_that_nobody_has_is_told(environ: dict[str, str]) -> None:
+    environ["HERMES_CONTEXT__ENGINE"] = "compresor"
+    texts = [finding.text for finding in examine(environ, is_online=False) if finding.verdict is Verdict.FAILED]
+    assert len(texts) == 1
+    assert "compressor" in texts[0]
