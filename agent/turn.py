@@ -196,7 +196,7 @@ class Agent:
             if not done.reply.calls:
                 return await self._answer(scene, room, done)
             message = await self._store.write(journal.append_calls, turn.id, _model_step(done), self._clock.now())
-            await self._after_reply(scene, room, done.reply, is_last=False)
+            await self.context.after_reply(scene, room, done.reply.usage, is_last=False)
             rounds += 1
             await self._run_calls(turn, message, message.body.calls)
             view = await self._after_tools(turn, scene)
@@ -318,16 +318,11 @@ class Agent:
         text = f"about {room.estimated} of {window} tokens"
         return ContextOverflow(text, prompt_tokens=room.estimated, window=window)
 
-    async def _after_reply(self, scene: Scene, room: Room, reply: ModelReply, *, is_last: bool) -> Pressure | None:
-        if reply.usage is None:
-            return None
-        return await self.context.after_reply(scene, room, reply.usage, is_last=is_last)
-
     async def _answer(self, scene: Scene, room: Room, done: Completion) -> Answer:
         text, reply = done.reply.text.strip(), done.reply
         if reply.finish is Finish.LENGTH:
             text = f"{text}\n\n{CUT_OFF}"
-        pressure = await self._after_reply(scene, room, reply, is_last=True)
+        pressure = await self.context.after_reply(scene, room, reply.usage, is_last=True)
         return Answer(
             text=text, call=done.call, reported_prompt_tokens=_reported_prompt_tokens(reply), pressure=pressure
         )

@@ -64,3 +64,20 @@ async def test_switched_off_a_conversation_beyond_its_window_is_left_alone_and_p
     assert (await look(chat, turn.lineage_id)).compressions == []
     assert asked_for_summaries(llm) == 0
     assert agent.context.limits.context_length == 8_192, "our own estimate says nothing about the model"
+
+
+async def test_passes_that_hardly_help_stop_although_the_provider_counts_nothing(
+    chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    """A system prompt beyond the threshold, and a provider without a usage report."""
+    llm.add_scripts(
+        [
+            {"summary": True, "times": -1, "text": summary_of("the scribe"), "no_usage": True},
+            {"times": -1, "text": "Yes.", "no_usage": True},
+        ]
+    )
+    async with dialled(server, "lab-32k") as model:
+        agent = agent_of(chat, model, context_length=32_768, persona=LONG * 32)
+        for number in range(12):
+            await say(chat, agent, f"and {number}? {LONG}")
+    assert 0 < asked_for_summaries(llm) <= 4
