@@ -13,7 +13,7 @@ from datetime import UTC, tzinfo
 import structlog
 
 from agent.context.assembly import Middle, child_context, middle_of, record_for
-from agent.context.cuts import Cut, CutRules, find_cut
+from agent.context.cuts import LEAST_TAIL_ROWS, Cut, CutRules, find_cut
 from agent.context.estimate import Estimator
 from agent.context.fitting import fitted
 from agent.context.limits import Limits, summary_input_tokens
@@ -53,6 +53,10 @@ TOOK_TOO_LONG = "The summary took too long."
 
 TINY_FACTOR = 2
 """A middle of less than so many times the handoff's own words is not worth a model call."""
+
+
+SHORT_TAIL_PERCENT = 20
+"""Of all messages: the kept end of a conversation that fits into the usual one as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +185,6 @@ class Compressor:
         if isinstance(plan, Why):
             return _not_needed(plan, job), state
         self._log_plan(job, plan)
-        handoff_tokens = int(estimated_text_tokens(framed("")))
-        if plan.content_tokens < TINY_FACTOR * handoff_tokens:
-            return _not_needed(Why.NOT_SMALLER, job), state
         written, state = await self._written(job, plan, state, routes, record_failure)
         if isinstance(written, Aborted):
             return written, state
@@ -236,13 +237,18 @@ class Compressor:
         rows = job.view.transcript
         sizes = [int(estimator.rows((row,), job.request.style)) for row in rows]
         cut = find_cut(rows, sizes, job.limits, self._settings.cut, keep_turns=job.keep_turns)
+        if job.keep_turns is None and isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job):
+            shorter = replace(job.limits, tail=Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
+            cut = find_cut(rows, sizes, shorter, replace(self._settings.cut, protect_last_n=LEAST_TAIL_ROWS))
         if isinstance(cut, Why):
             return cut
+        content = _content(cut, sizes)
+        if content < _least_content():
+            return Why.NOT_SMALLER
         # The newest rows are never pruned, however large: the model is in the middle of working with them.
         upto = min(cut.tail_start, max(0, len(rows) - self._settings.cut.protect_last_n))
         pruned = prune(rows, upto=upto, style=self._settings.prune_style)
         middle = middle_of(rows, cut)
-        content = sum(sizes[place] for place in range(cut.head_end, cut.tail_start) if place not in cut.kept)
         return _Plan(
             cut=cut,
             middle=middle,
@@ -366,6 +372,22 @@ class Preview:
     tokens_before: EstimatedTokens
     summary_tokens: Tokens
     tokens_after: EstimatedTokens
+
+
+def _content(cut: Cut, sizes: Sequence[int]) -> int:
+    """Tokens that leave the view."""
+    return sum(sizes[place] for place in range(cut.head_end, cut.tail_start) if place not in cut.kept)
+
+
+def _least_content() -> int:
+    return TINY_FACTOR * int(estimated_text_tokens(framed("")))
+
+
+def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:
+    """Nearly everything fits into the kept end, although it was asked for, or there are too many messages."""
+    tail = len(sizes) - cut.tail_start
+    is_long = job.message_limit is not None and tail * 2 > job.message_limit
+    return is_long or _content(cut, sizes) < _least_content()
 
 
 def cooldown_key(layer: Layer, route: SummaryRoute) -> CooldownKey:

@@ -161,6 +161,17 @@ async def test_preview_says_what_would_happen_and_changes_nothing(store: Store, 
         assert f"{2 * COUNT} → {head + 1 + tail} messages" in done
 
 
+@pytest.mark.parametrize("count", [10, 25, 27, 34])
+async def test_a_conversation_that_fits_into_the_kept_end_is_compressed_all_the_same(
+    store: Store, tmp_path: Path, count: int
+) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=count) as gateway:
+        before = len(await view_of(gateway))
+        assert "Compressed: " in await compress(gateway)
+        assert len(await view_of(gateway)) < before
+
+
 # ---- nothing to do, and what goes wrong
 
 
@@ -300,6 +311,25 @@ async def test_two_compressions_are_taken_back_one_after_the_other(store: Store,
         assert (await view_of(gateway))[: len(first)] == first
         assert said(await view_of(gateway))[-1] == "MORE-11"
         assert "no compression" in await compress(gateway, "undo")
+
+
+async def test_undo_after_hygiene_holds_until_the_conversation_has_grown(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    settings = ContextSettings(hard_message_limit=50)
+    async with talking(store, tmp_path, model, context=settings, count=25) as gateway:
+        whole = await view_of(gateway)
+        await gateway.say("one too many")
+        await gateway.quiet()
+        assert await gateway.rows(EVENTS) == [("hygiene", "compressed", None, "model")]
+        told = await compress(gateway, "undo")
+        assert "Taken back: I see 52 messages again" in told
+        assert (await view_of(gateway))[:50] == whole
+        await gateway.ask("still more")
+        assert len(await gateway.rows(EVENTS)) == 1, "it waits"
+        for number in range(8):
+            await gateway.say(f"MORE-{number}. {WORDS}")
+            await gateway.quiet()
+        assert [row[0] for row in await gateway.rows(EVENTS)][1:2] == ["hygiene"], "it has grown by a tenth"
 
 
 async def test_what_does_not_fit_any_more_is_not_brought_back(store: Store, tmp_path: Path) -> None:

@@ -198,6 +198,20 @@ async def test_the_limit_of_messages_is_told(store: Store, tmp_path: Path) -> No
         assert "the limit is 50" not in read_by_the_model(model)
 
 
+async def test_many_short_messages_are_compressed_now_and_then_and_not_with_every_message(
+    store: Store, tmp_path: Path
+) -> None:
+    model = CountingModel()
+    context = ContextSettings(hard_message_limit=50)
+    async with talking(store, tmp_path, model, length=131_072, context=context) as gateway:
+        for number in range(100):
+            await gateway.say(f"{number} is a short message, but not too short for a summary of many of its kind")
+            await gateway.quiet()
+        [(done,)] = await gateway.rows("SELECT count(*) FROM compressions")
+        assert 4 <= done <= 12
+        assert notices(gateway, "hardly shortens") == []
+
+
 @pytest.mark.parametrize("count", [20, 24])
 async def test_below_the_limit_nothing_is_said(store: Store, tmp_path: Path, count: int) -> None:
     model = CountingModel()
