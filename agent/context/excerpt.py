@@ -32,6 +32,10 @@ AIM_PERCENT = 95
 """Of the limit, when the length of messages is chosen: what they really take is seen only then."""
 GAP_TOKENS = 8
 """The line that says how many messages are not shown."""
+BYTES_PER_TOKEN = 3
+"""At least, of stubs and arguments."""
+BATCH_CHARACTERS = 10_000
+"""Looked at together for secrets."""
 RECORD_CHARACTERS = 100_000
 RECORD_LINES = 1_000
 """An earlier record beyond these was not written here: its middle is left out."""
@@ -47,9 +51,9 @@ Redact = Callable[[str], str]
 
 def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = UTC, has_names: bool = False) -> str:
     """The rows as text of about `limit` estimated tokens at most, whatever its language."""
-    costs = [ROW_SIZES.text_of(row, _WHOLE) + ENTRY_TOKENS for row in rows]
+    costs = [_row_tokens(row) + ENTRY_TOKENS for row in rows]
     if sum(costs) <= limit:
-        return "\n".join(_entry(row, redact, zone, has_names=has_names) for row in rows)
+        return "\n".join(_entries(rows, redact, zone, has_names=has_names))
     lengths = [_length(row) for row in rows]
     most = _row_characters(costs, lengths, limit * AIM_PERCENT // 100)
     costs = [_cost(cost, length, most) for cost, length in zip(costs, lengths, strict=True)]
@@ -57,9 +61,9 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
     if sum(costs) > limit:
         costs = [cost + GAP_TOKENS for cost in costs]
         kept = _sample(rows, kept, costs, limit)
-    entries: dict[int, str] = {}
+    shown = _entries([rows[place] for place in kept], redact, zone, has_names=has_names)
+    entries = {place: both_ends(entry, most) for place, entry in zip(kept, shown, strict=True)}
     for place in kept:
-        entries[place] = both_ends(_entry(rows[place], redact, zone, has_names=has_names), most)
         if lengths[place] > most:  # its ends may be of another script than the whole
             costs[place] = GAP_TOKENS + estimated_text_tokens(entries[place])
     if sum(costs[place] for place in kept) > limit:
@@ -88,7 +92,11 @@ def bounded_record(text: str, limit: Tokens, redact: Redact) -> str:
 def clean(text: str, redact: Redact) -> str:
     """`text` without secrets and unable to close the tags around it. Cut only what is clean: half a secret is none
     that could be recognised."""
-    return _TAG.sub("(", redact(text).replace(MARK, SECRET_MARK))
+    return _untagged(redact(text))
+
+
+def _untagged(text: str) -> str:
+    return _TAG.sub("(", text.replace(MARK, SECRET_MARK))
 
 
 def both_ends(text: str, limit: int) -> str:
@@ -144,10 +152,26 @@ def said(row: Message) -> Iterator[str]:
 # ---- one message
 
 
-def _entry(row: Message, redact: Redact, zone: tzinfo, *, has_names: bool) -> str:
-    text = " ".join(piece for piece in said(row) if piece)
-    entry = clean(f"[m{row.id} {moment(row.created_at, zone)} {_speaker(row, has_names=has_names)}] {text}", redact)
-    return "\n  ".join(entry.splitlines())
+def _entries(rows: Sequence[Message], redact: Redact, zone: tzinfo, *, has_names: bool) -> Iterator[str]:
+    """The rows' entries. Most hold no secret, and many are looked at together: only where one is found, each is."""
+    batch: list[str] = []
+    size = 0
+    for row in rows:
+        text = " ".join(piece for piece in said(row) if piece)
+        batch.append(f"[m{row.id} {moment(row.created_at, zone)} {_speaker(row, has_names=has_names)}] {text}")
+        size += len(text)
+        if size >= BATCH_CHARACTERS:
+            yield from _cleaned(batch, redact)
+            batch, size = [], 0
+    yield from _cleaned(batch, redact)
+
+
+def _cleaned(entries: Sequence[str], redact: Redact) -> Iterator[str]:
+    together = "\n".join(entries)
+    has_secrets = redact(together) != together
+    for entry in entries:
+        lines = _untagged(redact(entry) if has_secrets else entry).splitlines()
+        yield entry if lines == [entry] else "\n  ".join(lines)
 
 
 def _speaker(row: Message, *, has_names: bool) -> str:
@@ -162,6 +186,14 @@ def _speaker(row: Message, *, has_names: bool) -> str:
 
 def _name(text: str | None) -> str:
     return " ".join((text or "").split())[:64].translate(_NAME_BRACKETS)
+
+
+def _row_tokens(row: Message) -> int:
+    """What the row takes. Those that pruning may have shortened were not measured before: of them, what is likely."""
+    if row.role is not Role.TOOL and not row.body.calls:
+        return ROW_SIZES.text_of(row, _WHOLE)
+    texts = [row.text or "", *(call.arguments for call in row.body.calls)]
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) // BYTES_PER_TOKEN
 
 
 def _length(row: Message) -> int:

@@ -105,12 +105,16 @@ def _stub(row: Message, text: str, call: ToolCall | None) -> str:
 
 def _outcome(text: str) -> str:
     """How the call went, as far as its text shows: an exit code, an error's first line, else how it begins."""
-    exit_code = _EXIT.search(text[:400]) or _EXIT.search(text[-400:])
-    first = next((line for line in text[:4_000].splitlines() if line.strip()), "")
-    begins = _one_line(first, OUTCOME_CHARACTERS)
+    exit_code = _exit_code(text[:400]) or _exit_code(text[-400:])
+    begins = _one_line(next(iter(text[:4_000].lstrip()[:400].splitlines()), ""), OUTCOME_CHARACTERS)
     if exit_code is not None:
         return f"exit code {exit_code[1]}"
     return f"failed, {begins!r}" if _FAILS.match(text[:200]) else f"ok, begins {begins!r}"
+
+
+def _exit_code(text: str) -> re.Match[str] | None:
+    lower = text.lower()  # to see that it holds no such word takes a hundredth of the search
+    return _EXIT.search(text) if "exit" in lower or "returncode" in lower else None
 
 
 def _target(call: ToolCall | None) -> str:
