@@ -14,7 +14,7 @@ HermesError
 │   └── TokenRejected         fatal for this adapter, not for the daemon
 ├── ModelError         the turn fails or is tried again; `agent/model/failures.py` has the remedies
 │   ├── ModelUnavailable · ModelTimeout · ModelRateLimited · AuthRejected · QuotaExceeded · ContentFiltered
-│   └── ContextOverflow · OutputCapTooLarge · ReplyMalformed
+│   └── NotOffered · ContextOverflow · OutputCapTooLarge · ReplyMalformed
 ├── ToolError          goes back to the model as a tool result; the turn goes on
 ├── StateError
 │   ├── StoreUnavailable      nothing was written; the caller's keys make the retry safe
@@ -118,6 +118,10 @@ class QuotaExceeded(ModelError):
 
 class ContentFiltered(ModelError):
     """The provider refused the content."""
+
+
+class NotOffered(ModelError):
+    """The provider has no such model or address; the prompt does not matter."""
 
 
 class ContextOverflow(ModelError):

@@ -35,6 +35,7 @@ from hermes_state.errors import (
     ModelRateLimited,
     ModelTimeout,
     ModelUnavailable,
+    NotOffered,
     QuotaExceeded,
 )
 from hermes_state.lineage import ContextItem, Layer
@@ -43,7 +44,7 @@ from hermes_state.values import Clock, EstimatedTokens, Millis, ModelCallRecord,
 
 log = structlog.get_logger()
 
-PASSING_FAILURES = (AuthRejected, QuotaExceeded, ModelUnavailable, ModelTimeout, ModelRateLimited)
+PASSING_FAILURES = (AuthRejected, QuotaExceeded, NotOffered, ModelUnavailable, ModelTimeout, ModelRateLimited)
 """Trouble with the provider, not with the conversation: while there is room, waiting loses nothing."""
 
 LONGEST_PERCENT = 150

@@ -17,8 +17,8 @@ REARM_GROWTH_PERCENT = 10
 """How much a blocked or held conversation has to grow before it is tried again."""
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
-"""After a failure that a minute does not mend: a refused key, an empty account."""
-LASTING_FAILURES = frozenset({"auth", "quota", "rejected"})
+"""After a failure that a minute does not mend: a refused key, an empty account, a wrong name."""
+LASTING_FAILURES = frozenset({"auth", "quota", "not_offered", "rejected"})
 
 CooldownKey: TypeAlias = str
 """`loop` or `hygiene`, the route and model of the summary, and the mark of the settings behind them."""

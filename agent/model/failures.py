@@ -10,6 +10,7 @@ from hermes_state.errors import (
     ModelRateLimited,
     ModelTimeout,
     ModelUnavailable,
+    NotOffered,
     OutputCapTooLarge,
     QuotaExceeded,
     ReplyMalformed,
@@ -68,6 +69,13 @@ REMEDIES: tuple[Remedy, ...] = (
         outcome="content_filtered",
         attempts=1,
         sentence="The model provider's content filter stopped this answer; please put the request differently.",
+    ),
+    Remedy(
+        kind=NotOffered,
+        outcome="not_offered",
+        attempts=1,
+        sentence="The model provider does not have this model at this address; whoever runs this gateway has to check "
+        "`model.name` and `model.base_url`.",
     ),
     Remedy(
         kind=ContextOverflow,

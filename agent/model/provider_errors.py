@@ -15,6 +15,7 @@ from hermes_state.errors import (
     ModelError,
     ModelRateLimited,
     ModelUnavailable,
+    NotOffered,
     OutputCapTooLarge,
     QuotaExceeded,
 )
@@ -34,6 +35,8 @@ _OUTPUT_CAP = re.compile(
 )
 LEAST_OUTPUT_ROOM = 256
 """A prompt that leaves less room than this for an answer is too long, whatever output was asked for."""
+_BLAMES_REQUEST = (400, 422)
+"""Without a reason it may be anything about the request, its length too."""
 _QUOTA_CODES = frozenset({"insufficient_quota", "insufficient_credits", "billing_hard_limit_reached"})
 _FILTER_CODES = frozenset({"content_filter", "content_policy_violation"})
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
@@ -84,7 +87,7 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
         return _too_long(what, fields, text)
     if status >= 500 or status in (408, 409, 425):
         return ModelUnavailable(what)
-    return ModelError(what)
+    return ModelError(what) if status in _BLAMES_REQUEST else NotOffered(what)
 
 
 def stream_error(body: object) -> ModelError:

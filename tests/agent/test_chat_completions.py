@@ -20,6 +20,7 @@ from hermes_state.errors import (
     ModelRateLimited,
     ModelTimeout,
     ModelUnavailable,
+    NotOffered,
     QuotaExceeded,
     ReplyMalformed,
 )
@@ -170,7 +171,7 @@ async def test_a_model_that_knows_the_output_limit_by_its_newer_name_is_asked_so
         ({"error": {"kind": "500"}}, ModelUnavailable),
         ({"error": {"kind": "503"}}, ModelUnavailable),
         ({"error": {"kind": "529"}}, ModelUnavailable),
-        ({"error": {"kind": "404"}}, ModelError),
+        ({"error": {"kind": "404"}}, NotOffered),
         ({"error": {"kind": "413"}}, ContextOverflow),
         ({"error": {"kind": "context"}}, ContextOverflow),
         ({"error": {"kind": "content_filter"}}, ContentFiltered),

@@ -10,7 +10,7 @@ from agent.context.state import ContextState, stored_form
 from agent.model.chat_completions import ChatCompletionsModel
 from agent.turn import Agent
 from hermes_state import sessions
-from hermes_state.errors import ContextOverflow
+from hermes_state.errors import ContextOverflow, NotOffered
 from hermes_state.values import LineageId
 from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of
@@ -81,3 +81,17 @@ async def test_passes_that_hardly_help_stop_although_the_provider_counts_nothing
         for number in range(12):
             await say(chat, agent, f"and {number}? {LONG}")
     assert 0 < asked_for_summaries(llm) <= 4
+
+
+@pytest.mark.parametrize("status", [404, 405])
+async def test_a_wrong_address_is_no_reason_to_compress(
+    status: int, chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """Near the end of the window a refusal without a reason counts as one for its length; this one has a reason."""
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 5_700)
+    await remember(chat, turn.lineage_id, ContextState(strikes=2, blocked_at=20_000))
+    llm.add_scripts([{"times": -1, "error": {"status": status, "body": {"error": {"message": "Not here"}}}}])
+    with pytest.raises(NotOffered):
+        await agent.run(turn, Sink())
+    assert (await look(chat, turn.lineage_id)).compressions == []
