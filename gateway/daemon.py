@@ -297,10 +297,12 @@ class _Daemon:
         merged = merge_for_reload(self._loaded, new)
         if agent_inputs(merged.config) != agent_inputs(self._loaded.config):
             try:
-                self._live.agent = self._new_agent(merged)
+                agent = self._new_agent(merged)
             except ConfigError as error:
                 log.error("config.rejected", error=str(error), kept="the last good configuration")
                 return
+            agent.context.follow(self._live.agent.context)
+            self._live.agent = agent
         self._loaded = merged
         self._live.config = merged.config
         self._reloaded.set()

@@ -105,6 +105,10 @@ class Drafts:
 
     # ---- drafts that are not waited for to the end
 
+    def follow(self, before: "Drafts") -> None:
+        """Keep what `before` keeps, too. Whichever of the two sees a conversation next takes its draft in."""
+        self._pending = before._pending
+
     def is_pending(self, lineage_id: LineageId) -> bool:
         return lineage_id in self._pending
 
@@ -138,7 +142,8 @@ class Drafts:
 
     async def close(self) -> None:
         """Give up all that are kept."""
-        tasks, self._pending = list(self._pending.values()), {}
+        tasks = list(self._pending.values())
+        self._pending.clear()
         for task in tasks:
             task.cancel()
         if tasks:

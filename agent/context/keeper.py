@@ -114,6 +114,10 @@ class ContextKeeper:
         """How full a conversation is."""
         return await self._rooms.standing(scene)
 
+    def follow(self, before: "ContextKeeper") -> None:
+        """Take over the conversations of a keeper with other settings; turns that run may still use that one."""
+        self._drafts.follow(before._drafts)
+
     async def close(self) -> None:
         """Give up what is being drafted."""
         await self._drafts.close()
