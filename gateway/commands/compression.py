@@ -22,6 +22,7 @@ from hermes_state.redaction import Redactor
 from hermes_state.values import Millis
 
 WORKING = "Compressing this conversation…"
+GIVEN_UP = "I gave up compressing; nothing was changed."
 FOCUS_CHARACTERS = 500
 
 _HERE = re.compile(r"here\s+(\d{1,6})", re.IGNORECASE)
@@ -48,7 +49,10 @@ async def compress(invocation: Invocation) -> Effect:
     preview = await context.preview(scene, keep_turns=keep_turns)
     if isinstance(preview, Preview) or preview.why is Why.NO_PREVIEW:
         await invocation.acknowledge(WORKING)
-    drafted = await context.draft_by_hand(scene, focus=focus, keep_turns=keep_turns)
+    draft = context.draft_by_hand(scene, focus=focus, keep_turns=keep_turns)
+    drafted = await invocation.desk.work.run(invocation.chat.id, invocation.row.sender_ref, draft)
+    if drafted is None:
+        return say(GIVEN_UP)
     return Effect(apply=partial(_settle, context, config.notices, scene, drafted))
 
 

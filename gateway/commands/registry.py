@@ -9,6 +9,7 @@ from sqlite3 import Connection
 from typing import Protocol, TypeAlias
 
 from gateway.access import Access
+from gateway.commands.work import LongWork
 from gateway.live import Live
 from hermes_state import outbox
 from hermes_state.chats import Chat
@@ -102,6 +103,7 @@ class Desk:
     registry: "Registry"
     deliver: Callable[[ChatId], None]
     """Something is owed to a chat."""
+    work: LongWork = field(default_factory=LongWork)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

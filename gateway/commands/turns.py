@@ -37,6 +37,7 @@ async def stop(invocation: Invocation) -> Effect:
         if not may_steer(invocation, running):
             raise CommandError("Only whoever started this turn, or an admin, can stop it.")
         stopping = desk.lanes.begin_stop(chat.id, STOPPED)
+    has_given_up = running is None and _stop_work(invocation)
 
     async def settle() -> None:
         if stopping is not None:
@@ -50,10 +51,22 @@ async def stop(invocation: Invocation) -> Effect:
                 late.settle()
         desk.lanes.wake(chat.id)  # a turn that waited had no lane to go on with what waits behind it
 
-    return Effect(apply=partial(_stop, invocation, stopping, argument == "all"), after=settle)
+    return Effect(apply=partial(_stop, invocation, stopping, argument == "all", has_given_up), after=settle)
 
 
-def _stop(invocation: Invocation, stopping: TurnStop | None, is_all: bool, db: Connection, now: Millis) -> str:
+def _stop_work(invocation: Invocation) -> bool:
+    """End what a command such as /compress is busy with; whether there was anything."""
+    started_by = invocation.desk.work.started_by(invocation.chat.id)
+    if started_by is None:
+        return False
+    if invocation.chat.kind.is_shared and invocation.role is not Role.ADMIN and started_by != invocation.row.sender_ref:
+        raise CommandError("Only whoever gave this command, or an admin, can stop it.")
+    return invocation.desk.work.stop(invocation.chat.id)
+
+
+def _stop(
+    invocation: Invocation, stopping: TurnStop | None, is_all: bool, has_given_up: bool, db: Connection, now: Millis
+) -> str:
     chat_id = invocation.chat.id
     turn = journal.find_open_turn(db, chat_id)
     if turn is not None and not _is_meant(invocation, turn):
@@ -65,7 +78,7 @@ def _stop(invocation: Invocation, stopping: TurnStop | None, is_all: bool, db: C
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else ""
         has_stopped = journal.stop_turn(db, turn.id, partial_text, STOPPED, now)
     else:
-        has_stopped = stopping is not None or _was_stopped(db, invocation)
+        has_stopped = has_given_up or stopping is not None or _was_stopped(db, invocation)
     dropped = 0
     if is_all:
         whose = (

@@ -3,18 +3,22 @@
 import asyncio
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.context.events import Scene
+from agent.context.feedback import summarize_manual_compression
 from agent.context.keeper import ContextSettings
+from agent.context.outcomes import Compressed
 from agent.model.base import Finish, ModelReply
-from gateway.commands.compression import WORKING
+from gateway.commands.compression import GIVEN_UP, WORKING
 from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
 from hermes_state.store import Store
 from hermes_state.transcripts import load_view
-from hermes_state.values import LineageId, Message, Origin, Transcript
-from tests.gateway.helpers import Hang, Step, TestGateway, answer, eventually, human_texts
+from hermes_state.values import ChatKind, EstimatedTokens, LineageId, Message, Origin, Transcript
+from tests.gateway.helpers import BOB, BOSS, DIRECT, GROUP, Hang, Step, TestGateway, answer, eventually, human_texts
 from tests.gateway.windows import SUMMARY, WORDS, CountingModel, talking
 
 COUNT = 24
@@ -80,6 +84,22 @@ async def test_it_is_never_a_message_to_the_model(store: Store, tmp_path: Path) 
         assert not any("/compress" in (row.text or "") for request in model.turns for row in request.transcript)
         [(count,)] = await gateway.rows("SELECT count(*) FROM messages WHERE text LIKE '/compress%'")
         assert count == 0
+
+
+async def test_more_tokens_in_fewer_messages_are_explained(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        [(chat_id, lineage_id)] = await gateway.rows("SELECT chat_id, lineage_id FROM sessions")
+        scene = Scene(chat_id=chat_id, lineage_id=lineage_id, chat=DIRECT, chat_kind=ChatKind.DIRECT)
+        context = gateway.live.agent.context
+        drafted = await context.draft_by_hand(scene)
+        outcome = await gateway.store.write(context.settle, scene, drafted, gateway.clock.now())
+        assert isinstance(outcome, Compressed)
+        assert summarize_manual_compression(outcome).note is None
+        risen = replace(outcome, tokens_after=EstimatedTokens(outcome.tokens_before + 1))
+        feedback = summarize_manual_compression(risen)
+        assert (feedback.noop, feedback.headline) == (False, summarize_manual_compression(outcome).headline)
+        assert "fewer messages, but they take more tokens" in (feedback.note or "")
 
 
 # ---- the argument
@@ -252,12 +272,10 @@ async def test_while_the_summary_hangs_commands_are_answered_and_a_message_waits
         await eventually(lambda: gateway.adapter.texts()[-1] == WORKING, "acknowledged")
         assert time.monotonic() - began < 1
         await hang.begun.wait()
-        for command, words in (("/status", "Context"), ("/stop", "")):
-            shown, asked_at = len(gateway.adapter.texts()), time.monotonic()
-            await gateway.say(command)
-            await eventually(lambda shown=shown: len(gateway.adapter.texts()) > shown, command)
-            assert time.monotonic() - asked_at < 1
-            assert words in gateway.adapter.texts()[-1]
+        asked_at = time.monotonic()
+        await gateway.say("/status")
+        await eventually(lambda: "Context" in gateway.adapter.texts()[-1], "/status")
+        assert time.monotonic() - asked_at < 1
         await gateway.say("said meanwhile")
         await asyncio.sleep(0.05)
         assert not any("meanwhile" in text for text in gateway.adapter.texts())
@@ -266,6 +284,42 @@ async def test_while_the_summary_hangs_commands_are_answered_and_a_message_waits
         told = next(at for at, text in enumerate(gateway.adapter.texts()) if text.startswith("Compressed: "))
         assert told < gateway.adapter.texts().index("echo: said meanwhile")
         assert any(row.origin is Origin.SUMMARY for row in model.turns[-1].transcript)
+
+
+async def test_stop_ends_a_summary_that_hangs_and_the_chat_goes_on(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        before = await view_of(gateway)
+        model.summary = hang = Hang(says="")
+        await gateway.say("/compress")
+        await hang.begun.wait()
+        await gateway.say("said meanwhile")
+        asked_at = time.monotonic()
+        await gateway.say("/stop")
+        await eventually(lambda: any("Stopped." in text for text in gateway.adapter.texts()), "/stop")
+        assert time.monotonic() - asked_at < 1
+        await eventually(lambda: "echo: said meanwhile" in gateway.adapter.texts(), "the message is answered")
+        assert GIVEN_UP in gateway.adapter.texts()
+        assert (await view_of(gateway))[: len(before)] == before
+        assert await gateway.rows(EVENTS) == []
+        model.summary = answer(SUMMARY)
+        assert "Compressed: " in await compress(gateway)
+        assert (await gateway.ask("/stop")).startswith("Nothing was running")
+
+
+async def test_in_a_group_a_compression_is_stopped_by_whoever_asked_for_it_or_an_admin(
+    store: Store, tmp_path: Path
+) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model) as gateway:
+        for number in range(COUNT):
+            await gateway.ask(f"TICKET-{number}. {WORDS}", chat=GROUP)
+        model.summary = hang = Hang(says="")
+        await gateway.say("/compress", chat=GROUP)
+        await hang.begun.wait()
+        for sender, words in ((BOB, "Only whoever gave this command"), (BOSS, "Stopped.")):
+            await gateway.say("/stop", chat=GROUP, sender=sender)
+            await eventually(lambda words=words: any(words in text for text in gateway.adapter.texts(GROUP)), words)
 
 
 # ---- back again
