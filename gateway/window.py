@@ -2,7 +2,7 @@
 
 from datetime import UTC, tzinfo
 
-from agent.context.compressor import CompressorSettings
+from agent.context.compressor import SUMMARY_SECONDS, CompressorSettings
 from agent.context.cuts import CutRules
 from agent.context.keeper import ContextSettings
 from agent.context.limits import Limits, LimitSettings, limits_of
@@ -37,6 +37,7 @@ def context_settings(config: Config, zone: tzinfo) -> ContextSettings:
             prune_style=compression.prune_style,
             summary_template=compression.summary_template,
             abort_on_summary_failure=compression.abort_on_summary_failure,
+            summary_seconds=min(SUMMARY_SECONDS, config.model.turn_seconds / 4),
             zone=zone,
         ),
         hard_message_limit=config.hygiene.hard_message_limit,

@@ -50,6 +50,10 @@ PASSING_FAILURES = (AuthRejected, QuotaExceeded, NotOffered, ModelUnavailable, M
 LONGEST_PERCENT = 150
 """Of the length that was asked for: what a summary has beyond it is left out."""
 
+SUMMARY_SECONDS = 180.0
+"""For one summary, however steadily it comes in: one that the turn's own deadline ended would begin anew with the next
+message, and the one after it."""
+
 TOOK_TOO_LONG = "The summary took too long."
 
 TINY_FACTOR = 2
@@ -82,6 +86,7 @@ class CompressorSettings:
     prune_style: PruneStyle = "stub"
     summary_template: str | None = None
     abort_on_summary_failure: bool = False
+    summary_seconds: float = SUMMARY_SECONDS
     zone: tzinfo = UTC
 
 
@@ -323,6 +328,7 @@ class Compressor:
             purpose="summary",
             policy=self._retry,
             record_failure=record_failure,
+            within=self._settings.summary_seconds,
         )
         try:
             text = await asyncio.to_thread(self._usable, done.reply, task)

@@ -49,18 +49,22 @@ async def complete(
     purpose: str,
     policy: RetryPolicy,
     record_failure: RecordFailure,
+    within: float | None = None,
 ) -> Completion:
     """Call a model until it has answered or trying again is pointless; then raise the last `ModelError`.
 
     Every failed attempt goes to `record_failure` before anything else happens. The successful one is left to the
-    caller, who stores it together with the reply. An attempt that is cancelled leaves no record.
+    caller, who stores it together with the reply. An attempt that is cancelled leaves no record. `within`: seconds for
+    all attempts together, however steadily the reply comes in.
     """
     failures: Counter[str] = Counter()
+    loop = asyncio.get_running_loop()
+    deadline = None if within is None else loop.time() + within
     while True:
         watch = _Watch(on_text)
         started = time.perf_counter()
         try:
-            reply = _checked(await model.complete(request, watch.on_text))
+            reply = _checked(await _by(deadline, model.complete(request, watch.on_text)))
         except ModelError as error:
             outcome = remedy_for(error).outcome
             await record_failure(_failure_record(model, purpose, outcome, started))
@@ -69,9 +73,21 @@ async def complete(
             if is_hopeless or not _may_repeat(error, policy, has_text=watch.has_text):
                 raise
             retry_after = error.retry_after if isinstance(error, ModelRateLimited) else None
-            await asyncio.sleep(policy.pause(failures.total(), retry_after))
+            pause = policy.pause(failures.total(), retry_after)
+            if deadline is not None and loop.time() + pause >= deadline:
+                raise
+            await asyncio.sleep(pause)
             continue
         return Completion(reply=reply, call=_success_record(model, purpose, request, reply, started))
+
+
+async def _by(deadline: float | None, call: Awaitable[ModelReply]) -> ModelReply:
+    """The reply, if it is whole by then."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await call
+    except TimeoutError as error:
+        raise ModelTimeout("the reply took too long") from error
 
 
 class _Watch:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agent.context.compressor import CompressorSettings
 from agent.context.keeper import ContextSettings
 from agent.context.state import ContextState, stored_form
 from agent.model.chat_completions import ChatCompletionsModel
@@ -95,3 +96,18 @@ async def test_a_wrong_address_is_no_reason_to_compress(
     with pytest.raises(NotOffered):
         await agent.run(turn, Sink())
     assert (await look(chat, turn.lineage_id)).compressions == []
+
+
+async def test_a_summary_that_trickles_in_without_end_is_given_up_and_remembered(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """Every piece comes in time, so that no silence ends it; the turn's deadline would, at every message anew."""
+    endless = {"summary": True, "times": -1, "text": "word " * 5_000, "chunk_chars": 5, "chunk_delay": 0.01}
+    llm.add_scripts([endless])
+    agent = agent_of(chat, small, context=ContextSettings(compressor=CompressorSettings(summary_seconds=0.3)))
+    turn = await fill_and_ask(chat, agent, 4_200)
+    await chat.finish(turn, await agent.run(turn, Sink()))
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("preflight", "aborted", "timeout")]
+    assert found.summary_calls == ["timeout"]
+    assert found.state.cooldowns, "the next message does not wait again"
