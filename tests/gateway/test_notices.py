@@ -8,7 +8,9 @@ from agent.context.compressor import CompressorSettings
 from agent.context.cuts import CutRules
 from agent.context.keeper import ContextSettings
 from hermes_state.errors import AuthRejected
+from hermes_state.sessions import set_context_state
 from hermes_state.store import Store
+from hermes_state.values import SessionId
 from tests.gateway.helpers import TestGateway, answer
 from tests.gateway.windows import WORDS, CountingModel, say_much, talking
 
@@ -180,6 +182,23 @@ async def test_compressing_in_vain_stops_and_names_the_ways_out(store: Store, tm
         await gateway.quiet()
         assert await gateway.rows("SELECT count(*) FROM compressions WHERE outcome = 'compressed'") == [(done,)]
         assert len(notices(gateway, "hardly shortens")) == 1
+
+
+async def test_what_growth_has_lifted_stays_lifted(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}, count=2) as gateway:
+
+        async def block(at: int) -> None:
+            await store.write(set_context_state, SessionId(1), f'{{"strikes":2,"blocked_at":{at}}}')
+
+        await block(1_000_000)
+        await say_much(gateway, range(2, 26))
+        assert await gateway.rows("SELECT * FROM compressions") == []
+        await block(100)
+        await gateway.ask("and now?")
+        assert await gateway.rows("SELECT layer, outcome FROM compressions") == [("preflight", "compressed")]
+        [(state,)] = await gateway.rows("SELECT context_state FROM sessions ORDER BY id DESC LIMIT 1")
+        assert "blocked_at" not in (state or "")
 
 
 # ---- too many messages
