@@ -69,6 +69,15 @@ class Estimator:
         """Rows as they stand on the wire, without what precedes them."""
         return self._scaled(self._rows(rows, style))
 
+    def each(self, rows: Iterable[Message], style: WireStyle) -> list[int]:
+        """What each of the rows takes by itself."""
+        text_of, limit, is_shared = self._sizes.text_of, style.max_result_characters, style.is_shared
+        scale = self._calibration.scale
+        return [
+            int(self.rows((row,), style)) if row.body.images else int(scale * text_of(row, limit, is_shared=is_shared))
+            for row in rows
+        ]
+
     def whole(self, request: ModelRequest) -> EstimatedTokens:
         """A request from system prompt to last row, whatever was reported before."""
         return self._scaled(self._request(request))

@@ -96,7 +96,8 @@ def clean(text: str, redact: Redact) -> str:
 
 
 def _untagged(text: str) -> str:
-    return _TAG.sub("(", text.replace(MARK, SECRET_MARK))
+    text = text.replace(MARK, SECRET_MARK)
+    return _TAG.sub("(", text) if "<" in text else text
 
 
 def both_ends(text: str, limit: int) -> str:
@@ -126,7 +127,7 @@ def without_thoughts(text: str) -> str:
 def moment(at: Millis, zone: tzinfo) -> str:
     """Day and minute; imported rows may hold a time that no calendar has."""
     try:
-        return f"{datetime.fromtimestamp(at / 1_000, zone):%Y-%m-%d %H:%M}"
+        return datetime.fromtimestamp(at / 1_000, zone).isoformat(" ", "minutes")[: len("2026-01-01 00:00")]
     except (OverflowError, OSError, ValueError):
         return "at an unknown time"
 
