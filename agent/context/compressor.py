@@ -241,7 +241,7 @@ class Compressor:
 
     def _plan(self, job: CompressionJob, estimator: Estimator) -> "_Plan | Why":
         rows = job.view.transcript
-        sizes = [int(estimator.rows((row,), job.request.style)) for row in rows]
+        sizes = estimator.each(rows, job.request.style)
         cut = find_cut(rows, sizes, job.limits, self._settings.cut, keep_turns=job.keep_turns)
         if job.keep_turns is None and isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job):
             shorter = replace(job.limits, tail=Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
