@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,10 @@ from gateway.logs import configure_logging
 from hermes_state.errors import HermesError
 
 log = structlog.get_logger()
+
+SWITCH_SECONDS = 0.001
+"""How long a thread computes before the event loop may go on: it has to wait at every step while a long conversation is
+being compressed, and Python's own five milliseconds add up."""
 
 
 def run() -> None:
@@ -48,6 +53,7 @@ def serve(environ: Mapping[str, str], **options: Any) -> int:
 def prepare_process(loaded: LoadedConfig) -> None:
     """Private files from here on, the state directory, logs, and a line for each warning."""
     os.umask(0o077)
+    sys.setswitchinterval(SWITCH_SECONDS)
     prepare_home(loaded.home)
     configure_logging(loaded.config.logging, secrets=loaded.secrets(), directory=loaded.logs)
     for warning in loaded.warnings:
