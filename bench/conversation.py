@@ -30,10 +30,14 @@ _PEOPLE = (("telegram:1", "Ada"), ("telegram:2", "Grace"))
 
 
 class Conversation:
-    """Messages of one chat, the same for the same seed: about a third of them are results of tools."""
+    """Messages of one chat, the same for the same seed: about a third of them are results of tools.
 
-    def __init__(self, seed: int = 7) -> None:
+    `length`: how many times as long as usual each message is. Few fill a window only if they are long.
+    """
+
+    def __init__(self, seed: int = 7, *, length: int = 1) -> None:
         self._chance = random.Random(seed)
+        self._length = length
         texts = passages()
         self._spoken = [texts[language] for language in _SPOKEN]
         self._returned = ["\n".join(texts[kind]) for kind in _RETURNED]
@@ -46,7 +50,9 @@ class Conversation:
             if len(rows) >= count - 1:
                 break
             rows += self._turn(len(rows), first_id, session_id, turn)
-        asked = self._row(len(rows), first_id, session_id, turn, Role.USER, Origin.HUMAN, self._said(), sender=_PEOPLE[0])
+        asked = self._row(
+            len(rows), first_id, session_id, turn, Role.USER, Origin.HUMAN, self._said(), sender=_PEOPLE[0]
+        )
         return (*rows, asked)
 
     def _turn(self, at: int, first_id: int, session_id: int, turn: int) -> Iterator[Message]:
@@ -61,7 +67,7 @@ class Conversation:
             yield row(Role.ASSISTANT, Origin.ASSISTANT, "Let me look.", body=MessageBody(calls=calls))
             for call in calls:
                 yield row(Role.TOOL, Origin.TOOL, self._result(), call=call)
-        answer = self._said()
+        answer = "\n\n".join(self._said() for _ in range(self._chance.choice((1, 1, 2, 3))))
         if self._chance.random() < 0.3:
             answer += f"\n\n```python\n{self._piece(self._returned[0], 600)}\n```"
         yield row(Role.ASSISTANT, Origin.ASSISTANT, answer)
@@ -97,19 +103,23 @@ class Conversation:
         )
 
     def _said(self) -> str:
-        text = self._chance.choice(self._chance.choice(self._spoken))
-        return f"{text[: self._chance.randint(40, 900)]} (OPS-{self._chance.randint(1, 9_999)})"
+        texts = self._chance.choice(self._spoken)
+        pieces = (self._chance.choice(texts)[: self._chance.randint(40, 900)] for _ in range(self._length))
+        return f"{' '.join(pieces)} (OPS-{self._chance.randint(1, 9_999)})"
 
     def _call(self) -> ToolCall:
         number = next(self._steps)
-        arguments: dict[str, object] = {"path": f"/srv/app/part_{number % 97}/module_{number % 311}.py", "limit": number}
+        arguments: dict[str, object] = {
+            "path": f"/srv/app/part_{number % 97}/module_{number % 311}.py",
+            "limit": number,
+        }
         if number % 10 == 0:
             arguments["content"] = self._piece(self._returned[0], 2_000)
         return ToolCall(id=f"call_{number}", name=_TOOLS[number % len(_TOOLS)], arguments=json.dumps(arguments))
 
     def _result(self) -> str:
         """A few words or many pages: most results are short, most of their text is in long ones."""
-        size = min(20_000, int(self._chance.lognormvariate(6.2, 1.3)))
+        size = min(20_000, int(self._chance.lognormvariate(6.2, 1.4)) * self._length)
         return f"step {next(self._steps)}\n{self._piece(self._chance.choice(self._returned), size)}"
 
     def _piece(self, text: str, size: int) -> str:
