@@ -40,7 +40,7 @@ from hermes_state.errors import (
 )
 from hermes_state.lineage import ContextItem, Layer
 from hermes_state.transcripts import View
-from hermes_state.values import Clock, EstimatedTokens, Millis, ModelCallRecord, Tokens, Transcript
+from hermes_state.values import Clock, EstimatedTokens, Millis, ModelCallRecord, Origin, Tokens, Transcript
 
 log = structlog.get_logger()
 
@@ -59,6 +59,9 @@ TOOK_TOO_LONG = "The summary took too long."
 TINY_FACTOR = 2
 """A middle of less than so many times the handoff's own words is not worth a model call."""
 
+
+LEAST_FRESH_PERCENT = 10
+"""Of the threshold: what must have been said that no handoff stands for yet."""
 
 SHORT_TAIL_PERCENT = 20
 """Of all messages: the kept end of a conversation that fits into the usual one as a whole."""
@@ -191,6 +194,8 @@ class Compressor:
         if isinstance(plan, Why):
             return _not_needed(plan, job), state
         self._log_plan(job, plan)
+        if not _is_worth_a_call(job, plan):
+            return _not_needed(Why.NOT_SMALLER, job), state
         written, state = await self._written(job, plan, state, routes, record_failure)
         if isinstance(written, Aborted):
             return written, state
@@ -388,6 +393,16 @@ def _content(cut: Cut, sizes: Sequence[int]) -> int:
 
 def _least_content() -> int:
     return TINY_FACTOR * int(estimated_text_tokens(framed("")))
+
+
+def _is_worth_a_call(job: CompressionJob, plan: _Plan) -> bool:
+    """Whether enough has been said since the last handoff: else one compression would follow the other."""
+    if job.must_shrink or job.layer == "manual" or job.message_limit is not None:
+        return True
+    rows, cut = job.view.transcript, plan.cut
+    places = (place for place in range(cut.head_end, cut.tail_start) if place not in cut.kept)
+    fresh = sum(plan.sizes[place] for place in places if rows[place].origin is not Origin.SUMMARY)
+    return fresh * 100 >= job.limits.threshold * LEAST_FRESH_PERCENT
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:

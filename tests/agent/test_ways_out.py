@@ -9,12 +9,13 @@ from agent.context.compressor import CompressorSettings
 from agent.context.keeper import ContextSettings
 from agent.context.state import ContextState, stored_form
 from agent.model.chat_completions import ChatCompletionsModel
+from agent.tools.recall import recall_tools
 from agent.turn import Agent
 from hermes_state import sessions
 from hermes_state.errors import ContextOverflow, NotOffered
-from hermes_state.values import LineageId
+from hermes_state.values import ChatKind, LineageId
 from tests.agent.conftest import Chat, Sink
-from tests.agent.contexts import agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of
+from tests.agent.contexts import WORDS, agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 
@@ -111,3 +112,18 @@ async def test_a_summary_that_trickles_in_without_end_is_given_up_and_remembered
     assert found.compressions == [("preflight", "aborted", "timeout")]
     assert found.summary_calls == ["timeout"]
     assert found.state.cooldowns, "the next message does not wait again"
+
+
+async def test_in_the_smallest_window_no_summary_is_paid_for_in_vain(
+    chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    """What stays of every compression takes nearly all of the room below the threshold there."""
+    chat.kind = ChatKind.GROUP
+    async with dialled(server, "lab-4k") as model:
+        agent = agent_of(chat, model, context_length=4_096, tools=recall_tools())
+        for number in range(40):
+            turn = await chat.start(f"Q{number} {WORDS[:150]}")
+            await chat.finish(turn, await agent.run(turn, Sink()))
+    found = await look(chat, turn.lineage_id)
+    assert found.depth > 3
+    assert asked_for_summaries(llm) == found.depth < 20
