@@ -82,7 +82,10 @@ async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatC
     view = await chat.store.read(load_view, scene.lineage_id)
     assert sum(row.origin is Origin.SUMMARY for row in view.transcript) == 1
     assert all(not untidy(row["violations"]) for row in llm.requests.rows)
-    await agent.context.ended(view, was_reset=True)
+    await agent.context.ended(view.session.id, was_reset=True)
+    assert engine.heard[-1][0] != "reset", "it has not ended yet"
+    await chat.store.write(sessions.reset, scene.chat_id, chat.clock.now())
+    await agent.context.ended(view.session.id, was_reset=True)
     assert [news[0] for news in engine.heard[-2:]] == ["end", "reset"]
     await agent.close()
 

@@ -77,15 +77,19 @@ async def test_a_model_that_is_down_is_tried_again_and_then_explained(world: Wor
     assert "/retry" in reply
 
 
-async def test_a_prompt_that_does_not_fit_names_new_and_drops_nothing(world: World) -> None:
-    await world.gateway.start(HERMES_MODEL__CONTEXT_LENGTH="4096", HERMES_MODEL__MAX_OUTPUT_TOKENS="1024")
+async def test_where_nothing_is_compressed_a_prompt_that_does_not_fit_names_what_helps(world: World) -> None:
+    await world.gateway.start(
+        HERMES_MODEL__CONTEXT_LENGTH="4096",
+        HERMES_MODEL__MAX_OUTPUT_TOKENS="1024",
+        HERMES_COMPRESSION__ENABLED="false",
+    )
     await world.say("word " * 790)
     await world.replies(1)
     for number in range(6):
         await world.say(f"{number} " + "many more words " * 100)
         await world.replies(number + 2)
     replies = await world.replies(7)
-    assert any("/new" in reply for reply in replies)
+    assert any("/new" in reply and "/compress" in reply for reply in replies)
     assert world.query("SELECT count(*) FROM messages WHERE role = 'user'") == [(7,)]
 
 
