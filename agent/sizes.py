@@ -150,18 +150,21 @@ class RowSizes:
 
     def text_of(self, row: Message, max_result_characters: int, *, is_shared: bool = False) -> int:
         """Unscaled tokens of one row, images left out."""
-        text, body = row.text or "", row.body
-        length = min(len(text), max_result_characters) if row.role is Role.TOOL else len(text)
-        key = (row.id, length, hash(text), 0 if body is EMPTY_BODY else hash(body))
+        key = _key(row, max_result_characters)
         size = self._young.get(key)
         if size is None:
             size = self._old.get(key)
             if size is None:
-                size = _row_tokens(row, length)
+                size = _row_tokens(row, key[1])
             self._remember(key, size)
         if is_shared and row.role is Role.USER and row.sender_name:
             return size + kept_text_tokens(row.sender_name) + 1
         return size
+
+    def knows(self, row: Message, max_result_characters: int) -> bool:
+        """Whether the row was measured, as far as is remembered."""
+        key = _key(row, max_result_characters)
+        return key in self._young or key in self._old
 
     def _remember(self, key: _Key, size: int) -> None:
         if len(self._young) >= self._kept:
@@ -172,6 +175,12 @@ class RowSizes:
 
 ROW_SIZES = RowSizes()
 """The process's own: what one part has measured no other has to measure again."""
+
+
+def _key(row: Message, max_result_characters: int) -> _Key:
+    text, body = row.text or "", row.body
+    length = min(len(text), max_result_characters) if row.role is Role.TOOL else len(text)
+    return row.id, length, hash(text), 0 if body is EMPTY_BODY else hash(body)
 
 
 def _row_tokens(row: Message, length: int) -> int:

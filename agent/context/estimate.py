@@ -21,6 +21,8 @@ from hermes_state.values import EstimatedTokens, Message, ReportedTokens
 
 __all__ = ["Calibration", "Estimator"]
 
+LONG_ROWS = 100
+"""To measure more of them for the first time (after a restart, say) takes longer than an event loop may wait."""
 UNSEEN_TOKENS = 8_000
 """What a provider may add that we do not see (a prompt of its own) before its count is taken for nonsense."""
 LEAST_LEARNED_TOKENS = 100
@@ -81,6 +83,11 @@ class Estimator:
     def whole(self, request: ModelRequest) -> EstimatedTokens:
         """A request from system prompt to last row, whatever was reported before."""
         return self._scaled(self._request(request))
+
+    def is_quick(self, request: ModelRequest) -> bool:
+        """Whether a request can be estimated within a millisecond or two: most of its rows were measured before."""
+        rows = request.transcript
+        return len(rows) < LONG_ROWS or self._sizes.knows(rows[0], request.style.max_result_characters)
 
     def prompt(self, view: View, request: ModelRequest) -> EstimatedTokens:
         """A request for the next call of the view's session: the last report, and what was stored since."""

@@ -1,5 +1,6 @@
 """How full a conversation is: the next prompt of a view, measured against the limits of the model's window."""
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -90,7 +91,12 @@ class Rooms:
         if view.session.model not in (None, self.profiles.model):  # another model's count says nothing here
             view = replace(view, session=replace(view.session, reported_prompt_tokens=None))
         request = await self._prompts.request_for(scene, view)
-        return Room(view=view, request=request, estimated=self.estimator.prompt(view, request))
+        estimator = self.estimator
+        if estimator.is_quick(request):
+            estimated = estimator.prompt(view, request)
+        else:
+            estimated = await asyncio.to_thread(estimator.prompt, view, request)
+        return Room(view=view, request=request, estimated=estimated)
 
     async def standing(self, scene: Scene) -> Standing:
         """What people are told when they ask how full their conversation is."""

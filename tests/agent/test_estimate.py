@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent.context.estimate import Calibration, Estimator
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.wire import WireStyle, chat_messages
+from agent.sizes import RowSizes
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
 from hermes_state.values import (
@@ -258,3 +259,18 @@ def test_whatever_is_reported_the_estimate_stays_a_sane_number(
         assert 0 < estimated <= 40 * cold + 20_000
         calibration = estimator.calibration
         assert msgspec.json.decode(msgspec.json.encode(calibration), type=Calibration) == calibration
+
+
+def test_rows_are_measured_each_as_by_themselves() -> None:
+    rows = [human("Where is it?"), answer("There.", "call"), result("call", "x" * 5_000)]
+    estimator = Estimator(Calibration(scale=1.3, samples=3))
+    assert estimator.each(rows, STYLE) == [estimator.rows([row], STYLE) for row in rows]
+
+
+def test_a_long_conversation_that_was_never_measured_is_not_quickly_estimated() -> None:
+    estimator = Estimator(sizes=RowSizes())
+    long = request(human(f"Message {number}.") for number in range(1, 1_001))
+    assert estimator.is_quick(request(long.transcript[:10]))
+    assert not estimator.is_quick(long)
+    estimator.whole(long)
+    assert estimator.is_quick(long)
