@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.passages import passages
-from hermes_state.transcripts import EMPTY_BODY
+from hermes_state.transcripts import EMPTY_BODY, NewMessage
 from hermes_state.values import (
     Message,
     MessageBody,
@@ -142,3 +142,17 @@ def _as_chat_message(row: Message) -> Mapping[str, Any]:
     if row.tool_call_id is not None:
         message["tool_call_id"] = row.tool_call_id
     return message
+
+
+def as_new_message(row: Message) -> NewMessage:
+    """The row as one to be stored; no turn needs to exist for it."""
+    return NewMessage(
+        role=row.role,
+        origin=row.origin,
+        text=row.text,
+        body=row.body,
+        sender_ref=row.sender_ref,
+        sender_name=row.sender_name,
+        tool_call_id=row.tool_call_id,
+        tool_name=row.tool_name,
+    )

@@ -1,0 +1,182 @@
+"""What looking after the window costs a turn that needs no compression: `python -m bench.turn_bench`.
+
+Turns of a real agent on a real store whose model answers at once, against the same with an agent that measures nothing.
+"""
+
+import argparse
+import asyncio
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from sqlite3 import Connection
+
+from agent.context.events import Pressure, Scene
+from agent.context.rooms import Room
+from agent.model.base import Finish, ModelReply, ModelRequest
+from agent.tools.recall import recall_tools
+from agent.tools.registry import ToolRegistry
+from agent.turn import Agent, AgentSettings, scene_of
+from bench.compression_bench import heartbeat, prepared
+from bench.conversation import Conversation, as_new_message
+from bench.measure import Measure, table
+from hermes_state import chats, inbox, journal
+from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
+from hermes_state.journal import RunningTurn
+from hermes_state.lineage import Layer
+from hermes_state.sessions import ensure_active
+from hermes_state.store import Store
+from hermes_state.transcripts import View, append
+from hermes_state.values import (
+    CanonicalUsage,
+    ChatKey,
+    ChatKind,
+    EstimatedTokens,
+    Millis,
+    SystemClock,
+    Tokens,
+    Transcript,
+    UserRef,
+)
+
+ROWS = (20, 2_000)
+STALL_BAR = 10.0
+"""Milliseconds."""
+OVERHEAD_BAR = 3.0
+"""Milliseconds of processor time for each turn: a third of what handing over a long prompt may take."""
+_KEY = ChatKey(platform="local", account="local", chat_ref="bench")
+_SENDER = UserRef("local:bench")
+_NOW = Millis(0)
+
+
+class InstantModel:
+    """Answers at once, with a count of tokens that fits what it is sent."""
+
+    route = "bench"
+    name = "instant"
+    prompt_tokens = 1_000
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        """The same words each time."""
+        usage = CanonicalUsage(input=self.prompt_tokens, output=5)
+        return ModelReply(text="All is well.", finish=Finish.STOP, usage=usage)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Silent:
+    def show(self, text: str) -> None:
+        """Nobody looks."""
+
+
+def run(quick: bool) -> list[Measure]:
+    """The overhead of a turn, in short and in long conversations."""
+    overheads = [asyncio.run(_overhead(rows, 40 if quick else 120)) for rows in ROWS]
+    return [*overheads, asyncio.run(_stall(ROWS[-1], 5))]
+
+
+async def _overhead(count: int, rounds: int) -> Measure:
+    """Processor time of one turn's model call, with everything around it, less that of one that measures nothing."""
+    with tempfile.TemporaryDirectory(prefix="turn-bench-") as folder:
+        store = await Store.open(Path(folder) / "turns.db", synchronous="NORMAL")
+        turn = await store.write(_started, Conversation().transcript(count))
+        model = InstantModel()
+        agents = [_agent(store, model), _agent(store, model)]
+        model.prompt_tokens = (await agents[0].context.standing(scene_of(turn))).prompt
+        _measure_nothing(agents[1])
+        times: tuple[list[float], list[float]] = ([], [])
+        for agent in agents:
+            await agent.run(turn, _Silent())
+        gc.collect()
+        for _ in range(rounds):
+            for agent, took in zip(agents, times, strict=True):
+                began = time.process_time()
+                await agent.run(turn, _Silent())
+                took.append(time.process_time() - began)
+        for agent in agents:
+            await agent.close()
+        await store.close()
+    whole, bare = (statistics.median(took) * 1e3 for took in times)
+    print(f"{count:,} messages: {whole:.2f} ms of processor time for a turn, {bare:.2f} ms of them without the window")
+    return Measure(
+        name=f"window of {count:,} messages, for each model call", ours=whole - bare, unit="ms", bar=OVERHEAD_BAR
+    )
+
+
+async def _stall(count: int, rounds: int) -> Measure:
+    """The longest that anything else waits for a conversation's first turn in a process, which measures every row.
+
+    Of the rounds the best one: what blocks the loop does so in each, what other programs do here does not.
+    """
+    longest = []
+    with tempfile.TemporaryDirectory(prefix="turn-bench-") as folder, prepared():
+        for number in range(rounds):
+            store = await Store.open(Path(folder) / f"{number}.db", synchronous="NORMAL")
+            # Another conversation in each round: the rows of the same one would be known by their ids and words.
+            turn = await store.write(_started, Conversation(number).transcript(count))
+            agent = _agent(store, InstantModel())
+            async with heartbeat() as lags:
+                await agent.run(turn, _Silent())
+            longest.append(max(lags))
+            await agent.close()
+            await store.close()
+    name = f"first turn with {count:,} messages: longest stall of the event loop"
+    return Measure(name=name, ours=min(longest) * 1e3, unit="ms", bar=STALL_BAR)
+
+
+def _agent(store: Store, model: InstantModel) -> Agent:
+    settings = AgentSettings(context_length=Tokens(10_000_000), max_output_tokens=Tokens(8_000))
+    return Agent(store=store, model=model, tools=ToolRegistry(recall_tools()), settings=settings, clock=SystemClock())
+
+
+def _measure_nothing(agent: Agent) -> None:
+    """Take the window's part out of an agent: it makes the request, and looks at nothing."""
+
+    async def make_room(scene: Scene, view: View, layer: Layer) -> Room:
+        return Room(view=view, request=await agent.request_for(scene, view), estimated=EstimatedTokens(0))
+
+    async def after_reply(*args: object, **options: object) -> Pressure | None:
+        return None
+
+    agent.context.make_room = make_room  # type: ignore[method-assign]  # that is the point of the comparison
+    agent.context.after_reply = after_reply  # type: ignore[method-assign]
+
+
+def _started(db: Connection, rows: Transcript) -> RunningTurn:
+    """A turn that was just asked for, behind a conversation of these rows."""
+    chat_id = chats.ensure_chat(db, _KEY, ChatKind.LOCAL, None, _NOW)
+    session = ensure_active(db, chat_id, _NOW)
+    for row in rows[:-1]:
+        append(db, session.id, as_new_message(row), _NOW)
+    asked = NewInboxRow(
+        platform=_KEY.platform,
+        account=_KEY.account,
+        event_ref="1",
+        chat_id=chat_id,
+        kind=InboxKind.MESSAGE,
+        mode=InboxMode.QUEUE,
+        sender_ref=_SENDER,
+        sender_name="Bench",
+        message_ref="1",
+        payload=InboxPayload(text="How are you?"),
+        expects_more=False,
+        sent_at=_NOW,
+    )
+    inbox_id = inbox.insert(db, asked, _NOW)
+    assert inbox_id is not None
+    return journal.start_turn(db, chat_id, [inbox_id], {}, _NOW)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    measures = run(parser.parse_args().quick)
+    print(table(measures))
+    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
+
+
+if __name__ == "__main__":
+    main()
