@@ -228,6 +228,12 @@ def load_title(db: Connection, lineage_id: LineageId) -> str | None:
     return row[0] if row else None
 
 
+def count_messages(db: Connection, lineage_id: LineageId) -> int:
+    """How many messages a conversation has, in all its sessions."""
+    query = "SELECT coalesce(sum(message_count), 0) FROM sessions WHERE lineage_id = ?"
+    return int(db.execute(query, (lineage_id,)).fetchone()[0])
+
+
 # Purpose: the conversations of a chat, or of all, that hold anything, the most recently used first.
 _CONVERSATIONS = """
 SELECT lineage_id, sum(message_count), count(*), min(started_at), max(last_human_at),

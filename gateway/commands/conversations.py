@@ -38,7 +38,7 @@ def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str
     if title is not None:
         sessions.set_title(db, started.id, title)
     said = "Started a new conversation." if title is None else f"Started a new conversation, “{title}”."
-    if before is not None and before.message_count:
+    if before is not None and sessions.count_messages(db, before.lineage_id):
         said += f" The last one is kept: `/resume {before.short_key}` goes back to it."
     return said
 
@@ -103,7 +103,7 @@ def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> st
     tip = sessions.resume(db, chat_id, key_prefix, now)
     name = sessions.load_title(db, tip.lineage_id)
     called = f" “{name}”" if name else ""
-    return f"Back in conversation{called} `{tip.short_key}`, {_messages(tip.message_count)}."
+    return f"Back in conversation{called} `{tip.short_key}`, {_messages(sessions.count_messages(db, tip.lineage_id))}."
 
 
 async def history(invocation: Invocation) -> Effect:

@@ -13,7 +13,7 @@ from hermes_state.errors import CommandError
 from hermes_state.inbox import InboxKind, InboxRow
 from hermes_state.journal import RunningTurn
 from hermes_state.pairings import Role
-from hermes_state.sessions import Session, load_active, load_title
+from hermes_state.sessions import Session, count_messages, load_active, load_title
 from hermes_state.transcripts import View, hide, load_view
 from hermes_state.values import ChatId, ChatKey, Message, Millis, Origin
 from platforms.base import AdapterState
@@ -128,14 +128,14 @@ def may_steer(invocation: Invocation, turn: RunningTurn) -> bool:
 
 async def status(invocation: Invocation) -> Effect:
     desk, chat = invocation.desk, invocation.chat
-    session, title, waiting = await desk.store.read(_load_status, chat.id)
+    session, title, messages, waiting = await desk.store.read(_load_status, chat.id)
     running = desk.lanes.running_turn(chat.id)
     lines = [_model_line(desk)]
     if session is None:
         lines.append("- Conversation: none yet; write to me to begin one")
     else:
         name = f"“{title}”, " if title else ""
-        lines.append(f"- Conversation: {name}`{session.short_key}`, {_count(session.message_count, 'message')}")
+        lines.append(f"- Conversation: {name}`{session.short_key}`, {_count(messages, 'message')}")
         lines += await _context_lines(invocation, session)
     if running is not None:
         lines.append(_running_line(desk, running))
@@ -194,11 +194,13 @@ async def _context_lines(invocation: Invocation, session: Session) -> list[str]:
     return lines
 
 
-def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str | None, int]:
+def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str | None, int, int]:
+    """The chat's session with its title, its conversation's messages, and how many more wait."""
     session = load_active(db, chat_id)
     title = load_title(db, session.lineage_id) if session is not None else None
+    messages = count_messages(db, session.lineage_id) if session is not None else 0
     waiting = sum(row.kind is InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
-    return session, title, waiting
+    return session, title, messages, waiting
 
 
 # ---- /queue, /steer ---------------------------------------------------------------------------------------------

@@ -409,3 +409,10 @@ async def test_undo_without_a_compression_says_so(store: Store, tmp_path: Path) 
     model = CountingModel()
     async with talking(store, tmp_path, model, count=2) as gateway:
         assert "no compression" in await compress(gateway, "undo")
+
+
+async def test_a_compressed_conversation_has_as_many_messages_as_before(store: Store, tmp_path: Path) -> None:
+    async with talking(store, tmp_path, CountingModel(), count=COUNT) as gateway:
+        await compress(gateway)
+        assert f"{2 * COUNT} messages" in await gateway.ask("/status")
+        assert "The last one is kept" in await gateway.ask("/new")
