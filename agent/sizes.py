@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import orjson
 
+from agent.handoff import framed
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import EstimatedTokens, Message, MessageBody, MessageId, Origin, Role
 
@@ -190,6 +191,8 @@ def _row_tokens(row: Message, length: int) -> int:
         total += CALL_TOKENS
     elif row.origin is Origin.HUMAN:
         total += STAMP_TOKENS
+    elif row.origin is Origin.SUMMARY:
+        total += kept_text_tokens(framed(""))
     return total if row.body is EMPTY_BODY else total + _body_tokens(row.body)
 
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.handoff import framed
 from agent.sizes import (
     BLOCK_TOKENS,
     MESSAGE_TOKENS,
@@ -12,7 +13,7 @@ from agent.sizes import (
     estimated_schema_tokens,
     estimated_text_tokens,
 )
-from hermes_state.values import Document, Image, Message, MessageBody, Quote, ToolCall
+from hermes_state.values import Document, Image, Message, MessageBody, Origin, Quote, ToolCall
 from tests.agent.rows import answer, human, result
 
 LIMIT = 1_000
@@ -149,3 +150,10 @@ def test_a_schema_counts_with_all_its_words() -> None:
     words = " ".join(random.Random(1).choices(["place", "harbour", "weather", "time"], k=200))
     large = estimated_schema_tokens("look", words, {"type": "object", "properties": {"at": {"type": "string"}}})
     assert large - small > 190
+
+
+def test_the_words_around_a_handoff_count() -> None:
+    stored = "## Goal\nShip it.\n\n[Stands for 2 messages, m1 to m2.]"
+    row = human(stored, origin=Origin.SUMMARY, sender_name=None)
+    size = RowSizes().of(row, max_result_characters=1_000, image_tokens=0, seen_images=())
+    assert abs(size - estimated_text_tokens(framed(stored))) <= 10
