@@ -267,7 +267,8 @@ class ContextKeeper:
     ) -> Pressure | None:
         """Told once for each line that is crossed, and again after a fall below it."""
         limits = self.limits
-        lines = [(limits.threshold * PRESSURE_PERCENT // 100, limits.threshold, True)]
+        near = (limits.threshold * PRESSURE_PERCENT // 100, limits.threshold, True)
+        lines = [near] if self._settings.is_enabled else []
         for share in self._settings.pressure_levels:
             lines.append((int(limits.context_length * share), limits.context_length, False))
         crossed = (line for line in lines if reported >= line[0])

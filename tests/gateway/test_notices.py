@@ -62,6 +62,13 @@ async def test_pressure_can_be_switched_off(store: Store, tmp_path: Path) -> Non
         assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
 
 
+async def test_no_compression_is_announced_where_none_will_come(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    context = ContextSettings(is_enabled=False)
+    async with talking(store, tmp_path, model, length=100_000, context=context) as gateway:
+        assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
+
+
 async def test_levels_of_the_window_are_told_once_each(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     context = ContextSettings(pressure_levels=(0.1, 0.2))
