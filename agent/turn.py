@@ -182,7 +182,7 @@ class Agent:
         awaits a write of their own first, such as `journal.note_resumed`.
         """
         scene = scene_of(turn)
-        view = await self._view(scene)
+        view = await self._view(scene, self.context.looked_at(scene))
         rounds = await self._rounds_so_far(turn, view)
         step = _open_step(view.transcript, turn.id)
         if step is not None:
@@ -210,9 +210,9 @@ class Agent:
         has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
         return await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
 
-    async def _view(self, scene: Scene) -> View:
+    async def _view(self, scene: Scene, known: View | None = None) -> View:
         """What the model sees now; a session's system prompt is assembled the first time it is looked at."""
-        view = await self._views.load(scene.lineage_id)
+        view = known or await self._views.load(scene.lineage_id)
         if view.session.system_prompt is not None:
             return view
         stored = await self._store.write(sessions.set_system_prompt, view.session.id, self.system_for(scene))

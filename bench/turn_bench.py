@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from sqlite3 import Connection
 
+from agent.context.estimate import Size
 from agent.context.events import Pressure, Scene
 from agent.context.rooms import Room
 from agent.model.base import Finish, ModelReply, ModelRequest
@@ -136,7 +137,8 @@ def _measure_nothing(agent: Agent) -> None:
     """Take the window's part out of an agent: it makes the request, and looks at nothing."""
 
     async def make_room(scene: Scene, view: View, layer: Layer) -> Room:
-        return Room(view=view, request=await agent.request_for(scene, view), estimated=EstimatedTokens(0))
+        request = await agent.request_for(scene, view)
+        return Room(view=view, request=request, size=Size(0, 0), estimated=EstimatedTokens(0))
 
     async def after_reply(*args: object, **options: object) -> Pressure | None:
         return None

@@ -7,6 +7,7 @@ Everything here is an estimate in tokens and is named so; a provider's own count
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 import msgspec
 
@@ -41,14 +42,17 @@ ESTIMATE_NOISE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Size:
-    """Unscaled tokens of text, and how many images."""
+class Size:
+    """Of a prompt or a part of it: unscaled tokens of text, and how many images."""
 
     text: int
     images: int
 
-    def __sub__(self, other: "_Size") -> "_Size":
-        return _Size(self.text - other.text, self.images - other.images)
+    def __add__(self, other: "Size") -> "Size":
+        return Size(self.text + other.text, self.images + other.images)
+
+    def __sub__(self, other: "Size") -> "Size":
+        return Size(self.text - other.text, self.images - other.images)
 
 
 class Estimator:
@@ -65,7 +69,7 @@ class Estimator:
 
     def text(self, text: str) -> EstimatedTokens:
         """One text, as this model would count it."""
-        return self._scaled(_Size(estimated_text_tokens(text), 0))
+        return self._scaled(Size(estimated_text_tokens(text), 0))
 
     def rows(self, rows: Iterable[Message], style: WireStyle) -> EstimatedTokens:
         """Rows as they stand on the wire, without what precedes them."""
@@ -89,9 +93,21 @@ class Estimator:
         rows = request.transcript
         return len(rows) < LONG_ROWS or self._sizes.knows(rows[0], request.style.max_result_characters)
 
-    def prompt(self, view: View, request: ModelRequest) -> EstimatedTokens:
-        """A request for the next call of the view's session: the last report, and what was stored since."""
-        whole = self._request(request)
+    def rows_size(self, rows: Iterable[Message], style: WireStyle) -> Size:
+        """Rows as they stand on the wire; worth keeping, for each of them is looked at."""
+        return self._rows(rows, style)
+
+    @staticmethod
+    def fixed_size(request: ModelRequest) -> Size:
+        """What precedes the rows: the system prompt and the tools' schemas."""
+        return Size(fixed_tokens(request), 0)
+
+    def prompt(self, view: View, request: ModelRequest, size: Size | None = None) -> EstimatedTokens:
+        """A request for the next call of the view's session: the last report, and what was stored since.
+
+        `size` is the request's, where it is known.
+        """
+        whole = size or self._request(request)
         reported = view.session.reported_prompt_tokens
         if reported is None:
             return self._scaled(whole)
@@ -101,13 +117,16 @@ class Estimator:
             return self._scaled(whole)
         return EstimatedTokens(reported + int(self._local_scale(reported, covered) * since.text + self._priced(since)))
 
-    def learn(self, request: ModelRequest, reported: ReportedTokens, view: View | None = None) -> None:
+    def learn(
+        self, request: ModelRequest, reported: ReportedTokens, view: View | None = None, size: Size | None = None
+    ) -> None:
         """Take in a provider's count of a request; nonsense is left out.
 
         With the `view` that the request was made from, the price of images is also learned in long conversations:
-        its session has the report before this one, so that only what came between is in doubt.
+        its session has the report before this one, so that only what came between is in doubt. `size` is the
+        request's, where it is known.
         """
-        whole = self._request(request)
+        whole = size or self._request(request)
         if whole.text < LEAST_LEARNED_TOKENS or not _is_possible(reported, whole):
             return
         if whole.images and self._learn_price(request, reported, whole, view):
@@ -129,7 +148,7 @@ class Estimator:
         scale = min(max(known.scale + step * (sample - known.scale), LEAST_SCALE), MOST_SCALE)
         self._calibration = msgspec.structs.replace(known, scale=scale, samples=known.samples + 1)
 
-    def _learn_price(self, request: ModelRequest, reported: int, whole: _Size, view: View | None) -> bool:
+    def _learn_price(self, request: ModelRequest, reported: int, whole: Size, view: View | None) -> bool:
         """Whether this report says what an image costs."""
         known = self._calibration
         doubtful, rest = whole, float(reported)
@@ -153,12 +172,12 @@ class Estimator:
 
     # ---- judging reports
 
-    def _is_likely(self, reported: int, covered: _Size) -> bool:
+    def _is_likely(self, reported: int, covered: Size) -> bool:
         """Whether a count fits what was learned: some providers now and then leave out what they had cached."""
         known = self._calibration
         return known.samples < SETTLED_SAMPLES or reported >= known.scale * covered.text * LEAST_LIKELY
 
-    def _local_scale(self, reported: int, covered: _Size) -> float:
+    def _local_scale(self, reported: int, covered: Size) -> float:
         """How this conversation's text was counted so far: what follows is likely in the same language."""
         known = self._calibration
         if covered.text < LEAST_LEARNED_TOKENS:
@@ -169,23 +188,24 @@ class Estimator:
 
     # ---- measuring
 
-    def _scaled(self, size: _Size) -> EstimatedTokens:
+    def _scaled(self, size: Size) -> EstimatedTokens:
         return EstimatedTokens(int(self._calibration.scale * size.text + self._priced(size)))
 
-    def _priced(self, size: _Size) -> float:
+    def _priced(self, size: Size) -> float:
         return self._calibration.image_tokens * size.images
 
-    def _since(self, session: Session, request: ModelRequest) -> _Size:
+    def _since(self, session: Session, request: ModelRequest) -> Size:
         """The request's rows that the session's last report does not cover."""
         seq = session.reported_at_seq or 0
-        rows = (row for row in request.transcript if row.session_id == session.id and row.seq > seq)
-        return self._rows(rows, request.style)
+        # What a session itself holds stands at the end, in order: the rows before it need no look.
+        own = takewhile(lambda row: row.session_id == session.id, reversed(request.transcript))
+        return self._rows([row for row in own if row.seq > seq], request.style)
 
-    def _request(self, request: ModelRequest) -> _Size:
+    def _request(self, request: ModelRequest) -> Size:
         rows = self._rows(request.transcript, request.style)
-        return _Size(fixed_tokens(request) + rows.text, rows.images)
+        return Size(fixed_tokens(request) + rows.text, rows.images)
 
-    def _rows(self, rows: Iterable[Message], style: WireStyle) -> _Size:
+    def _rows(self, rows: Iterable[Message], style: WireStyle) -> Size:
         text_of, limit, is_shared = self._sizes.text_of, style.max_result_characters, style.is_shared
         text = images = 0
         for row in rows:
@@ -194,10 +214,10 @@ class Estimator:
                 seen = sum(image.attachment_id in style.image_urls for image in row.body.images)
                 images += seen
                 text += (len(row.body.images) - seen) * BLOCK_TOKENS
-        return _Size(text, images)
+        return Size(text, images)
 
 
-def _is_possible(reported: int, covered: _Size) -> bool:
+def _is_possible(reported: int, covered: Size) -> bool:
     """Whether any tokenizer can have counted this of what we know was read."""
     least = max(1.0, LEAST_SCALE * covered.text)
     return least <= reported <= MOST_SCALE * covered.text + MOST_IMAGE * covered.images + UNSEEN_TOKENS

@@ -133,6 +133,7 @@ class ContextKeeper:
         is_many = rows >= self._settings.hard_message_limit
         is_due = rows >= LEAST_HYGIENE_MESSAGES and room.estimated >= limits.hygiene
         if not (is_many or is_due) or self._drafts.is_pending(scene.lineage_id):
+            self._rooms.keep(scene, room)
             return
         ready = await self._ready(room, "hygiene")
         if ready is None:
@@ -150,6 +151,10 @@ class ContextKeeper:
             state = self._drafts.timed_out(job)
             late = replace(job, is_out_of_time=True)
             await self._drafts.commit(scene, await self._drafts.make(scene, late, routes=(), state=state))
+
+    def looked_at(self, scene: Scene) -> View | None:
+        """What hygiene has just seen, for the turn that begins behind it: in its lane nothing comes between."""
+        return self._rooms.kept_view(scene)
 
     async def make_room(self, scene: Scene, view: View, layer: Layer) -> Room:
         """Before a model call: compress from the threshold on, more than once while it helps."""
@@ -182,7 +187,7 @@ class ContextKeeper:
         profiles = self._rooms.profiles
         if error is not None:
             if error.prompt_tokens is not None:
-                await profiles.learn(room.request, ReportedTokens(error.prompt_tokens), room.view)
+                await profiles.learn(room.request, ReportedTokens(error.prompt_tokens), room.view, room.size)
             await profiles.learn_window(error, room.estimated, self.limits.input_window)
         if not self._settings.is_enabled:
             return False
@@ -243,7 +248,7 @@ class ContextKeeper:
         be told.
         """
         if usage is not None:
-            await self._rooms.profiles.learn(room.request, usage.prompt, room.view)
+            await self._rooms.profiles.learn(room.request, usage.prompt, room.view, room.size)
             await self._drafts.engine.told(Replied(session=room.view.session, usage=usage))
         stored = state_of(room.view.session.context_state)
         tokens = room.estimated if usage is None else usage.prompt

@@ -7,7 +7,7 @@ guess never.
 
 import structlog
 
-from agent.context.estimate import Estimator
+from agent.context.estimate import Estimator, Size
 from agent.context.limits import LEAST_INPUT_WINDOW
 from agent.model.base import ModelRequest
 from hermes_state.errors import ContextOverflow
@@ -54,9 +54,11 @@ class ProfileBook:
             self._saved, self._learned = profile.calibration, profile.learned_context
             self.estimator = Estimator(profile.calibration)
 
-    async def learn(self, request: ModelRequest, reported: ReportedTokens, view: View) -> None:
-        """Take in what a provider counted for a request."""
-        self.estimator.learn(request, reported, view)
+    async def learn(
+        self, request: ModelRequest, reported: ReportedTokens, view: View, size: Size | None = None
+    ) -> None:
+        """Take in what a provider counted for a request; `size` is the request's, where it is known."""
+        self.estimator.learn(request, reported, view, size)
         known, saved = self.estimator.calibration, self._saved
         if _differs(known.scale, saved.scale) or _differs(known.image_tokens, saved.image_tokens):
             self._saved = known

@@ -4,16 +4,24 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from agent.context.estimate import Estimator
+from agent.context.estimate import Estimator, Size
 from agent.context.events import Scene
 from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.context.profiles import ProfileBook
 from agent.model.base import ModelRequest
+from agent.model.wire import WireStyle
 from hermes_state.lineage import count_compressions
 from hermes_state.store import Store
 from hermes_state.transcripts import View
-from hermes_state.values import EstimatedTokens, Tokens
+from hermes_state.values import EstimatedTokens, LineageId, MessageId, SessionId, Tokens
 from hermes_state.views import ViewCache
+
+KEPT_LOOKS = 256
+"""As many as turns may begin at one time; they are gone as soon as the turn has looked itself."""
+
+
+KEPT_SIZES = 4_096
+"""Conversations whose size is remembered: a few hundred bytes each."""
 
 
 class Prompts(Protocol):
@@ -32,6 +40,7 @@ class Room:
 
     view: View
     request: ModelRequest
+    size: Size
     estimated: EstimatedTokens
 
 
@@ -49,6 +58,24 @@ class Standing:
     def is_crowded(self) -> bool:
         """What cannot shrink takes half of the room before a compression, or more."""
         return self.fixed * 2 >= self.limits.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The size of a view's rows, without the rows."""
+
+    session_id: SessionId
+    version: int
+    last_id: MessageId
+    rows: int
+    style: WireStyle
+    size: Size
+
+    def is_beginning_of(self, view: View, style: WireStyle) -> bool:
+        """Whether the view begins with just these rows, shown in the same way."""
+        session, rows = view.session, view.transcript
+        is_same = (self.session_id, self.version, self.style) == (session.id, session.version, style)
+        return is_same and len(rows) >= self.rows and rows[self.rows - 1].id == self.last_id
 
 
 class Rooms:
@@ -70,6 +97,8 @@ class Rooms:
         self._reserved_output = reserved_output
         self._settings = settings
         self.profiles = profiles
+        self._looks: dict[LineageId, Room] = {}
+        self._measured: dict[LineageId, _Measured] = {}
 
     @property
     def estimator(self) -> Estimator:
@@ -87,16 +116,45 @@ class Rooms:
 
     async def measure(self, scene: Scene, view: View) -> Room:
         """A view that is known."""
+        known = self._looks.pop(scene.lineage_id, None)
+        if known is not None and known.view is view:
+            return known
         await self.profiles.load()
         if view.session.model not in (None, self.profiles.model):  # another model's count says nothing here
             view = replace(view, session=replace(view.session, reported_prompt_tokens=None))
         request = await self._prompts.request_for(scene, view)
-        estimator = self.estimator
-        if estimator.is_quick(request):
-            estimated = estimator.prompt(view, request)
+        size = self.estimator.fixed_size(request) + await self._rows_size(scene, view, request)
+        return Room(view=view, request=request, size=size, estimated=self.estimator.prompt(view, request, size))
+
+    async def _rows_size(self, scene: Scene, view: View, request: ModelRequest) -> Size:
+        """The rows' size: of a view that has only grown since it was measured, only what is new is looked at."""
+        rows, style, estimator = request.transcript, request.style, self.estimator
+        known = self._measured.get(scene.lineage_id)
+        start, size = 0, Size(0, 0)
+        if known is not None and known.is_beginning_of(view, style):
+            start, size = known.rows, known.size
+        if estimator.is_quick(request) or start:
+            size += estimator.rows_size(rows[start:], style)
         else:
-            estimated = await asyncio.to_thread(estimator.prompt, view, request)
-        return Room(view=view, request=request, estimated=estimated)
+            size = await asyncio.to_thread(estimator.rows_size, rows, style)
+        if len(self._measured) >= KEPT_SIZES:
+            self._measured.clear()
+        if rows and not style.image_urls:
+            session = view.session
+            seen = _Measured(session.id, session.version, rows[-1].id, len(rows), style, size)
+            self._measured[scene.lineage_id] = seen
+        return size
+
+    def keep(self, scene: Scene, room: Room) -> None:
+        """Hold a look at a conversation until its next one: a turn begins with what hygiene has just seen."""
+        if len(self._looks) >= KEPT_LOOKS:
+            self._looks.clear()
+        self._looks[scene.lineage_id] = room
+
+    def kept_view(self, scene: Scene) -> View | None:
+        """The view of a look that is held."""
+        room = self._looks.get(scene.lineage_id)
+        return room.view if room is not None else None
 
     async def standing(self, scene: Scene) -> Standing:
         """What people are told when they ask how full their conversation is."""
