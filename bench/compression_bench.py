@@ -1,6 +1,6 @@
 """What compressing a conversation costs beside the model call: `python -m bench.compression_bench [--quick]`.
 
-With `HERMES_BENCH_PEER=/path/to/python`, an interpreter of a virtual environment of its own into which
+With `BENCH_PEER=/path/to/python`, an interpreter of a virtual environment of its own into which
 `pip install hermes-agent==0.19.0` has put that program, its compressions of the same conversations are the yardstick,
 in the same run; the same stand-in answers for its model. Nothing here depends on it.
 """
@@ -66,7 +66,7 @@ With these lengths hermes-agent needs about what is known of it: 60 / 84 / 239 m
 STEPS = ((200, 1_000, 4), (1_000, 4_000, 1), (4_000, 20_000, 1))
 """Few messages and many of the same length: the cost may grow with their number, and no faster."""
 WINDOW = 128_000
-PEER = "HERMES_BENCH_PEER"
+PEER = "BENCH_PEER"
 LINEAR_BAR = 1.2
 PEER_BAR = 0.2
 STALL_BAR = 10.0
