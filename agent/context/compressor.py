@@ -299,15 +299,14 @@ class Compressor:
         failure: ModelError | None = None
         for route in routes:
             key = cooldown_key(job.layer, route)
-            now = self._clock.now()
-            if state.is_cooling(key, now):
+            if state.is_cooling(key, self._clock.now()):
                 continue
             try:
                 return await self._asked(job, plan, route, record_failure), state.answered(key)
             except ModelError as error:
                 failure = error
                 outcome = _outcome_of(error)
-                state = state.failed(key, outcome, now)
+                state = state.failed(key, outcome, self._clock.now())
                 log.warning("compression.summary_failed", layer=job.layer, route=route.name, outcome=outcome)
         return await self._without_model(job, plan, state, routes, failure), state
 

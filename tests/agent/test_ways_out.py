@@ -1,21 +1,32 @@
 """No conversation is stuck: whatever holds compression back, there is a way on."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from agent.context.compressor import CompressorSettings
+from agent.context.compressor import CompressorSettings, SummaryRoute
 from agent.context.keeper import ContextSettings
 from agent.context.state import ContextState, stored_form
+from agent.model.base import ModelReply, ModelRequest
 from agent.model.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.turn import Agent
 from hermes_state import sessions
-from hermes_state.errors import ContextOverflow, NotOffered
-from hermes_state.values import ChatKind, LineageId
+from hermes_state.errors import ContextOverflow, ModelTimeout, NotOffered
+from hermes_state.values import ChatKind, LineageId, Tokens
 from tests.agent.conftest import Chat, Sink
-from tests.agent.contexts import WORDS, agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of
+from tests.agent.contexts import (
+    WORDS,
+    agent_of,
+    asked_for_summaries,
+    chat_at,
+    clock_of,
+    dialled,
+    fill_and_ask,
+    look,
+    summary_of,
+)
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 
@@ -112,6 +123,31 @@ async def test_a_summary_that_trickles_in_without_end_is_given_up_and_remembered
     assert found.compressions == [("preflight", "aborted", "timeout")]
     assert found.summary_calls == ["timeout"]
     assert found.state.cooldowns, "the next message does not wait again"
+
+
+async def test_a_route_rests_from_when_it_has_failed_not_from_when_it_was_asked(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """A call may take longer to fail than the shortest rest: counted from its beginning that would be over at once."""
+    slow_chat = chat_at(chat, "slow")
+    clock = clock_of(slow_chat)
+
+    class Slow:
+        route, name = "lab:slow", "slow"
+
+        async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+            clock.pass_seconds(170)
+            raise ModelTimeout("the provider stopped answering")
+
+        async def close(self) -> None:
+            """It holds nothing."""
+
+    routes = [SummaryRoute(model=Slow(), context_length=Tokens(8_192))]
+    agent = agent_of(slow_chat, small, routes=routes)
+    turn = await fill_and_ask(slow_chat, agent, 4_200)
+    await slow_chat.finish(turn, await agent.run(turn, Sink()))
+    [cooldown] = (await look(slow_chat, turn.lineage_id)).state.cooldowns.values()
+    assert cooldown.until == clock.now() + 60_000
 
 
 async def test_in_the_smallest_window_no_summary_is_paid_for_in_vain(
