@@ -67,7 +67,7 @@ def settle(
     if plan is None or not isinstance(result, Draft):
         assert not isinstance(result, Draft), "a draft comes with its plan"
         if sessions.load_session(db, drafted.job.view.session.id).ended_at is not None:
-            return _overtaken(drafted.job)
+            return drafted.job.not_needed(Why.MOVED)
         _keep_attempt(db, scene, drafted, result, listeners, now)
         return result
     db.execute("SAVEPOINT split")
@@ -81,7 +81,7 @@ def settle(
     for call in result.calls:
         ledger.record(db, scene.turn_id, scene.lineage_id, call, now)
     if outcome is None:
-        return _overtaken(drafted.job)
+        return drafted.job.not_needed(Why.MOVED)
     _tell(db, scene, [*_reasons(drafted.job), outcome], listeners, now)
     return outcome
 
@@ -109,15 +109,6 @@ def _compressed(db: Connection, scene: Scene, drafted: Drafted, draft: Draft, ch
         tokens_after=draft.tokens_after,
         compressions=count_compressions(db, scene.lineage_id),
         took_ms=drafted.took_ms,
-    )
-
-
-def _overtaken(job: CompressionJob) -> NotNeeded:
-    return NotNeeded(
-        why=Why.MOVED,
-        prompt_tokens=job.tokens_before,
-        threshold=job.limits.threshold,
-        messages=len(job.view.transcript),
     )
 
 

@@ -112,6 +112,15 @@ class CompressionJob:
     is_out_of_time: bool = False
     """A summary was waited for as long as people are kept waiting."""
 
+    def not_needed(self, why: Why) -> NotNeeded:
+        """What comes of the job when nothing is compressed."""
+        return NotNeeded(
+            why=why,
+            prompt_tokens=self.tokens_before,
+            threshold=self.limits.threshold,
+            messages=len(self.view.transcript),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
@@ -192,10 +201,10 @@ class Compressor:
         """What a compression would come to, and what is to be remembered of the attempt."""
         plan = await asyncio.to_thread(self._plan, job, estimator)
         if isinstance(plan, Why):
-            return _not_needed(plan, job), state
+            return job.not_needed(plan), state
         self._log_plan(job, plan)
         if not _is_worth_a_call(job, plan):
-            return _not_needed(Why.NOT_SMALLER, job), state
+            return job.not_needed(Why.NOT_SMALLER), state
         written, state = await self._written(job, plan, state, routes, record_failure)
         if isinstance(written, Aborted):
             return written, state
@@ -205,7 +214,7 @@ class Compressor:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
             if written.call is not None:
                 await record_failure(written.call)  # no split will carry it, and it was paid for
-            return _not_needed(Why.NOT_SMALLER, job), state.struck(job.tokens_before)
+            return job.not_needed(Why.NOT_SMALLER), state.struck(job.tokens_before)
         return Draft(
             context=child_context(job.view.transcript, plan.cut, record),
             summary_kind=written.kind,
@@ -228,7 +237,7 @@ class Compressor:
         """What a compression would take out, without a model call and without a write."""
         plan = self._plan(job, estimator)
         if isinstance(plan, Why):
-            return _not_needed(plan, job)
+            return job.not_needed(plan)
         rows = job.view.transcript
         target = job.limits.summary_tokens(plan.content_tokens)
         frame = int(estimated_text_tokens(framed("")))
@@ -430,15 +439,6 @@ def _reason(failure: ModelError | None, routes: Sequence[SummaryRoute]) -> str:
     if failure is None:
         return "The last summary failed a short while ago, so none was asked for."
     return str(failure) if isinstance(failure, SummaryRefused) else sentence_for(failure)
-
-
-def _not_needed(why: Why, job: CompressionJob) -> NotNeeded:
-    return NotNeeded(
-        why=why,
-        prompt_tokens=job.tokens_before,
-        threshold=job.limits.threshold,
-        messages=len(job.view.transcript),
-    )
 
 
 def _tokens_after(job: CompressionJob, plan: _Plan, handoff: str, estimator: Estimator) -> EstimatedTokens:

@@ -157,7 +157,7 @@ class ForeignEngine:
         if job.keep_turns is not None:
             return await self._fallback.draft(job, state, estimator, routes, record_failure)
         if has_open_calls(job.view.transcript):
-            return _not_needed(Why.TOOL_RUNS, job), state
+            return job.not_needed(Why.TOOL_RUNS), state
         session, now, key = job.view.session, self._clock.now(), self._cooldown_key(job.layer)
         was_cut_off = job.is_out_of_time or self._cut_off.get(session.lineage_id) == _moment(job)
         if job.must_shrink and (was_cut_off or state.is_cooling(key, now)):
@@ -179,7 +179,7 @@ class ForeignEngine:
         """An engine of others cannot tell what it would do without doing it."""
         if job.keep_turns is not None:
             return self._fallback.preview(job, estimator)
-        return _not_needed(Why.NO_PREVIEW, job)
+        return job.not_needed(Why.NO_PREVIEW)
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
         return state.is_cooling(self._cooldown_key(layer), self._clock.now())
@@ -262,7 +262,7 @@ class ForeignEngine:
         self, job: CompressionJob, state: ContextState, estimator: Estimator, mapped: Mapped | None
     ) -> tuple[Draft | NotNeeded, ContextState]:
         if mapped is None:
-            return _not_needed(Why.NOTHING_BETWEEN, job), state.struck(job.tokens_before)
+            return job.not_needed(Why.NOTHING_BETWEEN), state.struck(job.tokens_before)
         gone = int(estimator.rows(mapped.removed, job.request.style))
         added = sum(
             int(estimator.text(framed(row.text or "") if row.origin is Origin.SUMMARY else row.text or ""))
@@ -271,7 +271,7 @@ class ForeignEngine:
         after = EstimatedTokens(max(0, job.tokens_before - gone) + added)
         if after >= job.tokens_before:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
-            return _not_needed(Why.NOT_SMALLER, job), state.struck(job.tokens_before)
+            return job.not_needed(Why.NOT_SMALLER), state.struck(job.tokens_before)
         draft = Draft(
             context=mapped.context,
             summary_kind="model",
@@ -486,12 +486,3 @@ def _usage(usage: CanonicalUsage) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
-
-
-def _not_needed(why: Why, job: CompressionJob) -> NotNeeded:
-    return NotNeeded(
-        why=why,
-        prompt_tokens=job.tokens_before,
-        threshold=job.limits.threshold,
-        messages=len(job.view.transcript),
-    )
