@@ -203,27 +203,7 @@ class _Daemon:
             deliver=delivery.wake,
         )
         commands = CommandRunner(desk, delivery, group)
-        lanes.staff(
-            LaneParts(
-                store=store,
-                live=live,
-                access=access,
-                turns=TurnRunner(
-                    store=store, live=live, adapters=adapters, gates=gates, delivery=delivery, clock=clock
-                ),
-                commands=commands,
-                attachments=AttachmentDesk(
-                    store=store,
-                    live=live,
-                    adapters=adapters,
-                    delivery=delivery,
-                    clock=clock,
-                    folder=loaded.attachments,
-                ),
-                clock=clock,
-                slots=asyncio.Semaphore(loaded.config.sessions.max_turns),
-            )
-        )
+        lanes.staff(self._lane_parts(access, adapters, gates, delivery, commands))
         heartbeat = Heartbeat(store, adapters, self._environ)
         return _Parts(
             adapters=adapters,
@@ -255,6 +235,23 @@ class _Daemon:
                 started_at=self._started_at,
                 local_url=lambda: _local_url(adapters),
             ),
+        )
+
+    def _lane_parts(
+        self, access: Access, adapters: Adapters, gates: Gates, delivery: Delivery, commands: CommandRunner
+    ) -> LaneParts:
+        store, live, clock, loaded = self._store, self._live, self._clock, self._loaded
+        return LaneParts(
+            store=store,
+            live=live,
+            access=access,
+            turns=TurnRunner(store=store, live=live, adapters=adapters, gates=gates, delivery=delivery, clock=clock),
+            commands=commands,
+            attachments=AttachmentDesk(
+                store=store, live=live, adapters=adapters, delivery=delivery, clock=clock, folder=loaded.attachments
+            ),
+            clock=clock,
+            slots=asyncio.Semaphore(loaded.config.sessions.max_turns),
         )
 
     async def _wind_down(self, lanes: Lanes, delivery: Delivery) -> None:
