@@ -166,7 +166,7 @@ class ForeignEngine:
             mapped = await self._compressed(job)
         except (EngineTrouble, IllegalList) as error:
             log.warning("engine.failed", engine=self._name, layer=job.layer, reason=str(error))
-            state = state.failed(key, FAILED, now)
+            state = state.failed(key, FAILED, self._clock.now())
             if job.must_shrink:
                 return await self._without_it(job, state, estimator, routes, record_failure)
             why = f"returned a list that cannot be used: {error}" if isinstance(error, IllegalList) else str(error)

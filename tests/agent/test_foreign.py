@@ -41,6 +41,7 @@ from hermes_state.values import (
     Transcript,
 )
 from tests.agent.conftest import Chat, FixedClock
+from tests.agent.contexts import SetClock
 from tests.agent.engines import KeepNewest, conversation
 from tests.agent.rows import answer, human
 
@@ -101,8 +102,9 @@ SCHEMAS = [ToolSchema(**schema) for schema in KeepNewest().get_tool_schemas()]
 
 
 def foreign(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> ForeignEngine:
-    values: dict[str, Any] = {"model": ModelFacts(name="lab", context_length=Tokens(8_192), api_key="key"), **changes}
-    return ForeignEngine("theirs", make, fallback=built_in, redact=redact, clock=CLOCK, **values)
+    model = ModelFacts(name="lab", context_length=Tokens(8_192), api_key="key")
+    values: dict[str, Any] = {"model": model, "clock": CLOCK, **changes}
+    return ForeignEngine("theirs", make, fallback=built_in, redact=redact, **values)
 
 
 async def unrecorded(call: ModelCallRecord) -> None:
@@ -280,6 +282,18 @@ async def test_an_async_engine_that_ignores_its_cancellation_is_given_up() -> No
     assert isinstance(result, Aborted)
     leave.set()
     await engine.close()
+
+
+async def test_an_engine_rests_from_when_it_has_failed_not_from_when_it_was_asked() -> None:
+    clock = SetClock()
+
+    def slow(messages: list[Any]) -> list[Any]:
+        clock.pass_seconds(110)
+        raise RuntimeError("out of order")
+
+    _, state = await drafted(foreign(engine_that(slow), clock=clock), job())
+    [cooldown] = state.cooldowns.values()
+    assert cooldown.until == clock.now() + 60_000
 
 
 async def test_where_there_is_no_room_the_built_in_engine_takes_over() -> None:
