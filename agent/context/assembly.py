@@ -1,8 +1,7 @@
 """Putting a compressed view together: head, handoff, what stays open, tail.
 
-Rows are referenced, never copied. The list is legal by construction: the handoff speaks as a user behind nothing or
-behind an answer (a head never ends with a question), a user row right behind it joins its message on the wire, after
-the end marker, and no exchange of call and results is cut.
+Rows are referenced, never copied. The cut has seen to it that no exchange of call and results is in two pieces and that
+the handoff can stand behind the head; which role it speaks in is decided on the wire.
 """
 
 from collections.abc import Sequence
@@ -45,7 +44,7 @@ def middle_of(transcript: Transcript, cut: Cut) -> Middle:
             rows.append(row)
         else:
             earlier.append(record)
-    return Middle(rows=tuple(rows), previous=_joined(earlier))
+    return Middle(rows=tuple(rows), previous=joined(earlier))
 
 
 def handoff_in(row: Message) -> Record | None:
@@ -71,7 +70,8 @@ def child_context(transcript: Transcript, cut: Cut, record: Record) -> list[Cont
     return [*head, handoff, *(row.id for row in behind if row.origin is not Origin.SUMMARY)]
 
 
-def _joined(records: Sequence[Record]) -> Record | None:
+def joined(records: Sequence[Record]) -> Record | None:
+    """Several handoffs as one, oldest first."""
     if not records:
         return None
     counted = [record for record in records if record.messages]

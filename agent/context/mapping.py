@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
-from agent.context.assembly import Middle, handoff_in, record_for
+from agent.context.assembly import Middle, handoff_in, joined, record_for
 from agent.context.cuts import open_request
 from agent.context.lists import INSTRUCTING, IllegalList, Key, ListMessage, call_ids, checked_list, key_of, text_of
-from agent.handoff import Record, body_of, parse_record
+from agent.handoff import body_of, parse_record
 from agent.model.wire import WireStyle, traced_messages
 from hermes_state.lineage import ContextItem
 from hermes_state.transcripts import NewMessage
@@ -301,7 +301,8 @@ class _Reading:
             return self.handoffs[0].id
         if not removed and not self.words and not earlier:
             return None
-        middle = Middle(rows=tuple(removed or self.shortened or self.handed.transcript[:1]), previous=_joined(earlier))
+        records = [record for record in map(handoff_in, earlier) if record is not None]
+        middle = Middle(rows=tuple(removed or self.shortened or self.handed.transcript[:1]), previous=joined(records))
         text = clean("\n\n".join(self.words)) or UNSAID
         stored = record_for(middle, text).stored()
         return NewMessage(role=Role.USER, origin=Origin.SUMMARY, text=stored)
@@ -326,20 +327,6 @@ class _Reading:
 
 def _cleaned(item: ContextItem, clean: Callable[[str], str]) -> ContextItem:
     return replace(item, text=clean(item.text or "")) if isinstance(item, NewMessage) else item
-
-
-def _joined(rows: Sequence[Message]) -> Record | None:
-    """What earlier handoffs stand for, as one. Their words were taken up by the engine, or are gone."""
-    records = [record for record in map(handoff_in, rows) if record is not None]
-    counted = [record for record in records if record.messages]
-    if not counted:
-        return None
-    return Record(
-        text="",
-        messages=sum(record.messages for record in counted),
-        first_id=min(record.first_id for record in counted),
-        last_id=max(record.last_id for record in counted),
-    )
 
 
 def _stub(row: Message, text: str) -> str:
