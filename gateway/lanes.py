@@ -343,7 +343,13 @@ class Lanes:
 
     def _open(self, chat_id: ChatId, *, is_after_restart: bool) -> None:
         lane = self._lanes[chat_id] = Lane(chat_id, self._parts, self._board, is_after_restart=is_after_restart)
-        task = self._group.create_task(self._serve(chat_id, lane), name=f"lane-{chat_id}")
+        work = self._serve(chat_id, lane)
+        try:
+            task = self._group.create_task(work, name=f"lane-{chat_id}")
+        except RuntimeError:  # the daemon is ending: what waits is stored, and the next start takes it up
+            work.close()
+            self._lanes.pop(chat_id, None)
+            return
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
