@@ -30,9 +30,9 @@ async def test_replaying_presses_and_edits_starts_nothing(world: World) -> None:
     press = {"id": "77", "from": person, "message": menu, "chat_instance": "42", "data": button["callback_data"]}
     edit = {**chat[0], "text": "about planes", "edit_date": chat[0]["date"] + 1}
     updates = [{"callback_query": press}, {"edited_message": edit}]
-    for number, update in enumerate(updates):
-        await world.tg.post("update", {"update": {"update_id": 900_000 + number, **update}})
-    await world.replies(5)
+    await world.tg.post("update", {"update": {"update_id": 900_000, **updates[0]}})
+    await world.replies(5)  # an edit is for the conversation that is open, so the press has to have opened it
+    await world.tg.post("update", {"update": {"update_id": 900_001, **updates[1]}})
     await world.gateway.wait_for_log("inbox.edited")
     counts = "SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM turns), (SELECT count(*) FROM outbox)"
     [(inbox, turns, outbox)] = world.query(counts)
