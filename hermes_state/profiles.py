@@ -35,26 +35,35 @@ class ModelProfile:
 
     calibration: Calibration = _NOTHING_LEARNED
     learned_context: Tokens | None = None
-    """The smallest context window that the provider has stated."""
+    """The smallest context window that the provider has stated beside the configured one."""
 
 
-_LOAD = "SELECT calibration, learned_context FROM model_profiles WHERE route = ? AND model = ?"
+_LOAD = """
+SELECT calibration, CASE WHEN learned_beside = ? THEN learned_context END FROM model_profiles
+WHERE route = ? AND model = ?
+"""
 _SAVE_CALIBRATION = """
 INSERT INTO model_profiles (route, model, calibration, updated_at) VALUES (?, ?, ?, ?)
 ON CONFLICT (route, model) DO UPDATE SET calibration = excluded.calibration, updated_at = excluded.updated_at
 """
-# Purpose: keep a stated window if it is smaller than the one that is known.
+# Purpose: keep a stated window if it is smaller than the one that is known, or if that one no longer applies.
 _LEARN_CONTEXT = """
-INSERT INTO model_profiles (route, model, calibration, learned_context, updated_at) VALUES (?, ?, '{}', ?, ?)
-ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at,
-  learned_context = min(coalesce(learned_context, excluded.learned_context), excluded.learned_context)
+INSERT INTO model_profiles (route, model, calibration, learned_context, learned_beside, updated_at)
+VALUES (?, ?, '{}', ?, ?, ?)
+ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, learned_beside = excluded.learned_beside,
+  learned_context = CASE WHEN learned_beside = excluded.learned_beside
+    THEN min(learned_context, excluded.learned_context) ELSE excluded.learned_context END
 """
 _decode = msgspec.json.Decoder(Calibration).decode
 
 
-def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
-    """What is known of a model. A calibration that cannot be read counts as none: it is learned again."""
-    row = db.execute(_LOAD, (route, model)).fetchone()
+def load_profile(db: Connection, route: str, model: str, configured: Tokens) -> ModelProfile:
+    """What is known of a model whose context length is configured so.
+
+    A window that was learned beside another configured length does not apply: whoever set the new one knows better, or
+    is told again. A calibration that cannot be read counts as none: it is learned again.
+    """
+    row = db.execute(_LOAD, (configured, route, model)).fetchone()
     if row is None:
         return ModelProfile()
     try:
@@ -69,6 +78,6 @@ def save_calibration(db: Connection, route: str, model: str, calibration: Calibr
     db.execute(_SAVE_CALIBRATION, (route, model, msgspec.json.encode(calibration).decode(), now))
 
 
-def learn_context(db: Connection, route: str, model: str, stated: Tokens, now: Millis) -> None:
-    """Keep a window that the provider stated, unless a smaller one is known."""
-    db.execute(_LEARN_CONTEXT, (route, model, stated, now))
+def learn_context(db: Connection, route: str, model: str, stated: Tokens, configured: Tokens, now: Millis) -> None:
+    """Keep a window that the provider stated, unless a smaller one is known beside the same configured length."""
+    db.execute(_LEARN_CONTEXT, (route, model, stated, configured, now))

@@ -1,8 +1,8 @@
 """What is learned of a model while it is used: how it counts, and how much it really takes.
 
 Kept per route and model, so that it survives restarts and holds for every conversation. Counting is saved when it has
-changed enough to matter, not with every reply; a window that a provider states is saved at once, one that we only
-guess never.
+changed enough to matter, not with every reply; a window that a provider states is saved at once, with the configured
+length that it corrects (another one is tried anew); one that we only guess is never saved.
 """
 
 import structlog
@@ -48,11 +48,13 @@ class ProfileBook:
         """Take up what was learned before this process; only the first call does anything."""
         if self._is_loaded:
             return
-        profile = await self._store.read(load_profile, self._route, self.model)
+        profile = await self._store.read(load_profile, self._route, self.model, self._configured)
         if not self._is_loaded:  # nobody else was faster
             self._is_loaded = True
             self._saved, self._learned = profile.calibration, profile.learned_context
             self.estimator = Estimator(profile.calibration)
+            if self._learned is not None:
+                log.info("model.window_known", model=self.model, window=self._learned, configured=self._configured)
 
     async def learn(
         self, request: ModelRequest, reported: ReportedTokens, view: View, size: Size | None = None
@@ -70,8 +72,8 @@ class ProfileBook:
             if LEAST_INPUT_WINDOW <= error.window < self.window:
                 log.warning("model.window_learned", model=self.model, window=error.window, configured=self._configured)
                 self._learned = Tokens(error.window)
-                now = self._clock.now()
-                await self._store.write(learn_context, self._route, self.model, self._learned, now)
+                known, now = (self._route, self.model, self._learned, self._configured), self._clock.now()
+                await self._store.write(learn_context, *known, now)
         elif estimated < input_window:
             self._assumed = Tokens(next((size for size in ASSUMED_WINDOWS if size < self.window), self.window))
             log.warning("model.window_assumed", model=self.model, window=self._assumed, configured=self._configured)

@@ -174,6 +174,21 @@ async def test_a_window_that_the_provider_states_is_known_after_a_restart(
     assert [row for row in llm.requests.rows if row["outcome"] == "context_overflow"] == refused
 
 
+async def test_a_context_length_that_is_configured_anew_is_tried_whatever_was_learned_beside_the_old_one(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """The server was started with a larger window, and the operator has said so."""
+    agent = agent_of(chat, small, context_length=32_768)
+    await answer(chat, agent, await fill_and_ask(chat, agent, 9_000))
+    assert agent.context.limits.context_length == 8_192
+    llm.models["lab-8k"] = {"context": 65_536, "max_output": 16_384}
+    again = agent_of(chat, small, context_length=65_536)
+    refused = sum(row["outcome"] == "context_overflow" for row in llm.requests.rows)
+    await answer(chat, again, await fill_and_ask(chat, again, 12_000))
+    assert again.context.limits.context_length == 65_536
+    assert sum(row["outcome"] == "context_overflow" for row in llm.requests.rows) == refused
+
+
 async def test_a_window_that_was_only_guessed_is_forgotten_by_a_restart(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:

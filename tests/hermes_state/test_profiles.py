@@ -1,10 +1,15 @@
+import contextlib
+import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state import profiles
+from hermes_state.connections import prepare_writer, register_functions
+from hermes_state.migrate import migrate, shipped_migrations
 from hermes_state.profiles import (
     LEAST_IMAGE,
     LEAST_SCALE,
@@ -18,21 +23,23 @@ from hermes_state.values import Millis, Tokens
 
 NOW = Millis(1_767_225_600_000)
 ROUTE, MODEL = "chat_completions api.example.com", "lab-128k"
+SET = Tokens(131_072)
+"""The configured context length."""
 LEARNED = Calibration(scale=1.31, image_tokens=765.5, samples=4, image_samples=2)
 
 
 async def test_a_model_that_is_not_known_has_the_defaults(store: Store) -> None:
-    assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile()
+    assert await store.read(profiles.load_profile, ROUTE, MODEL, SET) == ModelProfile()
 
 
 async def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     first = await Store.open(tmp_path / "state.db")
     await first.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    await first.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), NOW)
+    await first.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
     await first.close()
     second = await Store.open(tmp_path / "state.db")
     try:
-        found = await second.read(profiles.load_profile, ROUTE, MODEL)
+        found = await second.read(profiles.load_profile, ROUTE, MODEL, SET)
     finally:
         await second.close()
     assert found == ModelProfile(calibration=LEARNED, learned_context=Tokens(65_536))
@@ -40,21 +47,45 @@ async def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
 
 async def test_models_and_routes_are_kept_apart(store: Store) -> None:
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    assert await store.read(profiles.load_profile, ROUTE, "another") == ModelProfile()
-    assert await store.read(profiles.load_profile, "elsewhere", MODEL) == ModelProfile()
+    assert await store.read(profiles.load_profile, ROUTE, "another", SET) == ModelProfile()
+    assert await store.read(profiles.load_profile, "elsewhere", MODEL, SET) == ModelProfile()
 
 
 async def test_a_window_only_becomes_smaller(store: Store) -> None:
     for stated in (65_536, 131_072, 32_768, 40_000):
-        await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(stated), NOW)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL)
+        await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(stated), SET, NOW)
+    found = await store.read(profiles.load_profile, ROUTE, MODEL, SET)
     assert found == ModelProfile(learned_context=Tokens(32_768))
 
 
-async def test_a_new_calibration_leaves_the_window(store: Store) -> None:
-    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), NOW)
+async def test_a_window_holds_beside_the_context_length_it_was_learned_with(store: Store) -> None:
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL)
+    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(32_768), SET, NOW)
+    for other in (SET - 1, SET + 1, 32_768):
+        found = await store.read(profiles.load_profile, ROUTE, MODEL, Tokens(other))
+        assert found == ModelProfile(calibration=LEARNED)
+    larger = Tokens(200_000)
+    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), larger, NOW)
+    assert (await store.read(profiles.load_profile, ROUTE, MODEL, larger)).learned_context == 65_536
+    assert (await store.read(profiles.load_profile, ROUTE, MODEL, SET)).learned_context is None
+
+
+async def test_a_window_learned_before_that_was_noted_is_learned_again(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        register_functions(db)
+        prepare_writer(db, path, "FULL", 1.0)
+        migrate(db, path, shipped_migrations()[:1])
+        row = (ROUTE, MODEL, msgspec.json.encode(LEARNED).decode(), 65_536, NOW)
+        db.execute("INSERT INTO model_profiles VALUES (?, ?, ?, ?, ?)", row)
+        migrate(db, path)
+        assert profiles.load_profile(db, ROUTE, MODEL, SET) == ModelProfile(calibration=LEARNED)
+
+
+async def test_a_new_calibration_leaves_the_window(store: Store) -> None:
+    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
+    await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
+    found = await store.read(profiles.load_profile, ROUTE, MODEL, SET)
     assert found == ModelProfile(calibration=LEARNED, learned_context=Tokens(65_536))
 
 
@@ -62,9 +93,9 @@ async def test_a_new_calibration_leaves_the_window(store: Store) -> None:
     "stored", ["", "[]", "{", '{"scale": 0}', '{"scale": 1e9}', '{"image_tokens": -1}', '{"scale": null}']
 )
 async def test_a_calibration_that_cannot_be_right_is_learned_again(store: Store, stored: str) -> None:
-    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), NOW)
+    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
     await store.write(lambda db: db.execute("UPDATE model_profiles SET calibration = ?", (stored,)) and None)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL)
+    found = await store.read(profiles.load_profile, ROUTE, MODEL, SET)
     assert found == ModelProfile(learned_context=Tokens(65_536))
 
 
@@ -78,4 +109,4 @@ async def test_a_calibration_that_cannot_be_right_is_learned_again(store: Store,
     )
 )
 def test_a_calibration_comes_back_exactly(calibration: Calibration) -> None:
-    assert profiles._decode(profiles.msgspec.json.encode(calibration)) == calibration
+    assert profiles._decode(msgspec.json.encode(calibration)) == calibration
