@@ -2,10 +2,13 @@
 
 import asyncio
 import time
+from sqlite3 import Connection
 
 import structlog
 from structlog.contextvars import bound_contextvars
 
+from agent.context.commit import keep_pressure
+from agent.context.events import Pressure
 from agent.model.failures import sentence_for
 from agent.turn import Answer
 from gateway import cancellation, hygiene
@@ -20,7 +23,7 @@ from hermes_state import journal
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import FinalAnswer, RunningTurn, TurnClosed
 from hermes_state.store import Store
-from hermes_state.values import ChatId, Clock
+from hermes_state.values import ChatId, Clock, Millis, TurnId
 
 log = structlog.get_logger()
 
@@ -78,7 +81,7 @@ class TurnRunner:
                 finally:
                     await preview.close()
                 final = _final(answer, tells_pressure=config.notices.pressure)
-                await write_patiently(self._store, journal.finish_turn, turn.id, final, self._clock.now())
+                await write_patiently(self._store, _finish_turn, turn.id, final, answer.pressure, self._clock.now())
                 log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
             except TurnClosed:
                 log.info("turn.closed_elsewhere")
@@ -117,6 +120,13 @@ class TurnRunner:
 
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
         await write_patiently(self._store, journal.fail_turn, turn.id, error, sentence, self._clock.now())
+
+
+def _finish_turn(db: Connection, turn_id: TurnId, final: FinalAnswer, pressure: Pressure | None, now: Millis) -> None:
+    """The end of a turn, with what its people know from then on."""
+    journal.finish_turn(db, turn_id, final, now)
+    if pressure is not None:
+        keep_pressure(db, pressure)
 
 
 def _final(answer: Answer, *, tells_pressure: bool) -> FinalAnswer:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from sqlite3 import Connection
 
 from agent.context.compressor import CompressionJob, Draft
-from agent.context.events import Blocked, ContextEvent, HardLimit, Listener, Scene
+from agent.context.events import Blocked, ContextEvent, HardLimit, Listener, Pressure, Scene
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded, Why
 from agent.context.state import ContextState, state_of, stored_form
 from hermes_state import ledger, sessions
@@ -154,6 +154,12 @@ def keep_verdict(
     sessions.set_context_state(db, session_id, stored_form(state))
     note_verdict(db, session_id, "effective" if has_helped else "ineffective")
     _tell(db, scene, events, listeners, now)
+
+
+def keep_pressure(db: Connection, pressure: Pressure) -> None:
+    """Note that people are told. Belongs into the transaction that stores the answer below which they read it."""
+    state = state_of(sessions.load_session(db, pressure.session_id).context_state)
+    sessions.set_context_state(db, pressure.session_id, stored_form(state.told_of(pressure.level)))
 
 
 def _tell(

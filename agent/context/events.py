@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from agent.context.outcomes import Aborted, Compressed
 from hermes_state.transcripts import View
-from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, Millis, ReportedTokens, Tokens, TurnId
+from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, Millis, ReportedTokens, SessionId, Tokens, TurnId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,9 @@ class Pressure:
     """The threshold, or the window for a configured level."""
     percent: int
     is_threshold: bool
+    session_id: SessionId
+    level: int
+    """The line that was crossed, in tokens; `commit.keep_pressure` notes that people know."""
 
 
 BeforeSplit: TypeAlias = Callable[[Scene, View], Awaitable[None]]

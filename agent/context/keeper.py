@@ -270,7 +270,10 @@ class ContextKeeper:
     async def _pressure(
         self, scene: Scene, room: Room, state: ContextState, reported: ReportedTokens
     ) -> Pressure | None:
-        """Told once for each line that is crossed, and again after a fall below it."""
+        """Told once for each line that is crossed, and again after a fall below it.
+
+        Whoever stores the answer notes with it that people were told; only a fall is noted here.
+        """
         limits = self.limits
         near = (limits.threshold * PRESSURE_PERCENT // 100, limits.threshold, True)
         lines = [near] if self._settings.is_enabled else []
@@ -280,13 +283,20 @@ class ContextKeeper:
         level, of_tokens, is_threshold = max(crossed, default=(0, limits.threshold, False))
         if level == state.pressure_level:
             return None
-        changed = stored_form(state.told_of(level))
-        await self._store.write(sessions.set_context_state, room.view.session.id, changed)
+        session_id = room.view.session.id
         if level < state.pressure_level:
+            await self._store.write(sessions.set_context_state, session_id, stored_form(state.told_of(level)))
             return None
         log.info("context.pressed", lineage_id=scene.lineage_id, tokens=reported, of_tokens=of_tokens)
         percent = reported * 100 // of_tokens
-        return Pressure(tokens=reported, of_tokens=of_tokens, percent=percent, is_threshold=is_threshold)
+        return Pressure(
+            tokens=reported,
+            of_tokens=of_tokens,
+            percent=percent,
+            is_threshold=is_threshold,
+            session_id=session_id,
+            level=level,
+        )
 
     # ---- what they share
 

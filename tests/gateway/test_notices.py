@@ -56,6 +56,21 @@ async def test_pressure_is_told_again_after_a_fall_below_it(store: Store, tmp_pa
         assert [PRESSURE in text for text in told] == [True, False, False, True, False]
 
 
+async def test_what_was_to_stand_below_an_answer_that_is_lost_stands_below_the_next(
+    store: Store, tmp_path: Path
+) -> None:
+    """Whatever comes between the model's answer and its rows: people have not seen the line."""
+    lose = """CREATE TRIGGER lose BEFORE UPDATE ON turns WHEN NEW.state = 'finished'
+        BEGIN SELECT RAISE(ABORT, 'lost'); END"""
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=100_000) as gateway:
+        await store.write(lambda db: db.execute(lose))
+        assert (await answer_reporting(gateway, model, 45_000)).startswith("Something went wrong")
+        await store.write(lambda db: db.execute("DROP TRIGGER lose"))
+        told = [await answer_reporting(gateway, model, count) for count in (45_000, 45_100)]
+        assert [PRESSURE in text for text in told] == [True, False]
+
+
 async def test_pressure_can_be_switched_off(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000, notices={"pressure": False}) as gateway:
