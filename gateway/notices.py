@@ -85,14 +85,12 @@ def accuracy_sentence(event: Compressed, settings: NoticeSettings) -> str | None
 
 def pressure_sentence(pressure: Pressure) -> str:
     """Below an answer: how full the conversation is."""
-    if pressure.is_threshold:
-        return (
-            f"_{pressure.percent} % of the room before compression is used ({pressure.tokens:,} of "
-            f"{pressure.of_tokens:,} tokens)._"
-        )
-    return (
-        f"_{pressure.percent} % of the context window is used ({pressure.tokens:,} of {pressure.of_tokens:,} tokens)._"
-    )
+    figures = f"({pressure.tokens:,} of {pressure.of_tokens:,} tokens)"
+    if not pressure.is_threshold:
+        return f"_{pressure.percent} % of the context window is used {figures}._"
+    if pressure.tokens >= pressure.of_tokens:
+        return f"_The room before compression is used up {figures}._"
+    return f"_{pressure.percent} % of the room before compression is used {figures}._"
 
 
 def _which(event: ContextEvent, scene: Scene, now: Millis) -> str:

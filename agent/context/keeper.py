@@ -276,7 +276,8 @@ class ContextKeeper:
         """
         limits = self.limits
         near = (limits.threshold * PRESSURE_PERCENT // 100, limits.threshold, True)
-        lines = [near] if self._settings.is_enabled else []
+        will_compress = self._settings.is_enabled and not (state.is_blocked or state.held_at)
+        lines = [near] if will_compress else []
         for share in self._settings.pressure_levels:
             lines.append((int(limits.context_length * share), limits.context_length, False))
         crossed = (line for line in lines if reported >= line[0])

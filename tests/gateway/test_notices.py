@@ -84,6 +84,25 @@ async def test_no_compression_is_announced_where_none_will_come(store: Store, tm
         assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
 
 
+@pytest.mark.parametrize("held_back", ['{"strikes":2,"blocked_at":54000}', '{"held_at":54000}'])
+async def test_no_compression_is_announced_while_something_holds_it_back(
+    store: Store, tmp_path: Path, held_back: str
+) -> None:
+    """It does not help any more, or was just undone: what comes at the threshold is not a compression."""
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=100_000) as gateway:
+        await answer_reporting(gateway, model, 1_000)
+        await store.write(set_context_state, SessionId(1), held_back)
+        assert await answer_reporting(gateway, model, 55_000) == "echo: hello there"
+
+
+async def test_a_prompt_beyond_the_threshold_is_told_in_words(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=100_000) as gateway:
+        told = await answer_reporting(gateway, model, 52_000)
+        assert "The room before compression is used up (52,000 of 50,000 tokens)" in told
+
+
 async def test_levels_of_the_window_are_told_once_each(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     context = ContextSettings(pressure_levels=(0.1, 0.2))
