@@ -31,7 +31,7 @@ class ProfileBook:
         self._store = store
         self._route = route
         self.model = model
-        self._configured = configured
+        self.configured = configured
         self._clock = clock
         self._is_loaded = False
         self._saved = Calibration()
@@ -42,19 +42,19 @@ class ProfileBook:
     @property
     def window(self) -> Tokens:
         """The model's context: the smallest of what is configured, what was learned and what is assumed."""
-        return min(size for size in (self._configured, self._learned, self._assumed) if size is not None)
+        return min(size for size in (self.configured, self._learned, self._assumed) if size is not None)
 
     async def load(self) -> None:
         """Take up what was learned before this process; only the first call does anything."""
         if self._is_loaded:
             return
-        profile = await self._store.read(load_profile, self._route, self.model, self._configured)
+        profile = await self._store.read(load_profile, self._route, self.model, self.configured)
         if not self._is_loaded:  # nobody else was faster
             self._is_loaded = True
             self._saved, self._learned = profile.calibration, profile.learned_context
             self.estimator = Estimator(profile.calibration)
             if self._learned is not None:
-                log.info("model.window_known", model=self.model, window=self._learned, configured=self._configured)
+                log.info("model.window_known", model=self.model, window=self._learned, configured=self.configured)
 
     async def learn(
         self, request: ModelRequest, reported: ReportedTokens, view: View, size: Size | None = None
@@ -70,13 +70,13 @@ class ProfileBook:
         """After a refused prompt: keep a smaller window that the provider stated, or guess one below the present."""
         if error.window is not None:
             if LEAST_INPUT_WINDOW <= error.window < self.window:
-                log.warning("model.window_learned", model=self.model, window=error.window, configured=self._configured)
+                log.warning("model.window_learned", model=self.model, window=error.window, configured=self.configured)
                 self._learned = Tokens(error.window)
-                known, now = (self._route, self.model, self._learned, self._configured), self._clock.now()
+                known, now = (self._route, self.model, self._learned, self.configured), self._clock.now()
                 await self._store.write(learn_context, *known, now)
         elif estimated < input_window:
             self._assumed = Tokens(next((size for size in ASSUMED_WINDOWS if size < self.window), self.window))
-            log.warning("model.window_assumed", model=self.model, window=self._assumed, configured=self._configured)
+            log.warning("model.window_assumed", model=self.model, window=self._assumed, configured=self.configured)
 
 
 def _differs(known: float, saved: float) -> bool:

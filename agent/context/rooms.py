@@ -106,9 +106,13 @@ class Rooms:
 
     @property
     def limits(self) -> Limits:
-        """As they are now: a learned window moves all of them."""
-        window = self.profiles.window
-        return limits_of(window, min(self._reserved_output, window // 4), self._settings)
+        """As they are now: a learned window moves all of them.
+
+        In a window smaller than the configured one the answer's room gives way first, down to a quarter.
+        """
+        window, lost = self.profiles.window, self.profiles.configured - self.profiles.window
+        reserved = min(self._reserved_output, max(window // 4, self._reserved_output - lost))
+        return limits_of(window, reserved, self._settings)
 
     async def load(self, scene: Scene) -> Room:
         """The conversation as it is stored now."""
