@@ -76,7 +76,7 @@ class AgentSettings:
 
     context_length: Tokens
     max_output_tokens: Tokens
-    """Reserved out of `context_length`; the rest is the input window."""
+    """Reserved out of `context_length`; the rest is the input window. Less where the provider states a smaller one."""
     sees_images: bool = False
     attachments: Path | None = None
     """Where the paths of stored images start."""
@@ -86,10 +86,6 @@ class AgentSettings:
     max_tool_rounds: int = MAX_TOOL_ROUNDS
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     context: ContextSettings = field(default_factory=ContextSettings)
-
-    @property
-    def input_window(self) -> Tokens:
-        return Tokens(self.context_length - self.max_output_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +232,7 @@ class Agent:
 
     async def request_for(self, scene: Scene, view: View) -> ModelRequest:
         """See `Prompts.request_for`."""
-        settings = self._settings
+        settings, limits = self._settings, self.context.limits
         images: Mapping[int, str] = {}
         if settings.sees_images and settings.attachments is not None:
             images = await load_image_urls(view.transcript, settings.attachments)
@@ -244,11 +240,11 @@ class Agent:
             system=view.session.system_prompt or self.system_for(scene),
             transcript=view.transcript,
             tools=tuple(tool.schema for tool in self._tools.available()),
-            max_output_tokens=settings.max_output_tokens,
+            max_output_tokens=limits.context_length - limits.input_window,
             style=WireStyle(
                 is_shared=scene.chat_kind.is_shared,
                 zone=settings.zone,
-                max_result_characters=_max_result_characters(settings.input_window),
+                max_result_characters=_max_result_characters(limits.input_window),
                 image_urls=images,
             ),
         )

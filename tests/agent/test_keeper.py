@@ -174,6 +174,19 @@ async def test_a_window_that_the_provider_states_is_known_after_a_restart(
     assert [row for row in llm.requests.rows if row["outcome"] == "context_overflow"] == refused
 
 
+async def test_in_a_learned_window_no_answer_is_asked_for_that_cannot_fit(
+    chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    async with dialled(server, "lab-8k@openrouter") as model:
+        agent = agent_of(chat, model, context_length=32_768)
+        await answer(chat, agent, await fill_and_ask(chat, agent, 9_000))
+        assert agent.context.limits.context_length == 8_192
+        before = len(answers(llm))
+        await say(chat, agent, "and now?")
+        [asked] = answers(llm)[before:]
+        assert (asked["outcome"], asked["max_tokens"]) == ("ok", 2_048)
+
+
 async def test_a_context_length_that_is_configured_anew_is_tried_whatever_was_learned_beside_the_old_one(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
