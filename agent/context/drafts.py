@@ -6,6 +6,7 @@ A draft that nobody waits for any more stays here until the conversation's next 
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from sqlite3 import Connection
 from typing import assert_never
 
@@ -70,13 +71,19 @@ class Drafts:
             await self._store.write(ledger.record, scene.turn_id, scene.lineage_id, call, self._clock.now())
 
         before = state_of(job.view.session.context_state)
-        asked = self.routes if routes is None else routes
+        asked = [self._as_known(route, job) for route in (self.routes if routes is None else routes)]
         result, after = await self.engine.draft(job, state or before, self._rooms.estimator, asked, record_failure)
         if isinstance(result, Draft) and not job.must_shrink:
             for look in self._before_split:
                 await look(scene, job.view)
         took_ms = round((time.perf_counter() - started) * 1_000)
         return Drafted(job=job, result=result, before=before, state=after, took_ms=took_ms)
+
+    def _as_known(self, route: SummaryRoute, job: CompressionJob) -> SummaryRoute:
+        """The conversation's own model reads no more for a summary than for a turn, whatever is configured."""
+        if not self._rooms.profiles.is_about(route.model):
+            return route
+        return replace(route, context_length=min(route.context_length, job.limits.context_length))
 
     def timed_out(self, job: CompressionJob) -> ContextState:
         """What is to be remembered when nobody waits for the job's summary any more: who was asked for it."""

@@ -9,7 +9,7 @@ import structlog
 
 from agent.context.estimate import Estimator, Size
 from agent.context.limits import LEAST_INPUT_WINDOW
-from agent.model.base import ModelRequest
+from agent.model.base import ChatModel, ModelRequest
 from hermes_state.errors import ContextOverflow
 from hermes_state.profiles import Calibration, learn_context, load_profile, save_calibration
 from hermes_state.store import Store
@@ -43,6 +43,10 @@ class ProfileBook:
     def window(self) -> Tokens:
         """The model's context: the smallest of what is configured, what was learned and what is assumed."""
         return min(size for size in (self.configured, self._learned, self._assumed) if size is not None)
+
+    def is_about(self, model: ChatModel) -> bool:
+        """Whether it is this model, on this route."""
+        return (model.route, model.name) == (self._route, self.model)
 
     async def load(self) -> None:
         """Take up what was learned before this process; only the first call does anything."""

@@ -187,6 +187,17 @@ async def test_in_a_learned_window_no_answer_is_asked_for_that_cannot_fit(
         assert (asked["outcome"], asked["max_tokens"]) == ("ok", 2_048)
 
 
+async def test_in_a_learned_window_the_models_own_summaries_are_made_of_no_more_than_it_can_read(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    agent = agent_of(chat, small, context_length=65_536)
+    turn = await fill_and_ask(chat, agent, 20_000)
+    await answer(chat, agent, turn)
+    assert agent.context.limits.context_length == 8_192
+    assert (await look(chat, turn.lineage_id)).compressions == [("overflow", "compressed", "model")]
+
+
 async def test_a_context_length_that_is_configured_anew_is_tried_whatever_was_learned_beside_the_old_one(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
