@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from agent.context.compressor import Compressor, SummaryRoute
-from agent.context.events import BeforeSplit, Listener, Pressure, Scene
+from agent.context.events import BeforeSplit, Listener, OnWait, Pressure, Scene
 from agent.context.keeper import ContextKeeper, ContextSettings
 from agent.context.port import Engine
 from agent.context.profiles import ProfileBook
@@ -129,14 +129,16 @@ class Agent:
         summary_routes: Sequence[SummaryRoute] | None = None,
         listeners: Sequence[Listener] = (),
         before_split: Sequence[BeforeSplit] = (),
+        on_wait: OnWait | None = None,
         redact: Callable[[str], str] = redact,
         make_engine: Callable[[Engine], Engine] | None = None,
     ) -> None:
         """`summary_routes`: who is asked for summaries, in this order; by default the model itself.
 
-        `listeners` are told what happens to views, `before_split` is asked before one is compressed. `redact` takes
-        secrets out of what a summariser reads and writes. `make_engine` puts another context engine in front of the
-        built-in one; its tools join `tools`, unless their names are taken.
+        `listeners` are told what happens to views, `before_split` is asked before one is compressed, `on_wait` is
+        called when a turn waits long for that. `redact` takes secrets out of what a summariser reads and writes.
+        `make_engine` puts another context engine in front of the built-in one; its tools join `tools`, unless their
+        names are taken.
         """
         self._store = store
         self._model = model
@@ -166,6 +168,7 @@ class Agent:
             settings=settings.context,
             listeners=listeners,
             before_split=before_split,
+            on_wait=on_wait,
             clock=clock,
         )
 

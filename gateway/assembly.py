@@ -8,7 +8,7 @@ from functools import partial
 from zoneinfo import ZoneInfo
 
 from agent.context.compressor import SummaryRoute
-from agent.context.events import Listener
+from agent.context.events import Listener, OnWait
 from agent.context.foreign import ModelFacts
 from agent.context.plugins import load_engine
 from agent.context.port import Engine
@@ -146,6 +146,7 @@ def make_agent(
     store: Store,
     extra_tools: Sequence[Tool],
     listeners: Sequence[Listener],
+    on_wait: OnWait,
     clock: Clock,
 ) -> Agent:
     """The agent around a model. The built-in offline model is never asked for a summary: it cannot write one.
@@ -175,6 +176,7 @@ def make_agent(
         clock=clock,
         summary_routes=routes,
         listeners=listeners,
+        on_wait=on_wait,
         redact=redactor,
         make_engine=_engine_maker(loaded, redactor, clock),
     )

@@ -32,6 +32,7 @@ from gateway.commands.registry import Desk
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
 from gateway.config import ConfigRejected, LoadedConfig, load_config, merge_for_reload, reload_differences
+from gateway.config.context import NoticeSettings
 from gateway.config.home import prepare_home
 from gateway.control import serve_control
 from gateway.delivery import Delivery
@@ -40,7 +41,7 @@ from gateway.intake import GatewayIntake
 from gateway.lanes import LaneParts, Lanes
 from gateway.live import Live
 from gateway.logs import update_logging
-from gateway.notices import Notices
+from gateway.notices import Notices, WaitNotice
 from gateway.notify import notify
 from gateway.operator import Operator
 from gateway.schedules import Schedules
@@ -49,7 +50,7 @@ from gateway.vitals import Heartbeat
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.lock import FileLock
 from hermes_state.store import Store
-from hermes_state.values import Clock, SystemClock
+from hermes_state.values import ChatId, Clock, SystemClock
 from platforms.local.adapter import LocalAdapter
 
 log = structlog.get_logger()
@@ -133,6 +134,7 @@ class _Daemon:
         self._clock = clock
         self._models: list[ChatModel] = []
         self._agents: list[Agent] = []
+        self._delivery: Delivery | None = None
         self._live = Live(config=loaded.config, agent=self._new_agent(loaded))
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -190,7 +192,7 @@ class _Daemon:
         adapters = Adapters(make_adapters(loaded, store, REGISTRY.menu(), clock, _announce))
         access = Access(store, live)
         gates = Gates()
-        delivery = Delivery(store=store, adapters=adapters, gates=gates, clock=clock, group=group)
+        delivery = self._delivery = Delivery(store=store, adapters=adapters, gates=gates, clock=clock, group=group)
         lanes = Lanes(group)
         desk = Desk(
             store=store,
@@ -316,11 +318,22 @@ class _Daemon:
             summary=summary,
             store=self._store,
             extra_tools=self._extra_tools,
-            listeners=[Notices(lambda: self._loaded.config.notices)],
+            listeners=[Notices(self._notice_settings)],
+            on_wait=WaitNotice(
+                store=self._store, settings=self._notice_settings, deliver=self._deliver, clock=self._clock
+            ),
             clock=self._clock,
         )
         self._agents.append(agent)
         return agent
+
+    def _notice_settings(self) -> NoticeSettings:
+        return self._loaded.config.notices
+
+    def _deliver(self, chat_id: ChatId) -> None:
+        """Something is owed to a chat. The first agent is made before there is a delivery."""
+        if self._delivery is not None:
+            self._delivery.wake(chat_id)
 
 
 async def _take_up(parts: _Parts) -> None:

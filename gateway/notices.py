@@ -1,6 +1,7 @@
 """What a chat is told about its conversation's room. For people only: nothing of it reaches a prompt.
 
-Told inside the transaction that makes it true, so that a crash neither loses a notice nor repeats it.
+Told inside the transaction that makes it true, so that a crash neither loses a notice nor repeats it. Only that a
+compression takes long is told while nothing is true yet.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,11 @@ from agent.context.outcomes import Aborted, Compressed
 from gateway.config.context import NoticeSettings
 from hermes_state import outbox
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.values import Millis
+from hermes_state.store import Store
+from hermes_state.transcripts import View
+from hermes_state.values import ChatId, Clock, Millis
+
+WAITING = "This conversation has grown long: I am compressing it before I go on, which takes a moment."
 
 ACCURACY_FROM = 2
 """Compressions: a summary of a summary is where details begin to go."""
@@ -28,13 +33,7 @@ class Notices:
         sentence = self._sentence(event)
         if sentence is None:
             return
-        reply = Reply(
-            chat_id=scene.chat_id,
-            kind=OutboxKind.STATUS,
-            markdown=sentence,
-            dedupe_key=f"context:{scene.lineage_id}:{type(event).__name__.lower()}:{_which(event, scene, now)}",
-        )
-        outbox.enqueue(db, reply, now)
+        outbox.enqueue(db, _reply(scene, sentence, type(event).__name__.lower(), _which(event, scene, now)), now)
 
     def _sentence(self, event: ContextEvent) -> str | None:
         match event:
@@ -73,6 +72,24 @@ class Notices:
         return " ".join(said) or None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitNotice:
+    """Tells a chat why its answer is a long time coming."""
+
+    store: Store
+    settings: Callable[[], NoticeSettings]
+    deliver: Callable[[ChatId], None]
+    clock: Clock
+
+    async def __call__(self, scene: Scene, view: View) -> None:
+        """Once for each stretch of waiting, also when it is begun anew after a restart or takes several passes."""
+        if not self.settings().waiting:
+            return
+        reply = _reply(scene, WAITING, "waiting", f"{scene.turn_id}:{view.transcript[-1].id}")
+        await self.store.write(outbox.enqueue, reply, self.clock.now())
+        self.deliver(scene.chat_id)
+
+
 def accuracy_sentence(event: Compressed, settings: NoticeSettings) -> str | None:
     """From the second compression on: that a summary of a summary is not the conversation."""
     if event.compressions < ACCURACY_FROM or not settings.accuracy:
@@ -91,6 +108,15 @@ def pressure_sentence(pressure: Pressure) -> str:
     if pressure.tokens >= pressure.of_tokens:
         return f"_The room before compression is used up {figures}._"
     return f"_{pressure.percent} % of the room before compression is used {figures}._"
+
+
+def _reply(scene: Scene, sentence: str, what: str, which: str) -> Reply:
+    return Reply(
+        chat_id=scene.chat_id,
+        kind=OutboxKind.STATUS,
+        markdown=sentence,
+        dedupe_key=f"context:{scene.lineage_id}:{what}:{which}",
+    )
 
 
 def _which(event: ContextEvent, scene: Scene, now: Millis) -> str:

@@ -53,6 +53,9 @@ class Pressure:
 
 BeforeSplit: TypeAlias = Callable[[Scene, View], Awaitable[None]]
 """Asked when a compression is certain and there is time: the last look at rows that are about to leave the view."""
+OnWait: TypeAlias = Callable[[Scene, View], Awaitable[None]]
+"""Called when a turn has waited for a while for a compression that nobody asked for, and still waits: its people do not
+know why nothing happens."""
 ContextEvent: TypeAlias = Compressed | Aborted | Blocked | HardLimit
 Listener: TypeAlias = Callable[[Connection, Scene, ContextEvent, Millis], None]
 """Told inside the transaction that makes the event true, so that what follows from it is as durable. Must be pure SQL.

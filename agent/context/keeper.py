@@ -6,7 +6,8 @@ one wins, and the others learn that nothing is left to do.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from sqlite3 import Connection
 
@@ -15,7 +16,7 @@ import structlog
 from agent.context.commit import Drafted, keep_verdict
 from agent.context.compressor import CompressionJob, CompressorSettings, Preview, SummaryRoute
 from agent.context.drafts import Drafts
-from agent.context.events import BeforeSplit, Blocked, Listener, Pressure, Scene
+from agent.context.events import BeforeSplit, Blocked, Listener, OnWait, Pressure, Scene
 from agent.context.limits import Limits, LimitSettings
 from agent.context.news import Ended, Replied
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why
@@ -54,6 +55,8 @@ class ContextSettings:
     hard_message_limit: int = 5_000
     hold_seconds: float = 10.0
     """How long hygiene may keep a turn waiting that could also begin."""
+    quiet_seconds: float = 5.0
+    """How long a turn waits for a compression that nobody asked for until its people are told why."""
     note_in_system: bool = True
     pressure_levels: tuple[float, ...] = ()
     """Shares of the window at which people are told, beside the notice before the threshold."""
@@ -75,10 +78,12 @@ class ContextKeeper:
         settings: ContextSettings,
         listeners: Sequence[Listener],
         before_split: Sequence[BeforeSplit] = (),
+        on_wait: OnWait | None = None,
         clock: Clock,
     ) -> None:
         self._store = store
         self._settings = settings
+        self._on_wait = on_wait
         self._clock = clock
         self._rooms = Rooms(
             store=store,
@@ -142,7 +147,8 @@ class ContextKeeper:
             log.info("hygiene.message_limit", messages=rows, limit=self._settings.hard_message_limit)
         message_limit = None if is_due else self._settings.hard_message_limit
         job = replace(self._job(ready, "hygiene"), message_limit=message_limit)
-        is_done = await self._drafts.begin(scene, job, self._settings.hold_seconds)
+        async with self._waited_for(scene, job.view):
+            is_done = await self._drafts.begin(scene, job, self._settings.hold_seconds)
         if is_done:
             await self._drafts.take_finished(scene)
         elif job.must_shrink:
@@ -302,7 +308,24 @@ class ContextKeeper:
     # ---- what they share
 
     async def _compress(self, scene: Scene, job: CompressionJob) -> CompressionOutcome:
-        return await self._drafts.commit(scene, await self._drafts.make(scene, job))
+        async with self._waited_for(scene, job.view):
+            drafted = await self._drafts.make(scene, job)
+        return await self._drafts.commit(scene, drafted)
+
+    @asynccontextmanager
+    async def _waited_for(self, scene: Scene, view: View) -> AsyncIterator[None]:
+        """Around what a turn waits for: its people are told if it takes long."""
+        if self._on_wait is None:
+            yield
+            return
+        telling = asyncio.create_task(_after(self._settings.quiet_seconds, self._on_wait, scene, view), name="wait")
+        try:
+            yield
+        finally:
+            telling.cancel()
+            await asyncio.wait({telling})
+            if not telling.cancelled() and (error := telling.exception()) is not None:
+                log.error("compression.wait_untold", lineage_id=scene.lineage_id, exc_info=error)
 
     async def _ready(self, room: Room, layer: Layer) -> Room | None:
         """The room, unless something holds the automatic layers back: the switch, strikes, an undo, a cooldown.
@@ -346,6 +369,11 @@ class ContextKeeper:
             tokens_before=room.estimated,
             must_shrink=limits.is_urgent(room.estimated) if must_shrink is None else must_shrink,
         )
+
+
+async def _after(seconds: float, on_wait: OnWait, scene: Scene, view: View) -> None:
+    await asyncio.sleep(seconds)
+    await on_wait(scene, view)
 
 
 def _is_another_view(outcome: CompressionOutcome) -> bool:

@@ -218,3 +218,4 @@ class NoticeSettings(Section):
 
     pressure: bool = setting(True, text="At 85 % of the threshold, once each time it is crossed.")
     accuracy: bool = setting(True, text="From the second compression on: that details may have been lost.")
+    waiting: bool = setting(True, text="After 5 seconds of waiting for a compression that nobody asked for.")

@@ -556,6 +556,7 @@ FIXED = {
     "context.engine": "compressor",
     "notices.pressure": True,
     "notices.accuracy": True,
+    "notices.waiting": True,
 }
 RANGES = {
     "compression.threshold": (0.001, 1),

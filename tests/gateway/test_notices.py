@@ -1,5 +1,7 @@
 """What a chat is told about its conversation's room, and that the model never reads it."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ from hermes_state.errors import AuthRejected
 from hermes_state.sessions import set_context_state
 from hermes_state.store import Store
 from hermes_state.values import SessionId
-from tests.gateway.helpers import TestGateway, answer
-from tests.gateway.windows import WORDS, CountingModel, say_much, talking
+from tests.gateway.helpers import Hang, TestGateway, answer, eventually, settled
+from tests.gateway.windows import SUMMARY, WORDS, CountingModel, say_much, talking
 
 PRESSURE = "% of the room before compression"
 OFTEN = "This conversation has been compressed"
@@ -160,6 +162,99 @@ async def test_the_count_can_be_switched_off(store: Store, tmp_path: Path) -> No
         [(done,)] = await gateway.rows("SELECT count(*) FROM compressions WHERE outcome = 'compressed'")
         assert done >= 2
         assert all(text.startswith("echo: ") for text in gateway.adapter.texts())
+
+
+# ---- long waits
+
+SOON = ContextSettings(quiet_seconds=0.05)
+WAITING = "I am compressing it before I go on"
+THRESHOLD_TOKENS, HYGIENE_TOKENS = 17_000, 22_500
+"""Beyond where the layers act in the window of `talking`."""
+
+
+@asynccontextmanager
+async def waiting(
+    store: Store, folder: Path, *, tokens: int = THRESHOLD_TOKENS, quiet_seconds: float = 0.05, is_on: bool = True
+) -> AsyncIterator[tuple[TestGateway, CountingModel, Hang]]:
+    """A conversation of `tokens` that has to be compressed before "and now?" is answered; its summary hangs."""
+    model, hang = CountingModel(), Hang(text=SUMMARY)
+    context, told = ContextSettings(quiet_seconds=quiet_seconds), {"pressure": False, "waiting": is_on}
+    async with talking(store, folder, model, context=context, count=24, notices=told) as gateway:
+        await answer_reporting(gateway, model, tokens)
+        model.reported, model.summary = None, hang
+        await gateway.say("and now?")
+        await hang.begun.wait()
+        yield gateway, model, hang
+
+
+@pytest.mark.parametrize(("tokens", "layer"), [(THRESHOLD_TOKENS, "preflight"), (HYGIENE_TOKENS, "hygiene")])
+async def test_who_waits_long_for_a_compression_is_told_once_and_meanwhile(
+    store: Store, tmp_path: Path, tokens: int, layer: str
+) -> None:
+    async with waiting(store, tmp_path, tokens=tokens) as (gateway, model, hang):
+        await eventually(lambda: notices(gateway, WAITING), "the notice")
+        assert not any("and now?" in text for text in gateway.adapter.texts())
+        await settled(0.2)
+        hang.release()
+        await gateway.quiet()
+        assert await gateway.rows("SELECT layer, outcome FROM compressions") == [(layer, "compressed")]
+        assert gateway.adapter.texts()[-2:] == [*notices(gateway, WAITING), "echo: and now?"]
+        await gateway.ask("and then?")
+        assert len(notices(gateway, WAITING)) == 1
+        assert WAITING not in read_by_the_model(model)
+        assert await gateway.rows("SELECT 1 FROM messages WHERE text LIKE ?", f"%{WAITING}%") == []
+
+
+async def test_who_waited_when_the_process_ended_is_not_told_again(store: Store, tmp_path: Path) -> None:
+    async with waiting(store, tmp_path) as (gateway, model, _):
+        await eventually(lambda: notices(gateway, WAITING), "the notice")
+        await gateway.until_rows("SELECT 1 FROM outbox WHERE state = 'sent' AND dedupe_key LIKE '%:waiting:%'")
+    model.summary = again = Hang(text=SUMMARY)
+    async with talking(store, tmp_path, model, context=SOON, notices={"pressure": False}) as gateway:
+        await again.begun.wait()
+        await settled(0.2)
+        again.release()
+        await gateway.quiet()
+        assert gateway.adapter.texts() == ["echo: and now?"]
+
+
+@pytest.mark.parametrize(
+    ("quiet_seconds", "is_on"), [(0.05, False), (30.0, True)], ids=["switched off", "the summary is soon there"]
+)
+async def test_of_other_compressions_nothing_is_said_meanwhile(
+    store: Store, tmp_path: Path, quiet_seconds: float, is_on: bool
+) -> None:
+    async with waiting(store, tmp_path, quiet_seconds=quiet_seconds, is_on=is_on) as (gateway, _, hang):
+        await settled(0.2)
+        hang.release()
+        await gateway.quiet()
+        assert await gateway.rows("SELECT layer, outcome FROM compressions") == [("preflight", "compressed")]
+        assert all(text.startswith("echo: ") for text in gateway.adapter.texts())
+
+
+async def test_who_asked_for_a_compression_knows_what_they_wait_for(store: Store, tmp_path: Path) -> None:
+    model, hang = CountingModel(), Hang(text=SUMMARY)
+    async with talking(store, tmp_path, model, context=SOON, count=24) as gateway:
+        model.summary = hang
+        await gateway.say("/compress")
+        await hang.begun.wait()
+        await settled(0.2)
+        hang.release()
+        await gateway.quiet()
+        assert gateway.adapter.texts()[-1].startswith("Compressed: ")
+        assert notices(gateway, WAITING) == []
+
+
+async def test_a_notice_that_cannot_be_stored_costs_no_answer(store: Store, tmp_path: Path) -> None:
+    refuse = """CREATE TRIGGER refuse BEFORE INSERT ON outbox WHEN NEW.dedupe_key LIKE '%:waiting:%'
+        BEGIN SELECT RAISE(ABORT, 'refused'); END"""
+    await store.write(lambda db: db.execute(refuse))
+    async with waiting(store, tmp_path) as (gateway, _, hang):
+        await settled(0.2)
+        hang.release()
+        await gateway.quiet()
+        assert gateway.adapter.texts()[-1] == "echo: and now?"
+        assert notices(gateway, WAITING) == []
 
 
 # ---- failures

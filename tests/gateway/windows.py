@@ -16,7 +16,7 @@ from agent.model.wire import chat_messages
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings
-from gateway.notices import Notices
+from gateway.notices import Notices, WaitNotice
 from hermes_state.store import Store
 from hermes_state.values import CanonicalUsage, Tokens
 from tests.gateway.helpers import ScriptedModel, Step, TestGateway, answer, asked, serving
@@ -81,6 +81,12 @@ async def talking(
             ),
             clock=gateway.clock,
             listeners=[Notices(lambda: gateway.live.config.notices)],
+            on_wait=WaitNotice(
+                store=store,
+                settings=lambda: gateway.live.config.notices,
+                deliver=gateway.delivery.wake,
+                clock=gateway.clock,
+            ),
         )
         gateway.live.agent = agent
         await gateway.start()
