@@ -209,6 +209,45 @@ async def test_compress_in_the_web_chat(tmp_path: Path) -> None:
             assert await world.violations() == []
 
 
+# ---- waiting
+
+
+async def test_who_waits_long_for_a_compression_is_told_on_each_platform(tmp_path: Path) -> None:
+    why = "I am compressing it before I go on"
+    async with world_in(tmp_path, discord=True) as world:
+        await world.dc.post("config", {"rate_limits": False})
+        configure(world, "compression: {threshold: 0.5}\n")
+        local = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
+        await ready(world, **SMALL, **local)
+        async with page_of(world) as page:
+
+            async def say_everywhere(text: str) -> None:
+                await asyncio.gather(world.say(text), say_on_discord(world, text), page.write(text))
+
+            async def seen_everywhere(words: str, count: int) -> None:
+                assert await world.replies(1, match=words)
+                assert await world.dc.get("sent", action="send|edit", match=words, wait=20, count=1)
+                await page.until_answered(count)
+
+            for number in range(12):
+                await say_everywhere(f"TICKET-{number}. {FILLER}")
+                await seen_everywhere(f"TICKET-{number}\\.", number + 1)
+            configure(world, "compression: {threshold: 0.2}\n")
+            await reload(world)
+            await world.script(summary=True, delay=7, times=-1)
+            said_at = time.monotonic()
+            await say_everywhere("and now?")
+            await seen_everywhere(why, 13)
+            await page.until(why)
+            assert 5 <= time.monotonic() - said_at < 7
+            assert world.query(LAYERS) == []
+            await seen_everywhere("echo: .*and now", 14)
+        assert world.query(LAYERS) == [("preflight", "compressed")] * 3
+        assert len(await world.replies(0, wait=0, match=why)) == 1
+        assert all(why not in str(request["body"]) for request in await world.asked(0, wait=0))
+        assert await world.violations() == []
+
+
 # ---- windows that change
 
 
