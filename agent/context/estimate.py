@@ -136,6 +136,10 @@ class Estimator:
             return
         self._learn_scale((reported - images) / whole.text, whole.text)
 
+    def is_possible(self, request: ModelRequest, reported: ReportedTokens, size: Size | None = None) -> bool:
+        """Whether a provider can have counted so many tokens in a request."""
+        return _is_possible(reported, size or self._request(request))
+
     # ---- learning
 
     def _learn_scale(self, sample: float, text_tokens: int) -> None:

@@ -107,7 +107,7 @@ class ContextKeeper:
 
     @property
     def limits(self) -> Limits:
-        """As they are now: a learned window moves all of them."""
+        """The model's, as they are now; for a conversation whose prompt was refused a smaller window may be assumed."""
         return self._rooms.limits
 
     @property
@@ -134,7 +134,7 @@ class ContextKeeper:
         """Hygiene: before a turn starts, at the far end of the window. Keeps the turn waiting only so long."""
         await self._drafts.take_finished(scene)
         room = await self._rooms.load(scene)
-        limits, rows = self.limits, len(room.view.transcript)
+        limits, rows = self._limits(room), len(room.view.transcript)
         is_many = rows >= self._settings.hard_message_limit
         is_due = rows >= LEAST_HYGIENE_MESSAGES and room.estimated >= limits.hygiene
         if not (is_many or is_due) or self._drafts.is_pending(scene.lineage_id):
@@ -173,7 +173,7 @@ class ContextKeeper:
                 break
             room = ready
             if self._drafts.is_pending(scene.lineage_id):
-                if not self.limits.is_urgent(room.estimated):
+                if not self._limits(room).is_urgent(room.estimated):
                     break  # hygiene's summary is on its way, and there is room until it is here
                 await self._drafts.drop(scene.lineage_id)
             outcome = await self._compress(scene, self._job(room, layer, focus=wish.focus))
@@ -192,9 +192,16 @@ class ContextKeeper:
         room = await self._rooms.load(scene)
         profiles = self._rooms.profiles
         if error is not None:
-            if error.prompt_tokens is not None:
-                await profiles.learn(room.request, ReportedTokens(error.prompt_tokens), room.view, room.size)
-            await profiles.learn_window(error, room.estimated, self.limits.input_window)
+            counted = error.prompt_tokens
+            if counted is not None:
+                reported = ReportedTokens(counted)
+                await profiles.learn(room.request, reported, room.view, room.size, was_accepted=False)
+            if error.window is not None:
+                await profiles.learn_window(scene.lineage_id, error.window)
+            elif not (room.size.images or self.limits.is_urgent(room.estimated)):
+                # Images may be too many bytes; near the end of the window it was our estimate that was off.
+                refused, accepted = counted or room.estimated, room.view.session.reported_prompt_tokens
+                profiles.assume_window(scene.lineage_id, refused, accepted)
         if not self._settings.is_enabled:
             return False
         return _is_another_view(await self._compress(scene, self._job(room, "overflow", must_shrink=True)))
@@ -226,7 +233,7 @@ class ContextKeeper:
             return None
         whole = View(session=replace(plan.tip, reported_prompt_tokens=None), transcript=plan.transcript)
         room = await self._rooms.measure(scene, whole)
-        return Undoing(plan=plan, tokens=room.estimated, limits=self.limits)
+        return Undoing(plan=plan, tokens=room.estimated, limits=self._limits(room))
 
     def settle_undo(self, db: Connection, undoing: Undoing, now: Millis) -> Session:
         """Take the compression back, inside the caller's transaction. Raises `LineageMoved`."""
@@ -258,7 +265,7 @@ class ContextKeeper:
             await self._drafts.engine.told(Replied(session=room.view.session, usage=usage))
         stored = state_of(room.view.session.context_state)
         tokens = room.estimated if usage is None else usage.prompt
-        state = stored.judged(tokens, self.limits.threshold)
+        state = stored.judged(tokens, self._limits(room).threshold)
         if state is not stored:
             await self._keep_verdict(scene, room, stored, state, tokens)
         return await self._pressure(scene, room, state, usage.prompt) if is_last and usage is not None else None
@@ -269,7 +276,7 @@ class ContextKeeper:
         has_helped = judged.strikes == 0
         log.info("compression.judged", lineage_id=scene.lineage_id, has_helped=has_helped, strikes=judged.strikes)
         is_news = judged.is_blocked and not before.is_blocked
-        events = [Blocked(tokens=tokens, threshold=self.limits.threshold)] if is_news else []
+        events = [Blocked(tokens=tokens, threshold=self._limits(room).threshold)] if is_news else []
         session_id, listeners, now = room.view.session.id, self._drafts.listeners, self._clock.now()
         await self._store.write(keep_verdict, scene, session_id, judged, has_helped, events, listeners, now)
 
@@ -280,7 +287,7 @@ class ContextKeeper:
 
         Whoever stores the answer notes with it that people were told; only a fall is noted here.
         """
-        limits = self.limits
+        limits = self._limits(room)
         near = (limits.threshold * PRESSURE_PERCENT // 100, limits.threshold, True)
         will_compress = self._settings.is_enabled and not (state.is_blocked or state.held_at)
         lines = [near] if will_compress else []
@@ -306,6 +313,9 @@ class ContextKeeper:
         )
 
     # ---- what they share
+
+    def _limits(self, room: Room) -> Limits:
+        return self._rooms.limits_for(room.view.session.lineage_id)
 
     async def _compress(self, scene: Scene, job: CompressionJob) -> CompressionOutcome:
         async with self._waited_for(scene, job.view):
@@ -336,7 +346,7 @@ class ContextKeeper:
             return None
         session = room.view.session
         stored = state_of(session.context_state)
-        is_urgent = self.limits.is_urgent(room.estimated)
+        is_urgent = self._limits(room).is_urgent(room.estimated)
         state = stored.rearmed(room.estimated, is_urgent=is_urgent)
         if state is not stored:
             form = stored_form(state)
@@ -358,7 +368,7 @@ class ContextKeeper:
         keep_turns: int | None = None,
         must_shrink: bool | None = None,
     ) -> CompressionJob:
-        limits = self.limits
+        limits = self._limits(room)
         return CompressionJob(
             view=room.view,
             request=room.request,

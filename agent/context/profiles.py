@@ -2,7 +2,8 @@
 
 Kept per route and model, so that it survives restarts and holds for every conversation. Counting is saved when it has
 changed enough to matter, not with every reply; a window that a provider states is saved at once, with the configured
-length that it corrects (another one is tried anew); one that we only guess is never saved.
+length that it corrects (another one is tried anew). A window that we only guess is never saved, and holds for the
+conversation whose prompt was refused: what made it too long may have been that one prompt alone.
 """
 
 import structlog
@@ -10,18 +11,19 @@ import structlog
 from agent.context.estimate import Estimator, Size
 from agent.context.limits import LEAST_INPUT_WINDOW
 from agent.model.base import ChatModel, ModelRequest
-from hermes_state.errors import ContextOverflow
 from hermes_state.profiles import Calibration, learn_context, load_profile, save_calibration
 from hermes_state.store import Store
 from hermes_state.transcripts import View
-from hermes_state.values import Clock, EstimatedTokens, ReportedTokens, Tokens
+from hermes_state.values import Clock, LineageId, ReportedTokens, Tokens
 
 log = structlog.get_logger()
 
 WORTH_SAVING = 0.01
 """Relative change of the scale, or of the price of an image."""
 ASSUMED_WINDOWS = (1_000_000, 512_000, 256_000, 200_000, 128_000, 64_000, 32_000, 16_000, 8_000, 4_000)
-"""Tried from the top when a provider refuses a prompt without saying what would fit."""
+"""Guessed from when a provider refuses a prompt without saying what would fit."""
+KEPT_GUESSES = 4_096
+"""Conversations for which a window is guessed at one time."""
 
 
 class ProfileBook:
@@ -36,13 +38,19 @@ class ProfileBook:
         self._is_loaded = False
         self._saved = Calibration()
         self._learned: Tokens | None = None
-        self._assumed: Tokens | None = None
+        self._assumed: dict[LineageId, Tokens] = {}
+        self._accepted = 0
         self.estimator = Estimator()
 
     @property
     def window(self) -> Tokens:
-        """The model's context: the smallest of what is configured, what was learned and what is assumed."""
-        return min(size for size in (self.configured, self._learned, self._assumed) if size is not None)
+        """The model's context: what is configured, or what was learned if that is smaller."""
+        return self.configured if self._learned is None else min(self.configured, self._learned)
+
+    def window_for(self, lineage_id: LineageId) -> Tokens:
+        """A conversation's context: the model's, or what is assumed for it; never below a prompt that was accepted."""
+        assumed = self._assumed.get(lineage_id)
+        return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
     def is_about(self, model: ChatModel) -> bool:
         """Whether it is this model, on this route."""
@@ -61,26 +69,48 @@ class ProfileBook:
                 log.info("model.window_known", model=self.model, window=self._learned, configured=self.configured)
 
     async def learn(
-        self, request: ModelRequest, reported: ReportedTokens, view: View, size: Size | None = None
+        self,
+        request: ModelRequest,
+        reported: ReportedTokens,
+        view: View,
+        size: Size | None = None,
+        *,
+        was_accepted: bool = True,
     ) -> None:
-        """Take in what a provider counted for a request; `size` is the request's, where it is known."""
+        """Take in what a provider counted for a request, accepted or refused; `size` is its, where that is known."""
+        if was_accepted and self.estimator.is_possible(request, reported, size):
+            self._accepted = max(self._accepted, reported)
         self.estimator.learn(request, reported, view, size)
         known, saved = self.estimator.calibration, self._saved
         if _differs(known.scale, saved.scale) or _differs(known.image_tokens, saved.image_tokens):
             self._saved = known
             await self._store.write(save_calibration, self._route, self.model, known, self._clock.now())
 
-    async def learn_window(self, error: ContextOverflow, estimated: EstimatedTokens, input_window: Tokens) -> None:
-        """After a refused prompt: keep a smaller window that the provider stated, or guess one below the present."""
-        if error.window is not None:
-            if LEAST_INPUT_WINDOW <= error.window < self.window:
-                log.warning("model.window_learned", model=self.model, window=error.window, configured=self.configured)
-                self._learned = Tokens(error.window)
-                known, now = (self._route, self.model, self._learned, self.configured), self._clock.now()
-                await self._store.write(learn_context, *known, now)
-        elif estimated < input_window:
-            self._assumed = Tokens(next((size for size in ASSUMED_WINDOWS if size < self.window), self.window))
-            log.warning("model.window_assumed", model=self.model, window=self._assumed, configured=self.configured)
+    async def learn_window(self, lineage_id: LineageId, stated: int) -> None:
+        """Keep a window that the provider stated, if it is smaller; one above what is known is no news."""
+        self._assumed.pop(lineage_id, None)
+        if not LEAST_INPUT_WINDOW <= stated < self.window:
+            return
+        log.warning("model.window_learned", model=self.model, window=stated, configured=self.configured)
+        self._learned = Tokens(stated)
+        known, now = (self._route, self.model, self._learned, self.configured), self._clock.now()
+        await self._store.write(learn_context, *known, now)
+
+    def assume_window(self, lineage_id: LineageId, refused: int, accepted: int | None) -> None:
+        """Guess the conversation's window when a prompt of `refused` tokens was too long and nobody says for what.
+
+        The guess is the largest usual window that the prompt would not have fitted into. There is none where as many
+        tokens were accepted before: by anybody, or in this conversation (`accepted`).
+        """
+        floor = max(self._accepted, accepted or 0)
+        guess = next((size for size in ASSUMED_WINDOWS if size < refused), None)
+        if guess is None or refused <= floor or max(guess, floor) >= self.window_for(lineage_id):
+            return
+        if len(self._assumed) >= KEPT_GUESSES:
+            self._assumed.clear()
+        self._assumed[lineage_id] = Tokens(max(guess, floor))
+        window = self.window_for(lineage_id)
+        log.warning("model.window_assumed", model=self.model, lineage_id=lineage_id, window=window, refused=refused)
 
 
 def _differs(known: float, saved: float) -> bool:

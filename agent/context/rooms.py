@@ -106,11 +106,16 @@ class Rooms:
 
     @property
     def limits(self) -> Limits:
-        """As they are now: a learned window moves all of them.
+        """The model's, as they are now: a learned window moves all of them."""
+        return self._limits_of(self.profiles.window)
 
-        In a window smaller than the configured one the answer's room gives way first, down to a quarter.
-        """
-        window, lost = self.profiles.window, self.profiles.configured - self.profiles.window
+    def limits_for(self, lineage_id: LineageId) -> Limits:
+        """A conversation's: the model's, unless a smaller window is assumed for it."""
+        return self._limits_of(self.profiles.window_for(lineage_id))
+
+    def _limits_of(self, window: Tokens) -> Limits:
+        """In a window smaller than the configured one the answer's room gives way first, down to a quarter."""
+        lost = self.profiles.configured - window
         reserved = min(self._reserved_output, max(window // 4, self._reserved_output - lost))
         return limits_of(window, reserved, self._settings)
 
@@ -166,6 +171,6 @@ class Rooms:
         return Standing(
             prompt=room.estimated,
             fixed=self.estimator.whole(replace(room.request, transcript=())),
-            limits=self.limits,
+            limits=self.limits_for(scene.lineage_id),
             compressions=await self._store.read(count_compressions, scene.lineage_id),
         )

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
@@ -10,17 +11,19 @@ import pytest
 
 from agent.context.keeper import ContextSettings
 from agent.context.outcomes import Compressed, NotNeeded, Why
+from agent.context.profiles import ProfileBook
 from agent.context.state import Awaited, ContextState, stored_form
 from agent.context.summary import HEADINGS
 from agent.model.chat_completions import ChatCompletionsModel
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from agent.turn import MOST_OVERFLOWS, Agent, Answer, scene_of
-from hermes_state import sessions
+from hermes_state import journal, sessions
 from hermes_state.errors import ContextOverflow, ModelError
-from hermes_state.journal import RunningTurn
-from hermes_state.values import Effect, LineageId, Role
-from tests.agent.conftest import Chat, Sink
+from hermes_state.journal import Prepared, RunningTurn
+from hermes_state.values import Effect, Image, LineageId, MessageBody, ReportedTokens, Role, Tokens
+from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.contexts import (
+    DUMP,
     UNPAID,
     WORDS,
     agent_of,
@@ -32,6 +35,8 @@ from tests.agent.contexts import (
     look,
     summary_of,
 )
+from tests.agent.rows import human
+from tests.agent.test_estimate import request, view
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 
@@ -213,17 +218,93 @@ async def test_a_context_length_that_is_configured_anew_is_tried_whatever_was_le
     assert sum(row["outcome"] == "context_overflow" for row in llm.requests.rows) == refused
 
 
-async def test_a_window_that_was_only_guessed_is_forgotten_by_a_restart(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
+async def test_a_guessed_window_holds_for_one_conversation_and_is_forgotten_by_a_restart(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
 ) -> None:
+    """One prompt was too large for something on its way; that is no reason to shorten everybody's."""
+    agent, other = agent_of(chat, medium, context_length=32_768), chat_at(chat, "other")
+    elsewhere = scene_of(await say(other, agent, "hello"))
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
-    agent = agent_of(chat, small)
-    turn = await fill_and_ask(chat, agent, 3_000)
+    turn = await fill_and_ask(chat, agent, 12_000)
     await answer(chat, agent, turn)
-    assert agent.context.limits.context_length < 8_192
-    again = agent_of(chat, small)
-    await say(chat, again, "and now?")
-    assert again.context.limits.context_length == 8_192
+    here = scene_of(turn)
+    assert (await agent.context.standing(here)).limits.context_length == 8_000
+    assert (await agent.context.standing(elsewhere)).limits.context_length == 32_768
+    again = agent_of(chat, medium, context_length=32_768)
+    assert (await again.context.standing(here)).limits.context_length == 32_768
+
+
+async def test_a_model_that_takes_far_less_than_configured_and_never_says_so_is_found_out_in_one_turn(
+    chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    async with dialled(server, "lab-8k@413") as model:
+        agent = agent_of(chat, model, context_length=65_536)
+        turn = await fill_and_ask(chat, agent, 9_000)
+        await answer(chat, agent, turn)
+        assert (await look(chat, turn.lineage_id)).compressions == [("overflow", "compressed", "model")]
+        for number in range(12):
+            await say(chat, agent, f"and {number}? {MUCH}")
+    assert sum(row["outcome"] == "context_overflow" for row in llm.requests.rows) == 1, (
+        "from then on it is compressed in time"
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "before", "window"),
+    [
+        (50_000, None, 131_072),  # as much was accepted from somebody else
+        (100_000, None, 64_000),
+        (62_000, None, 60_000),
+        (100_000, 99_000, 99_000),
+        (99_000, 100_000, 131_072),
+        (140_000, None, 128_000),
+    ],
+)
+async def test_no_window_is_guessed_below_what_was_accepted(
+    refused: int, before: int | None, window: int, chat: Chat
+) -> None:
+    book, lineage_id = ProfileBook(chat.store, "lab", "model", Tokens(131_072), chat.clock), LineageId(1)
+    rows = [human("word " * 60_000)]
+    for reported, was_accepted in ((60_000, True), (120_000, False), (10**9, True)):
+        await book.learn(request(rows), ReportedTokens(reported), view(rows), was_accepted=was_accepted)
+    book.assume_window(lineage_id, refused, before)
+    assert book.window_for(lineage_id) == window
+
+
+async def test_a_guess_gives_way_to_a_larger_prompt_that_is_accepted(chat: Chat) -> None:
+    book, lineage_id = ProfileBook(chat.store, "lab", "model", Tokens(131_072), chat.clock), LineageId(1)
+    book.assume_window(lineage_id, 70_000, None)
+    assert book.window_for(lineage_id) == 64_000
+    rows = [human("word " * 60_000)]
+    await book.learn(request(rows), ReportedTokens(90_000), view(rows))
+    assert book.window_for(lineage_id) == 90_000
+    await book.learn_window(lineage_id, 131_072)
+    assert book.window_for(lineage_id) == 131_072, "it said itself what it takes"
+
+
+async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM, tmp_path: Path
+) -> None:
+    (tmp_path / "1.png").write_bytes(b"pixels")
+    agent = Agent(
+        store=chat.store,
+        model=medium,
+        tools=ToolRegistry([DUMP]),
+        settings=settings(
+            context_length=Tokens(32_768), max_output_tokens=Tokens(8_192), sees_images=True, attachments=tmp_path
+        ),
+        clock=chat.clock,
+    )
+    await fill(chat, agent, 12_000)
+    inbox_id = await chat.receive("what is it?")
+    body = MessageBody(images=(Image(attachment_id=1, mime="image/png", path="1.png"),))
+    started = {inbox_id: Prepared(body=body)}
+    turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], started, chat.clock.now())
+    llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
+    await answer(chat, agent, turn)
+    assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["overflow"]
+    assert (await agent.context.standing(scene_of(turn))).limits.context_length == 32_768
 
 
 async def test_how_a_model_counts_is_known_after_a_restart(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
@@ -280,6 +361,7 @@ async def test_a_vague_refusal_near_the_end_of_the_window_is_an_overflow(
     await hold_back(chat, turn.lineage_id)
     await answer(chat, agent, turn)
     assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["overflow"]
+    assert (await agent.context.standing(scene_of(turn))).limits.context_length == 8_192, "the estimate was off"
 
 
 async def test_a_provider_that_refuses_everything_is_asked_so_often_and_no_more(
@@ -299,9 +381,10 @@ async def test_refusals_are_counted_by_the_turn_whatever_comes_between_them(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     """Refused, then tools, and so on: a turn that could go on for ever."""
+    refusal = {"kind": "context", "message": "This model's maximum context length is 131072 tokens."}
     dumps = [{"name": "dump", "arguments": {}}] * 3
     for _ in range(MOST_OVERFLOWS + 2):
-        llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
+        llm.add_scripts([{"has_tools": True, "error": refusal}])
         llm.add_scripts([{"has_tools": True, "times": 2, "tool_calls": dumps}])
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     llm.models["lab-8k"] = {"context": 131_072, "max_output": 40_000}
@@ -309,7 +392,7 @@ async def test_refusals_are_counted_by_the_turn_whatever_comes_between_them(
     turn = await fill_and_ask(chat, agent, 4_000)
     with pytest.raises(ContextOverflow):
         await agent.run(turn, Sink())
-    assert sum(row["outcome"] == "scripted 413" for row in llm.requests.rows) == MOST_OVERFLOWS + 1
+    assert sum(row["outcome"] == "scripted context" for row in llm.requests.rows) == MOST_OVERFLOWS + 1
     expected = [("overflow", "compressed", "model")] * MOST_OVERFLOWS
     assert (await look(chat, turn.lineage_id)).compressions == expected
 
