@@ -9,9 +9,9 @@ from zoneinfo import ZoneInfo
 
 from agent.context.compressor import SummaryRoute
 from agent.context.events import Listener, OnWait
-from agent.context.foreign import ModelFacts
 from agent.context.plugins import load_engine
 from agent.context.port import Engine
+from agent.context.seats import ModelFacts
 from agent.model.base import ChatModel
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.offline import OfflineModel

@@ -21,8 +21,9 @@ from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias
 
 from agent.context.engine import ContextEngine
-from agent.context.foreign import ForeignEngine, ModelFacts
+from agent.context.foreign import ForeignEngine
 from agent.context.port import Engine
+from agent.context.seats import ModelFacts
 from agent.model.base import ToolSchema
 from hermes_state.errors import ConfigError
 from hermes_state.values import Clock

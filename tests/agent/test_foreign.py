@@ -11,12 +11,13 @@ import pytest
 from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Draft
 from agent.context.engine import ContextCompressor, ContextEngine
 from agent.context.estimate import Estimator
-from agent.context.foreign import KEPT_ENGINES, ForeignEngine, ModelFacts
+from agent.context.foreign import ForeignEngine
 from agent.context.limits import LimitSettings, limits_of
 from agent.context.news import Continued, Ended, Replied, Wish
 from agent.context.outcomes import Aborted, NotNeeded, Why
 from agent.context.port import Engine
-from agent.context.state import ContextState
+from agent.context.seats import KEPT_ENGINES, ModelFacts
+from agent.context.state import ContextState, stored_form
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.retry import RetryPolicy
@@ -473,7 +474,8 @@ async def test_a_compression_that_was_taken_back_is_told_as_one() -> None:
     heard = KeepNewest()
     engine = foreign(made_once(heard))
     await engine.wish(job())
-    await engine.wish(job(at=session(3, parent=2)))
+    undone = stored_form(ContextState().undone(5_000))
+    await engine.wish(job(at=session(3, parent=2, context_state=undone)))
     assert ("start", "s3", "undo", "s1") in heard.heard
 
 
@@ -492,6 +494,87 @@ async def test_news_never_raise() -> None:
 
     for make in (Deaf, lambda: None, lambda: 1 / 0):
         await foreign(make).told(Replied(session=session(), usage=CanonicalUsage(input=1)))  # type: ignore[arg-type]
+
+
+async def test_a_cut_that_the_built_in_engine_made_is_told_as_a_compression() -> None:
+    heard = KeepNewest()
+    engine = foreign(made_once(heard))
+    await engine.wish(job())
+    result, _ = await drafted(engine, job(keep_turns=1))
+    assert isinstance(result, Draft)
+    await engine.wish(job(at=session(2, parent=1, context_state=stored_form(result.state))))
+    assert ("start", "s2", "compression", "s1") in heard.heard
+
+
+async def test_what_happens_while_an_engine_is_asked_is_told_behind_it() -> None:
+    entered, leave = threading.Event(), threading.Event()
+    heard = KeepNewest()
+
+    def slowly(prompt_tokens: int | None = None) -> bool:
+        entered.set()
+        assert leave.wait(10)
+        return False
+
+    heard.should_compress = slowly  # type: ignore[method-assign]
+    engine = foreign(made_once(heard))
+    task = asyncio.create_task(engine.wish(job(tokens=10)))
+    assert await asyncio.to_thread(entered.wait, 10)
+    await engine.told(Replied(session=session(), usage=CanonicalUsage(input=11)))
+    leave.set()
+    await task
+    assert heard.last_prompt_tokens == 11
+
+
+async def test_news_that_a_cancellation_left_are_told_with_the_next() -> None:
+    asked, answer_now, told, go_on = (threading.Event() for _ in range(4))
+    usages: list[int] = []
+
+    class Slow(KeepNewest):
+        def should_compress(self, prompt_tokens: int | None = None) -> bool:
+            asked.set()
+            assert answer_now.wait(10)
+            return False
+
+        def update_from_response(self, usage: dict[str, Any]) -> None:
+            usages.append(usage["prompt_tokens"])
+            told.set()
+            assert go_on.wait(10)
+
+    engine = foreign(Slow)
+    task = asyncio.create_task(engine.wish(job(tokens=10)))
+    assert await asyncio.to_thread(asked.wait, 10)
+    for tokens in (1, 2):
+        await engine.told(Replied(session=session(), usage=CanonicalUsage(input=tokens)))
+    answer_now.set()
+    assert await asyncio.to_thread(told.wait, 10)
+    task.cancel()
+    await asyncio.wait({task})
+    go_on.set()
+    await engine.told(Replied(session=session(), usage=CanonicalUsage(input=3)))
+    assert usages == [1, 2, 3]
+
+
+async def test_news_of_a_session_that_is_over_do_not_take_the_engine_back_to_it() -> None:
+    heard = KeepNewest()
+    engine = foreign(made_once(heard))
+    await engine.wish(job(at=session(2, parent=1)))
+    await engine.told(Replied(session=session(1), usage=CanonicalUsage(input=7)))
+    assert heard.heard == [("start", "s2", "resumed", None), ("usage", 7)]
+
+
+async def test_an_engine_that_could_not_be_told_of_the_model_is_told_again() -> None:
+    class Late(KeepNewest):
+        tries = 0
+
+        def update_model(self, model: str, context_length: int, *args: str, **kwargs: str) -> None:
+            Late.tries += 1
+            if Late.tries == 1:
+                raise ConnectionError("no prices yet")
+            super().update_model(model, context_length)
+
+    engine = foreign(Late)
+    assert await engine.wish(job(tokens=10)) is None
+    assert await engine.wish(job(tokens=10)) is None, "its threshold is no longer 0"
 
 
 # ---- tools

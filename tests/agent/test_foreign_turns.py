@@ -5,9 +5,10 @@ from typing import Any
 
 from agent.context.engine import ContextEngine
 from agent.context.events import Scene
-from agent.context.foreign import ForeignEngine, ModelFacts
+from agent.context.foreign import ForeignEngine
 from agent.context.outcomes import Aborted, Compressed
 from agent.context.port import Engine
+from agent.context.seats import ModelFacts
 from agent.model.base import ToolSchema
 from agent.model.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
