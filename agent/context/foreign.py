@@ -117,7 +117,11 @@ class ForeignEngine:
             until = state.cooldowns[key].until
             reason = f"The context engine {self._name} {why}."
             return Aborted(kind=FAILED, reason=reason, retry_at=Millis(until)), state
-        return self._judged(job, state, estimator, mapped)
+        state = state.answered(key)
+        result, judged = self._judged(job, state, estimator, mapped)
+        if isinstance(result, NotNeeded) and job.must_shrink:
+            return await self._without_it(job, state, estimator, routes, record_failure)
+        return result, judged
 
     def preview(self, job: CompressionJob, estimator: Estimator) -> Preview | NotNeeded:
         """An engine of others cannot tell what it would do without doing it."""
@@ -223,7 +227,7 @@ class ForeignEngine:
         routes: Sequence[SummaryRoute],
         record_failure: RecordFailure,
     ) -> tuple[Draft | NotNeeded | Aborted, ContextState]:
-        """There is no room to wait until the engine is well again."""
+        """There is no room to leave the conversation as it is until the engine can do better."""
         log.warning("engine.replaced", engine=self._name, layer=job.layer, by=self._fallback.name)
         return await self._fallback.draft(job, state, estimator, routes, record_failure)
 
@@ -232,7 +236,7 @@ class ForeignEngine:
     async def _decision(self, seat: Seat, job: CompressionJob) -> Wish | None:
         engine = seat.engine
         wish = await self._request(seat, job.layer)
-        if wish is None and await self._seats.call(seat, engine.should_compress, int(job.tokens_before)):
+        if wish is None and await self._says(seat, engine.should_compress, int(job.tokens_before)):
             wish = Wish(reason="threshold")
         if wish is None and job.layer == "preflight" and await self._asked(seat, "should_compress_preflight", job):
             wish = Wish(reason="preflight")
@@ -255,7 +259,14 @@ class ForeignEngine:
             return None
         # A list of its own for every question: an engine may do with it what it likes.
         handed = await asyncio.to_thread(hand_over, job.request.system, job.view.transcript, _style(job))
-        return bool(await self._seats.call(seat, getattr(seat.engine, method), list(handed.messages)))
+        return await self._says(seat, getattr(seat.engine, method), list(handed.messages))
+
+    async def _says(self, seat: Seat, question: Callable[..., Any], about: object) -> bool:
+        answer = await self._seats.call(seat, question, about)
+        try:
+            return bool(answer)
+        except Exception as error:  # such as an array of answers
+            raise EngineTrouble(f"says neither yes nor no ({type(error).__name__})") from error
 
     def _cooldown_key(self, layer: Layer) -> CooldownKey:
         return f"{'hygiene' if layer == 'hygiene' else 'loop'}:engine:{self._name}"

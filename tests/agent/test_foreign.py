@@ -304,6 +304,26 @@ async def test_where_there_is_no_room_the_built_in_engine_takes_over() -> None:
     assert any(key.endswith("engine:theirs") for key in state.cooldowns)
 
 
+@pytest.mark.parametrize("returned", ["the same", "longer"])
+async def test_where_there_is_no_room_the_built_in_engine_does_what_the_engine_could_not(returned: str) -> None:
+    def of_no_use(messages: list[Any]) -> list[Any]:
+        return messages if returned == "the same" else [{"role": "user", "content": "words " * 9_000}, messages[-1]]
+
+    result, state = await drafted(foreign(engine_that(of_no_use)), job(must_shrink=True))
+    assert isinstance(result, Draft)
+    assert (result.summary_kind, state.strikes) == ("deterministic", 0)
+
+
+async def test_what_an_engine_has_failed_is_forgotten_when_it_compresses_again() -> None:
+    engine = foreign(engine_that(lambda messages: messages[-4:]))
+    _, failed = await drafted(foreign(engine_that(lambda messages: None)), job())
+    assert failed.cooldowns
+    result, state = await drafted(engine, job(), failed)
+    assert isinstance(result, Draft)
+    assert not state.cooldowns
+    assert not result.state.cooldowns
+
+
 async def test_an_engine_that_was_cut_off_is_not_asked_again_for_the_same_rows_when_there_is_no_room() -> None:
     entered, leave, calls = threading.Event(), threading.Event(), []
 
@@ -423,6 +443,16 @@ async def test_an_engine_that_breaks_over_the_question_leaves_the_decision_to_th
         raise RuntimeError("which tokens?")
 
     engine = foreign(engine_that(lambda messages: messages, should_compress=broken))
+    assert await engine.wish(job(tokens=LIMITS.threshold - 1)) is None
+    assert await engine.wish(job(tokens=LIMITS.threshold)) == Wish(reason="threshold")
+
+
+async def test_an_answer_that_is_neither_yes_nor_no_leaves_the_decision_to_the_gateway() -> None:
+    class Vague:
+        def __bool__(self) -> bool:
+            raise ValueError("ambiguous")
+
+    engine = foreign(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: Vague()))
     assert await engine.wish(job(tokens=LIMITS.threshold - 1)) is None
     assert await engine.wish(job(tokens=LIMITS.threshold)) == Wish(reason="threshold")
 
