@@ -195,7 +195,7 @@ def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Cal
         api_key=settings.api_key.get_secret_value() if settings.api_key is not None else "",
         provider=settings.protocol,
     )
-    return partial(engine.around, model=facts, redact=redactor, clock=clock)
+    return partial(engine.around, model=facts, redact=redactor, clock=clock, mark=settings_mark(loaded.config))
 
 
 def agent_inputs(config: Config) -> tuple[Section, ...]:

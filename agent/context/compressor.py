@@ -21,7 +21,7 @@ from agent.context.news import News, Wish
 from agent.context.outcomes import Aborted, NotNeeded, SummaryKind, Why
 from agent.context.pruning import PruneStyle, prune
 from agent.context.recap import recap
-from agent.context.state import ContextState, CooldownKey
+from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.context.summary import SummaryRefused, SummaryTask, checked_summary, summary_request
 from agent.handoff import framed
 from agent.model.base import ChatModel, ModelReply, ModelRequest
@@ -74,11 +74,14 @@ class SummaryRoute:
     model: ChatModel
     context_length: Tokens
     mark: str = ""
-    """Of the settings behind it: with other settings, what failed before may work."""
+    """Of the settings behind it."""
 
     @property
     def name(self) -> str:
         return f"{self.model.route}:{self.model.name}"
+
+    def cooldown_key(self, layer: Layer) -> CooldownKey:
+        return cooldown_key(layer, self.name, self.mark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +232,7 @@ class Compressor:
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
         """Whether no route would be asked now."""
         now = self._clock.now()
-        return all(state.is_cooling(cooldown_key(layer, route), now) for route in routes)
+        return all(state.is_cooling(route.cooldown_key(layer), now) for route in routes)
 
     # ---- choosing, without a model
 
@@ -307,7 +310,7 @@ class Compressor:
         """A model's summary; without one the conversation is left alone while that is possible, else the recap."""
         failure: ModelError | None = None
         for route in routes:
-            key = cooldown_key(job.layer, route)
+            key = route.cooldown_key(job.layer)
             if state.is_cooling(key, self._clock.now()):
                 continue
             try:
@@ -367,7 +370,7 @@ class Compressor:
         if (is_passing or self._settings.abort_on_summary_failure) and not job.must_shrink:
             until = [
                 state.cooldowns[key].until
-                for key in (cooldown_key(job.layer, route) for route in routes)
+                for key in (route.cooldown_key(job.layer) for route in routes)
                 if key in state.cooldowns
             ]
             kind = "cooling_down" if failure is None else _outcome_of(failure)
@@ -418,11 +421,6 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
     tail = len(sizes) - cut.tail_start
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
     return is_long or _content(cut, sizes) < _least_content()
-
-
-def cooldown_key(layer: Layer, route: SummaryRoute) -> CooldownKey:
-    """Hygiene cools down by itself: it waits less long than the loop, so its timeouts say nothing about the loop's."""
-    return f"{'hygiene' if layer == 'hygiene' else 'loop'}:{route.name}:{route.mark}"
 
 
 def _unseen(_text: str) -> None:

@@ -13,7 +13,7 @@ from typing import assert_never
 import structlog
 
 from agent.context.commit import Drafted, rebased, settle
-from agent.context.compressor import CompressionJob, Draft, SummaryRoute, cooldown_key
+from agent.context.compressor import CompressionJob, Draft, SummaryRoute
 from agent.context.events import BeforeSplit, Listener, Scene
 from agent.context.news import Continued
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded
@@ -88,7 +88,7 @@ class Drafts:
     def timed_out(self, job: CompressionJob) -> ContextState:
         """What is to be remembered when nobody waits for the job's summary any more: who was asked for it."""
         state, now = state_of(job.view.session.context_state), self._clock.now()
-        keys = (cooldown_key(job.layer, route) for route in self.routes)
+        keys = (route.cooldown_key(job.layer) for route in self.routes)
         asked = next((key for key in keys if not state.is_cooling(key, now)), None)
         return state if asked is None else state.failed(asked, "timeout", now)
 

@@ -23,7 +23,7 @@ from agent.context.news import News, Wish
 from agent.context.outcomes import Aborted, NotNeeded, Why
 from agent.context.port import Engine
 from agent.context.seats import KEPT_ENGINES, QUICK_SECONDS, EngineTrouble, ModelFacts, Seat, Seats
-from agent.context.state import ContextState, CooldownKey
+from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.handoff import framed
 from agent.model.base import ToolSchema
 from agent.model.wire import WireStyle
@@ -55,15 +55,20 @@ class ForeignEngine:
         fallback: Engine,
         redact: Callable[[str], str],
         clock: Clock,
+        mark: str = "",
         schemas: Sequence[ToolSchema] = (),
         compress_seconds: float = COMPRESS_SECONDS,
         quick_seconds: float = QUICK_SECONDS,
     ) -> None:
-        """`make` gives a new engine object; `fallback` compresses where the engine failed and there is no room."""
+        """`make` gives a new engine object; `fallback` compresses where the engine failed and there is no room.
+
+        `mark`: of the settings behind it, the engine's and the model's.
+        """
         self._name = name
         self._fallback = fallback
         self._redact = redact
         self._clock = clock
+        self._mark = mark
         self._schemas = tuple(schemas)
         self._compress_seconds = compress_seconds
         self._seats = Seats(name, make, model=model, quick_seconds=quick_seconds)
@@ -269,7 +274,7 @@ class ForeignEngine:
             raise EngineTrouble(f"says neither yes nor no ({type(error).__name__})") from error
 
     def _cooldown_key(self, layer: Layer) -> CooldownKey:
-        return f"{'hygiene' if layer == 'hygiene' else 'loop'}:engine:{self._name}"
+        return cooldown_key(layer, f"engine:{self._name}", self._mark)
 
 
 def _moment(job: CompressionJob) -> tuple[int, int, int]:

@@ -66,9 +66,12 @@ class LoadedEngine:
     schemas: tuple[ToolSchema, ...] = field(default=())
 
     def around(
-        self, built_in: Engine, *, model: ModelFacts, redact: Callable[[str], str], clock: Clock
+        self, built_in: Engine, *, model: ModelFacts, redact: Callable[[str], str], clock: Clock, mark: str
     ) -> ForeignEngine:
-        """The engine for all conversations of a model; the built-in one stands in where it fails."""
+        """The engine for all conversations of a model; the built-in one stands in where it fails.
+
+        `mark`: of the settings behind both.
+        """
         return ForeignEngine(
             self.name,
             self.make,
@@ -76,6 +79,7 @@ class LoadedEngine:
             fallback=built_in,
             redact=redact,
             clock=clock,
+            mark=mark,
             schemas=self.schemas,
         )
 

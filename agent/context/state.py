@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from hermes_state.lineage import Layer
 from hermes_state.values import Millis
 
 STRIKES_TO_BLOCK = 2
@@ -21,11 +22,19 @@ NO_MODEL_SECONDS = 600
 LASTING_FAILURES = frozenset({"auth", "quota", "not_offered", "rejected"})
 
 CooldownKey: TypeAlias = str
-"""`loop` or `hygiene`, the route and model of the summary, and the mark of the settings behind them."""
+"""`loop` or `hygiene`, who is left alone, and the mark of the settings behind that."""
+
+
+def cooldown_key(layer: Layer, who: str, mark: str) -> CooldownKey:
+    """Hygiene cools down by itself: it waits less long than the loop, so its timeouts say nothing about the loop's.
+
+    `mark` changes with the settings: with other settings, what failed before may work.
+    """
+    return f"{'hygiene' if layer == 'hygiene' else 'loop'}:{who}:{mark}"
 
 
 class Cooldown(msgspec.Struct, frozen=True, kw_only=True):
-    """A summary route that failed."""
+    """A summary route, or an engine, that failed. Kept beyond its end: who fails again rests longer."""
 
     until: int
     """UTC milliseconds."""
@@ -109,23 +118,32 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return cooldown is not None and now < cooldown.until
 
     def failed(self, key: CooldownKey, outcome: str, now: Millis) -> "ContextState":
-        """A summary could not be had on a route: leave it alone for a while, longer each time."""
+        """A summary could not be had: leave who was asked alone for a while, longer each time."""
         failures = (self.cooldowns[key].failures if key in self.cooldowns else 0) + 1
         step = TIMEOUT_LADDER_SECONDS[min(failures, len(TIMEOUT_LADDER_SECONDS)) - 1]
         seconds = NO_MODEL_SECONDS if outcome in LASTING_FAILURES else step
         cooldown = Cooldown(until=now + seconds * 1_000, failures=failures)
-        return msgspec.structs.replace(self, cooldowns={**self.cooldowns, key: cooldown})
+        return msgspec.structs.replace(self, cooldowns={**self._cooldowns_beside(key), key: cooldown})
 
     def answered(self, key: CooldownKey) -> "ContextState":
-        """A summary came over a route: its failures are forgotten."""
-        if key not in self.cooldowns:
-            return self
-        others = {other: cooldown for other, cooldown in self.cooldowns.items() if other != key}
-        return msgspec.structs.replace(self, cooldowns=others)
+        """A summary came from who was asked: the failures are forgotten."""
+        others = self._cooldowns_beside(key)
+        return self if others == self.cooldowns else msgspec.structs.replace(self, cooldowns=others)
+
+    def _cooldowns_beside(self, key: CooldownKey) -> dict[CooldownKey, Cooldown]:
+        """Those of others under the same settings. Nobody asks for those of earlier settings any more."""
+        mark = _mark_of(key)
+        return {
+            other: cooldown for other, cooldown in self.cooldowns.items() if other != key and _mark_of(other) == mark
+        }
 
     def asked_by_hand(self) -> "ContextState":
         """`/compress` clears what holds the automatic layers back."""
         return msgspec.structs.replace(self, cooldowns={}, strikes=0, blocked_at=0, held_at=0)
+
+
+def _mark_of(key: CooldownKey) -> str:
+    return key.rpartition(":")[2]
 
 
 def _has_grown(tokens: int, since: int) -> bool:

@@ -53,6 +53,15 @@ def test_what_was_taken_back_is_left_alone_until_it_grows_or_there_is_no_room() 
     assert not held.rearmed(60_001, is_urgent=True).held_at
 
 
+def test_what_failed_under_other_settings_is_dropped_with_the_next_failure_or_success() -> None:
+    state = ContextState().failed("loop:lab:model:a1", "timeout", NOW).failed("hygiene:lab:model:a1", "timeout", NOW)
+    assert len(state.cooldowns) == 2
+    assert set(state.failed("loop:other:model:b2", "timeout", NOW).cooldowns) == {"loop:other:model:b2"}
+    assert state.answered("loop:other:model:b2").cooldowns == {}
+    assert set(state.answered("loop:lab:model:a1").cooldowns) == {"hygiene:lab:model:a1"}
+    assert state.answered("loop:third:model:a1") is state
+
+
 @pytest.mark.parametrize("outcome", ["timeout", "unavailable", "rate_limited", "truncated"])
 def test_a_route_that_fails_again_rests_longer(outcome: str) -> None:
     state, rests = ContextState(), []

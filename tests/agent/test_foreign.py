@@ -301,7 +301,18 @@ async def test_where_there_is_no_room_the_built_in_engine_takes_over() -> None:
     result, state = await drafted(foreign(engine_that(lambda messages: None)), job(must_shrink=True))
     assert isinstance(result, Draft)
     assert result.summary_kind == "deterministic"
-    assert any(key.endswith("engine:theirs") for key in state.cooldowns)
+    assert any("engine:theirs" in key for key in state.cooldowns)
+
+
+async def test_other_settings_end_an_engines_rest_and_let_it_be_forgotten() -> None:
+    broken = engine_that(lambda messages: None)
+    before, after = foreign(broken, mark="a1"), foreign(broken, mark="b2")
+    _, state = await drafted(before, job())
+    assert before.is_cooling("in_loop", (), state)
+    assert not after.is_cooling("in_loop", (), state)
+    _, state = await drafted(after, job(), state)
+    [(key, cooldown)] = state.cooldowns.items()
+    assert (key, cooldown.failures) == ("loop:engine:theirs:b2", 1)
 
 
 @pytest.mark.parametrize("returned", ["the same", "longer"])
