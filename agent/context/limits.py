@@ -16,9 +16,8 @@ URGENT_PERCENT = 92
 HYGIENE_INPUT_PERCENT = 90
 """Hygiene acts here at the latest, whatever share of the context is configured: the output needs its room."""
 THRESHOLD_CAP_PERCENT = 75
-"""Of the input window: a threshold above it would leave no distance to hygiene."""
-LEAST_GAP_PERCENT = 10
-"""Of the input window, between the threshold and hygiene."""
+"""Of the input window: ten points below hygiene, which acts at 85 % at the earliest. Closer to each other, both would
+act with every message of a long chat."""
 LEAST_INPUT_WINDOW = 2_048
 
 HEAD_TOKENS = 4_000
@@ -54,6 +53,7 @@ class LimitSettings:
     summary_budget: SummaryBudget = "proportional"
     summary_max_tokens: int = 12_000
     hygiene_threshold: float = 0.85
+    """Not below 0.85, or the threshold could come too close."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def limits_of(context_length: int, reserved_output: int, settings: LimitSettings
     hygiene = min(
         _at_least(context_length, settings.hygiene_threshold), _at_least(window, Fraction(HYGIENE_INPUT_PERCENT, 100))
     )
-    threshold = _threshold(context_length, window, hygiene, settings)
+    threshold = _threshold(context_length, window, settings)
     return Limits(
         context_length=Tokens(context_length),
         input_window=Tokens(window),
@@ -112,14 +112,14 @@ def summary_input_tokens(summary_window: int) -> Tokens:
     return Tokens(min(SUMMARY_INPUT_TOKENS, summary_window * SUMMARY_INPUT_PERCENT // 100))
 
 
-def _threshold(context_length: int, window: int, hygiene: int, settings: LimitSettings) -> Tokens:
+def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tokens:
     threshold = _at_most(context_length, settings.threshold)
     if settings.minimum_context_length * 2 <= context_length:
         threshold = max(threshold, settings.minimum_context_length)
-    caps = [window * THRESHOLD_CAP_PERCENT // 100, hygiene - _at_least(window, Fraction(LEAST_GAP_PERCENT, 100))]
+    threshold = min(threshold, window * THRESHOLD_CAP_PERCENT // 100)
     if settings.maximum_threshold_tokens is not None:
-        caps.append(settings.maximum_threshold_tokens)
-    return Tokens(max(1, min(threshold, *caps)))
+        threshold = min(threshold, settings.maximum_threshold_tokens)
+    return Tokens(max(1, threshold))
 
 
 def _tail(context_length: int, threshold: int, settings: LimitSettings) -> Tokens:

@@ -120,14 +120,14 @@ def test_a_summary_models_window_bounds_what_it_is_shown_and_never_the_threshold
 
 # ---- whatever the window
 
-_contexts = st.one_of(st.integers(4_096, 2_000_000), st.sampled_from([4_096, 127_999, 128_000, 131_072, 2_000_000]))
+_contexts = st.one_of(st.integers(4_000, 2_000_000), st.sampled_from([4_096, 127_999, 128_000, 131_072, 2_000_000]))
 _settings = st.builds(
     LimitSettings,
-    threshold=st.floats(0.01, 1.0),
+    threshold=st.floats(0.001, 1.0),
     target_ratio=st.floats(0.10, 0.80),
     tail_mode=st.sampled_from(["fraction", "lean"]),
     minimum_context_length=st.integers(0, 1_000_000),
-    maximum_threshold_tokens=st.one_of(st.none(), st.integers(1_000, 1_000_000)),
+    maximum_threshold_tokens=st.one_of(st.none(), st.integers(1_024, 1_000_000)),
     summary_budget=st.sampled_from(["proportional", "stepped"]),
     summary_max_tokens=st.integers(256, 50_000),
     hygiene_threshold=st.floats(0.85, 0.95),
@@ -141,16 +141,28 @@ def _windows(draw: st.DrawFn) -> tuple[int, int]:
 
 
 def _check(limits: Limits) -> None:
+    """Far enough apart, and each within reach."""
     window = limits.input_window
     assert (limits.hygiene - limits.threshold) * 100 >= 10 * window
     assert limits.threshold >= 1
     assert limits.threshold * 100 <= 75 * window
-    assert limits.hygiene <= window
-    assert limits.hygiene * 100 < 91 * window + 100
     assert limits.threshold < limits.hygiene <= limits.urgent <= window
     assert 0 <= limits.head <= 4_000
     assert limits.head * 4 <= limits.threshold
     assert 0 <= limits.tail <= limits.threshold
+
+
+def _is_hygienes(tokens: int, limits: Limits, configured: LimitSettings) -> bool:
+    """Whether hygiene acts on a prompt of so many tokens."""
+    share = Fraction(repr(configured.hygiene_threshold))
+    return tokens >= share * limits.context_length or tokens * 100 >= 90 * limits.input_window
+
+
+def _is_allowed(threshold: int, limits: Limits, configured: LimitSettings) -> bool:
+    """Whether a threshold of so many tokens leaves the distances that it has to leave."""
+    window, most = limits.input_window, configured.maximum_threshold_tokens
+    is_apart = (limits.hygiene - threshold) * 100 >= 10 * window and threshold * 100 <= 75 * window
+    return is_apart and (most is None or threshold <= most)
 
 
 @settings(max_examples=2_000)
@@ -161,15 +173,27 @@ def test_on_every_window_the_loop_acts_ten_points_before_hygiene_and_both_can_be
     _check(limits_of(*window, configured))
 
 
-@settings(max_examples=500)
-@given(windows=st.lists(_windows(), min_size=2, max_size=5), configured=_settings)
-def test_after_any_switches_of_models_the_lines_are_those_of_the_last_one(
-    windows: list[tuple[int, int]], configured: LimitSettings
+@settings(max_examples=1_000)
+@given(window=_windows(), configured=_settings)
+def test_hygiene_acts_from_the_first_token_that_reaches_its_line(
+    window: tuple[int, int], configured: LimitSettings
 ) -> None:
-    switched = [limits_of(*window, configured) for window in windows]
-    for limits in switched:
-        _check(limits)
-    assert switched[-1] == limits_of(*windows[-1], configured)
+    limits = limits_of(*window, configured)
+    assert _is_hygienes(limits.hygiene, limits, configured)
+    assert not _is_hygienes(limits.hygiene - 1, limits, configured)
+
+
+@settings(max_examples=1_000)
+@given(window=_windows(), configured=_settings)
+def test_the_threshold_is_what_is_configured_or_the_highest_that_is_allowed(
+    window: tuple[int, int], configured: LimitSettings
+) -> None:
+    limits, context = limits_of(*window, configured), window[0]
+    floor = configured.minimum_context_length if configured.minimum_context_length * 2 <= context else 0
+    wanted = max(1, floor, int(Fraction(repr(configured.threshold)) * context))
+    assert limits.threshold <= wanted
+    assert _is_allowed(limits.threshold, limits, configured)
+    assert limits.threshold == wanted or not _is_allowed(limits.threshold + 1, limits, configured)
 
 
 @settings(max_examples=500)

@@ -1,17 +1,24 @@
 """Measuring conversations: what is remembered gives the same sizes as looking at every row."""
 
-import pytest
+from uuid import uuid4
 
-from agent.context.limits import LimitSettings, limits_of
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.context.events import Scene
+from agent.context.limits import LEAST_INPUT_WINDOW, LimitSettings, limits_of
 from agent.context.profiles import ProfileBook
 from agent.context.rooms import Rooms
+from agent.model.base import ModelRequest
 from agent.model.chat_completions import ChatCompletionsModel
 from agent.turn import Agent, scene_of
 from hermes_state.profiles import learn_context
-from hermes_state.transcripts import hide, load_view
-from hermes_state.values import Tokens
+from hermes_state.store import Store
+from hermes_state.transcripts import View, hide, load_view
+from hermes_state.values import LineageId, Tokens
 from hermes_state.views import ViewCache
-from tests.agent.conftest import Chat, Sink
+from tests.agent.conftest import Chat, FixedClock, Sink
 
 
 def rooms_of(
@@ -58,6 +65,58 @@ async def test_in_a_smaller_window_the_answers_room_gives_way_down_to_a_quarter(
     await chat.store.write(learn_context, model.route, model.name, Tokens(stated), Tokens(context), chat.clock.now())
     await rooms.profiles.load()
     assert (rooms.limits.context_length, rooms.limits.input_window) == (stated, input_window)
+
+
+_news = st.lists(st.tuples(st.sampled_from(["states", "refuses"]), st.integers(1_000, 2_000_000)), max_size=6)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    context=st.integers(4_000, 2_000_000),
+    share=st.floats(0, 1),
+    threshold=st.floats(0.001, 1.0),
+    hygiene=st.floats(0.85, 0.95),
+    news=_news,
+)
+async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_their_distance(
+    store: Store, context: int, share: float, threshold: float, hygiene: float, news: list[tuple[str, int]]
+) -> None:
+    book = ProfileBook(store, "lab", str(uuid4()), Tokens(context), FixedClock())
+    reserved = int((context - LEAST_INPUT_WINDOW) * share)
+    configured = LimitSettings(threshold=threshold, hygiene_threshold=hygiene)
+    rooms = Rooms(
+        store=store,
+        views=ViewCache(store),
+        prompts=_NoPrompts(),
+        profiles=book,
+        reserved_output=Tokens(reserved),
+        settings=configured,
+    )
+    here, elsewhere = LineageId(1), LineageId(2)
+    for what, tokens in news:
+        if what == "states":
+            await book.learn_window(here, tokens)
+        else:
+            book.assume_window(here, tokens, None)
+        model, own = rooms.limits, rooms.limits_for(here)
+        assert rooms.limits_for(elsewhere) == model
+        assert own.context_length <= model.context_length <= context
+        for limits in (model, own):
+            window, answer = limits.input_window, limits.context_length - limits.input_window
+            assert answer <= reserved
+            assert window * 4 >= limits.context_length * 3 or window >= context - reserved, "no more is lost"
+            assert 1 <= limits.threshold <= limits.hygiene - window // 10
+            assert limits.hygiene <= limits.urgent <= window
+
+
+class _NoPrompts:
+    """Nothing is measured."""
+
+    async def request_for(self, scene: Scene, view: View) -> ModelRequest:
+        raise NotImplementedError
+
+    def system_for(self, scene: Scene) -> str:
+        raise NotImplementedError
 
 
 async def test_a_conversation_that_grows_is_measured_as_if_it_were_new(
