@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
@@ -95,8 +96,12 @@ def agent_of(
     listeners: Sequence[Listener] = (),
     tools: Sequence[Tool] = (),
     persona: str = DEFAULT_PERSONA,
+    attachments: Path | None = None,
 ) -> Agent:
-    """An agent on a small window, whose chats are told what the gateway's are told. It has one long-winded tool."""
+    """An agent on a small window, whose chats are told what the gateway's are told. It has one long-winded tool.
+
+    It sees images where `attachments` is given.
+    """
     return Agent(
         store=chat.store,
         model=model,
@@ -106,6 +111,8 @@ def agent_of(
             max_output_tokens=Tokens(context_length // 4),
             context=context or ContextSettings(),
             persona=persona,
+            sees_images=attachments is not None,
+            attachments=attachments,
         ),
         clock=chat.clock,
         summary_routes=routes,

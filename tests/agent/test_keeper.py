@@ -15,15 +15,14 @@ from agent.context.profiles import ProfileBook
 from agent.context.state import Awaited, ContextState, stored_form
 from agent.context.summary import HEADINGS
 from agent.model.chat_completions import ChatCompletionsModel
-from agent.tools.registry import Tool, ToolContext, ToolRegistry
+from agent.tools.registry import Tool, ToolContext
 from agent.turn import MOST_OVERFLOWS, Agent, Answer, scene_of
 from hermes_state import journal, sessions
 from hermes_state.errors import ContextOverflow, ModelError
 from hermes_state.journal import Prepared, RunningTurn
 from hermes_state.values import Effect, Image, LineageId, MessageBody, ReportedTokens, Role, Tokens
-from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import (
-    DUMP,
     UNPAID,
     WORDS,
     agent_of,
@@ -287,15 +286,7 @@ async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
     chat: Chat, medium: ChatCompletionsModel, llm: LLM, tmp_path: Path
 ) -> None:
     (tmp_path / "1.png").write_bytes(b"pixels")
-    agent = Agent(
-        store=chat.store,
-        model=medium,
-        tools=ToolRegistry([DUMP]),
-        settings=settings(
-            context_length=Tokens(32_768), max_output_tokens=Tokens(8_192), sees_images=True, attachments=tmp_path
-        ),
-        clock=chat.clock,
-    )
+    agent = agent_of(chat, medium, context_length=32_768, attachments=tmp_path)
     await fill(chat, agent, 12_000)
     inbox_id = await chat.receive("what is it?")
     body = MessageBody(images=(Image(attachment_id=1, mime="image/png", path="1.png"),))
