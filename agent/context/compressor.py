@@ -113,7 +113,7 @@ class CompressionJob:
     message_limit: int | None = None
     """Set when it is their number, not their size, that makes hygiene act."""
     is_out_of_time: bool = False
-    """A summary was waited for as long as people are kept waiting."""
+    """It was drafted before, and waited for as long as people are kept waiting: nobody is asked again."""
 
     def not_needed(self, why: Why) -> NotNeeded:
         """What comes of the job when nothing is compressed."""
@@ -270,7 +270,7 @@ class Compressor:
             return Why.NOT_SMALLER
         # The newest rows are never pruned, however large: the model is in the middle of working with them.
         upto = min(cut.tail_start, max(0, len(rows) - self._settings.cut.protect_last_n))
-        pruned = prune(rows, upto=upto, style=self._settings.prune_style)
+        pruned = prune(rows, upto=upto, redact=self._redact, style=self._settings.prune_style)
         middle = middle_of(rows, cut)
         return _Plan(
             cut=cut,
@@ -309,6 +309,8 @@ class Compressor:
     ) -> tuple[_Written | Aborted, ContextState]:
         """A model's summary; without one the conversation is left alone while that is possible, else the recap."""
         failure: ModelError | None = None
+        if job.is_out_of_time:
+            state, routes = self._timed_out(job, state, routes), ()
         for route in routes:
             key = route.cooldown_key(job.layer)
             if state.is_cooling(key, self._clock.now()):
@@ -321,6 +323,13 @@ class Compressor:
                 state = state.failed(key, outcome, self._clock.now())
                 log.warning("compression.summary_failed", layer=job.layer, route=route.name, outcome=outcome)
         return await self._without_model(job, plan, state, routes, failure), state
+
+    def _timed_out(self, job: CompressionJob, state: ContextState, routes: Sequence[SummaryRoute]) -> ContextState:
+        """What is to be remembered of a summary that nobody waits for any more: who was asked for it."""
+        now = self._clock.now()
+        keys = (route.cooldown_key(job.layer) for route in routes)
+        asked = next((key for key in keys if not state.is_cooling(key, now)), None)
+        return state if asked is None else state.failed(asked, "timeout", now)
 
     async def _asked(
         self, job: CompressionJob, plan: _Plan, route: SummaryRoute, record_failure: RecordFailure

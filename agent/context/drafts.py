@@ -56,14 +56,7 @@ class Drafts:
         self._clock = clock
         self._pending: dict[LineageId, asyncio.Task[Drafted]] = {}
 
-    async def make(
-        self,
-        scene: Scene,
-        job: CompressionJob,
-        *,
-        routes: Sequence[SummaryRoute] | None = None,
-        state: ContextState | None = None,
-    ) -> Drafted:
+    async def make(self, scene: Scene, job: CompressionJob, *, state: ContextState | None = None) -> Drafted:
         """A draft of the job, and what is to be kept of the attempt. Writes nothing but failed calls."""
         started = time.perf_counter()
 
@@ -71,7 +64,7 @@ class Drafts:
             await self._store.write(ledger.record, scene.turn_id, scene.lineage_id, call, self._clock.now())
 
         before = state_of(job.view.session.context_state)
-        asked = [self._as_known(route, job) for route in (self.routes if routes is None else routes)]
+        asked = [self._as_known(route, job) for route in self.routes]
         result, after = await self.engine.draft(job, state or before, self._rooms.estimator, asked, record_failure)
         if isinstance(result, Draft) and not job.must_shrink:
             for look in self._before_split:
@@ -84,13 +77,6 @@ class Drafts:
         if not self._rooms.profiles.is_about(route.model):
             return route
         return replace(route, context_length=min(route.context_length, job.limits.context_length))
-
-    def timed_out(self, job: CompressionJob) -> ContextState:
-        """What is to be remembered when nobody waits for the job's summary any more: who was asked for it."""
-        state, now = state_of(job.view.session.context_state), self._clock.now()
-        keys = (route.cooldown_key(job.layer) for route in self.routes)
-        asked = next((key for key in keys if not state.is_cooling(key, now)), None)
-        return state if asked is None else state.failed(asked, "timeout", now)
 
     async def commit(self, scene: Scene, drafted: Drafted) -> CompressionOutcome:
         """Settle a draft in a transaction of its own."""

@@ -107,8 +107,10 @@ class ForeignEngine:
             return await self._fallback.draft(job, state, estimator, routes, record_failure)
         if has_open_calls(job.view.transcript):
             return job.not_needed(Why.TOOL_RUNS), state
-        session, now, key = job.view.session, self._clock.now(), self._cooldown_key(job.layer)
-        was_cut_off = job.is_out_of_time or self._cut_off.get(session.lineage_id) == _moment(job)
+        key, now = self._cooldown_key(job.layer), self._clock.now()
+        if job.is_out_of_time:
+            return await self._without_it(job, state.failed(key, "timeout", now), estimator, (), record_failure)
+        was_cut_off = self._cut_off.get(job.view.session.lineage_id) == _moment(job)
         if job.must_shrink and (was_cut_off or state.is_cooling(key, now)):
             return await self._without_it(job, state, estimator, routes, record_failure)
         try:

@@ -154,9 +154,7 @@ class ContextKeeper:
         elif job.must_shrink:
             log.warning("hygiene.hold_ended", lineage_id=scene.lineage_id, seconds=self._settings.hold_seconds)
             await self._drafts.drop(scene.lineage_id)
-            state = self._drafts.timed_out(job)
-            late = replace(job, is_out_of_time=True)
-            await self._drafts.commit(scene, await self._drafts.make(scene, late, routes=(), state=state))
+            await self._compress(scene, replace(job, is_out_of_time=True))
 
     def looked_at(self, scene: Scene) -> View | None:
         """What hygiene has just seen, for the turn that begins behind it: in its lane nothing comes between."""

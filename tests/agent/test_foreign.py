@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Draft
+from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Draft, SummaryRoute
 from agent.context.engine import ContextCompressor, ContextEngine
 from agent.context.estimate import Estimator
 from agent.context.foreign import ForeignEngine
@@ -20,6 +20,7 @@ from agent.context.seats import KEPT_ENGINES, ModelFacts
 from agent.context.state import ContextState, stored_form
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
+from agent.model.offline import OfflineModel
 from agent.model.retry import RetryPolicy
 from agent.tools.registry import ToolContext, ToolRegistry
 from hermes_state import sessions
@@ -356,6 +357,18 @@ async def test_an_engine_that_was_cut_off_is_not_asked_again_for_the_same_rows_w
     finally:
         leave.set()
     await engine.close()
+
+
+async def test_an_engine_that_nobody_waited_for_any_more_rests_and_nobody_else_does() -> None:
+    heard = KeepNewest()
+    engine = foreign(made_once(heard))
+    late = job(layer="hygiene", must_shrink=True, is_out_of_time=True)
+    offline = SummaryRoute(model=OfflineModel(), context_length=Tokens(8_192))
+    result, state = await engine.draft(late, ContextState(), Estimator(), (offline,), unrecorded)
+    assert isinstance(result, Draft)
+    assert (result.summary_kind, result.failure) == ("deterministic", "The summary took too long.")
+    assert list(state.cooldowns) == list(result.state.cooldowns) == ["hygiene:engine:theirs:"]
+    assert heard.heard == []
 
 
 async def test_a_busy_engine_keeps_nobody_waiting() -> None:
