@@ -83,7 +83,6 @@ class Seats:
         self._model = model
         self._quick_seconds = quick_seconds
         self._strangers = Strangers()
-        self._window = int(model.context_length)
         self._places: OrderedDict[LineageId, _Place] = OrderedDict()
 
     @asynccontextmanager
@@ -92,15 +91,14 @@ class Seats:
     ) -> AsyncIterator[Seat]:
         """The engine of the session's conversation for one caller, told where the conversation is now.
 
-        `window`: None for the one that was told last. When the caller is done, the engine hears what has happened
+        `window`: None for the one that it was told last. When the caller is done, the engine hears what has happened
         meanwhile. Raises `EngineTrouble`, also when somebody else is with the engine, unless the caller is patient.
         """
-        self._window = window or self._window
         place = self._place(session.lineage_id)
         if place.lock.locked() and not is_patient:
             raise EngineTrouble("is busy with this conversation")
         async with place.lock:
-            yield await self._seated(place, session)
+            yield await self._seated(place, session, window)
             await self._deliver(place)
 
     async def call(
@@ -142,7 +140,7 @@ class Seats:
                 del self._places[other]
         return place
 
-    async def _seated(self, place: _Place, session: Session) -> Seat:
+    async def _seated(self, place: _Place, session: Session, window: int | None = None) -> Seat:
         """The engine in a place that is held, told of the model and of the session."""
         seat = place.seat
         if seat is None or seat.is_lost:
@@ -150,8 +148,9 @@ class Seats:
             if not isinstance(engine, ContextEngine):
                 raise EngineTrouble("could not be made")
             seat = place.seat = Seat(engine)
-        if seat.window != self._window:
-            await self._tell_model(seat, self._window)
+        window = window or seat.window or int(self._model.context_length)
+        if seat.window != window:
+            await self._tell_model(seat, window)
         if seat.session is None or seat.session.depth < session.depth:
             await self._start(seat, session)
         return seat

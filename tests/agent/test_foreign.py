@@ -533,12 +533,21 @@ async def test_a_compression_that_was_taken_back_is_told_as_one() -> None:
     assert ("start", "s3", "undo", "s1") in heard.heard
 
 
-async def test_a_learned_window_is_told_as_another_model() -> None:
-    heard = KeepNewest()
-    engine = foreign(made_once(heard))
+async def test_a_learned_window_is_told_as_another_model_to_the_conversation_that_it_is_of() -> None:
+    made: list[KeepNewest] = []
+
+    def make() -> KeepNewest:
+        made.append(KeepNewest())
+        return made[-1]
+
+    engine = foreign(make)
+    other = session(9, lineage_id=LineageId(9))
     await engine.wish(job())
+    await engine.wish(job(at=other))
     await engine.wish(job(limits=limits_of(4_096, 1_024, LimitSettings())))
-    assert (heard.context_length, heard.threshold_tokens) == (4_096, 3_072)
+    for at in (session(), other):
+        await engine.told(Replied(session=at, usage=CanonicalUsage(input=1)))
+    assert [(one.context_length, one.threshold_tokens) for one in made] == [(4_096, 3_072), (8_192, 6_144)]
 
 
 async def test_news_never_raise() -> None:
