@@ -6,15 +6,12 @@ from typing import assert_never
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded, Why
 
 _WHY = {
-    Why.DISABLED: "compression is switched off",
-    Why.UNDER_THRESHOLD: "there is room",
     Why.TOO_FEW: "the conversation is too short",
     Why.NOTHING_BETWEEN: "nothing lies between its beginning and its newest messages",
     Why.NOT_SMALLER: "a summary would be no smaller than what it stands for",
     Why.TOOL_RUNS: "a tool call of the last turn has no result yet",
     Why.INEFFECTIVE: "the last compressions hardly helped",
     Why.HELD_AFTER_UNDO: "the last compression was undone",
-    Why.COOLING_DOWN: "the last summary failed a short while ago",
     Why.NO_PREVIEW: "its context engine cannot tell beforehand what it would take out",
     Why.MOVED: "the conversation was changed meanwhile",
 }

@@ -14,8 +14,6 @@ SummaryKind: TypeAlias = Literal["model", "deterministic"]
 class Why(StrEnum):
     """Why nothing was compressed, although nothing went wrong."""
 
-    DISABLED = "disabled"
-    UNDER_THRESHOLD = "under_threshold"
     TOO_FEW = "too_few"
     """Fewer messages than head, tail and one between them."""
     NOTHING_BETWEEN = "nothing_between"
@@ -26,7 +24,6 @@ class Why(StrEnum):
     INEFFECTIVE = "ineffective"
     """Two passes in a row hardly helped; waits until the conversation has grown."""
     HELD_AFTER_UNDO = "held_after_undo"
-    COOLING_DOWN = "cooling_down"
     NO_PREVIEW = "no_preview"
     """A plugin's engine can only tell what it takes out by doing it."""
     MOVED = "moved"
