@@ -153,10 +153,12 @@ def _job(rows: Transcript, estimator: Estimator | None) -> CompressionJob:
     """The compression of a conversation; without an `estimator` its rows are not measured yet."""
     view = View(session=_SESSION, transcript=rows)
     request = ModelRequest(system="You are a test.", transcript=rows, max_output_tokens=RESERVED)
+    limits = limits_of(WINDOW, RESERVED, LimitSettings())
     return CompressionJob(
         view=view,
         request=request,
-        limits=limits_of(WINDOW, RESERVED, LimitSettings()),
+        limits=limits,
+        threshold=limits.threshold,
         layer="manual",
         focus=None,
         keep_turns=None,

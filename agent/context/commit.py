@@ -32,7 +32,7 @@ class Drafted:
         if isinstance(self.result, Aborted) and self.job.layer != "manual":  # a command answers for itself
             events.append(self.result)
         if self.state.is_blocked and not self.before.is_blocked:
-            events.append(Blocked(tokens=self.job.tokens_before, threshold=self.job.limits.threshold))
+            events.append(Blocked(tokens=self.job.tokens_before, threshold=self.job.threshold))
         return events
 
 

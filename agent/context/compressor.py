@@ -40,7 +40,7 @@ from hermes_state.errors import (
 )
 from hermes_state.lineage import ContextItem, Layer
 from hermes_state.transcripts import View
-from hermes_state.values import Clock, EstimatedTokens, Millis, ModelCallRecord, Origin, Tokens, Transcript
+from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, ModelCallRecord, Origin, Tokens, Transcript
 
 log = structlog.get_logger()
 
@@ -104,6 +104,8 @@ class CompressionJob:
     request: ModelRequest
     """The next model call as it stands: what does not shrink (system prompt, tools) is in it."""
     limits: Limits
+    threshold: Tokens
+    """Where the conversation's engine acts by itself."""
     layer: Layer
     focus: str | None
     keep_turns: int | None
@@ -120,7 +122,7 @@ class CompressionJob:
         return NotNeeded(
             why=why,
             prompt_tokens=self.tokens_before,
-            threshold=self.limits.threshold,
+            threshold=self.threshold,
             messages=len(self.view.transcript),
         )
 
@@ -183,6 +185,9 @@ class Compressor:
     async def wish(self, job: CompressionJob) -> Wish | None:
         """See `port.Engine`: from the threshold on."""
         return Wish(reason="threshold") if job.limits.is_over_threshold(job.tokens_before) else None
+
+    def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
+        return limits.threshold
 
     async def told(self, news: News) -> None:
         """All that it has to know stands in each job."""

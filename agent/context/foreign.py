@@ -17,6 +17,7 @@ from agent.context.compressor import CompressionJob, Draft, Preview, RecordFailu
 from agent.context.cuts import has_open_calls
 from agent.context.engine import ContextEngine
 from agent.context.estimate import Estimator
+from agent.context.limits import Limits
 from agent.context.lists import IllegalList
 from agent.context.mapping import Handed, Mapped, hand_over, take_back
 from agent.context.news import News, Wish
@@ -31,7 +32,7 @@ from agent.tools.registry import Tool, ToolContext, ToolFunction
 from hermes_state import sessions
 from hermes_state.errors import ToolError
 from hermes_state.lineage import Layer
-from hermes_state.values import Clock, Effect, EstimatedTokens, LineageId, Millis, Origin
+from hermes_state.values import Clock, Effect, EstimatedTokens, LineageId, Millis, Origin, Tokens
 
 log = structlog.get_logger()
 
@@ -138,6 +139,10 @@ class ForeignEngine:
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
         return state.is_cooling(self._cooldown_key(layer), self._clock.now())
+
+    def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
+        """What its status says, and hygiene's line at the latest, where the engine is not asked."""
+        return Tokens(min(self._seats.threshold(lineage_id) or limits.hygiene, limits.hygiene))
 
     async def told(self, news: News) -> None:
         """Passed on at once, or as soon as the engine is done with what it is doing."""

@@ -117,7 +117,8 @@ class ContextKeeper:
 
     async def standing(self, scene: Scene) -> Standing:
         """How full a conversation is."""
-        return await self._rooms.standing(scene)
+        standing = await self._rooms.standing(scene)
+        return replace(standing, threshold=self._drafts.engine.threshold(scene.lineage_id, standing.limits))
 
     def follow(self, before: "ContextKeeper") -> None:
         """Take over the conversations of a keeper with other settings; turns that run may still use that one."""
@@ -263,7 +264,7 @@ class ContextKeeper:
             await self._drafts.engine.told(Replied(session=room.view.session, usage=usage))
         stored = state_of(room.view.session.context_state)
         tokens = room.estimated if usage is None else usage.prompt
-        state = stored.judged(tokens, self._limits(room).threshold)
+        state = stored.judged(tokens, self._threshold(room))
         if state is not stored:
             await self._keep_verdict(scene, room, stored, state, tokens)
         return await self._pressure(scene, room, state, usage.prompt) if is_last and usage is not None else None
@@ -274,7 +275,7 @@ class ContextKeeper:
         has_helped = judged.strikes == 0
         log.info("compression.judged", lineage_id=scene.lineage_id, has_helped=has_helped, strikes=judged.strikes)
         is_news = judged.is_blocked and not before.is_blocked
-        events = [Blocked(tokens=tokens, threshold=self._limits(room).threshold)] if is_news else []
+        events = [Blocked(tokens=tokens, threshold=self._threshold(room))] if is_news else []
         session_id, listeners, now = room.view.session.id, self._drafts.listeners, self._clock.now()
         await self._store.write(keep_verdict, scene, session_id, judged, has_helped, events, listeners, now)
 
@@ -285,14 +286,14 @@ class ContextKeeper:
 
         Whoever stores the answer notes with it that people were told; only a fall is noted here.
         """
-        limits = self._limits(room)
-        near = (limits.threshold * PRESSURE_PERCENT // 100, limits.threshold, True)
+        limits, threshold = self._limits(room), self._threshold(room)
+        near = (threshold * PRESSURE_PERCENT // 100, threshold, True)
         will_compress = self._settings.is_enabled and not (state.is_blocked or state.held_at)
         lines = [near] if will_compress else []
         for share in self._settings.pressure_levels:
             lines.append((int(limits.context_length * share), limits.context_length, False))
         crossed = (line for line in lines if reported >= line[0])
-        level, of_tokens, is_threshold = max(crossed, default=(0, limits.threshold, False))
+        level, of_tokens, is_threshold = max(crossed, default=(0, threshold, False))
         if level == state.pressure_level:
             return None
         session_id = room.view.session.id
@@ -314,6 +315,10 @@ class ContextKeeper:
 
     def _limits(self, room: Room) -> Limits:
         return self._rooms.limits_for(room.view.session.lineage_id)
+
+    def _threshold(self, room: Room) -> Tokens:
+        """Where the engine acts: of a plugin's it has to be believed, or what it does would be taken for in vain."""
+        return self._drafts.engine.threshold(room.view.session.lineage_id, self._limits(room))
 
     async def _compress(self, scene: Scene, job: CompressionJob) -> CompressionOutcome:
         async with self._waited_for(scene, job.view):
@@ -371,6 +376,7 @@ class ContextKeeper:
             view=room.view,
             request=room.request,
             limits=limits,
+            threshold=self._threshold(room),
             layer=layer,
             focus=focus,
             keep_turns=keep_turns,

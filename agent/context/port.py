@@ -5,11 +5,13 @@ from typing import Protocol
 
 from agent.context.compressor import CompressionJob, Draft, Preview, RecordFailure, SummaryRoute
 from agent.context.estimate import Estimator
+from agent.context.limits import Limits
 from agent.context.news import News, Wish
 from agent.context.outcomes import Aborted, NotNeeded
 from agent.context.state import ContextState
 from agent.tools.registry import Tool
 from hermes_state.lineage import Layer
+from hermes_state.values import LineageId, Tokens
 
 
 class Engine(Protocol):
@@ -40,6 +42,9 @@ class Engine(Protocol):
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
         """Whether the automatic layers should leave it alone for now."""
+
+    def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
+        """How large a conversation's prompt becomes before it is compressed, as far as that is known."""
 
     async def told(self, news: News) -> None:
         """Take note of something. Never raises, and never takes long."""

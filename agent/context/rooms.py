@@ -52,12 +52,14 @@ class Standing:
     fixed: EstimatedTokens
     """Of the prompt, what no compression shortens: the system prompt and the tools' schemas."""
     limits: Limits
+    threshold: Tokens
+    """Where it is compressed by itself."""
     compressions: int
 
     @property
     def is_crowded(self) -> bool:
         """What cannot shrink takes half of the room before a compression, or more."""
-        return self.fixed * 2 >= self.limits.threshold
+        return self.fixed * 2 >= self.threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,11 @@ class Rooms:
     async def standing(self, scene: Scene) -> Standing:
         """What people are told when they ask how full their conversation is."""
         room = await self.load(scene)
+        limits = self.limits_for(scene.lineage_id)
         return Standing(
             prompt=room.estimated,
             fixed=self.estimator.whole(replace(room.request, transcript=())),
-            limits=self.limits_for(scene.lineage_id),
+            limits=limits,
+            threshold=limits.threshold,
             compressions=await self._store.read(count_compressions, scene.lineage_id),
         )

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import structlog
@@ -69,6 +70,8 @@ class _Place:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     seat: Seat | None = None
     waiting: deque[News] = field(default_factory=lambda: deque(maxlen=KEPT_NEWS))
+    threshold: int | None = None
+    """As the engine's status has said last."""
 
 
 class Seats:
@@ -116,6 +119,11 @@ class Seats:
         finally:
             seat.is_lost = seat.is_lost or not is_done
 
+    def threshold(self, lineage_id: LineageId) -> int | None:
+        """From how many tokens on a conversation's engine compresses, as far as it has said so."""
+        place = self._places.get(lineage_id)
+        return None if place is None else place.threshold
+
     async def told(self, news: News) -> None:
         """Passed on at once, or as soon as the engine is done with what it is doing. Never raises."""
         place = self._place(_session_of(news).lineage_id)
@@ -151,6 +159,7 @@ class Seats:
         window = window or seat.window or int(self._model.context_length)
         if seat.window != window:
             await self._tell_model(seat, window)
+            place.threshold = await self._said_threshold(seat)
         if seat.session is None or seat.session.depth < session.depth:
             await self._start(seat, session)
         return seat
@@ -171,6 +180,17 @@ class Seats:
             reason, parent = "undo" if was_undone else "compression", before.key
         await self.call(seat, seat.engine.on_session_start, session.key, reason=reason, parent=parent)
 
+    async def _said_threshold(self, seat: Seat) -> int | None:
+        """From the engine's status, for people: one that has none to show is no worse at compressing."""
+        try:
+            status = await self.call(seat, seat.engine.get_status)
+        except EngineTrouble:
+            if seat.is_lost:
+                raise
+            return None
+        said = status.get("threshold_tokens") if isinstance(status, dict) else None
+        return int(said) if isinstance(said, (int, float)) and isfinite(said) and said > 0 else None
+
     # ---- news
 
     async def _deliver(self, place: _Place) -> None:
@@ -187,6 +207,7 @@ class Seats:
         match news:
             case Replied(usage=usage):
                 await self.call(seat, seat.engine.update_from_response, _usage(usage))
+                place.threshold = await self._said_threshold(seat)
             case Ended(view=view, was_reset=was_reset):
                 messages = await asyncio.to_thread(_messages_of, view)
                 await self.call(seat, seat.engine.on_session_end, view.session.key, messages)

@@ -90,6 +90,7 @@ def job(
         view=view,
         request=ModelRequest(system="You help.", transcript=rows, max_output_tokens=2_048),
         limits=LIMITS,
+        threshold=LIMITS.threshold,
         layer=layer,
         focus=None,
         keep_turns=None,
@@ -492,6 +493,36 @@ async def test_an_engine_may_ask_for_a_compression_with_a_reason_and_a_focus() -
     assert wish.focus.startswith("the schema x")
     assert len(wish.focus) == 500
     assert await engine.wish(job(tokens=10)) is None
+
+
+async def test_where_it_compresses_is_what_its_status_says_and_hygiene_at_the_latest() -> None:
+    class Early(KeepNewest):
+        threshold_percent = 0.25
+
+        def update_from_response(self, usage: dict[str, Any]) -> None:
+            super().update_from_response(usage)
+            self.threshold_tokens = usage["prompt_tokens"] * 2
+
+    engine = foreign(Early)
+    assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene, "it has not been heard yet"
+    await engine.wish(job())
+    assert engine.threshold(LineageId(1), LIMITS) == 2_048
+    await engine.told(Replied(session=session(), usage=CanonicalUsage(input=1_500)))
+    assert engine.threshold(LineageId(1), LIMITS) == 3_000
+    await engine.told(Replied(session=session(), usage=CanonicalUsage(input=8_000)))
+    assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
+
+
+@pytest.mark.parametrize(
+    "status", [None, {}, {"threshold_tokens": "many"}, {"threshold_tokens": float("inf")}, {"threshold_tokens": -1}]
+)
+async def test_a_status_that_says_nothing_is_no_trouble(status: object) -> None:
+    engine = foreign(engine_that(lambda messages: messages[-4:], get_status=lambda self: status))
+    assert await engine.wish(job(tokens=10)) is None
+    assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
+    broken = foreign(engine_that(lambda messages: messages[-4:], get_status=lambda self: 1 / 0))
+    result, _ = await drafted(broken, job())
+    assert isinstance(result, Draft)
 
 
 # ---- what it is told

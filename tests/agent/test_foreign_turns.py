@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.context.engine import ContextEngine
-from agent.context.events import Scene
+from agent.context.events import Blocked, Scene
 from agent.context.foreign import ForeignEngine
 from agent.context.outcomes import Aborted, Compressed
 from agent.context.port import Engine
@@ -19,6 +19,7 @@ from hermes_state.redaction import redact
 from hermes_state.transcripts import load_said, load_view
 from hermes_state.values import Origin, Role, Tokens
 from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.contexts import look
 from tests.agent.engines import KeepNewest
 from tests.agent.test_context import FILLER, Listening
 from tests.fakes.fake_llm import LLM
@@ -88,6 +89,25 @@ async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatC
     await chat.store.write(sessions.reset, scene.chat_id, chat.clock.now())
     await agent.context.ended(view.session.id, was_reset=True)
     assert [news[0] for news in engine.heard[-2:]] == ["end", "reset"]
+    await agent.close()
+
+
+async def test_a_plugin_that_compresses_late_and_keeps_much_is_not_taken_for_one_that_does_not_help(
+    chat: Chat, model: ChatCompletionsModel, llm: LLM
+) -> None:
+    class KeepsMuch(KeepNewest):
+        threshold_percent = 0.64
+        protect_last_n = 22
+
+    listening = Listening()
+    agent = agent_with(KeepsMuch, chat, model, listening)
+    scene = await converse(chat, agent, texts(80))
+    standing = await agent.context.standing(scene)
+    assert standing.threshold == int(WINDOW * 0.64) > standing.limits.threshold
+    assert len(listening.compressions) >= 3
+    assert min(event.tokens_after for event in listening.compressions) > standing.limits.threshold
+    assert not any(isinstance(event, Blocked) for event in listening.events)
+    assert (await look(chat, scene.lineage_id)).state.strikes == 0
     await agent.close()
 
 
