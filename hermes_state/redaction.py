@@ -61,16 +61,18 @@ _AUTHORIZATION = re.compile(r"\b(Bearer|Basic|Bot|Token)(\s+)([A-Za-z0-9+/_.~=-]
 _SECRET_NAME = (
     r"(?:api[_-]?key|access[_-]?key|private[_-]?key|client[_-]?secret|secret|token|passwd|password|passphrase|pwd)"
 )
+# Inside of JSON that is a text in JSON, quotes stand behind backslashes.
+_GIVEN = r"""\\{0,3}["']?\s{0,3}(?:=>|[:=])"""
 # A search for a word is quick, a search for one of several words is not; both are for texts in lower case.
 _NAMES = tuple(
-    (ending, re.compile(rf"""{ending}["']?\s{{0,3}}(?:=>|[:=])"""))
+    (ending, re.compile(ending + _GIVEN))
     for ending in ("key", "secret", "token", "passwd", "password", "passphrase", "pwd")
 )
 _SCHEMES = tuple((word, re.compile(rf"{word}\s+[a-z0-9+/_.~=-]{{16}}")) for word in ("bearer", "basic", "bot", "token"))
-_NAME = re.compile(rf"""(?<![A-Za-z0-9])[A-Za-z0-9_.-]{{0,40}}{_SECRET_NAME}["']?\s{{0,3}}(?:=>|[:=])""", re.IGNORECASE)
+_NAME = re.compile(rf"(?<![A-Za-z0-9])[A-Za-z0-9_.-]{{0,40}}{_SECRET_NAME}{_GIVEN}", re.IGNORECASE)
 _LONGEST_NAME = 56
 """Characters in front of a name's last word, at most."""
-_VALUE = re.compile(r"""\s{0,3}(?:(["'])([^"'\r\n]{6,})\1|([^\s"'&,;<>()\[\]{}]{6,}))""")
+_VALUE = re.compile(r"""\s{0,3}\\{0,3}(?:(["'])([^"'\r\n]{6,}?)\\{0,3}\1|([^\s"'&,;<>()\[\]{}]{6,}))""")
 _NAME_ALONE = re.compile(rf"(?:^|[A-Za-z0-9_.-])*?{_SECRET_NAME}$", re.IGNORECASE)
 _LONG_VALUE_CHARS = 12
 
