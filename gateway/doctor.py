@@ -196,16 +196,20 @@ def _access(loaded: LoadedConfig) -> Iterator[Finding]:
 
 
 def _context(loaded: LoadedConfig) -> Iterator[Finding]:
+    limits, fixed = window_limits(loaded.config), fixed_prompt_tokens(loaded.config)
+    threshold, by = limits.threshold, ""
     try:
-        load_engine(loaded.config.context.engine, loaded.home)
+        engine = load_engine(loaded.config.context.engine, loaded.home)
     except ConfigError as error:
         yield Finding(check="context", verdict=Verdict.FAILED, text=str(error))
-    limits, fixed = window_limits(loaded.config), fixed_prompt_tokens(loaded.config)
+    else:
+        if engine is not None:  # when it acts is its own affair; hygiene does not wait for it
+            threshold, by = limits.hygiene, f" at the latest, by the context engine {engine.name}"
     text = (
-        f"Conversations are compressed from {limits.threshold:,} of {limits.input_window:,} tokens on; "
+        f"Conversations are compressed from {threshold:,} of {limits.input_window:,} tokens on{by}; "
         f"the system prompt and the tools take about {fixed:,} of them."
     )
-    if fixed * 2 < limits.threshold:
+    if fixed * 2 < threshold:
         yield Finding(check="context", verdict=Verdict.FINE, text=text)
     else:
         text += " That is half of it or more: use a model with a larger window, and set model.context_length."

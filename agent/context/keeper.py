@@ -115,6 +115,11 @@ class ContextKeeper:
         """Whether anything but `/compress` compresses."""
         return self._settings.is_enabled
 
+    @property
+    def engine(self) -> str:
+        """Whose compressions these are, as `context.engine` calls it."""
+        return self._drafts.engine.name
+
     async def standing(self, scene: Scene) -> Standing:
         """How full a conversation is."""
         standing = await self._rooms.standing(scene)

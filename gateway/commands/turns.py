@@ -5,6 +5,7 @@ from functools import partial
 from sqlite3 import Connection
 
 from agent.context.events import Scene
+from agent.context.plugins import BUILT_IN
 from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.commands.registry import Command, Desk, Effect, Invocation, Kind, TurnStop, say
 from hermes_state import inbox, journal
@@ -181,15 +182,19 @@ async def _context_lines(invocation: Invocation, session: Session) -> list[str]:
     standing = await context.standing(scene)
     limits = standing.limits
     percent = standing.prompt * 100 // limits.input_window
-    acts = f"compressed from {limits.threshold:,} on" if context.is_automatic else "compressed only by /compress"
+    acts = f"compressed from {standing.threshold:,} on"
+    if context.engine != BUILT_IN:  # it may have other reasons, too
+        acts = f"compressed by `{context.engine}`, from {standing.threshold:,} on at the latest"
+    if not context.is_automatic:
+        acts = "compressed only by /compress"
     done = f"; compressed {_count(standing.compressions, 'time')} so far" if standing.compressions else ""
     lines = [
         f"- Context: about {standing.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate), {acts}{done}"
     ]
     if standing.is_crowded:
         lines.append(
-            f"- The system prompt and the tools alone take {standing.fixed:,} tokens, half of the {limits.threshold:,} "
-            "at which conversations are compressed: a larger `model.context_length` would help"
+            f"- The system prompt and the tools alone take {standing.fixed:,} tokens, half of the "
+            f"{standing.threshold:,} at which conversations are compressed: a larger `model.context_length` would help"
         )
     return lines
 

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agent.context.plugins import FOLDER
 from gateway.control import serve_control
 from gateway.doctor import Finding, Verdict, database_finding, examine
 from hermes_state.lock import FileLock
 from hermes_state.migrate import APPLICATION_ID
 from hermes_state.store import Store
+from tests.agent.test_plugins import ENGINE
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
 
@@ -289,6 +291,16 @@ def test_a_window_that_the_prompt_itself_fills_is_told(environ: dict[str, str]) 
     [crowded] = [finding for finding in examine(environ, is_online=False) if finding.check == "context"]
     assert crowded.verdict is Verdict.WARNING
     assert "model.context_length" in crowded.text
+
+
+def test_where_a_plugin_compresses_is_told_as_the_line_that_does_not_wait_for_it(environ: dict[str, str]) -> None:
+    folder = Path(environ["HERMES_HOME"]) / FOLDER / "sample"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(ENGINE)
+    environ["HERMES_CONTEXT__ENGINE"] = "sample"
+    [fine] = [finding for finding in examine(environ, is_online=False) if finding.check == "context"]
+    assert fine.verdict is Verdict.FINE
+    assert "from 22,119 of 24,576 tokens on at the latest, by the context engine sample" in fine.text
 
 
 def test_a_context_engine_that_nobody_has_is_told(environ: dict[str, str]) -> None:

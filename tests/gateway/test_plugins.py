@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from agent.context.foreign import ForeignEngine
 from agent.context.plugins import FOLDER
+from agent.context.port import Engine
+from agent.context.seats import ModelFacts
 from gateway.cli import app
+from hermes_state.redaction import redact
+from hermes_state.store import Store
+from hermes_state.values import SystemClock, Tokens
+from tests.agent.engines import KeepNewest
 from tests.agent.test_plugins import ENGINE
+from tests.gateway.windows import CountingModel, talking
 
 Run = Callable[..., Result]
 
@@ -76,3 +84,19 @@ def test_an_engine_that_cannot_be_used_is_a_problem_of_the_configuration(
     document = json.loads(run("plugins", "list", "--json", HERMES_CONTEXT__ENGINE=engine).stdout)
     assert document["active"] is None
     assert problem in document["problem"]
+
+
+class Early(KeepNewest):
+    threshold_percent = 0.125
+
+
+async def test_status_says_whose_compressions_they_are_and_where_that_engine_makes_them(
+    store: Store, tmp_path: Path
+) -> None:
+    def make_engine(built_in: Engine) -> Engine:
+        facts = ModelFacts(name="scripted", context_length=Tokens(32_768))
+        return ForeignEngine("early", Early, model=facts, fallback=built_in, redact=redact, clock=SystemClock())
+
+    async with talking(store, tmp_path, CountingModel(), make_engine=make_engine) as gateway:
+        await gateway.ask("hello")
+        assert "compressed by `early`, from 4,096 on at the latest" in await gateway.ask("/status")

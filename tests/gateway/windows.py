@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from agent.context.keeper import ContextSettings
+from agent.context.port import Engine
 from agent.context.summary import HEADINGS
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.retry import RetryPolicy
@@ -64,6 +65,7 @@ async def talking(
     *,
     length: int = 32_768,
     context: ContextSettings | None = None,
+    make_engine: Callable[[Engine], Engine] | None = None,
     count: int = 0,
     **sections: Any,  # Any: see `serving`
 ) -> AsyncIterator[TestGateway]:
@@ -80,6 +82,7 @@ async def talking(
                 context=context or ContextSettings(),
             ),
             clock=gateway.clock,
+            make_engine=make_engine,
             listeners=[Notices(lambda: gateway.live.config.notices)],
             on_wait=WaitNotice(
                 store=store,
