@@ -75,6 +75,10 @@ _LONGEST_NAME = 56
 _VALUE = re.compile(r"""\s{0,3}\\{0,3}(?:(["'])([^"'\r\n]{6,}?)\\{0,3}\1|([^\s"'&,;<>()\[\]{}]{6,}))""")
 _NAME_ALONE = re.compile(rf"(?:^|[A-Za-z0-9_.-])*?{_SECRET_NAME}$", re.IGNORECASE)
 _LONG_VALUE_CHARS = 12
+# Behind the last letters of `Bearer`, `password` and the like, or behind a sign, a secret may follow.
+_SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
+_QUOTE_ENDS = "\"'\r\n"
+_QUOTE_END = re.compile(f"[{_QUOTE_ENDS}]")
 
 
 def redact(text: str) -> str:
@@ -130,6 +134,30 @@ def _without_shapes(text: str) -> str:
     return text
 
 
+def seam(text: str, start: int, end: int) -> int | None:
+    """The first place between `start` and `end` at which `text` can be cut: nothing that is taken out reaches over it.
+
+    A space or line break, with the pieces in front of it and from it on redacted by themselves.
+    """
+    if "-----BEGIN" in text:
+        return None
+    looked, quote = 0, -1
+    while (found := _SEAM.search(text, start, end)) is not None:
+        place = found.start()
+        quote = max(quote, *(text.rfind(mark, looked, place) for mark in _QUOTE_ENDS))
+        if quote < 0 or not _may_open_value(text, quote):
+            return place
+        behind = _QUOTE_END.search(text, place, end)
+        if behind is None:
+            return None
+        looked, start = place, behind.end()
+    return None
+
+
+def _may_open_value(text: str, place: int) -> bool:
+    return text[place] in "\"'" and text[max(0, place - 7) : place].rstrip("\\").rstrip().endswith((":", "=", ">"))
+
+
 def is_secret_name(name: str) -> bool:
     """Whether a field of this name holds a secret (`api_key`, `telegram_token`); `max_tokens` does not."""
     return _NAME_ALONE.fullmatch(name) is not None
@@ -140,7 +168,10 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         known = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
-        forms = {form for secret in known for form in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1])}
+        whole = {form for secret in known for form in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1])}
+        # A text may be cut at a seam inside of one (the lines of a key, say): each piece is a secret, too.
+        pieces = {piece for form in whole for piece in _SEAM.split(form) if len(piece) >= MIN_SECRET_CHARS}
+        forms = whole | pieces
         self._forms = longest_first = sorted(forms, key=lambda form: (-len(form), form))
         self._exact = re.compile("|".join(map(re.escape, longest_first))) if forms else None
 

@@ -14,7 +14,7 @@ import structlog
 
 from agent.context.fitting import fitted
 from agent.sizes import ROW_SIZES, estimated_text_tokens
-from hermes_state.redaction import MARK
+from hermes_state.redaction import MARK, seam
 from hermes_state.values import Message, Millis, Origin, Role, Tokens, Transcript
 
 log = structlog.get_logger()
@@ -53,7 +53,7 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
     """The rows as text of about `limit` estimated tokens at most, whatever its language."""
     costs = [_row_tokens(row) + ENTRY_TOKENS for row in rows]
     if sum(costs) <= limit:
-        return "\n".join(_entries(rows, redact, zone, has_names=has_names))
+        return "\n".join(_entries(rows, redact, zone, _WHOLE, has_names=has_names))
     lengths = [_length(row) for row in rows]
     most = _row_characters(costs, lengths, limit * AIM_PERCENT // 100)
     costs = [_cost(cost, length, most) for cost, length in zip(costs, lengths, strict=True)]
@@ -61,8 +61,8 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
     if sum(costs) > limit:
         costs = [cost + GAP_TOKENS for cost in costs]
         kept = _sample(rows, kept, costs, limit)
-    shown = _entries([rows[place] for place in kept], redact, zone, has_names=has_names)
-    entries = {place: both_ends(entry, most) for place, entry in zip(kept, shown, strict=True)}
+    shown = _entries([rows[place] for place in kept], redact, zone, most, has_names=has_names)
+    entries = dict(zip(kept, shown, strict=True))
     for place in kept:
         if lengths[place] > most:  # its ends may be of another script than the whole
             costs[place] = GAP_TOKENS + estimated_text_tokens(entries[place])
@@ -105,12 +105,18 @@ def both_ends(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     half = limit // 2
-    return f"{text[:half]} [… {len(text) - 2 * half:,} characters …] {text[len(text) - half :]}"
+    return f"{text[:half]}{_left_out(len(text) - 2 * half)} {text[len(text) - half :]}"
+
+
+def _left_out(characters: int) -> str:
+    return f" [… {characters:,} characters …]"
 
 
 def without_thoughts(text: str) -> str:
     """`text` without blocks of thinking. One that begins a text and never ends is all of it; tags that are only
     spoken of, inside a line or without an end, stay."""
+    if "<" not in text:
+        return text
     kept: list[str] = []
     start = 0
     while (opening := _OPENING.search(text, start)) is not None:
@@ -153,18 +159,35 @@ def said(row: Message) -> Iterator[str]:
 # ---- one message
 
 
-def _entries(rows: Sequence[Message], redact: Redact, zone: tzinfo, *, has_names: bool) -> Iterator[str]:
-    """The rows' entries. Most hold no secret, and many are looked at together: only where one is found, each is."""
+def _entries(rows: Sequence[Message], redact: Redact, zone: tzinfo, most: int, *, has_names: bool) -> Iterator[str]:
+    """The rows' entries, of texts of about `most` characters. Most hold no secret, and many are looked at together:
+    only where one is found, each is."""
     batch: list[str] = []
+    limits: list[int] = []
     size = 0
     for row in rows:
         text = " ".join(piece for piece in said(row) if piece)
-        batch.append(f"[m{row.id} {moment(row.created_at, zone)} {_speaker(row, has_names=has_names)}] {text}")
-        size += len(text)
+        short = _shortened(text, most)
+        batch.append(f"[m{row.id} {moment(row.created_at, zone)} {_speaker(row, has_names=has_names)}] {short}")
+        limits.append(most if short is text else _WHOLE)
+        size += len(short)
         if size >= BATCH_CHARACTERS:
-            yield from _cleaned(batch, redact)
-            batch, size = [], 0
-    yield from _cleaned(batch, redact)
+            yield from map(both_ends, _cleaned(batch, redact), limits)
+            batch, limits, size = [], [], 0
+    yield from map(both_ends, _cleaned(batch, redact), limits)
+
+
+def _shortened(text: str, most: int) -> str:
+    """`text` without its middle, which nobody has to read then. Where it cannot be cut before secrets are out of it,
+    it stays whole."""
+    if len(text) <= most:
+        return text
+    half, play = most // 2, most // 8
+    head = seam(text, half - play, half + play)
+    tail = seam(text, len(text) - half, len(text) - half + 2 * play) if head is not None else None
+    if head is None or tail is None or tail <= head:
+        return text
+    return f"{text[:head]}{_left_out(tail - head)}{text[tail:]}"
 
 
 def _cleaned(entries: Sequence[str], redact: Redact) -> Iterator[str]:

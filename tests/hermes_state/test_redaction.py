@@ -5,10 +5,10 @@ import time
 from urllib.parse import quote
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from hermes_state.redaction import MARK, Redactor, is_secret_name, redact
+from hermes_state.redaction import MARK, MIN_SECRET_CHARS, Redactor, is_secret_name, redact, seam
 
 _A = "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
 
@@ -138,6 +138,67 @@ def test_redacting_twice_changes_nothing_more(text: str) -> None:
 def test_plain_prose_is_never_changed(text: str) -> None:
     assume(not any(word in text for word in ("token", "secret", "pass", "pwd", "basic", "bearer", "bot")))
     assert redact(text) == text
+
+
+# ---- where a text may be cut
+
+_PIECES = (
+    *("password", "token", "api_key", "Bearer", "Bot", "=", ":", " = ", "=>", '"', "'", "\\", "\n", "\r\n", "  ", ", "),
+    *("; ", ". ", "a1b2c3d4e5f6g7h8", "https://u:", "@h/", "hunter22", "1234567890:" + _A[:35], "sk-", "eyJ", "-----"),
+    *("9", "x", ".", "。", "é", "\u017f", "\u212a", "\u0130", "\t"),
+)
+PIECED = st.lists(st.sampled_from(_PIECES), max_size=30).map("".join)
+
+
+@settings(max_examples=1_000)
+@given(text=PIECED | st.text("abk-_=:>. @/,'\"\\\n;sktoken01239{}Bearé，。", max_size=100), start=st.integers(0, 60))
+@example(text='password: "correct, horse, battery" and, more', start=20)
+@example(text="Authorization: Bearer  abcdefghijklmnop1234", start=10)
+@example(text="token  =  abc123def", start=0)
+@example(text='{"k": "password = \\"correct, horse\\""}', start=20)
+def test_pieces_that_meet_at_a_seam_are_redacted_as_the_whole_is(text: str, start: int) -> None:
+    place = seam(text, start, len(text))
+    if place is not None:
+        assert start <= place < len(text)
+        assert redact(text[:place]) + redact(text[place:]) == redact(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("one, two, three", 4),
+        ("as it is", 2),
+        ("前の文。 次の文", 4),
+        ("nowhere", None),
+        ("the end", None),
+        ("password: hunter2", None),
+        ('{"secret": "one, two, three", "b": 1}', 29),
+        (KEYS["pem"] + " a, b", None),
+    ],
+)
+def test_a_seam_is_found_where_no_secret_can_be(text: str, place: int | None) -> None:
+    assert seam(text, 0, len(text)) == place
+
+
+@pytest.mark.parametrize("secret", ["first line 1\nsecond line 2\nthird line 3", "one lengthy, two lengthy, three"])
+def test_a_configured_secret_that_is_cut_at_a_seam_is_known_by_its_pieces(secret: str) -> None:
+    text, redactor = f"some words, {secret}, more words", Redactor([secret])
+    start = 0
+    while (place := seam(text, start, len(text))) is not None:
+        shown = redactor(text[:place]) + redactor(text[place:])
+        assert not any(secret[at : at + MIN_SECRET_CHARS] in shown for at in range(len(secret) - MIN_SECRET_CHARS))
+        start = place + 1
+    assert start > text.index(secret) + len(secret)
+
+
+def test_looking_for_a_seam_takes_no_time() -> None:
+    for text in ('k: "a, ' * 50_000, "a, " * 100_000, "password= " * 30_000, '"' * 200_000):
+        started = time.perf_counter()
+        seam(text, 0, len(text))
+        assert time.perf_counter() - started < 1
+
+
+# ---- names
 
 
 def test_short_configured_values_are_words_and_stay() -> None:
