@@ -26,7 +26,7 @@ from agent.context.rooms import Prompts, Room, Rooms, Standing
 from agent.context.state import ContextState, state_of, stored_form
 from agent.context.undo import Undoing, settle_undo
 from hermes_state import sessions
-from hermes_state.errors import ContextOverflow
+from hermes_state.errors import ContextOverflow, StoreUnavailable
 from hermes_state.lineage import Layer, plan_undo
 from hermes_state.sessions import Session
 from hermes_state.store import Store
@@ -264,6 +264,14 @@ class ContextKeeper:
         compression that does not help would be repeated for ever. `is_last`: an answer follows, with which people can
         be told.
         """
+        try:
+            return await self._noted(scene, room, usage, is_last=is_last)
+        except StoreUnavailable as error:
+            # The reply is here and was paid for. What could not be noted shows again in the next report.
+            log.warning("context.not_noted", lineage_id=scene.lineage_id, error=str(error))
+            return None
+
+    async def _noted(self, scene: Scene, room: Room, usage: CanonicalUsage | None, *, is_last: bool) -> Pressure | None:
         if usage is not None:
             await self._rooms.profiles.learn(room.request, usage.prompt, room.view, room.size)
             await self._drafts.engine.told(Replied(session=room.view.session, usage=usage))

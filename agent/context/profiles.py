@@ -83,8 +83,8 @@ class ProfileBook:
         self.estimator.learn(request, reported, view, size)
         known, saved = self.estimator.calibration, self._saved
         if _differs(known.scale, saved.scale) or _differs(known.image_tokens, saved.image_tokens):
-            self._saved = known
             await self._store.write(save_calibration, self._route, self.model, known, self._clock.now())
+            self._saved = known
 
     async def learn_window(self, lineage_id: LineageId, stated: int) -> None:
         """Keep a window that the provider stated, if it is smaller; one above what is known is no news."""

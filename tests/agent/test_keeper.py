@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
 import pytest
 
+from agent.context.commit import keep_verdict
 from agent.context.keeper import ContextSettings
 from agent.context.outcomes import Compressed, NotNeeded, Why
 from agent.context.profiles import ProfileBook
@@ -18,8 +19,9 @@ from agent.model.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
 from agent.turn import MOST_OVERFLOWS, Agent, Answer, scene_of
 from hermes_state import journal, sessions
-from hermes_state.errors import ContextOverflow, ModelError
+from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
 from hermes_state.journal import Prepared, RunningTurn
+from hermes_state.profiles import save_calibration
 from hermes_state.values import Effect, Image, LineageId, MessageBody, ReportedTokens, Role, Tokens
 from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import (
@@ -157,6 +159,35 @@ async def test_a_summary_longer_than_what_it_stands_for_is_refused_and_paid_for(
     assert found.summary_calls == ["ok"]
     assert found.state.strikes == 1
     assert len(found.view) == rows
+
+
+async def test_an_answer_is_not_lost_because_nothing_can_be_noted_of_its_prompt(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stores the answer is patient with the database; the verdict is made by the next report."""
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    llm.config["bytes_per_token"] = 2.8
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 4_200)
+    write = chat.store.write
+
+    async def full(fn: Callable[..., Any], *args: Any) -> Any:
+        if fn in (keep_verdict, save_calibration):
+            raise StoreUnavailable("no space left")
+        return await write(fn, *args)
+
+    monkeypatch.setattr(chat.store, "write", full)
+    result = await agent.run(turn, Sink())
+    assert result.text
+    monkeypatch.undo()
+    await chat.finish(turn, result)
+    assert await chat.store.read(verdicts) == [None]
+    await say(chat, agent, "and now?")
+    assert await chat.store.read(verdicts) == ["effective"]
+    restarted = agent_of(chat, small)
+    scene = scene_of(turn)
+    expected, known = await restarted.context.standing(scene), await agent.context.standing(scene)
+    assert expected.fixed == pytest.approx(known.fixed, rel=0.02), "how the model counts was kept after all"
 
 
 # ---- what is learned
