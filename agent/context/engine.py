@@ -272,7 +272,7 @@ class ContextCompressor(ContextEngine):
         """The words of the handoff, by a model where there is one that can."""
         limits = self.limits
         upto = min(plan.cut.tail_start, max(0, len(rows.transcript) - self.protect_last_n))
-        pruned = prune(rows.transcript, upto=upto, style=self._settings.prune_style).transcript
+        pruned = prune(rows.transcript, upto=upto, redact=self._redact, style=self._settings.prune_style).transcript
         middle, previous = rows.middle(pruned, plan.cut)
         content = sum(plan.sizes[plan.cut.head_end : plan.cut.tail_start])
         if self._summarise is not None:

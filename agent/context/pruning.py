@@ -5,13 +5,14 @@ its row. The same transcript always gives the same stubs, and pruning what was p
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import orjson
 
+from hermes_state.redaction import seam
 from hermes_state.values import Message, MessageBody, Role, ToolCall, Transcript
 
 WORTH_PRUNING_CHARACTERS = 200
@@ -24,7 +25,10 @@ MOST_DEPTH = 50
 """Of arguments: what lies deeper is left as it is."""
 TARGET_CHARACTERS = 80
 OUTCOME_CHARACTERS = 80
+LOOKED_CHARACTERS = 2_000
+"""Of a text that is cut short, where secrets are looked for."""
 
+Redact: TypeAlias = Callable[[str], str]
 PruneStyle: TypeAlias = Literal["stub", "placeholder", "excerpt"]
 
 _STUB_MARK: Final = "[pruned "
@@ -44,8 +48,12 @@ class Pruned:
     """How many calls had their arguments shortened."""
 
 
-def prune(transcript: Transcript, *, upto: int, style: PruneStyle = "stub") -> Pruned:
-    """Shorten what stands before index `upto`. The rows from there on, and every text that people wrote, stay."""
+def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyle = "stub") -> Pruned:
+    """Shorten what stands before index `upto`. The rows from there on, and every text that people wrote, stay.
+
+    `redact` takes secrets out of what is cut: half of one could not be recognised any more. Others stay for those who
+    read the rows.
+    """
     calls = _calls_by_id(transcript)
     newest = _newest_of_equal(transcript)
     rows: list[Message] = []
@@ -53,10 +61,10 @@ def prune(transcript: Transcript, *, upto: int, style: PruneStyle = "stub") -> P
     for place, row in enumerate(transcript):
         shorter = row
         if place < upto and row.role is Role.TOOL:
-            shorter = _pruned_result(row, calls.get(row.tool_call_id or ""), newest, style)
+            shorter = _pruned_result(row, calls.get(row.tool_call_id or ""), newest, style, redact)
             results += shorter is not row
         elif place < upto and row.body.calls:
-            shorter = _with_short_arguments(row)
+            shorter = _with_short_arguments(row, redact)
             arguments += shorter is not row
         rows.append(shorter)
     return Pruned(transcript=tuple(rows), results=results, arguments=arguments)
@@ -78,7 +86,9 @@ def _newest_of_equal(transcript: Transcript) -> dict[str, int]:
     }
 
 
-def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int], style: PruneStyle) -> Message:
+def _pruned_result(
+    row: Message, call: ToolCall | None, newest: Mapping[str, int], style: PruneStyle, redact: Redact
+) -> Message:
     text = row.text or ""
     if len(text) <= WORTH_PRUNING_CHARACTERS or text.startswith(_STUB_MARK):
         return row
@@ -86,27 +96,27 @@ def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int
     if twin != row.id:
         stub = f"{_STUB_MARK}m{row.id}: the same result as m{twin}, which came later]"
     elif style == "excerpt":
-        stub = _excerpt(row, text)
+        stub = _excerpt(row, text, redact)
     elif style == "placeholder":
         stub = f"{_STUB_MARK}m{row.id}: {len(text):,} characters; history_open reads them]"
     else:
-        stub = _stub(row, text, call)
+        stub = _stub(row, text, call, redact)
     return msgspec.structs.replace(row, text=stub) if len(stub) < len(text) else row
 
 
-def _stub(row: Message, text: str, call: ToolCall | None) -> str:
+def _stub(row: Message, text: str, call: ToolCall | None, redact: Redact) -> str:
     lines = text.count("\n") + 1
     size = f"{len(text):,} characters" + (f" in {lines:,} lines" if lines > 1 else "")
-    name = _one_line(row.tool_name or (call.name if call is not None else "") or "tool", 64)
-    target = _target(call)
+    name = _one_line(row.tool_name or (call.name if call is not None else "") or "tool", 64, redact)
+    target = _target(call, redact)
     about = f"{name} {target}" if target else name
-    return f"{_STUB_MARK}m{row.id}: {about}: {_outcome(text)}; {size}; history_open reads them]"
+    return f"{_STUB_MARK}m{row.id}: {about}: {_outcome(text, redact)}; {size}; history_open reads them]"
 
 
-def _outcome(text: str) -> str:
+def _outcome(text: str, redact: Redact) -> str:
     """How the call went, as far as its text shows: an exit code, an error's first line, else how it begins."""
     exit_code = _exit_code(text[:400]) or _exit_code(text[-400:])
-    begins = _one_line(next(iter(text[:4_000].lstrip()[:400].splitlines()), ""), OUTCOME_CHARACTERS)
+    begins = _one_line(text.lstrip().partition("\n")[0], OUTCOME_CHARACTERS, redact)
     if exit_code is not None:
         return f"exit code {exit_code[1]}"
     return f"failed, {begins!r}" if _FAILS.match(text[:200]) else f"ok, begins {begins!r}"
@@ -117,20 +127,20 @@ def _exit_code(text: str) -> re.Match[str] | None:
     return _EXIT.search(text) if "exit" in lower or "returncode" in lower else None
 
 
-def _target(call: ToolCall | None) -> str:
+def _target(call: ToolCall | None, redact: Redact) -> str:
     """What the call was about: the argument that names it, else the first short text among them."""
     arguments = _parsed(call.arguments) if call is not None else None
     if not isinstance(arguments, dict):
         return ""
     texts = {str(name): value for name, value in arguments.items() if isinstance(value, str) and value.strip()}
     named = next((texts[name] for name in _TARGET_NAMES if name in texts), None)
-    return _one_line(named if named is not None else next(iter(texts.values()), ""), TARGET_CHARACTERS)
+    return _one_line(named if named is not None else next(iter(texts.values()), ""), TARGET_CHARACTERS, redact)
 
 
-def _excerpt(row: Message, text: str) -> str:
-    if len(text) <= EXCERPT_FROM_CHARACTERS:
+def _excerpt(row: Message, text: str, redact: Redact) -> str:
+    if len(text) <= EXCERPT_FROM_CHARACTERS or len(safe := redact(text)) <= EXCERPT_FROM_CHARACTERS:
         return text
-    between = len(text) - 2 * EXCERPT_CHARACTERS
+    text, between = safe, len(safe) - 2 * EXCERPT_CHARACTERS
     mark = f"{_STUB_MARK}m{row.id}: {between:,} characters from its middle are left out; history_open reads them]"
     return f"{mark}\n{text[:EXCERPT_CHARACTERS]}\n…\n{text[-EXCERPT_CHARACTERS:]}"
 
@@ -138,39 +148,41 @@ def _excerpt(row: Message, text: str) -> str:
 # ---- arguments
 
 
-def _with_short_arguments(row: Message) -> Message:
+def _with_short_arguments(row: Message, redact: Redact) -> Message:
     """The row with the long texts inside its calls' arguments shortened; what is no JSON is left alone."""
-    calls = tuple(_shortened_call(call, row) for call in row.body.calls)
+    calls = tuple(_shortened_call(call, row, redact) for call in row.body.calls)
     if calls == row.body.calls:
         return row
     body: MessageBody = msgspec.structs.replace(row.body, calls=calls)
     return msgspec.structs.replace(row, body=body)
 
 
-def _shortened_call(call: ToolCall, row: Message) -> ToolCall:
+def _shortened_call(call: ToolCall, row: Message, redact: Redact) -> ToolCall:
     if len(call.arguments) <= ARGUMENT_CHARACTERS:
         return call
     arguments = _parsed(call.arguments)
     if not isinstance(arguments, dict | list):
         return call
     try:
-        shorter = orjson.dumps(_shortened(arguments, row)).decode()
+        shorter = orjson.dumps(_shortened(arguments, row, redact)).decode()
     except orjson.JSONEncodeError:  # it reads deeper nesting than it writes
         return call
     return msgspec.structs.replace(call, arguments=shorter) if len(shorter) < len(call.arguments) else call
 
 
-def _shortened(value: Any, row: Message, depth: int = 0) -> Any:
+def _shortened(value: Any, row: Message, redact: Redact, depth: int = 0) -> Any:
     """A JSON value with its long strings cut; `Any` because that is what JSON is."""
     if depth > MOST_DEPTH:
         return value
     if isinstance(value, str):
         is_long = len(value) > ARGUMENT_CHARACTERS + 60  # what the mark takes
-        return f"{value[:ARGUMENT_CHARACTERS]}… {_STUB_MARK}m{row.id}: {len(value):,} characters]" if is_long else value
+        if not is_long:
+            return value
+        return f"{_beginning(value, ARGUMENT_CHARACTERS, redact)}… {_STUB_MARK}m{row.id}: {len(value):,} characters]"
     if isinstance(value, list):
-        return [_shortened(item, row, depth + 1) for item in value]
+        return [_shortened(item, row, redact, depth + 1) for item in value]
     if isinstance(value, dict):
-        return {name: _shortened(item, row, depth + 1) for name, item in value.items()}
+        return {name: _shortened(item, row, redact, depth + 1) for name, item in value.items()}
     return value
 
 
@@ -182,6 +194,15 @@ def _parsed(arguments: str) -> Any:
         return None
 
 
-def _one_line(text: str, limit: int) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
+# ---- cutting
+
+
+def _one_line(text: str, limit: int, redact: Redact) -> str:
+    flat = " ".join(text.split(None, limit))
+    return flat if len(flat) <= limit else f"{_beginning(flat, limit - 1, redact)}…"
+
+
+def _beginning(text: str, limit: int, redact: Redact) -> str:
+    """The first `limit` characters, or up to a space shortly before; no secret is cut in two."""
+    place = seam(text[:limit], limit * 3 // 4, limit)
+    return text[:place] if place is not None else redact(text[:LOOKED_CHARACTERS])[:limit]

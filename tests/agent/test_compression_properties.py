@@ -18,6 +18,7 @@ from agent.context.outcomes import Why
 from agent.context.pruning import PruneStyle, prune
 from agent.handoff import Record, framed
 from agent.model.wire import WireStyle, chat_messages, is_shown
+from hermes_state.redaction import redact
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, Origin, Role, Transcript
 from tests.agent.histories import histories
@@ -130,8 +131,8 @@ def check_answer(done: Pass, limits: Limits) -> None:
 
 
 def check_pruning(done: Pass, style: PruneStyle) -> None:
-    once = prune(done.before, upto=done.cut.tail_start, style=style)
-    again = prune(once.transcript, upto=done.cut.tail_start, style=style)
+    once = prune(done.before, upto=done.cut.tail_start, redact=redact, style=style)
+    again = prune(once.transcript, upto=done.cut.tail_start, redact=redact, style=style)
     assert msgspec.json.encode(again.transcript) == msgspec.json.encode(once.transcript)
     assert (again.results, again.arguments) == (0, 0)
     assert [one.id for one in once.transcript] == [one.id for one in done.before]

@@ -8,6 +8,7 @@ import pytest
 from agent.context.pruning import MOST_DEPTH, Pruned, PruneStyle, prune
 from hermes_state import journal
 from hermes_state.journal import ModelStep, ToolResult
+from hermes_state.redaction import Redactor
 from hermes_state.tool_runs import ToolRunState
 from hermes_state.values import CanonicalUsage, Message, MessageBody, ModelCallRecord, Role, ToolCall
 from tests.agent.conftest import Chat
@@ -15,6 +16,8 @@ from tests.agent.histories import PASSAGES
 from tests.agent.rows import answer, human, result, row
 from tests.agent.test_recall import call
 
+SECRET, KEY = "correct-horse-7", "sk-live-0123456789abcdef0123"
+REDACT = Redactor([SECRET])
 LONG = "line of output\n" * 200
 
 
@@ -23,7 +26,7 @@ def asked(arguments: str, name: str = "look", call_id: str = "a") -> Message:
 
 
 def pruned(*rows: Message, upto: int | None = None, style: PruneStyle = "stub") -> Pruned:
-    return prune(rows, upto=len(rows) if upto is None else upto, style=style)
+    return prune(rows, upto=len(rows) if upto is None else upto, redact=REDACT, style=style)
 
 
 def stub(text: str, arguments: str = "{}", name: str = "look", style: PruneStyle = "stub") -> str:
@@ -168,6 +171,25 @@ def test_a_target_that_is_no_text_is_left_out(arguments: str) -> None:
     assert ": look: ok" in stub(LONG, arguments)
 
 
+# ---- secrets
+
+
+@pytest.mark.parametrize("style", ["stub", "excerpt"])
+@pytest.mark.parametrize("words", ["a ", "word, ", "字"])
+def test_no_part_of_a_secret_is_left_where_something_is_cut(words: str, style: PruneStyle) -> None:
+    """What is cut is looked through again by whoever shows it, and half a secret would not be recognised then."""
+    for at in range(0, 900, 7):
+        before = (words * at)[:at]
+        text = f"{before} {KEY} {SECRET} {words * 1_200}\n{words * 100} {KEY} {before}"
+        arguments = orjson.dumps({"path": text.replace("\n", " "), "lines": [text]}).decode()
+        rows = pruned(asked(arguments), result("a", text), style=style).transcript
+        shown = REDACT((rows[1].text or "") + rows[0].body.calls[0].arguments)
+        assert "[pruned" in shown
+        for secret in (KEY, SECRET):
+            assert secret[:8] not in shown
+            assert secret[-8:] not in shown
+
+
 # ---- the way back
 
 
@@ -184,7 +206,7 @@ async def test_the_id_in_a_stub_opens_the_whole_result(chat: Chat) -> None:
     found = ToolResult(call_message_id=asking.id, call=asked_for, text=original, state=ToolRunState.DONE)
     await chat.store.write(journal.finish_tool, turn.id, found, chat.clock.now())
     view = tuple(await chat.view(turn))
-    seen = prune(view, upto=len(view)).transcript[-1].text or ""
+    seen = prune(view, upto=len(view), redact=REDACT).transcript[-1].text or ""
     assert len(seen) < 400
     named = re.search(r"\bm\d+\b", seen)
     assert named is not None
