@@ -10,8 +10,6 @@ _WHY = {
     Why.NOTHING_BETWEEN: "nothing lies between its beginning and its newest messages",
     Why.NOT_SMALLER: "a summary would be no smaller than what it stands for",
     Why.TOOL_RUNS: "a tool call of the last turn has no result yet",
-    Why.INEFFECTIVE: "the last compressions hardly helped",
-    Why.HELD_AFTER_UNDO: "the last compression was undone",
     Why.NO_PREVIEW: "its context engine cannot tell beforehand what it would take out",
     Why.MOVED: "the conversation was changed meanwhile",
 }

@@ -369,7 +369,7 @@ class ContextKeeper:
             await self._store.write(sessions.set_context_state, session.id, form)
             room = replace(room, view=replace(room.view, session=replace(session, context_state=form)))
         if state.is_blocked or state.held_at:
-            why = Why.INEFFECTIVE if state.is_blocked else Why.HELD_AFTER_UNDO
+            why = "ineffective" if state.is_blocked else "held_after_undo"
             log.info("compression.held_back", layer=layer, why=why, tokens=room.estimated)
             return None
         is_cooling = self._drafts.engine.is_cooling(layer, self._drafts.routes, state)
