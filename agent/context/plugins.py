@@ -173,9 +173,11 @@ def _import_folder(folder: Path) -> ModuleType:
     main = folder / "__init__.py"
     if not main.is_file():
         raise PluginBroken("there is no __init__.py in it")
-    for path in (folder, main):
-        if path.stat().st_mode & stat.S_IWOTH:
-            raise PluginBroken(f"{path.name} can be written by everybody on this machine; take that right away")
+    parents = folder.parents[: len(FOLDER.parts)]
+    for part in (*parents, folder, *sorted(folder.rglob("*"))):
+        if part.exists() and part.stat().st_mode & stat.S_IWOTH:
+            where = part.relative_to(parents[-1].parent)
+            raise PluginBroken(f"{where} can be written by everybody on this machine; take that right away")
     name = f"hermes_context_engine_{re.sub(r'[^A-Za-z0-9]', '_', folder.name)}"
     for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
         del sys.modules[known]

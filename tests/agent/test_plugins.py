@@ -168,6 +168,18 @@ def test_a_folder_without_a_module_or_open_to_everybody_is_refused(home: Path) -
     assert "written by everybody" in (why(home, "open") or "")
 
 
+@pytest.mark.parametrize("part", ["parts.py", "inner", "inner/deep.py", "../../context_engine"])
+def test_a_folder_of_which_any_part_is_open_to_everybody_is_refused(home: Path, part: str) -> None:
+    folder = put(home, "sample", ENGINE)
+    (folder / "inner").mkdir()
+    for file in ("parts.py", "inner/deep.py"):
+        (folder / file).write_text("")
+    assert why(home, "sample") is None
+    open_part = (folder / part).resolve()
+    open_part.chmod(0o777)
+    assert f"{open_part.relative_to(home)} can be written by everybody" in (why(home, "sample") or "")
+
+
 def test_only_the_chosen_plugin_is_run(home: Path) -> None:
     put(home, "other", f"open({str(home / 'ran')!r}, 'w').close()\n{ENGINE}")
     put(home, "sample", ENGINE)
