@@ -96,5 +96,5 @@ def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
             loop.call_soon_threadsafe(settle, result, error)
 
     # Not a pool: its threads are waited for at the end of the process, also those that hang.
-    threading.Thread(target=work, name=f"stranger-{function.__name__}", daemon=True).start()
+    threading.Thread(target=work, name=f"stranger-{getattr(function, '__name__', 'call')}", daemon=True).start()
     return future

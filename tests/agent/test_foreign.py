@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -193,6 +194,11 @@ async def test_an_async_engine_is_awaited() -> None:
     engine = foreign(Later)
     assert await engine.wish(job(tokens=10)) == Wish(reason="threshold")
     result, _ = await drafted(engine, job())
+    assert isinstance(result, Draft)
+
+
+async def test_a_factory_that_has_no_name_makes_engines() -> None:
+    result, _ = await drafted(foreign(partial(KeepNewest)), job())
     assert isinstance(result, Draft)
 
 
