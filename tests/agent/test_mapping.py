@@ -76,6 +76,15 @@ def test_of_equal_messages_those_next_to_the_ends_are_meant() -> None:
     assert kept(back(handed, [*copies[1:3], note("between"), copies[-1]])) == [rows[0].id, rows[1].id, rows[-1].id]
 
 
+def test_words_like_those_of_a_first_message_that_is_kept_are_the_engines_own() -> None:
+    rows = (human("hello"), answer("yes"), human("last"))
+    handed = hand_over("", rows, WireStyle())
+    again = note(handed.messages[0]["content"])
+    mapped = back(handed, [handed.messages[0], again, handed.messages[-1]])
+    assert kept(mapped) == [rows[0].id, rows[2].id]
+    assert said(mapped) == again["content"]
+
+
 def test_the_list_as_it_was_is_no_compression() -> None:
     handed = given_list()
     assert take_back(handed, list(handed.messages), str) is None
