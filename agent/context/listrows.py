@@ -28,7 +28,7 @@ from hermes_state.values import (
     Transcript,
 )
 
-_STUB_ID = re.compile(r"\[pruned m\d+: (?:the same result as m\d+, which came later(?=\]))?")
+_STUB_ID = re.compile(r"(?<=\[pruned) m\d+(?=: )|(?<=: the same result) as m\d+(?=, which came later\])")
 _STUB_CALL = "; history_open reads them]"
 
 
@@ -113,7 +113,7 @@ def _rows(message: ListMessage, number: int, now: Millis) -> Iterable[tuple[Mess
 def _split(content: object) -> tuple[str, Any]:
     """A handoff, and what stands behind its end in the same message."""
     parts = content if isinstance(content, list) else [{"type": "text", "text": str(content)}]
-    at = next((at for at, part in enumerate(parts) if END_MARKER in str(part.get("text", ""))), None)
+    at = next((at for at, part in enumerate(parts) if END_MARKER in text_of([part])), None)
     if at is None:
         return text_of(content), None
     before, _, behind = str(parts[at]["text"]).partition(END_MARKER)
@@ -159,10 +159,12 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
 
 
 def _without_ids(row: Message) -> Message:
+    """A row as it was pruned, without the ids under which nothing can be opened."""
     text = row.text or ""
-    if row.role is not Role.TOOL or not text.startswith("[pruned "):
-        return row
-    return msgspec.structs.replace(row, text=_STUB_ID.sub("[pruned: ", text).replace(_STUB_CALL, "]"))
+    if row.role is Role.TOOL and text.startswith("[pruned "):
+        return msgspec.structs.replace(row, text=_STUB_ID.sub("", text).replace(_STUB_CALL, "]"))
+    calls = tuple(msgspec.structs.replace(call, arguments=_STUB_ID.sub("", call.arguments)) for call in row.body.calls)
+    return msgspec.structs.replace(row, body=msgspec.structs.replace(row.body, calls=calls)) if calls else row
 
 
 def _joined(handoff: str, content: object) -> object:

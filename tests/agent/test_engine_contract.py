@@ -202,6 +202,25 @@ def test_a_model_writes_the_summary_with_the_focus_and_without_ids_that_lead_now
     assert "history_open" not in asked[0]
 
 
+def test_what_was_pruned_for_the_summary_says_so_without_ids_that_lead_nowhere() -> None:
+    asked: list[str] = []
+
+    def summarise(request: ModelRequest) -> ModelReply:
+        asked.append(request.transcript[0].text or "")
+        return summary_of(request)
+
+    given_messages = messages(30)
+    for message in given_messages[2:60]:
+        if message["role"] == "tool":
+            message["content"] = "the same result " * 40
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps({"text": "long " * 200})
+    compressor(summarise=summarise).compress(given_messages)
+    assert "[pruned: the same result, which came later]" in asked[0]
+    assert "[pruned: 1,000 characters]" in asked[0]
+    assert "[pruned m" not in asked[0]
+
+
 def test_without_a_model_the_handoff_is_made_by_rule() -> None:
     def broken(request: ModelRequest) -> ModelReply:
         raise ModelUnavailable("nobody there")
@@ -236,6 +255,12 @@ def test_what_a_person_said_behind_a_handoff_in_one_message_is_not_taken_for_a_s
         pytest.skip("this cut puts nothing behind the handoff")
     twice = built_in.compress([*once[: once.index(joined) + 1], *messages(30)[1:]])
     assert len(handoffs(twice)) == 1
+
+
+def test_content_parts_of_whatever_kind_do_not_break_a_compression() -> None:
+    odd = [{"role": "user", "content": ["a bare string", {"type": "text", "text": None}, {"type": "image_url"}, 7]}]
+    compressed = compressor().compress([*messages(30)[:1], *odd, *messages(30)[1:]])
+    assert len(handoffs(compressed)) == 1
 
 
 def test_there_is_content_where_there_is_a_middle() -> None:
