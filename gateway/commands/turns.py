@@ -21,6 +21,7 @@ from platforms.base import AdapterState
 
 STOPPED = "stopped by the person"
 SHOWN_CHARS = 60
+BEFORE_IS_COMPRESSED = "What came before is compressed; `/compress undo` brings it back first."
 
 
 # ---- /stop ------------------------------------------------------------------------------------------------------
@@ -259,14 +260,16 @@ async def undo(invocation: Invocation) -> Effect:
 
 def _undo(invocation: Invocation, count: int, db: Connection, now: Millis) -> str:
     view = _active_view(db, invocation.chat.id)
-    exchanges = _exchanges(view)
+    exchanges = _since_summary(_exchanges(view))
+    is_compressed = any(message.origin is Origin.SUMMARY for message in view.transcript)
     if not exchanges:
-        raise CommandError("There is nothing to take back.")
+        raise CommandError(BEFORE_IS_COMPRESSED if is_compressed else "There is nothing to take back.")
     taken = exchanges[-count:]
     hide(db, view.session.id, [message.id for exchange in taken for message in exchange], "undo", now)
     words = shortened(taken[0][0].text or "")
-    count_said = _count(len(taken), "exchange")
-    return f"Took back {count_said}, from “{words}” on. The model does not see it any more; /history does."
+    said = f"Took back {_count(len(taken), 'exchange')}, from “{words}” on. "
+    said += "The model does not see it any more; /history does."
+    return f"{said} {BEFORE_IS_COMPRESSED}" if len(taken) < count and is_compressed else said
 
 
 def _active_view(db: Connection, chat_id: ChatId) -> View:
@@ -287,6 +290,12 @@ def _exchanges(view: View) -> list[list[Message]]:
         if exchanges:
             exchanges[-1].append(message)
     return exchanges
+
+
+def _since_summary(exchanges: list[list[Message]]) -> list[list[Message]]:
+    """Those behind the record of a compression: what precedes it in the view is the beginning."""
+    compressed = (at for at, rows in enumerate(exchanges, start=1) if any(row.origin is Origin.SUMMARY for row in rows))
+    return exchanges[max(compressed, default=0) :]
 
 
 def count_in(argument: str, default: int) -> int | None:

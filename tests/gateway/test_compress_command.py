@@ -411,6 +411,22 @@ async def test_undo_without_a_compression_says_so(store: Store, tmp_path: Path) 
         assert "no compression" in await compress(gateway, "undo")
 
 
+async def test_exchanges_are_taken_back_only_as_far_as_the_summary(store: Store, tmp_path: Path) -> None:
+    """What lies behind it in the view is the beginning: nobody means that by "the last three"."""
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        await compress(gateway, "here 2")
+        before = await view_of(gateway)
+        told = await gateway.ask("/undo 3")
+        assert told.startswith("Took back 2 exchanges, from “TICKET-22.")
+        assert "`/compress undo`" in told
+        assert await view_of(gateway) == before[:-4]
+        assert "`/compress undo`" in await gateway.ask("/undo")
+        assert await view_of(gateway) == before[:-4]
+        assert "Taken back" in await compress(gateway, "undo")
+        assert "Took back 1 exchange, from “TICKET-21." in await gateway.ask("/undo")
+
+
 async def test_a_compressed_conversation_has_as_many_messages_as_before(store: Store, tmp_path: Path) -> None:
     async with talking(store, tmp_path, CountingModel(), count=COUNT) as gateway:
         await compress(gateway)
