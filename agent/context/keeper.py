@@ -196,16 +196,15 @@ class ContextKeeper:
         room = await self._rooms.load(scene)
         profiles = self._rooms.profiles
         if error is not None:
-            counted = error.prompt_tokens
+            counted = None if error.prompt_tokens is None else ReportedTokens(error.prompt_tokens)
             if counted is not None:
-                reported = ReportedTokens(counted)
-                await profiles.learn(room.request, reported, room.view, room.size, was_accepted=False)
+                await profiles.learn(room.request, counted, room.view, room.size, was_accepted=False)
             if error.window is not None:
                 await profiles.learn_window(scene.lineage_id, error.window)
             elif not (room.size.images or self.limits.is_urgent(room.estimated)):
                 # Images may be too many bytes; near the end of the window it was our estimate that was off.
-                refused, accepted = counted or room.estimated, room.view.session.reported_prompt_tokens
-                profiles.assume_window(scene.lineage_id, refused, accepted)
+                refused = room.estimated if counted is None else counted
+                profiles.assume_window(scene.lineage_id, refused, room.view.session.reported_prompt_tokens)
         if not self._settings.is_enabled:
             return False
         return _is_another_view(await self._compress(scene, self._job(room, "overflow", must_shrink=True)))

@@ -14,7 +14,7 @@ from agent.model.base import ChatModel, ModelRequest
 from hermes_state.profiles import Calibration, learn_context, load_profile, save_calibration
 from hermes_state.store import Store
 from hermes_state.transcripts import View
-from hermes_state.values import Clock, LineageId, ReportedTokens, Tokens
+from hermes_state.values import Clock, EstimatedTokens, LineageId, ReportedTokens, Tokens
 
 log = structlog.get_logger()
 
@@ -96,7 +96,9 @@ class ProfileBook:
         known, now = (self._route, self.model, self._learned, self.configured), self._clock.now()
         await self._store.write(learn_context, *known, now)
 
-    def assume_window(self, lineage_id: LineageId, refused: int, accepted: int | None) -> None:
+    def assume_window(
+        self, lineage_id: LineageId, refused: EstimatedTokens | ReportedTokens, accepted: int | None
+    ) -> None:
         """Guess the conversation's window when a prompt of `refused` tokens was too long and nobody says for what.
 
         The guess is the largest usual window that the prompt would not have fitted into. There is none where as many

@@ -22,7 +22,7 @@ from hermes_state import journal, sessions
 from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
 from hermes_state.journal import Prepared, RunningTurn
 from hermes_state.profiles import save_calibration
-from hermes_state.values import Effect, Image, LineageId, MessageBody, ReportedTokens, Role, Tokens
+from hermes_state.values import Effect, EstimatedTokens, Image, LineageId, MessageBody, ReportedTokens, Role, Tokens
 from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import (
     UNPAID,
@@ -298,13 +298,13 @@ async def test_no_window_is_guessed_below_what_was_accepted(
     rows = [human("word " * 60_000)]
     for reported, was_accepted in ((60_000, True), (120_000, False), (10**9, True)):
         await book.learn(request(rows), ReportedTokens(reported), view(rows), was_accepted=was_accepted)
-    book.assume_window(lineage_id, refused, before)
+    book.assume_window(lineage_id, EstimatedTokens(refused), before)
     assert book.window_for(lineage_id) == window
 
 
 async def test_a_guess_gives_way_to_a_larger_prompt_that_is_accepted(chat: Chat) -> None:
     book, lineage_id = ProfileBook(chat.store, "lab", "model", Tokens(131_072), chat.clock), LineageId(1)
-    book.assume_window(lineage_id, 70_000, None)
+    book.assume_window(lineage_id, EstimatedTokens(70_000), None)
     assert book.window_for(lineage_id) == 64_000
     rows = [human("word " * 60_000)]
     await book.learn(request(rows), ReportedTokens(90_000), view(rows))

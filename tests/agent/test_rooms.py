@@ -16,7 +16,7 @@ from agent.turn import Agent, scene_of
 from hermes_state.profiles import learn_context
 from hermes_state.store import Store
 from hermes_state.transcripts import View, hide, load_view
-from hermes_state.values import LineageId, Tokens
+from hermes_state.values import EstimatedTokens, LineageId, Tokens
 from hermes_state.views import ViewCache
 from tests.agent.conftest import Chat, FixedClock, Sink
 
@@ -97,7 +97,7 @@ async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_
         if what == "states":
             await book.learn_window(here, tokens)
         else:
-            book.assume_window(here, tokens, None)
+            book.assume_window(here, EstimatedTokens(tokens), None)
         model, own = rooms.limits, rooms.limits_for(here)
         assert rooms.limits_for(elsewhere) == model
         assert own.context_length <= model.context_length <= context
