@@ -122,8 +122,8 @@ def _match_between(known: Sequence[object], keys: Sequence[object], places: list
             first = bisect_right(candidates, before)
             if first < len(candidates) and candidates[first] < ends[index]:
                 places[index] = candidates[first]
-        place = places[index]
-        before = before if place is None else max(before, place)
+        here = places[index]
+        before = before if here is None else max(before, here)
 
 
 def _next_places(places: Sequence[int | None], end: int) -> list[int]:
