@@ -66,6 +66,8 @@ class Link:
     """What was said in the session itself."""
     made_by: Compression | None
     """None for the first session of a chain, and for one that an undo made."""
+    undone_key: str | None
+    """For a session that an undo made: the one that the compression had made which was taken back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,9 @@ SELECT s.id, s.key, p.key,
   coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key), s.depth,
   c.platform, c.account, c.chat_ref, c.thread_ref, c.user_ref,
   s.started_at, s.ended_at, s.end_reason, s.message_count,
+  CASE WHEN s.depth > 0 AND k.id IS NULL THEN
+    (SELECT u.key FROM compressions x JOIN sessions u ON u.id = x.child_id
+     WHERE u.lineage_id = s.lineage_id AND x.undone_by = s.id) END,
   k.layer, k.tokens_before, k.tokens_after, k.focus, k.summary_kind, k.model, k.undone_by IS NOT NULL
 FROM sessions s JOIN chats c ON c.id = s.chat_id
 LEFT JOIN sessions p ON p.id = s.parent_session_id
@@ -192,8 +197,8 @@ def _load_links(db: Connection, scope: str, value: int, limit: int) -> list[Link
 
 def _link(row: tuple[Any, ...]) -> Link:  # Any: as sqlite3 returns it
     made_by = None
-    if row[15] is not None:
-        layer, before, after, focus, kind, model, was_undone = row[15:]
+    if row[16] is not None:
+        layer, before, after, focus, kind, model, was_undone = row[16:]
         made_by = Compression(
             layer=layer,
             tokens_before=before,
@@ -216,6 +221,7 @@ def _link(row: tuple[Any, ...]) -> Link:  # Any: as sqlite3 returns it
         end_reason=None if row[13] is None else EndReason(row[13]),
         message_count=row[14],
         made_by=made_by,
+        undone_key=row[15],
     )
 
 

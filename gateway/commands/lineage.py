@@ -4,12 +4,12 @@ In a chat that others can read they reach that chat alone: what is said elsewher
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
 
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
-from gateway.commands.turns import shortened
+from gateway.commands.turns import counted, shortened
 from gateway.config.fields import secrets_of
 from gateway.lookups import Redact, redacted_texts
 from gateway.moments import moment, when
@@ -66,7 +66,7 @@ def _load_links(db: Connection, chat_id: ChatId, argument: str, within: ChatId |
 
 
 def _link_line(link: Link) -> str:
-    parts = [f"- `{short_key(link.key)}`", f"depth {link.depth}", _begun(link), _messages(link.message_count)]
+    parts = [f"- `{short_key(link.key)}`", f"depth {link.depth}", _begun(link), counted(link.message_count, "message")]
     return ", ".join([*parts, _ended(link)])
 
 
@@ -74,7 +74,9 @@ def _begun(link: Link) -> str:
     at = when(link.started_at)
     if link.made_by is not None:
         return f"{at} {_made_by(link.made_by)}"
-    return f"{at} by an undo of `{short_key(link.parent_key)}`" if link.parent_key is not None else at
+    if link.undone_key is not None:
+        return f"{at} by an undo of the compression that made `{short_key(link.undone_key)}`"
+    return at
 
 
 def _made_by(made: Compression) -> str:
@@ -144,7 +146,7 @@ def _wanted(argument: str) -> Wanted:
         if name == piece or name not in ("chat", "role", "since", "newest"):
             words.append(piece)
         else:
-            options[name] = "" if name == "newest" else next(pieces, "")
+            options[name] = "" if name == "newest" else _value(name, pieces)
     if not words:
         raise CommandError("Write `/search <words>`, with `--chat`, `--role`, `--since` or `--newest` if you like.")
     return Wanted(
@@ -154,6 +156,16 @@ def _wanted(argument: str) -> Wanted:
         since=moment(options["since"]) if "since" in options else None,
         order="newest" if "newest" in options else "best",
     )
+
+
+def _value(option: str, pieces: Iterator[str]) -> str:
+    try:
+        return next(pieces)
+    except StopIteration:
+        raise CommandError(f"Say which {_WHICH[option]} behind --{option}.") from None
+
+
+_WHICH = {"chat": "chat, such as `telegram:42`,", "role": "role (user, assistant or tool)", "since": "date"}
 
 
 def _role(text: str) -> Role:
@@ -231,7 +243,7 @@ def _open(db: Connection, name: str, within: ChatId | None) -> Opened:
 def _session_head(link: Link) -> str:
     lines = [
         f"Session `{short_key(link.key)}` of `{link.chat.name}`, depth {link.depth} of its conversation.",
-        f"Began {_begun(link)}; {_ended(link)}; {_messages(link.message_count)}.",
+        f"Began {_begun(link)}; {_ended(link)}; {counted(link.message_count, 'message')}.",
     ]
     if link.parent_key is not None:
         lines.append(f"Parent `{short_key(link.parent_key)}`.")
@@ -273,10 +285,6 @@ def _reach(invocation: Invocation) -> ChatId | None:
 
 def _redactor(invocation: Invocation) -> Redactor:
     return Redactor(secrets_of(invocation.desk.live.config))
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count:,} messages"
 
 
 COMMANDS = (

@@ -113,9 +113,9 @@ def _is_meant(invocation: Invocation, turn: RunningTurn) -> bool:
 def _stop_sentence(has_stopped: bool, dropped: int, waiting: int) -> str:
     said = "Stopped." if has_stopped else "Nothing was running."
     if dropped:
-        said += f" Dropped {_count(dropped, 'waiting message')}."
+        said += f" Dropped {counted(dropped, 'waiting message')}."
     elif waiting:
-        said += f" {_count(waiting, 'message')} still waiting: /stop all drops what waits."
+        said += f" {counted(waiting, 'message')} still waiting: /stop all drops what waits."
     return said
 
 
@@ -137,12 +137,12 @@ async def status(invocation: Invocation) -> Effect:
         lines.append("- Conversation: none yet; write to me to begin one")
     else:
         name = f"“{title}”, " if title else ""
-        lines.append(f"- Conversation: {name}`{session.short_key}`, {_count(messages, 'message')}")
+        lines.append(f"- Conversation: {name}`{session.short_key}`, {counted(messages, 'message')}")
         lines += await _context_lines(invocation, session)
     if running is not None:
         lines.append(_running_line(desk, running))
     if waiting:
-        lines.append(f"- Waiting: {_count(waiting, 'message')}")
+        lines.append(f"- Waiting: {counted(waiting, 'message')}")
     return say("\n".join([*lines, *_connection_lines(desk)]))
 
 
@@ -188,7 +188,7 @@ async def _context_lines(invocation: Invocation, session: Session) -> list[str]:
         acts = f"compressed by `{context.engine}`, from {standing.threshold:,} on at the latest"
     if not context.is_automatic:
         acts = "compressed only by /compress"
-    done = f"; compressed {_count(standing.compressions, 'time')} so far" if standing.compressions else ""
+    done = f"; compressed {counted(standing.compressions, 'time')} so far" if standing.compressions else ""
     lines = [
         f"- Context: about {standing.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate), {acts}{done}"
     ]
@@ -267,7 +267,7 @@ def _undo(invocation: Invocation, count: int, db: Connection, now: Millis) -> st
     taken = exchanges[-count:]
     hide(db, view.session.id, [message.id for exchange in taken for message in exchange], "undo", now)
     words = shortened(taken[0][0].text or "")
-    said = f"Took back {_count(len(taken), 'exchange')}, from “{words}” on. "
+    said = f"Took back {counted(len(taken), 'exchange')}, from “{words}” on. "
     said += "The model does not see it any more; /history does."
     return f"{said} {BEFORE_IS_COMPRESSED}" if len(taken) < count and is_compressed else said
 
@@ -312,7 +312,8 @@ def shortened(text: str, limit: int = SHOWN_CHARS) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """`1 message`, `1,200 messages`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

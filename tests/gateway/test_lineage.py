@@ -1,5 +1,6 @@
 """/lineage, /search and /session as admins use them, and who may not."""
 
+import re
 import sqlite3
 from pathlib import Path
 
@@ -95,10 +96,30 @@ async def test_lineage_tells_how_each_session_came_to_be_and_ended(store: Store,
         made = "by in-loop compression (95,000 → 40,000 tokens, summary by small-model, focus “the schema”, undone"
         assert made in lines[1]
         assert f"(undo) → `{tip[:8]}`" in lines[1]
-        assert f"by an undo of `{child[:8]}`" in lines[2]
+        assert f"by an undo of the compression that made `{child[:8]}`" in lines[2]
         assert lines[2].endswith("open")
         assert await ask_boss(gateway, f"/lineage {child}") == said
         assert "No chat, session or message has the id" in await ask_boss(gateway, "/lineage telegram:777")
+
+
+async def test_each_undo_names_the_compression_that_it_took_back(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("one")
+        made = [await compress(gateway), await compress(gateway)]
+        for _ in made:
+            await undo(gateway)
+        said = await ask_boss(gateway, "/lineage telegram:1")
+        assert re.findall(r"by an undo of the compression that made `(\w+)`", said) == [key[:8] for key in made[::-1]]
+        tip = (await keys(gateway))[-1]
+        assert f"made `{made[0][:8]}`; open" in await ask_boss(gateway, f"/session {tip}")
+
+
+@pytest.mark.parametrize("option", ["chat", "role", "since"])
+async def test_an_option_without_its_value_is_asked_for(store: Store, tmp_path: Path, option: str) -> None:
+    async with serving(store, tmp_path) as gateway:
+        said = await ask_boss(gateway, f"/search door --{option}")
+        assert said.startswith("Say which ")
+        assert said.endswith(f"behind --{option}.")
 
 
 async def test_a_hit_opens_the_session_in_which_it_was_said(store: Store, tmp_path: Path) -> None:
