@@ -26,7 +26,10 @@ class ManualFeedback:
 
 
 def summarize_manual_compression(outcome: CompressionOutcome) -> ManualFeedback:
-    """The texts for `/compress`. All token figures are estimates, and say so."""
+    """The texts for `/compress`. All token figures are estimates, and say so.
+
+    Also the one before: a provider has last counted the prompt of an answer, and that answer is part of the next one.
+    """
     match outcome:
         case Compressed():
             before, after = outcome.tokens_before, outcome.tokens_after

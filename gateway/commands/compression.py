@@ -13,6 +13,7 @@ from agent.context.keeper import ContextKeeper
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why
 from agent.context.undo import Undoing
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from gateway.commands.turns import counted
 from gateway.config.context import NoticeSettings
 from gateway.config.fields import secrets_of
 from gateway.notices import accuracy_sentence
@@ -94,8 +95,9 @@ def _details(outcome: Compressed) -> list[str]:
     else:
         written = f"Summary written by {outcome.model}"
     focus = f" with the focus “{outcome.focus}”" if outcome.focus else ""
+    stands_for = counted(outcome.summarised, "message")
     return [
-        f"{written}{focus}; it stands for {outcome.summarised:,} messages, which are all kept: /history shows them.",
+        f"{written}{focus}; it stands for {stands_for}. Nothing that was said is lost: /history shows it.",
         f"The conversation goes on as `{outcome.child.short_key}`. `/compress undo` takes it back.",
     ]
 
@@ -118,7 +120,7 @@ def _undo(context: ContextKeeper, undoing: Undoing, db: Connection, now: Millis)
     except LineageMoved:
         raise CommandError("The conversation was changed meanwhile; nothing was taken back.") from None
     return (
-        f"Taken back: I see {len(undoing.plan.transcript):,} messages again, about {undoing.tokens:,} of "
+        f"Taken back: I see {counted(len(undoing.plan.transcript), 'message')} again, about {undoing.tokens:,} of "
         f"{undoing.limits.input_window:,} tokens (estimate). The conversation goes on as `{child.short_key}`. I "
         "compress it by myself only when it has grown."
     )
@@ -127,13 +129,14 @@ def _undo(context: ContextKeeper, undoing: Undoing, db: Connection, now: Millis)
 def _previewed(preview: Preview | NotNeeded) -> str:
     if isinstance(preview, NotNeeded):
         return _told(preview)
+    shorter = f"{counted(preview.pruned, 'long tool result')} would be shortened for it. " if preview.pruned else ""
     return "\n".join(
         (
-            f"`/compress` would summarise {preview.middle:,} messages and keep the first {preview.head:,} and the "
-            f"newest {preview.tail:,} as they are.",
+            f"`/compress` would summarise {counted(preview.middle, 'message')} and keep the first {preview.head:,} and "
+            f"the newest {preview.tail:,} as they are.",
             f"Next prompt (estimate): about {preview.tokens_before:,} → {preview.tokens_after:,} tokens, "
             f"{preview.summary_tokens:,} of them the summary.",
-            f"{preview.pruned:,} long tool results would be shortened for the summary. Nothing was changed.",
+            f"{shorter}Nothing was changed.",
         )
     )
 

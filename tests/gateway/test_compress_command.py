@@ -174,6 +174,7 @@ async def test_preview_says_what_would_happen_and_changes_nothing(store: Store, 
         counts = re.search(r"summarise (\d+) messages and keep the first (\d+) and the newest (\d+)", told)
         assert counts is not None
         assert "(estimate)" in told
+        assert told.endswith("of them the summary.\nNothing was changed."), "there is no tool result to shorten"
         middle, head, tail = map(int, counts.groups())
         assert middle + head + tail == 2 * COUNT
         done = await compress(gateway)
