@@ -256,7 +256,10 @@ class SessionsLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return rows
 
     def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
-        return [{**row, "first_words": redact(row["first_words"])} for row in rows]
+        return [
+            {**row, "title": row["title"] and redact(row["title"]), "first_words": redact(row["first_words"])}
+            for row in rows
+        ]
 
 
 LOOKUPS: Mapping[str, type[Lookup]] = {

@@ -20,7 +20,7 @@ from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError
 from hermes_state.lineage import SplitPlan, split
 from hermes_state.redaction import redact
-from hermes_state.sessions import reset
+from hermes_state.sessions import reset, set_title
 from hermes_state.store import Store
 from hermes_state.transcripts import NewMessage, append, hide, load_view
 from hermes_state.values import ChatKind, LineageId, MessageBody, Millis, Origin, Role, SessionId, ToolCall
@@ -56,7 +56,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def fill(db: sqlite3.Connection) -> LineageId:
     """A conversation that was compressed once, one that was left, and a group."""
     chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
-    exchange(db, chat, "an older door", "closed")
+    set_title(db, exchange(db, chat, "an older door", "closed").id, f"the key is {KEY}")
     reset(db, chat, Millis(START + 1_000))
     lineage = exchange(db, chat, f"the red door, {KEY}", "open", at=START + 2_000).lineage_id
     view = load_view(db, lineage)
@@ -220,6 +220,7 @@ async def test_sessions_lists_conversations_of_all_chats_the_most_recently_used_
         ("telegram:42", 2, 1, False),
     ]
     assert rows[1]["first_words"] == "the red door, [redacted]"
+    assert rows[2]["title"] == "the key is [redacted]"
     assert await said(run, home, "sessions", "telegram:42") == rows[1:]
     assert await said(run, home, "sessions", "--limit", "1") == rows[:1]
 
