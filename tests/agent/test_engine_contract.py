@@ -247,14 +247,23 @@ def test_the_next_compression_takes_up_the_handoff_of_the_last() -> None:
     assert END_MARKER not in asked[1].split("<conversation>")[1]
 
 
-def test_what_a_person_said_behind_a_handoff_in_one_message_is_not_taken_for_a_summary() -> None:
-    built_in = compressor()
-    once = built_in.compress(messages(30))
-    joined = next(message for message in once if SUMMARY_PREFIX in text_of(message.get("content")))
-    if END_MARKER not in text_of(joined["content"]):
-        pytest.skip("this cut puts nothing behind the handoff")
-    twice = built_in.compress([*once[: once.index(joined) + 1], *messages(30)[1:]])
+@pytest.mark.parametrize("is_in_parts", [False, True])
+def test_what_a_person_said_behind_a_handoff_in_one_message_is_not_taken_for_a_summary(is_in_parts: bool) -> None:
+    asked: list[str] = []
+
+    def summarise(request: ModelRequest) -> ModelReply:
+        asked.append(request.transcript[0].text or "")
+        return summary_of(request)
+
+    built_in = compressor(summarise=summarise)
+    [handoff] = handoffs(built_in.compress(messages(30)))
+    said = "the words of a person"
+    parts = [{"type": "text", "text": text} for text in (handoff, said)]
+    joined = {"role": "user", "content": parts if is_in_parts else f"{handoff}\n\n{said}"}
+    twice = built_in.compress([joined, {"role": "assistant", "content": "so be it"}, *messages(30)[1:]])
     assert len(handoffs(twice)) == 1
+    earlier, conversation = asked[1].split("<conversation>")
+    assert (said in earlier, said in conversation) == (False, True)
 
 
 def test_content_parts_of_whatever_kind_do_not_break_a_compression() -> None:
