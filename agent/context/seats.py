@@ -209,11 +209,11 @@ class Seats:
                 await self.call(seat, seat.engine.update_from_response, _usage(usage))
                 place.threshold = await self._said_threshold(seat)
             case Ended(view=view, was_reset=was_reset):
+                place.seat = None
                 messages = await asyncio.to_thread(_messages_of, view)
                 await self.call(seat, seat.engine.on_session_end, view.session.key, messages)
                 if was_reset:
                     await self.call(seat, seat.engine.on_session_reset)
-                place.seat = None
             case Continued():
                 pass  # the seat has been told
 

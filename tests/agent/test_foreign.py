@@ -587,6 +587,24 @@ async def test_a_learned_window_is_told_as_another_model_to_the_conversation_tha
     assert [(one.context_length, one.threshold_tokens) for one in made] == [(4_096, 3_072), (8_192, 6_144)]
 
 
+async def test_an_engine_whose_conversation_has_ended_is_let_go_even_if_it_breaks_over_that() -> None:
+    made: list[KeepNewest] = []
+
+    class Stubborn(KeepNewest):
+        def on_session_end(self, session_id: str, messages: list[Any]) -> None:
+            raise OSError("disk")
+
+    def make() -> KeepNewest:
+        made.append(Stubborn())
+        return made[-1]
+
+    engine = foreign(make)
+    await engine.wish(job())
+    await engine.told(Ended(view=View(session=session(), transcript=ROWS), was_reset=False))
+    await engine.wish(job())
+    assert len(made) == 2
+
+
 async def test_news_never_raise() -> None:
     class Deaf(KeepNewest):
         def update_from_response(self, usage: dict[str, Any]) -> None:
