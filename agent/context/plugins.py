@@ -135,9 +135,9 @@ def list_plugins(home: Path, active: str) -> list[PluginReport]:
 def unknown_engine(name: str, known: Iterable[str]) -> str:
     """The sentence about a name in `context.engine` that nobody has."""
     names = list(dict.fromkeys([BUILT_IN, *known]))
-    nearest = difflib.get_close_matches(name.lower(), [known.lower() for known in names], n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name.lower(), [one.lower() for one in names], n=1, cutoff=0.5)
     if nearest:
-        [meant] = [known for known in names if known.lower() == nearest[0]][:1]
+        meant = next(one for one in names if one.lower() == nearest[0])
         return f"context.engine: there is no engine named {name!r}; did you mean {meant}?"
     return f"context.engine: there is no engine named {name!r}; there are: {', '.join(names)}"
 
