@@ -64,7 +64,7 @@ LEAST_FRESH_PERCENT = 10
 """Of the threshold: what must have been said that no handoff stands for yet."""
 
 SHORT_TAIL_PERCENT = 20
-"""Of all messages: the kept end of a conversation that fits into the usual one as a whole."""
+"""Of all messages: the kept end where the usual one would leave too much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +266,8 @@ class Compressor:
         sizes = estimator.each(rows, job.request.style)
         cut = find_cut(rows, sizes, job.limits, self._settings.cut, keep_turns=job.keep_turns)
         if job.keep_turns is None and isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job):
-            shorter = replace(job.limits, tail=Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
+            tail = min(job.limits.tail, Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
+            shorter = replace(job.limits, tail=tail)
             cut = find_cut(rows, sizes, shorter, replace(self._settings.cut, protect_last_n=LEAST_TAIL_ROWS))
         if isinstance(cut, Why):
             return cut
@@ -431,10 +432,12 @@ def _is_worth_a_call(job: CompressionJob, plan: _Plan) -> bool:
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:
-    """Nearly everything fits into the kept end, although it was asked for, or there are too many messages."""
+    """Nearly everything fits into the kept end, although it was asked for, or there are too many messages, or the
+    provider refused what should have fitted: too many bytes, then, those of images mostly."""
     tail = len(sizes) - cut.tail_start
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
-    return is_long or _content(cut, sizes) < _least_content()
+    is_heavy = job.layer == "overflow" and not job.limits.is_urgent(job.tokens_before)
+    return is_long or is_heavy or _content(cut, sizes) < _least_content()
 
 
 def _unseen(_text: str) -> None:

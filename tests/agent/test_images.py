@@ -1,7 +1,9 @@
 """Images reach a model that sees, and only as long as they are there."""
 
 import base64
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,12 +11,14 @@ from agent import images
 from agent.images import load_image_urls
 from agent.model.chat_completions import ChatCompletionsModel
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent
+from agent.turn import Agent, scene_of
 from hermes_state import journal
-from hermes_state.journal import Prepared
+from hermes_state.journal import Prepared, RunningTurn
 from hermes_state.values import Image, MessageBody
 from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.contexts import agent_of, dialled, look, summary_of
 from tests.agent.rows import human
+from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 
 
@@ -55,3 +59,54 @@ async def test_the_newest_images_come_first_when_there_is_not_room_for_all(
         (tmp_path / f"{number}.png").write_bytes(b"12345")
     rows = tuple(human("x", body=MessageBody(images=(picture(number),))) for number in (1, 2, 3))
     assert set(await load_image_urls(rows, tmp_path)) == {2, 3}
+
+
+def images_in(body: dict[str, Any]) -> int:
+    """How many images a request carried."""
+    contents = [message["content"] for message in body["messages"] if isinstance(message.get("content"), list)]
+    return sum(part["type"] == "image_url" for content in contents for part in content)
+
+
+async def talk_over_pictures(chat: Chat, agent: Agent, folder: Path, numbers: range) -> RunningTurn:
+    for number in numbers:
+        (folder / f"{number}.png").write_bytes(b"pixels")
+        inbox_id = await chat.receive(f"What is in picture {number}?")
+        prepared = {inbox_id: Prepared(body=MessageBody(images=(picture(number),)))}
+        turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], prepared, chat.clock.now())
+        await chat.finish(turn, await agent.run(turn, Sink()))
+    return turn
+
+
+def carried(llm: LLM) -> list[int]:
+    """The images of each request of a turn."""
+    return [images_in(row["body"]) for row in llm.requests.rows if row["body"].get("tools")]
+
+
+async def test_old_images_leave_a_view_with_what_was_said_about_them(
+    chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
+) -> None:
+    async with dialled(server, "lab-32k") as model:
+        agent = agent_of(chat, model, context_length=32_768, attachments=tmp_path)
+        llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("pictures")}])
+        turn = await talk_over_pictures(chat, agent, tmp_path, range(1, 41))
+        limits = (await agent.context.standing(scene_of(turn))).limits
+    assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["preflight"] * 2
+    most, kept = limits.threshold // 700, limits.tail * 3 // 2 // 700  # the fake server counts 765 for each
+    seen = carried(llm)
+    assert max(seen) <= most
+    fallen = [later for earlier, later in itertools.pairwise(seen) if later < earlier]
+    assert fallen
+    assert max(fallen) <= kept + 3  # and those at the beginning
+
+
+async def test_a_prompt_that_is_refused_for_its_images_is_sent_with_fewer(
+    chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
+) -> None:
+    async with dialled(server, "lab-32k") as model:
+        agent = agent_of(chat, model, context_length=32_768, attachments=tmp_path)
+        llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("pictures")}])
+        await talk_over_pictures(chat, agent, tmp_path, range(1, 13))
+        llm.add_scripts([{"has_tools": True, "times": 2, "error": {"kind": "413"}}])
+        await talk_over_pictures(chat, agent, tmp_path, range(13, 14))
+    assert carried(llm)[-3] == 13
+    assert carried(llm)[-1] <= 4, "those of the beginning and of the last three messages"
