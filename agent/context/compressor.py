@@ -31,6 +31,7 @@ from agent.sizes import estimated_text_tokens
 from agent.tools.registry import Tool
 from hermes_state.errors import (
     AuthRejected,
+    ContextOverflow,
     ModelError,
     ModelRateLimited,
     ModelTimeout,
@@ -453,7 +454,12 @@ def _reason(failure: ModelError | None, routes: Sequence[SummaryRoute]) -> str:
         return "There is no model that could be asked for one now."
     if failure is None:
         return "The last summary failed a short while ago, so none was asked for."
-    return str(failure) if isinstance(failure, SummaryRefused) else sentence_for(failure)
+    if isinstance(failure, SummaryRefused):
+        return str(failure)
+    if isinstance(failure, ContextOverflow):
+        return "What there is to summarise does not fit into the model's memory."
+    # What comes behind the fact helps people whose question has failed; nobody's has.
+    return sentence_for(failure).partition(";")[0] + "."
 
 
 def _tokens_after(job: CompressionJob, plan: _Plan, handoff: str, estimator: Estimator) -> EstimatedTokens:

@@ -45,6 +45,8 @@ class Fault:
     reply: dict[str, Any]
     calls: tuple[str, ...]
     """The ledger's rows of one attempt."""
+    told: str
+    """What the chat reads of it."""
     seconds: int = 60
     """Until the next attempt."""
     is_passing: bool = True
@@ -53,27 +55,43 @@ class Fault:
 
 
 FAULTS = {
-    "raises": Fault(reply={"reset": True}, calls=("unavailable",) * 4),
-    "times out": Fault(reply={"hang": 20}, calls=("timeout",) * 2, read_seconds=0.2),
+    "raises": Fault(reply={"reset": True}, calls=("unavailable",) * 4, told="cannot be reached"),
+    "times out": Fault(reply={"hang": 20}, calls=("timeout",) * 2, told="did not answer in time", read_seconds=0.2),
     "hangs in the middle": Fault(
-        reply={"text": summary_of("x"), "chunk_chars": 40, "hang_after": 4}, calls=("timeout",), read_seconds=0.2
+        reply={"text": summary_of("x"), "chunk_chars": 40, "hang_after": 4},
+        calls=("timeout",),
+        told="did not answer in time",
+        read_seconds=0.2,
     ),
-    "empty": Fault(reply={"text": "  "}, calls=("malformed",) * 2, is_passing=False),
+    "empty": Fault(reply={"text": "  "}, calls=("malformed",) * 2, told="broken or empty", is_passing=False),
     "truncated": Fault(
-        reply={"text": summary_of("x")[:400], "finish": "length"}, calls=("truncated",), is_passing=False
+        reply={"text": summary_of("x")[:400], "finish": "length"},
+        calls=("truncated",),
+        told="cut off",
+        is_passing=False,
     ),
-    "garbage": Fault(reply={"text": "x7 \ufffd Õ¬ lorem 0000 " * 30}, calls=("malformed",), is_passing=False),
-    "malformed": Fault(reply={"text": summary_of("x"), "malformed": 2}, calls=("malformed",) * 2, is_passing=False),
+    "garbage": Fault(
+        reply={"text": "x7 \ufffd Õ¬ lorem 0000 " * 30}, calls=("malformed",), told="something else", is_passing=False
+    ),
+    "malformed": Fault(
+        reply={"text": summary_of("x"), "malformed": 2},
+        calls=("malformed",) * 2,
+        told="broken or empty",
+        is_passing=False,
+    ),
     "refuses": Fault(
         reply={"text": "I am sorry, but I cannot help with this request. Is there anything else?"},
         calls=("refused",),
+        told="declined",
         is_passing=False,
     ),
-    "401": Fault(reply={"error": {"kind": "401"}}, calls=("auth",), seconds=NO_MODEL_SECONDS),
-    "402": Fault(reply={"error": {"kind": "402"}}, calls=("quota",), seconds=NO_MODEL_SECONDS),
-    "429": Fault(reply={"error": {"kind": "429"}}, calls=("rate_limited",) * 4),
-    "500": Fault(reply={"error": {"kind": "500"}}, calls=("unavailable",) * 4),
-    "overflow": Fault(reply={"error": {"kind": "context"}}, calls=("overflow",), is_passing=False),
+    "401": Fault(reply={"error": {"kind": "401"}}, calls=("auth",), told="API key", seconds=NO_MODEL_SECONDS),
+    "402": Fault(reply={"error": {"kind": "402"}}, calls=("quota",), told="no credit", seconds=NO_MODEL_SECONDS),
+    "429": Fault(reply={"error": {"kind": "429"}}, calls=("rate_limited",) * 4, told="how often"),
+    "500": Fault(reply={"error": {"kind": "500"}}, calls=("unavailable",) * 4, told="cannot be reached"),
+    "overflow": Fault(
+        reply={"error": {"kind": "context"}}, calls=("overflow",), told="to summarise does not fit", is_passing=False
+    ),
 }
 
 
@@ -85,11 +103,13 @@ async def tidy(chat: Chat, agent: Agent, turn: RunningTurn) -> None:
     await agent.context.tidy(scene_of(turn))
 
 
-async def command(chat: Chat, agent: Agent, turn: RunningTurn) -> None:
+async def command(chat: Chat, agent: Agent, turn: RunningTurn) -> str:
+    """The sentence that the command answers with, where something failed."""
     scene = scene_of(turn)
     drafted = await agent.context.draft_by_hand(scene)
     outcome = await chat.store.write(agent.context.settle, scene, drafted, chat.clock.now())
     assert isinstance(outcome, Aborted | Compressed)
+    return (outcome.reason if isinstance(outcome, Aborted) else outcome.failure) or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +154,7 @@ async def test_a_summary_that_fails_stops_no_chat(
             llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
         llm.add_scripts([{"summary": True, "times": -1, **fault.reply}])
         before = await look(own, turn.lineage_id)
-        await trigger.begin(own, agent, turn)
+        said = await trigger.begin(own, agent, turn)
         found = await look(own, turn.lineage_id)
         assert found.said >= before.said
         assert tuple(found.summary_calls) == fault.calls
@@ -143,25 +163,30 @@ async def test_a_summary_that_fails_stops_no_chat(
         assert cooldown.failures == 1
         assert cooldown.until == clock_of(own).at + fault.seconds * 1_000
         if fault.is_passing and trigger.has_room:
-            assert_left_alone(found, trigger, fault.calls[0])
+            sentence = assert_left_alone(found, trigger, fault.calls[0])
             assert found.view[: len(before.view)] == before.view
         else:
-            assert_made_by_rule(found, trigger)
+            sentence = assert_made_by_rule(found, trigger)
+        assert fault.told in (said or sentence)
+        assert "/retry" not in (said or sentence), "no question has failed"
+        if fault.is_passing and trigger.has_room:
+            await assert_tried_again(own, agent, turn, llm, fault, trigger)
         await agent.close()
 
 
-def assert_left_alone(found: Found, trigger: Trigger, kind: str) -> None:
+def assert_left_alone(found: Found, trigger: Trigger, kind: str) -> str:
     assert found.depth == 0
     assert found.compressions == [(trigger.layer, "aborted", kind)]
     if trigger.layer == "manual":
         assert found.told == [], "the command itself answers"
-    else:
-        [sentence] = found.told
-        assert sentence.startswith("I could not compress this conversation: ")
-        assert "/compress" in sentence
+        return ""
+    [sentence] = found.told
+    assert sentence.startswith("I could not compress this conversation: ")
+    assert "/compress" in sentence
+    return sentence
 
 
-def assert_made_by_rule(found: Found, trigger: Trigger) -> None:
+def assert_made_by_rule(found: Found, trigger: Trigger) -> str:
     assert found.depth == 1
     assert found.compressions == [(trigger.layer, "compressed", "deterministic")]
     [handoff] = [row.text or "" for row in found.view if row.origin is Origin.SUMMARY]
@@ -171,11 +196,34 @@ def assert_made_by_rule(found: Found, trigger: Trigger) -> None:
     notices = [text for text in found.told if "without a summary" in text]
     if trigger.layer == "manual":
         assert found.told == []
-    else:
-        others = [text for text in found.told if text not in notices]
-        assert len(notices) == 1
-        assert len(others) == (trigger.context is CROWDED), "the number of messages has its own notice"
-        assert f"{stands_for[1]} messages are represented" in notices[0]
+        return ""
+    others = [text for text in found.told if text not in notices]
+    assert len(notices) == 1
+    assert len(others) == (trigger.context is CROWDED), "the number of messages has its own notice"
+    assert f"{stands_for[1]} messages are represented" in notices[0]
+    return notices[0]
+
+
+async def assert_tried_again(
+    chat: Chat, agent: Agent, turn: RunningTurn, llm: LLM, fault: Fault, trigger: Trigger
+) -> None:
+    """On the same way: the command asks at once, what acts by itself when the route has rested."""
+
+    async def begin_again() -> int:
+        is_over = trigger.begin is converse
+        await trigger.begin(chat, agent, await chat.start("go on") if is_over else turn)
+        return asked_for_summaries(llm)
+
+    mend_summaries(llm)
+    asked = asked_for_summaries(llm)
+    clock_of(chat).pass_seconds(fault.seconds - 1)
+    if trigger.layer != "manual":
+        assert await begin_again() == asked
+        clock_of(chat).pass_seconds(1)
+    assert await begin_again() == asked + 1
+    found = await look(chat, turn.lineage_id)
+    assert found.kinds == ["model"]
+    assert found.state.cooldowns == {}, "a success is a new beginning"
 
 
 # ---- when it is tried again
@@ -200,6 +248,30 @@ async def next_turn(chat: Chat, agent: Agent) -> RunningTurn:
     turn = await chat.start("go on")
     await converse(chat, agent, turn)
     return turn
+
+
+@pytest.mark.parametrize("fault_name", FAULTS)
+async def test_a_record_made_by_rule_gives_way_to_a_summary_when_the_route_has_rested(
+    fault_name: str, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    fault, own = FAULTS[fault_name], chat_at(chat, 1)
+    async with dialled(server, "lab-8k", read_seconds=fault.read_seconds) as model:
+        agent = agent_of(own, model)
+        fail_summaries(llm, **fault.reply)
+        turn = await fill_and_ask(own, agent, 5_700)
+        await converse(own, agent, turn)
+        mend_summaries(llm)
+        asked = asked_for_summaries(llm)
+        clock_of(own).pass_seconds(fault.seconds - 1)
+        await converse(own, agent, await fill_and_ask(own, agent, 4_200))
+        assert asked_for_summaries(llm) == asked, "there is room to wait"
+        clock_of(own).pass_seconds(1)
+        await next_turn(own, agent)
+        found = await look(own, turn.lineage_id)
+        assert found.kinds == ["deterministic", "model"]
+        [handoff] = [row.text or "" for row in found.view if row.origin is Origin.SUMMARY]
+        assert "SUMMARY-BY-mended" in handoff
+        await agent.close()
 
 
 @pytest.mark.parametrize(("kind", "seconds"), [("401", (600, 600, 600)), ("500", (60, 300, 900, 900))])
