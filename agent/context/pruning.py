@@ -5,13 +5,14 @@ its row. The same transcript always gives the same stubs, and pruning what was p
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import orjson
 
+from agent.context.excerpt import Redact
 from hermes_state.redaction import seam
 from hermes_state.values import Message, MessageBody, Role, ToolCall, Transcript
 
@@ -28,7 +29,6 @@ OUTCOME_CHARACTERS = 80
 LOOKED_CHARACTERS = 2_000
 """Of a text that is cut short, where secrets are looked for."""
 
-Redact: TypeAlias = Callable[[str], str]
 PruneStyle: TypeAlias = Literal["stub", "placeholder", "excerpt"]
 
 _STUB_MARK: Final = "[pruned "
