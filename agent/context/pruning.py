@@ -54,14 +54,15 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyl
     `redact` takes secrets out of what is cut: half of one could not be recognised any more. Others stay for those who
     read the rows.
     """
-    calls = _calls_by_id(transcript)
+    calls: dict[str | None, ToolCall] = {}  # ids come again: a result answers the call before it
     newest = _newest_of_equal(transcript)
     rows: list[Message] = []
     results = arguments = 0
     for place, row in enumerate(transcript):
         shorter = row
+        calls.update({call.id: call for call in row.body.calls})
         if place < upto and row.role is Role.TOOL:
-            shorter = _pruned_result(row, calls.get(row.tool_call_id or ""), newest, style, redact)
+            shorter = _pruned_result(row, calls.get(row.tool_call_id), newest, style, redact)
             results += shorter is not row
         elif place < upto and row.body.calls:
             shorter = _with_short_arguments(row, redact)
@@ -71,10 +72,6 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyl
 
 
 # ---- results
-
-
-def _calls_by_id(transcript: Transcript) -> dict[str, ToolCall]:
-    return {call.id: call for row in transcript for call in row.body.calls}
 
 
 def _newest_of_equal(transcript: Transcript) -> dict[str, int]:

@@ -191,7 +191,7 @@ _TITLES: Final = (
 
 def _find(rows: Transcript, redact: Redact, *, most: int) -> _Findings:
     found = _Findings(most=most)
-    results = {row.tool_call_id: row for row in rows if row.role is Role.TOOL}
+    results: dict[str | None, Message] = {}  # ids come again: of those that follow a call, the nearest is its own
     is_answered = False
     read = 0
     for row in reversed(rows):
@@ -200,8 +200,10 @@ def _find(rows: Transcript, redact: Redact, *, most: int) -> _Findings:
         if read > READ_CHARACTERS:
             break
         _find_in_text(found, row, text)
+        if row.role is Role.TOOL:
+            results[row.tool_call_id] = row
         for call in row.body.calls:
-            found.add("Completed Actions", _action(call, results.get(call.id), redact), row)
+            found.add("Completed Actions", _action(call, results.pop(call.id, None), redact), row)
         if row.role is Role.ASSISTANT and row.text and not row.body.calls:
             is_answered = True
         elif row.origin is Origin.HUMAN and not is_answered and _QUESTION.search(text):

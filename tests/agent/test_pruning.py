@@ -51,6 +51,13 @@ def test_the_tools_name_comes_from_the_call_where_the_result_has_none() -> None:
     assert ": tool: ok" in (pruned(bare).transcript[0].text or "")
 
 
+def test_a_stub_names_the_call_that_its_result_answers_where_ids_come_again() -> None:
+    texts = [f"{number}\n{LONG}" for number in range(3)]
+    rows = [one for number in range(3) for one in (asked(f'{{"path": "/{number}"}}'), result("a", texts[number]))]
+    stubs = [one.text or "" for one in pruned(*rows).transcript if one.role is Role.TOOL]
+    assert [f"look /{number}: ok, begins '{number}'" in stubs[number] for number in range(3)] == [True] * 3
+
+
 @pytest.mark.parametrize(
     ("text", "outcome"),
     [

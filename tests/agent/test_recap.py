@@ -155,6 +155,18 @@ def test_what_was_done_is_listed_newest_first_with_its_outcome() -> None:
     ]
 
 
+def test_an_action_has_the_outcome_of_its_own_call_where_ids_come_again() -> None:
+    first, second = calling(1, "run", '{"cmd": "make"}'), calling(1, "run", '{"cmd": "ls"}')
+    lost = calling(1, "run", '{"cmd": "rm"}')
+    text = made(first, result("c1", "it failed"), second, result("c1", "two files"), result("c1", "late"), lost)
+    done = section(text, "Completed Actions")
+    assert done == [
+        f"- run cmd=rm: no result is known (m{lost.id})",
+        f"- run cmd=ls: two files (m{second.id})",
+        f"- run cmd=make: it failed (m{first.id})",
+    ]
+
+
 def test_every_line_names_the_message_it_comes_from() -> None:
     text = made(human("Never restart db-01 at noon.", id=77), answer("We agreed on /etc/shop.conf.", id=78))
     lines = [line for line in text.splitlines() if line.startswith("- ")]
