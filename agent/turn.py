@@ -21,8 +21,8 @@ from agent.context.port import Engine
 from agent.context.profiles import ProfileBook
 from agent.context.rooms import Room
 from agent.images import load_image_urls
-from agent.model.base import ChatModel, Finish, ModelReply, ModelRequest
-from agent.model.retry import Completion, RetryPolicy, complete
+from agent.model.base import Finish, ModelReply, ModelRequest, Payer
+from agent.model.line import Completion, ModelLine
 from agent.model.wire import WireStyle
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
@@ -84,7 +84,6 @@ class AgentSettings:
     """In which messages are stamped for the model."""
     persona: str = DEFAULT_PERSONA
     max_tool_rounds: int = MAX_TOOL_ROUNDS
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
     context: ContextSettings = field(default_factory=ContextSettings)
 
 
@@ -122,7 +121,7 @@ class Agent:
         self,
         *,
         store: Store,
-        model: ChatModel,
+        line: ModelLine,
         tools: ToolRegistry,
         settings: AgentSettings,
         clock: Clock,
@@ -141,15 +140,13 @@ class Agent:
         names are taken.
         """
         self._store = store
-        self._model = model
+        self._line = line
         self._tools = tools
         self._settings = settings
         self._clock = clock
         self._views = ViewCache(store)
-        own = SummaryRoute(model=model, context_length=settings.context_length)
-        engine: Engine = Compressor(
-            settings=settings.context.compressor, redact=redact, retry=settings.retry, clock=clock
-        )
+        own = SummaryRoute(line=line, context_length=settings.context_length)
+        engine: Engine = Compressor(settings=settings.context.compressor, redact=redact, clock=clock)
         if make_engine is not None:
             engine = make_engine(engine)
         for tool in engine.tools():
@@ -163,7 +160,7 @@ class Agent:
             prompts=self,
             engine=engine,
             routes=[own] if summary_routes is None else summary_routes,
-            profiles=ProfileBook(store, model.route, model.name, settings.context_length, clock),
+            profiles=ProfileBook(store, line.route, line.name, settings.context_length, clock),
             reserved_output=settings.max_output_tokens,
             settings=settings.context,
             listeners=listeners,
@@ -250,6 +247,8 @@ class Agent:
                 max_result_characters=_max_result_characters(limits.input_window),
                 image_urls=images,
             ),
+            payer=Payer(chat_id=scene.chat_id, lineage_id=scene.lineage_id),
+            cache_key=f"conversation-{scene.lineage_id}",
         )
 
     # ---- the model
@@ -287,12 +286,10 @@ class Agent:
 
         while True:
             try:
-                done = await complete(
-                    self._model,
+                done = await self._line.complete(
                     request,
                     sink.show,
                     purpose="turn",
-                    policy=self._settings.retry,
                     record_failure=record_failure,
                 )
                 break
@@ -424,6 +421,7 @@ def _model_step(done: Completion) -> ModelStep:
         calls=done.reply.calls,
         call=done.call,
         reported_prompt_tokens=_reported_prompt_tokens(done.reply),
+        reasoning=done.reply.reasoning,
     )
 
 

@@ -31,7 +31,7 @@ from agent.context.estimate import Estimator
 from agent.context.limits import LimitSettings, limits_of
 from agent.context.state import ContextState
 from agent.model.base import Finish, ModelReply, ModelRequest
-from agent.model.retry import RetryPolicy
+from agent.model.line import ModelLine
 from bench import peer_compressor
 from bench.conversation import Conversation, as_chat_messages, as_new_message
 from bench.measure import Measure, table
@@ -168,8 +168,8 @@ def _job(rows: Transcript, estimator: Estimator | None) -> CompressionJob:
 
 
 async def _draft(job: CompressionJob, model: StandIn, estimator: Estimator) -> None:
-    compressor = Compressor(settings=CompressorSettings(), redact=redact, retry=RetryPolicy(), clock=SystemClock())
-    routes = [SummaryRoute(model=model, context_length=job.limits.context_length)]
+    compressor = Compressor(settings=CompressorSettings(), redact=redact, clock=SystemClock())
+    routes = [SummaryRoute(line=ModelLine(model), context_length=job.limits.context_length)]
     result, _ = await compressor.draft(job, ContextState(), estimator, routes, _unexpected)
     if not isinstance(result, Draft) or result.summary_kind != "model":
         raise RuntimeError(f"nothing was compressed: {result}")

@@ -17,6 +17,7 @@ from agent.context.estimate import Size
 from agent.context.events import Pressure, Scene
 from agent.context.rooms import Room
 from agent.model.base import Finish, ModelReply, ModelRequest
+from agent.model.line import ModelLine
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings, scene_of
@@ -130,7 +131,9 @@ async def _stall(count: int, rounds: int) -> Measure:
 
 def _agent(store: Store, model: InstantModel) -> Agent:
     settings = AgentSettings(context_length=Tokens(10_000_000), max_output_tokens=Tokens(8_000))
-    return Agent(store=store, model=model, tools=ToolRegistry(recall_tools()), settings=settings, clock=SystemClock())
+    return Agent(
+        store=store, line=ModelLine(model), tools=ToolRegistry(recall_tools()), settings=settings, clock=SystemClock()
+    )
 
 
 def _measure_nothing(agent: Agent) -> None:

@@ -14,6 +14,7 @@ from agent.context.port import Engine
 from agent.context.seats import ModelFacts
 from agent.model.base import ChatModel
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.line import ModelLine
 from agent.model.offline import OfflineModel
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
@@ -132,14 +133,14 @@ def make_summary_model(config: Config) -> SummaryRoute | None:
         )
     )
     return SummaryRoute(
-        model=model,
+        line=ModelLine(model),
         context_length=Tokens(task.context_length or config.model.context_length),
         mark=settings_mark(config),
     )
 
 
 def make_agent(
-    model: ChatModel,
+    line: ModelLine,
     loaded: LoadedConfig,
     *,
     summary: SummaryRoute | None,
@@ -157,11 +158,11 @@ def make_agent(
     settings, habits = config.model, config.agent
     zone = ZoneInfo(habits.time_zone) if habits.time_zone is not None else datetime.now().astimezone().tzinfo
     redactor = Redactor(loaded.secrets())
-    own = SummaryRoute(model=model, context_length=Tokens(settings.context_length), mark=settings_mark(config))
+    own = SummaryRoute(line=line, context_length=Tokens(settings.context_length), mark=settings_mark(config))
     routes = [route for route in (summary, own if settings.protocol != "offline" else None) if route is not None]
     return Agent(
         store=store,
-        model=model,
+        line=line,
         tools=ToolRegistry([*recall_tools(), *extra_tools]),
         settings=AgentSettings(
             context_length=Tokens(settings.context_length),

@@ -21,6 +21,7 @@ from typing import Any
 import structlog
 
 from agent.model.base import ChatModel
+from agent.model.line import ModelLine
 from agent.model.offline import HOW_TO_GET_A_MODEL
 from agent.tools.registry import Tool
 from agent.turn import Agent
@@ -311,9 +312,9 @@ class _Daemon:
     def _new_agent(self, loaded: LoadedConfig) -> Agent:
         model, summary = make_model(loaded.config.model), make_summary_model(loaded.config)
         # A running turn may still use an older one: all are closed at the end.
-        self._models += [model] if summary is None else [model, summary.model]
+        self._models += [model] if summary is None else [model, summary.line.model]
         agent = make_agent(
-            model,
+            ModelLine(model),
             loaded,
             summary=summary,
             store=self._store,

@@ -14,7 +14,7 @@ HermesError
 │   └── TokenRejected         fatal for this adapter, not for the daemon
 ├── ModelError         the turn fails or is tried again; `agent/model/failures.py` has the remedies
 │   ├── ModelUnavailable · ModelTimeout · ModelRateLimited · AuthRejected · QuotaExceeded · ContentFiltered
-│   └── NotOffered · ContextOverflow · OutputCapTooLarge · ReplyMalformed
+│   └── NotOffered · ContextOverflow · OutputCapTooLarge · ReplyMalformed · SpendingCapReached
 ├── ToolError          goes back to the model as a tool result; the turn goes on
 ├── StateError
 │   ├── StoreUnavailable      nothing was written; the caller's keys make the retry safe
@@ -143,6 +143,14 @@ class OutputCapTooLarge(ModelError):
 
 class ReplyMalformed(ModelError):
     """The provider answered, but not with a whole, readable reply."""
+
+
+class SpendingCapReached(ModelError):
+    """A cap on costs forbids the call, so it was not made; `cap` is the configuration key that says so."""
+
+    def __init__(self, message: str, *, cap: str = "costs.daily_cap") -> None:
+        super().__init__(message)
+        self.cap = cap
 
 
 class ToolError(HermesError):

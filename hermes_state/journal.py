@@ -38,6 +38,7 @@ from hermes_state.values import (
     ModelCallRecord,
     Origin,
     Quote,
+    Reasoning,
     Role,
     SessionId,
     ToolCall,
@@ -90,6 +91,7 @@ class ModelStep:
     calls: tuple[ToolCall, ...]
     call: ModelCallRecord
     reported_prompt_tokens: int | None
+    reasoning: Reasoning | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +227,7 @@ def append_calls(db: Connection, turn_id: TurnId, step: ModelStep, now: Millis) 
         role=Role.ASSISTANT,
         origin=Origin.ASSISTANT,
         text=step.text or None,
-        body=MessageBody(calls=step.calls),
+        body=MessageBody(calls=step.calls, reasoning=step.reasoning),
         turn_id=turn_id,
     )
     message_id = append(db, session_id, row, now)

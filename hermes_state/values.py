@@ -32,6 +32,9 @@ EstimatedTokens = NewType("EstimatedTokens", int)
 ReportedTokens = NewType("ReportedTokens", int)
 """A provider's own count."""
 
+MicroUsd = NewType("MicroUsd", int)
+"""Money: millionths of a US dollar."""
+
 UserRef = NewType("UserRef", str)
 """A person as configuration names them: platform and the platform's stable id, such as `telegram:42`."""
 
@@ -247,6 +250,15 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     """Relative to the state directory's `attachments/`."""
 
 
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model thought before it called tools, as its API wants it back; nobody else reads it."""
+
+    made_by: str
+    """Protocol and model, such as `anthropic:claude-opus-4`: no other model can read it."""
+    blocks: str
+    """JSON list in the API's own form."""
+
+
 class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a message row holds besides its text; stored as JSON in `messages.body`, NULL when empty."""
 
@@ -257,6 +269,8 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     notes: tuple[str, ...] = ()
     """Facts for the model about this message, such as an attachment that could not be read."""
     was_interrupted: bool = False
+    reasoning: Reasoning | None = None
+    """Only beside calls: behind a whole answer no API wants it back."""
 
 
 class Role(StrEnum):
@@ -352,3 +366,6 @@ class ModelCallRecord:
     usage: CanonicalUsage | None
     took_ms: int
     is_estimated: bool = False
+    """The usage is our estimate: the provider reported none."""
+    cost: MicroUsd | None = None
+    """None: unknown, because the usage or the price is."""

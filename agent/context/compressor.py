@@ -24,9 +24,9 @@ from agent.context.recap import recap
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.context.summary import SummaryRefused, SummaryTask, checked_summary, summary_request
 from agent.handoff import framed
-from agent.model.base import ChatModel, ModelReply, ModelRequest
+from agent.model.base import ModelReply, ModelRequest
 from agent.model.failures import remedy_for, sentence_for
-from agent.model.retry import RetryPolicy, complete
+from agent.model.line import ModelLine
 from agent.sizes import estimated_text_tokens
 from agent.tools.registry import Tool
 from hermes_state.errors import (
@@ -72,14 +72,14 @@ SHORT_TAIL_PERCENT = 20
 class SummaryRoute:
     """A model that can write summaries."""
 
-    model: ChatModel
+    line: ModelLine
     context_length: Tokens
     mark: str = ""
     """Of the settings behind it."""
 
     @property
     def name(self) -> str:
-        return f"{self.model.route}:{self.model.name}"
+        return f"{self.line.route}:{self.line.name}"
 
     def cooldown_key(self, layer: Layer) -> CooldownKey:
         return cooldown_key(layer, self.name, self.mark)
@@ -175,12 +175,9 @@ class Compressor:
 
     name = "compressor"
 
-    def __init__(
-        self, *, settings: CompressorSettings, redact: Callable[[str], str], retry: RetryPolicy, clock: Clock
-    ) -> None:
+    def __init__(self, *, settings: CompressorSettings, redact: Callable[[str], str], clock: Clock) -> None:
         self._settings = settings
         self._redact = redact
-        self._retry = retry
         self._clock = clock
 
     async def wish(self, job: CompressionJob) -> Wish | None:
@@ -352,13 +349,11 @@ class Compressor:
             template=self._settings.summary_template,
             is_shared=job.request.style.is_shared,
         )
-        request = await asyncio.to_thread(summary_request, task, self._redact)
-        done = await complete(
-            route.model,
-            request,
+        written = await asyncio.to_thread(summary_request, task, self._redact)
+        done = await route.line.complete(
+            replace(written, payer=job.request.payer),
             _unseen,
             purpose="summary",
-            policy=self._retry,
             record_failure=record_failure,
             within=self._settings.summary_seconds,
         )
@@ -367,7 +362,7 @@ class Compressor:
         except SummaryRefused as error:
             await record_failure(replace(done.call, outcome=error.outcome))
             raise
-        return _Written(text=text, kind="model", model=route.model.name, call=done.call)
+        return _Written(text=text, kind="model", model=route.line.name, call=done.call)
 
     def _usable(self, reply: ModelReply, task: SummaryTask) -> str:
         text = checked_summary(reply, task, self._redact)

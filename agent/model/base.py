@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from agent.model.wire import WireStyle
-from hermes_state.values import CanonicalUsage, ToolCall, Transcript
+from hermes_state.values import CanonicalUsage, ChatId, LineageId, Reasoning, Tokens, ToolCall, Transcript
 
 
 class Finish(StrEnum):
@@ -27,6 +27,17 @@ class ToolSchema:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Payer:
+    """Whose costs a call counts to. Nothing known: only to the day's."""
+
+    chat_id: ChatId | None = None
+    lineage_id: LineageId | None = None
+
+
+NOBODY = Payer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
     """One model call. It carries stored rows: each protocol renders them through `wire`."""
 
@@ -38,6 +49,9 @@ class ModelRequest:
     max_output_tokens: int | None
     """None: no limit on the wire, for a summary that must not be cut off."""
     style: WireStyle = field(default_factory=WireStyle)
+    payer: Payer = NOBODY
+    cache_key: str = ""
+    """Requests that begin alike share it, where a provider routes by such a key; empty: none is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +63,16 @@ class ModelReply:
     finish: Finish
     usage: CanonicalUsage | None
     """None where the provider reported none."""
+    reasoning: Reasoning | None = None
+    """What the model thought before its calls, if its API wants that back with their results."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What a provider says about the sizes of its model; None: it does not say."""
+
+    context_length: Tokens | None = None
+    max_output_tokens: Tokens | None = None
 
 
 class ChatModel(Protocol):
@@ -67,6 +91,9 @@ class ChatModel(Protocol):
 
         Raises the kinds of `ModelError`. Cancelling it closes the connection.
         """
+
+    async def fetch_limits(self) -> ModelLimits:
+        """What the provider says about the model's sizes. Costs nothing and raises nothing: no answer is none."""
 
     async def close(self) -> None:
         """Let go of connections."""

@@ -8,7 +8,7 @@ JSON costs.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx2
@@ -17,13 +17,13 @@ import orjson
 from openai import AsyncStream
 
 from agent.model import wire
-from agent.model.base import Finish, ModelReply, ModelRequest, ToolSchema
+from agent.model.base import ModelLimits, ModelReply, ModelRequest, ToolSchema
 from agent.model.connections import Connections
 from agent.model.provider_errors import status_error, stream_error
+from agent.model.replies import ReplyBuilder
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ContentFiltered, ModelError, ModelTimeout, ModelUnavailable, ReplyMalformed
-from hermes_state.text import ends_in_half, well_formed
-from hermes_state.values import CanonicalUsage, ToolCall
+from hermes_state.values import CanonicalUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,10 @@ class ChatCompletionsModel:
         )
         self._limit_key = _LIMIT_KEY
         self.route = f"chat_completions:{self._connections.host}"
+
+    async def fetch_limits(self) -> ModelLimits:
+        """See `ChatModel.fetch_limits`."""
+        return ModelLimits()
 
     async def close(self) -> None:
         await self._connections.close()
@@ -134,34 +138,11 @@ def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-MAX_CHARACTERS: Final = 2_000_000
-"""Of one reply, its calls included: several times what any model writes. A stream without an end stops here."""
-
-MAX_CALLS: Final = 128
-"""In one reply."""
-
-
-@dataclass(slots=True)
-class _PartialCall:
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = field(default_factory=list)
-
-
-_EAGER_CHARACTERS = 65_536
-"""Up to here every chunk is shown at once. Copying a longer text for every chunk would be quadratic."""
-
-
 class _StreamedReply:
     """Collects the chunks of one stream."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
-        self._on_text = on_text
-        self._shown = ""
-        self._unshown: list[str] = []
-        self._unshown_length = 0
-        self._length = 0
-        self._calls: dict[int, _PartialCall] = {}
+        self._reply = ReplyBuilder(on_text)
         self._finish: str | None = None
         self._usage: CanonicalUsage | None = None
 
@@ -180,44 +161,22 @@ class _StreamedReply:
         choice = choices[0]
         delta: Mapping[str, Any] = choice.get("delta") or {}
         if text := delta.get("content"):
-            self._add_text(text)
+            self._reply.add_text(text)
         for piece in delta.get("tool_calls") or ():
             self._add_call(piece)
         self._finish = choice.get("finish_reason") or self._finish
-
-    def _add_text(self, text: object) -> None:
-        self._unshown.append(added := self._counted(text))
-        self._unshown_length += len(added)
-        if self._unshown_length * 64 >= len(self._shown) - _EAGER_CHARACTERS and not ends_in_half(added):
-            self._show()
-
-    def _show(self) -> None:
-        if self._unshown:
-            self._shown += well_formed("".join(self._unshown))
-            self._unshown.clear()
-            self._unshown_length = 0
-            self._on_text(self._shown)
 
     def _add_call(self, piece: Mapping[str, Any]) -> None:
         place = piece.get("index")
         if place is not None and not isinstance(place, int):
             raise TypeError("a call's index is a number")
-        call = self._calls.setdefault(len(self._calls) if place is None else place, _PartialCall())
-        if len(self._calls) > MAX_CALLS:
-            raise ReplyMalformed(f"a reply with more than {MAX_CALLS} tool calls")
         function: Mapping[str, Any] = piece.get("function") or {}
-        call.id = self._counted(piece.get("id") or "") or call.id
-        call.name += self._counted(function.get("name") or "")
-        call.arguments.append(self._counted(function.get("arguments") or ""))
-
-    def _counted(self, text: object) -> str:
-        """A piece of the reply: what is not text would be stored, and could not be read again."""
-        if not isinstance(text, str):
-            raise TypeError("text is expected here")
-        self._length += len(text)
-        if self._length > MAX_CHARACTERS:
-            raise ReplyMalformed(f"a reply with more than {MAX_CHARACTERS:,} characters")
-        return text
+        self._reply.add_call(
+            place,
+            call_id=piece.get("id") or "",
+            name=function.get("name") or "",
+            arguments=function.get("arguments") or "",
+        )
 
     def finished(self) -> ModelReply:
         """The whole reply. Raises `ReplyMalformed` when the stream broke off, `ContentFiltered` when it was stopped."""
@@ -225,20 +184,4 @@ class _StreamedReply:
             raise ReplyMalformed("the stream ended without a finish reason")
         if self._finish == "content_filter":
             raise ContentFiltered("the provider stopped its reply")
-        self._show()
-        calls = _whole_calls([self._calls[place] for place in sorted(self._calls)])
-        finish = Finish.LENGTH if self._finish == "length" else Finish.TOOL_CALLS if calls else Finish.STOP
-        return ModelReply(text=self._shown, calls=calls, finish=finish, usage=self._usage)
-
-
-def _whole_calls(partial: list[_PartialCall]) -> tuple[ToolCall, ...]:
-    """The calls with ids that are there and differ: some servers send none, or the same for all."""
-    calls: list[ToolCall] = []
-    for place, call in enumerate(partial):
-        if not (name := well_formed(call.name)):
-            raise ReplyMalformed("a tool call without a name")
-        call_id = well_formed(call.id) or f"call_{place}"
-        while any(earlier.id == call_id for earlier in calls):
-            call_id = f"{call_id}_{place}"
-        calls.append(ToolCall(id=call_id, name=name, arguments=well_formed("".join(call.arguments))))
-    return tuple(calls)
+        return self._reply.finished(is_cut_off=self._finish == "length", usage=self._usage)

@@ -14,6 +14,7 @@ from hermes_state.errors import (
     OutputCapTooLarge,
     QuotaExceeded,
     ReplyMalformed,
+    SpendingCapReached,
 )
 
 
@@ -98,6 +99,13 @@ REMEDIES: tuple[Remedy, ...] = (
         sentence="The model's answer arrived broken or empty; /retry asks again.",
     ),
     Remedy(
+        kind=SpendingCapReached,
+        outcome="capped",
+        attempts=1,
+        sentence="{spending} is used up, so the model was not asked; /usage shows what was spent. Whoever runs this "
+        "gateway can raise `{key}`.",
+    ),
+    Remedy(
         kind=ModelError,
         outcome="rejected",
         attempts=1,
@@ -108,6 +116,13 @@ REMEDIES: tuple[Remedy, ...] = (
 _BY_KIND = {remedy.kind: remedy for remedy in REMEDIES}
 
 
+_SPENDING = {
+    "costs.daily_cap": "What may be spent in a day",
+    "costs.chat_daily_cap": "What this chat may spend in a day",
+    "costs.conversation_cap": "What one conversation may cost",
+}
+
+
 def remedy_for(error: ModelError) -> Remedy:
     """The row of the most specific kind that `error` is."""
     return next(_BY_KIND[kind] for kind in type(error).__mro__ if kind in _BY_KIND)
@@ -115,14 +130,16 @@ def remedy_for(error: ModelError) -> Remedy:
 
 def sentence_for(error: ModelError) -> str:
     """One sentence for the person: what happened and what helps."""
-    wait = window = cap = ""
+    wait = window = cap = key = spending = ""
     if isinstance(error, ModelRateLimited):
         wait = "a minute" if error.retry_after is None else _in_words(error.retry_after)
     if isinstance(error, ContextOverflow) and error.window:
         window = f" of {error.window:,} tokens"
     if isinstance(error, OutputCapTooLarge) and error.cap:
         cap = f" ({error.cap:,} tokens)"
-    return remedy_for(error).sentence.format(wait=wait, window=window, cap=cap)
+    if isinstance(error, SpendingCapReached):
+        key, spending = error.cap, _SPENDING[error.cap]
+    return remedy_for(error).sentence.format(wait=wait, window=window, cap=cap, key=key, spending=spending)
 
 
 def _in_words(seconds: float) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import orjson
 
-from agent.model.base import Finish, ModelReply, ModelRequest
+from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest
 from agent.model.usage import estimated_reply_usage
 from hermes_state.values import Message, Origin, Role, ToolCall
 
@@ -38,6 +38,10 @@ class OfflineModel:
 
     def __init__(self, *, pause_seconds: float = 0.02) -> None:
         self._pause_seconds = pause_seconds
+
+    async def fetch_limits(self) -> ModelLimits:
+        """It has none: whatever is configured holds."""
+        return ModelLimits()
 
     async def close(self) -> None:
         """There is nothing to let go of."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-from agent.model.retry import RetryPolicy
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings, Answer
@@ -28,6 +27,7 @@ from hermes_state.values import (
     UserRef,
 )
 from tests.fakes import fake_llm, labkit
+from tests.lines import line_to
 
 SENT_AT = Millis(1_767_225_600_000)  # 2026-01-01 00:00 UTC
 
@@ -110,11 +110,8 @@ class Chat:
         return await self.store.read(lambda db: db.execute(query).fetchall())
 
 
-FAST_RETRY = RetryPolicy(first_pause=0.001, longest_pause=0.002)
-
-
 def settings(**changes: object) -> AgentSettings:
-    values = {"context_length": Tokens(131_072), "max_output_tokens": Tokens(8_192), "retry": FAST_RETRY} | changes
+    values = {"context_length": Tokens(131_072), "max_output_tokens": Tokens(8_192)} | changes
     return AgentSettings(**values)  # type: ignore[arg-type]  # tests name the fields they change
 
 
@@ -151,5 +148,5 @@ async def model(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
 def agent(chat: Chat, model: ChatCompletionsModel) -> Agent:
     """An agent on the fake model server with the recall tools."""
     return Agent(
-        store=chat.store, model=model, tools=ToolRegistry(recall_tools()), settings=settings(), clock=chat.clock
+        store=chat.store, line=line_to(model), tools=ToolRegistry(recall_tools()), settings=settings(), clock=chat.clock
     )

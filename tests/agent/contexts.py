@@ -34,6 +34,7 @@ from hermes_state.values import (
 from tests.agent.conftest import SENT_AT, Chat, FixedClock, settings
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.lines import line_to
 
 CONTEXT = 8_192
 OUTPUT = 2_048
@@ -104,7 +105,7 @@ def agent_of(
     """
     return Agent(
         store=chat.store,
-        model=model,
+        line=line_to(model),
         tools=ToolRegistry([DUMP, *tools]),
         settings=settings(
             context_length=Tokens(context_length),

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from agent.model.base import Finish, ModelReply, ModelRequest, ToolSchema
-from agent.model.chat_completions import MAX_CALLS, MAX_CHARACTERS, ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.failures import sentence_for
 from agent.model.provider_errors import status_error
+from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from hermes_state.errors import (
     AuthRejected,
     ContentFiltered,

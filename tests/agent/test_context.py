@@ -14,6 +14,7 @@ from hermes_state.transcripts import NewMessage, View, append, load_said, load_v
 from hermes_state.values import Millis, Origin, Role, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.fakes.fake_llm import LLM
+from tests.lines import line_to
 
 FILLER = "The quick brown fox jumps over the lazy dog and runs through the forest. " * 8
 
@@ -35,7 +36,7 @@ class Listening:
 def small_agent(chat: Chat, model: ChatCompletionsModel, listening: Listening, *, context: int = 8_192) -> Agent:
     return Agent(
         store=chat.store,
-        model=model,
+        line=line_to(model),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(context), max_output_tokens=Tokens(context // 4)),
         clock=chat.clock,
@@ -88,7 +89,7 @@ async def test_whoever_keeps_something_per_view_is_asked_before_a_split_and_told
 
     agent = Agent(
         store=chat.store,
-        model=model,
+        line=line_to(model),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(8_192), max_output_tokens=Tokens(2_048)),
         clock=chat.clock,

@@ -22,7 +22,6 @@ from agent.context.state import ContextState, stored_form
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.offline import OfflineModel
-from agent.model.retry import RetryPolicy
 from agent.tools.registry import ToolContext, ToolRegistry
 from hermes_state import sessions
 from hermes_state.lineage import Layer
@@ -47,6 +46,7 @@ from tests.agent.conftest import Chat, FixedClock
 from tests.agent.contexts import SetClock
 from tests.agent.engines import KeepNewest, conversation
 from tests.agent.rows import answer, human
+from tests.lines import line_to
 
 LIMITS = limits_of(8_192, 2_048, LimitSettings())
 ROWS = conversation(8)
@@ -101,7 +101,7 @@ def job(
     return replace(made, **changes)
 
 
-built_in = Compressor(settings=CompressorSettings(), redact=redact, retry=RetryPolicy(), clock=CLOCK)
+built_in = Compressor(settings=CompressorSettings(), redact=redact, clock=CLOCK)
 SCHEMAS = [ToolSchema(**schema) for schema in KeepNewest().get_tool_schemas()]
 
 
@@ -370,7 +370,7 @@ async def test_an_engine_that_nobody_waited_for_any_more_rests_and_nobody_else_d
     heard = KeepNewest()
     engine = foreign(made_once(heard))
     late = job(layer="hygiene", must_shrink=True, is_out_of_time=True)
-    offline = SummaryRoute(model=OfflineModel(), context_length=Tokens(8_192))
+    offline = SummaryRoute(line=line_to(OfflineModel()), context_length=Tokens(8_192))
     result, state = await engine.draft(late, ContextState(), Estimator(), (offline,), unrecorded)
     assert isinstance(result, Draft)
     assert (result.summary_kind, result.failure) == ("deterministic", "The summary took too long.")

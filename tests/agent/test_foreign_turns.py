@@ -24,6 +24,7 @@ from tests.agent.engines import KeepNewest
 from tests.agent.test_context import FILLER, Listening
 from tests.fakes.fake_llm import LLM
 from tests.fakes.llm_legality import untidy
+from tests.lines import line_to
 
 WINDOW = 8_192
 
@@ -40,7 +41,7 @@ def agent_with(
 
     return Agent(
         store=chat.store,
-        model=model,
+        line=line_to(model),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(WINDOW), max_output_tokens=Tokens(WINDOW // 4)),
         clock=chat.clock,

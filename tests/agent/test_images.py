@@ -20,6 +20,7 @@ from tests.agent.contexts import agent_of, dialled, look, summary_of
 from tests.agent.rows import human
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.lines import line_to
 
 
 def picture(number: int) -> Image:
@@ -32,7 +33,7 @@ async def test_an_image_is_sent_as_a_data_url(
     (tmp_path / "1.png").write_bytes(b"pixels")
     agent = Agent(
         store=chat.store,
-        model=model,
+        line=line_to(model),
         tools=ToolRegistry(),
         settings=settings(sees_images=True, attachments=tmp_path),
         clock=chat.clock,

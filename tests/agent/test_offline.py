@@ -8,12 +8,13 @@ from agent.turn import Agent
 from hermes_state.values import Role
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.rows import human
+from tests.lines import line_to
 
 
 def offline_agent(chat: Chat) -> Agent:
     return Agent(
         store=chat.store,
-        model=OfflineModel(pause_seconds=0),
+        line=line_to(OfflineModel(pause_seconds=0)),
         tools=ToolRegistry(recall_tools()),
         settings=settings(),
         clock=chat.clock,

@@ -20,6 +20,7 @@ from hermes_state.transcripts import load_view
 from hermes_state.values import Effect, Message, ModelCallRecord, Role, Tokens, ToolCall
 from tests.agent.conftest import Chat, Sink, settings
 from tests.fakes.fake_llm import LLM
+from tests.lines import line_to
 
 ANY_OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -47,7 +48,7 @@ class Workshop:
         tools = (self.tool("read", Effect.READ_ONLY), self.tool("write", Effect.WRITES), *recall_tools(), *extra)
         return Agent(
             store=self.chat.store,
-            model=self.model,
+            line=line_to(self.model),
             tools=ToolRegistry(tools),
             settings=options or settings(),
             clock=self.chat.clock,

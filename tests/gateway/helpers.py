@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from agent.model.base import Finish, ModelReply, ModelRequest
-from agent.model.retry import RetryPolicy
 from agent.model.wire import chat_messages
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
@@ -50,6 +49,7 @@ from hermes_state.values import (
 )
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, Preview, SendRequest
 from tests.fakes.llm_legality import check_openai, untidy
+from tests.lines import line_to
 
 PLATFORM = "telegram"
 WAIT_SECONDS = 10.0
@@ -303,12 +303,11 @@ class TestGateway:
         self.clock = SystemClock()
         agent = Agent(
             store=store,
-            model=model,
+            line=line_to(model),
             tools=ToolRegistry(tools),
             settings=AgentSettings(
                 context_length=Tokens(131_072),
                 max_output_tokens=Tokens(8_192),
-                retry=RetryPolicy(first_pause=0.001, longest_pause=0.002),
             ),
             clock=self.clock,
         )

@@ -12,7 +12,6 @@ from agent.context.keeper import ContextSettings
 from agent.context.port import Engine
 from agent.context.summary import HEADINGS
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.retry import RetryPolicy
 from agent.model.wire import chat_messages
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
@@ -21,6 +20,7 @@ from gateway.notices import Notices, WaitNotice
 from hermes_state.store import Store
 from hermes_state.values import CanonicalUsage, Tokens
 from tests.gateway.helpers import ScriptedModel, Step, TestGateway, answer, asked, serving
+from tests.lines import line_to
 
 WORDS = "We looked at the harbour and wrote down what each boat costs and who owns it. " * 6
 SUMMARY = "\n\n".join(f"## {title}\n- as it was before, nothing new" for title in HEADINGS)
@@ -73,12 +73,11 @@ async def talking(
     async with serving(store, folder, chat_model=model, is_started=False, **sections) as gateway:
         agent = Agent(
             store=store,
-            model=model,
+            line=line_to(model),
             tools=ToolRegistry(recall_tools()),
             settings=AgentSettings(
                 context_length=Tokens(length),
                 max_output_tokens=Tokens(min(8_192, length // 4)),
-                retry=RetryPolicy(first_pause=0.001, longest_pause=0.002),
                 context=context or ContextSettings(),
             ),
             clock=gateway.clock,

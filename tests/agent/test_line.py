@@ -6,7 +6,7 @@ import pytest
 
 from agent.model.base import Finish, ModelReply, ModelRequest
 from agent.model.failures import REMEDIES, remedy_for, sentence_for
-from agent.model.retry import Completion, RetryPolicy, complete
+from agent.model.line import Completion, ModelLine, RetryPolicy
 from agent.sizes import estimated_text_tokens
 from hermes_state import errors
 from hermes_state.errors import (
@@ -62,8 +62,8 @@ async def run(model: Scripted) -> tuple[Completion | ModelError, Sequence[ModelC
 
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
     try:
-        done: Completion | ModelError = await complete(
-            model, request, shown.append, purpose="turn", policy=POLICY, record_failure=record
+        done: Completion | ModelError = await ModelLine(model, policy=POLICY).complete(
+            request, shown.append, purpose="turn", record_failure=record
         )
     except ModelError as error:
         done = error

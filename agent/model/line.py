@@ -1,0 +1,187 @@
+"""A model as the gateway calls it: within the caps on costs, repeated where that helps, each call priced.
+
+The one place that repeats a model call: the SDKs' own retries are off.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from agent.model.base import ChatModel, Finish, ModelReply, ModelRequest, Payer
+from agent.model.failures import OUTCOME_OK, remedy_for
+from agent.model.prices import Price, cost_of
+from agent.model.usage import estimated_reply_usage
+from hermes_state.errors import ModelError, ModelRateLimited, ModelTimeout, ReplyMalformed
+from hermes_state.values import ModelCallRecord
+
+RecordFailure = Callable[[ModelCallRecord], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How long to wait between attempts, in seconds; how many there are depends on the failures, see `Remedy`."""
+
+    most_attempts: int = 6
+    """Of one call, whatever its failures are."""
+    first_pause: float = 0.5
+    longest_pause: float = 8.0
+    longest_retry_after: float = 30.0
+    """A provider that asks for more is not waited for: the person is told instead."""
+
+    def pause(self, attempt: int, retry_after: float | None) -> float:
+        """Seconds after the `attempt`-th attempt (1, 2, …), jittered so that chats do not return in step."""
+        backoff: float = min(self.longest_pause, self.first_pause * 2 ** (attempt - 1)) * random.uniform(0.75, 1.25)
+        return max(backoff, retry_after or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A reply, and its row for the ledger."""
+
+    reply: ModelReply
+    call: ModelCallRecord
+
+
+class Caps(Protocol):
+    """What may be spent."""
+
+    async def check(self, payer: Payer) -> None:
+        """Return if another call may be made for `payer`; raises `SpendingCapReached`."""
+
+
+class ModelLine:
+    """One model, and what every call to it goes through."""
+
+    def __init__(
+        self,
+        model: ChatModel,
+        *,
+        policy: RetryPolicy | None = None,
+        price: Price | None = None,
+        caps: Caps | None = None,
+    ) -> None:
+        self.model = model
+        self._policy = policy or RetryPolicy()
+        self._price = price
+        self._caps = caps
+
+    @property
+    def route(self) -> str:
+        """See `ChatModel.route`."""
+        return self.model.route
+
+    @property
+    def name(self) -> str:
+        """See `ChatModel.name`."""
+        return self.model.name
+
+    async def complete(
+        self,
+        request: ModelRequest,
+        on_text: Callable[[str], None],
+        *,
+        purpose: str,
+        record_failure: RecordFailure,
+        within: float | None = None,
+    ) -> Completion:
+        """Call the model until it has answered or trying again is pointless; then raise the last `ModelError`.
+
+        Every failed attempt goes to `record_failure` before anything else happens. The successful one is left to the
+        caller, who stores it together with the reply. An attempt that is cancelled leaves no record. `within`: seconds
+        for all attempts together, however steadily the reply comes in.
+        """
+        failures: Counter[str] = Counter()
+        loop = asyncio.get_running_loop()
+        deadline = None if within is None else loop.time() + within
+        while True:
+            if self._caps is not None:
+                await self._caps.check(request.payer)
+            watch = _Watch(on_text)
+            started = time.perf_counter()
+            try:
+                reply = _checked(await _by(deadline, self.model.complete(request, watch.on_text)))
+            except ModelError as error:
+                remedy = remedy_for(error)
+                await record_failure(self._failure_record(purpose, remedy.outcome, started))
+                failures[remedy.outcome] += 1
+                pause = self._pause(error, failures, has_text=watch.has_text)
+                if pause is None or (deadline is not None and loop.time() + pause >= deadline):
+                    raise
+                await asyncio.sleep(pause)
+                continue
+            return Completion(reply=reply, call=self._success_record(purpose, request, reply, started))
+
+    def _pause(self, error: ModelError, failures: Counter[str], *, has_text: bool) -> float | None:
+        """Seconds until the next attempt; None when there should be none."""
+        remedy, policy = remedy_for(error), self._policy
+        is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.most_attempts
+        if is_hopeless or not _may_repeat(error, policy, has_text=has_text):
+            return None
+        retry_after = error.retry_after if isinstance(error, ModelRateLimited) else None
+        return policy.pause(failures.total(), retry_after)
+
+    def _success_record(
+        self, purpose: str, request: ModelRequest, reply: ModelReply, started: float
+    ) -> ModelCallRecord:
+        usage = estimated_reply_usage(request, reply) if reply.usage is None else reply.usage
+        return ModelCallRecord(
+            purpose=purpose,
+            route=self.route,
+            model=self.name,
+            outcome=OUTCOME_OK,
+            usage=usage,
+            took_ms=_since(started),
+            is_estimated=reply.usage is None,
+            cost=cost_of(usage, self._price),
+        )
+
+    def _failure_record(self, purpose: str, outcome: str, started: float) -> ModelCallRecord:
+        return ModelCallRecord(
+            purpose=purpose, route=self.route, model=self.name, outcome=outcome, usage=None, took_ms=_since(started)
+        )
+
+
+async def _by(deadline: float | None, call: Awaitable[ModelReply]) -> ModelReply:
+    """The reply, if it is whole by then."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await call
+    except TimeoutError as error:
+        raise ModelTimeout("the reply took too long") from error
+
+
+class _Watch:
+    """Remembers whether any text of the attempt was seen."""
+
+    def __init__(self, on_text: Callable[[str], None]) -> None:
+        self._on_text = on_text
+        self.has_text = False
+
+    def on_text(self, text: str) -> None:
+        self.has_text = True
+        self._on_text(text)
+
+
+def _may_repeat(error: ModelError, policy: RetryPolicy, *, has_text: bool) -> bool:
+    if isinstance(error, ModelTimeout):
+        return not has_text  # a model that began and stalled takes as long again
+    if isinstance(error, ModelRateLimited):
+        return (error.retry_after or 0.0) <= policy.longest_retry_after
+    return True
+
+
+def _checked(reply: ModelReply) -> ModelReply:
+    """Refuse what cannot become a row: nothing at all, or calls whose arguments were cut off."""
+    if reply.calls and reply.finish is Finish.LENGTH:
+        raise ReplyMalformed("the output limit cut a tool call")
+    if not reply.calls and not reply.text.strip():
+        raise ReplyMalformed("the reply is empty")
+    return reply
+
+
+def _since(started: float) -> int:
+    return round((time.perf_counter() - started) * 1_000)

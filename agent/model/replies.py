@@ -1,0 +1,105 @@
+"""Collecting a reply from the pieces in which a provider sends it, whatever the protocol.
+
+Bounds what one reply may hold, and lets only text through that can be stored and read again.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.model.base import Finish, ModelReply
+from hermes_state.errors import ReplyMalformed
+from hermes_state.text import ends_in_half, well_formed
+from hermes_state.values import CanonicalUsage, Reasoning, ToolCall
+
+MAX_CHARACTERS: Final = 2_000_000
+"""Of one reply, its calls included: several times what any model writes. A stream without an end stops here."""
+
+MAX_CALLS: Final = 128
+"""In one reply."""
+
+_EAGER_CHARACTERS = 65_536
+"""Up to here every piece is shown at once. Copying a longer text for every piece would be quadratic."""
+
+
+@dataclass(slots=True)
+class _PartialCall:
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+class ReplyBuilder:
+    """One reply in the making. `on_text` receives the whole text so far, each time it has grown."""
+
+    def __init__(self, on_text: Callable[[str], None]) -> None:
+        self._on_text = on_text
+        self._shown = ""
+        self._unshown: list[str] = []
+        self._unshown_length = 0
+        self._length = 0
+        self._calls: dict[Hashable, _PartialCall] = {}
+
+    def add_text(self, text: object) -> None:
+        """A piece of the answer. Raises `TypeError` for what is not text, `ReplyMalformed` when it is too much."""
+        self._unshown.append(added := self.counted(text))
+        self._unshown_length += len(added)
+        if self._unshown_length * 64 >= len(self._shown) - _EAGER_CHARACTERS and not ends_in_half(added):
+            self._show()
+
+    def add_call(
+        self, place: Hashable | None, *, call_id: object = "", name: object = "", arguments: object = ""
+    ) -> None:
+        """A piece of a tool call: pieces with the same `place` belong together, None begins another call.
+
+        Ids are replaced, names and arguments go on. Raises as `add_text` does.
+        """
+        call = self._calls.setdefault(("unplaced", len(self._calls)) if place is None else place, _PartialCall())
+        if len(self._calls) > MAX_CALLS:
+            raise ReplyMalformed(f"a reply with more than {MAX_CALLS} tool calls")
+        call.id = self.counted(call_id) or call.id
+        call.name += self.counted(name)
+        call.arguments.append(self.counted(arguments))
+
+    def counted(self, text: object) -> str:
+        """A piece of the reply: what is not text would be stored, and could not be read again."""
+        if not isinstance(text, str):
+            raise TypeError("text is expected here")
+        self._length += len(text)
+        if self._length > MAX_CHARACTERS:
+            raise ReplyMalformed(f"a reply with more than {MAX_CHARACTERS:,} characters")
+        return text
+
+    def finished(
+        self, *, is_cut_off: bool, usage: CanonicalUsage | None, reasoning: Reasoning | None = None
+    ) -> ModelReply:
+        """The whole reply, its calls in the order in which they began. `is_cut_off`: the output limit ended it.
+
+        Raises `ReplyMalformed` for a call without a name.
+        """
+        self._show()
+        calls = _whole_calls(list(self._calls.values()))
+        finish = Finish.LENGTH if is_cut_off else Finish.TOOL_CALLS if calls else Finish.STOP
+        return ModelReply(
+            text=self._shown, calls=calls, finish=finish, usage=usage, reasoning=reasoning if calls else None
+        )
+
+    def _show(self) -> None:
+        if self._unshown:
+            self._shown += well_formed("".join(self._unshown))
+            self._unshown.clear()
+            self._unshown_length = 0
+            self._on_text(self._shown)
+
+
+def _whole_calls(partial: list[_PartialCall]) -> tuple[ToolCall, ...]:
+    """The calls with ids that are there and differ: some servers send none, or the same for all."""
+    calls: list[ToolCall] = []
+    for place, call in enumerate(partial):
+        if not (name := well_formed(call.name)):
+            raise ReplyMalformed("a tool call without a name")
+        call_id = well_formed(call.id) or f"call_{place}"
+        while any(earlier.id == call_id for earlier in calls):
+            call_id = f"{call_id}_{place}"
+        calls.append(ToolCall(id=call_id, name=name, arguments=well_formed("".join(call.arguments))))
+    return tuple(calls)

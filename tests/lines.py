@@ -1,0 +1,11 @@
+"""Models as the agent calls them, with pauses too short to wait for."""
+
+from agent.model.base import ChatModel
+from agent.model.line import ModelLine, RetryPolicy
+
+FAST_RETRY = RetryPolicy(first_pause=0.001, longest_pause=0.002)
+
+
+def line_to(model: ChatModel) -> ModelLine:
+    """A line without price and caps."""
+    return ModelLine(model, policy=FAST_RETRY)
