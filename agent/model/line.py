@@ -9,14 +9,16 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from agent.model.base import ChatModel, Finish, ModelReply, ModelRequest, Payer
 from agent.model.failures import OUTCOME_OK, remedy_for
 from agent.model.prices import Price, cost_of
 from agent.model.usage import estimated_reply_usage
 from hermes_state.errors import ModelError, ModelRateLimited, ModelTimeout, ReplyMalformed
-from hermes_state.values import ModelCallRecord
+from hermes_state.values import CanonicalUsage, ModelCallRecord
+
+T = TypeVar("T")
 
 RecordFailure = Callable[[ModelCallRecord], Awaitable[None]]
 
@@ -53,8 +55,90 @@ class Caps(Protocol):
         """Return if another call may be made for `payer`; raises `SpendingCapReached`."""
 
 
-class ModelLine:
-    """One model, and what every call to it goes through."""
+class Line:
+    """What every call to one model goes through, whatever is asked of it."""
+
+    def __init__(
+        self,
+        *,
+        route: str,
+        name: str,
+        policy: RetryPolicy | None = None,
+        price: Price | None = None,
+        caps: Caps | None = None,
+    ) -> None:
+        self.route = route
+        self.name = name
+        self._policy = policy or RetryPolicy()
+        self._price = price
+        self._caps = caps
+
+    async def _repeated(
+        self,
+        attempt: Callable[["_Watch"], Awaitable[T]],
+        *,
+        payer: Payer,
+        purpose: str,
+        record_failure: RecordFailure,
+        within: float | None = None,
+    ) -> tuple[T, int]:
+        """What the first attempt that works gives, and how many milliseconds that one took.
+
+        Every failed attempt goes to `record_failure` before anything else happens; the last one's `ModelError` is
+        raised. `within`: seconds for all attempts together.
+        """
+        failures: Counter[str] = Counter()
+        loop = asyncio.get_running_loop()
+        deadline = None if within is None else loop.time() + within
+        while True:
+            if self._caps is not None:
+                await self._caps.check(payer)
+            watch = _Watch()
+            started = time.perf_counter()
+            try:
+                return await _by(deadline, attempt(watch)), _since(started)
+            except ModelError as error:
+                remedy = remedy_for(error)
+                await record_failure(self._record(purpose, remedy.outcome, _since(started)))
+                failures[remedy.outcome] += 1
+                pause = self._pause(error, failures, has_text=watch.has_text)
+                if pause is None or (deadline is not None and loop.time() + pause >= deadline):
+                    raise
+                await asyncio.sleep(pause)
+
+    def _pause(self, error: ModelError, failures: Counter[str], *, has_text: bool) -> float | None:
+        """Seconds until the next attempt; None when there should be none."""
+        remedy, policy = remedy_for(error), self._policy
+        is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.most_attempts
+        if is_hopeless or not _may_repeat(error, policy, has_text=has_text):
+            return None
+        retry_after = error.retry_after if isinstance(error, ModelRateLimited) else None
+        return policy.pause(failures.total(), retry_after)
+
+    def _record(
+        self,
+        purpose: str,
+        outcome: str,
+        took_ms: int,
+        usage: CanonicalUsage | None = None,
+        *,
+        is_estimated: bool = False,
+    ) -> ModelCallRecord:
+        """A call's row for the ledger."""
+        return ModelCallRecord(
+            purpose=purpose,
+            route=self.route,
+            model=self.name,
+            outcome=outcome,
+            usage=usage,
+            took_ms=took_ms,
+            is_estimated=is_estimated,
+            cost=None if usage is None else cost_of(usage, self._price),
+        )
+
+
+class ModelLine(Line):
+    """The line to a model that chats."""
 
     def __init__(
         self,
@@ -64,20 +148,8 @@ class ModelLine:
         price: Price | None = None,
         caps: Caps | None = None,
     ) -> None:
+        super().__init__(route=model.route, name=model.name, policy=policy, price=price, caps=caps)
         self.model = model
-        self._policy = policy or RetryPolicy()
-        self._price = price
-        self._caps = caps
-
-    @property
-    def route(self) -> str:
-        """See `ChatModel.route`."""
-        return self.model.route
-
-    @property
-    def name(self) -> str:
-        """See `ChatModel.name`."""
-        return self.model.name
 
     async def complete(
         self,
@@ -94,59 +166,22 @@ class ModelLine:
         caller, who stores it together with the reply. An attempt that is cancelled leaves no record. `within`: seconds
         for all attempts together, however steadily the reply comes in.
         """
-        failures: Counter[str] = Counter()
-        loop = asyncio.get_running_loop()
-        deadline = None if within is None else loop.time() + within
-        while True:
-            if self._caps is not None:
-                await self._caps.check(request.payer)
-            watch = _Watch(on_text)
-            started = time.perf_counter()
-            try:
-                reply = _checked(await _by(deadline, self.model.complete(request, watch.on_text)))
-            except ModelError as error:
-                remedy = remedy_for(error)
-                await record_failure(self._failure_record(purpose, remedy.outcome, started))
-                failures[remedy.outcome] += 1
-                pause = self._pause(error, failures, has_text=watch.has_text)
-                if pause is None or (deadline is not None and loop.time() + pause >= deadline):
-                    raise
-                await asyncio.sleep(pause)
-                continue
-            return Completion(reply=reply, call=self._success_record(purpose, request, reply, started))
 
-    def _pause(self, error: ModelError, failures: Counter[str], *, has_text: bool) -> float | None:
-        """Seconds until the next attempt; None when there should be none."""
-        remedy, policy = remedy_for(error), self._policy
-        is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.most_attempts
-        if is_hopeless or not _may_repeat(error, policy, has_text=has_text):
-            return None
-        retry_after = error.retry_after if isinstance(error, ModelRateLimited) else None
-        return policy.pause(failures.total(), retry_after)
+        async def attempt(watch: _Watch) -> ModelReply:
+            return _checked(await self.model.complete(request, watch.around(on_text)))
 
-    def _success_record(
-        self, purpose: str, request: ModelRequest, reply: ModelReply, started: float
-    ) -> ModelCallRecord:
+        reply, took_ms = await self._repeated(
+            attempt, payer=request.payer, purpose=purpose, record_failure=record_failure, within=within
+        )
+        is_estimated = reply.usage is None
         usage = estimated_reply_usage(request, reply) if reply.usage is None else reply.usage
-        return ModelCallRecord(
-            purpose=purpose,
-            route=self.route,
-            model=self.name,
-            outcome=OUTCOME_OK,
-            usage=usage,
-            took_ms=_since(started),
-            is_estimated=reply.usage is None,
-            cost=cost_of(usage, self._price),
-        )
-
-    def _failure_record(self, purpose: str, outcome: str, started: float) -> ModelCallRecord:
-        return ModelCallRecord(
-            purpose=purpose, route=self.route, model=self.name, outcome=outcome, usage=None, took_ms=_since(started)
+        return Completion(
+            reply=reply, call=self._record(purpose, OUTCOME_OK, took_ms, usage, is_estimated=is_estimated)
         )
 
 
-async def _by(deadline: float | None, call: Awaitable[ModelReply]) -> ModelReply:
-    """The reply, if it is whole by then."""
+async def _by(deadline: float | None, call: Awaitable[T]) -> T:
+    """What the call gives, if it is there by then."""
     try:
         async with asyncio.timeout_at(deadline):
             return await call
@@ -155,15 +190,19 @@ async def _by(deadline: float | None, call: Awaitable[ModelReply]) -> ModelReply
 
 
 class _Watch:
-    """Remembers whether any text of the attempt was seen."""
+    """Remembers whether any text of an attempt was seen."""
 
-    def __init__(self, on_text: Callable[[str], None]) -> None:
-        self._on_text = on_text
+    def __init__(self) -> None:
         self.has_text = False
 
-    def on_text(self, text: str) -> None:
-        self.has_text = True
-        self._on_text(text)
+    def around(self, on_text: Callable[[str], None]) -> Callable[[str], None]:
+        """`on_text`, watched."""
+
+        def watched(text: str) -> None:
+            self.has_text = True
+            on_text(text)
+
+        return watched
 
 
 def _may_repeat(error: ModelError, policy: RetryPolicy, *, has_text: bool) -> bool:
