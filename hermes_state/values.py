@@ -118,6 +118,8 @@ class IncomingAttachment(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     mime: str | None = None
     size_bytes: int | None = None
+    seconds: float | None = None
+    """How long a recording is, where the platform says so."""
 
 
 class Quote(msgspec.Struct, frozen=True, kw_only=True):
@@ -353,6 +355,11 @@ class CanonicalUsage:
     def prompt(self) -> ReportedTokens:
         """Everything the model read: fresh input and both kinds of cached input."""
         return ReportedTokens(self.input + self.cache_read + self.cache_write)
+
+    @property
+    def total(self) -> int:
+        """The prompt and what was written."""
+        return self.prompt + self.output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from agent.model.base import ModelLimits, ModelReply, ModelRequest, ToolSchema
 from agent.model.connections import Connections
 from agent.model.provider_errors import status_error, stream_error
 from agent.model.replies import ReplyBuilder
-from agent.model.usage import normalize_usage
+from agent.model.usage import UsageShape, normalize_usage
 from hermes_state.errors import ContentFiltered, ModelError, ModelTimeout, ModelUnavailable, ReplyMalformed
 from hermes_state.values import CanonicalUsage
 
@@ -155,7 +155,7 @@ class _StreamedReply:
 
     def _add(self, chunk: Any) -> None:
         if usage := chunk.get("usage"):
-            self._usage = normalize_usage(usage)
+            self._usage = normalize_usage(usage, UsageShape.CHAT_COMPLETIONS)
         if not (choices := chunk.get("choices")):
             return
         choice = choices[0]

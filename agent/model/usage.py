@@ -1,7 +1,8 @@
 """Token counts of providers, brought to one shape, and the estimate that stands in for a missing one."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from enum import StrEnum
 
 from agent.model.base import ModelReply, ModelRequest
 from agent.sizes import CALL_TOKENS, ROW_SIZES, estimated_schema_tokens, estimated_text_tokens, kept_text_tokens
@@ -11,31 +12,95 @@ MOST_TOKENS = 100_000_000
 """Of one call. More is no count: it would close a conversation for ever, or not fit into the database."""
 
 
-def normalize_usage(usage: Mapping[str, Any] | None) -> CanonicalUsage | None:
-    """The `usage` object of a chat completions reply; None when there is none with a prompt count.
+class UsageShape(StrEnum):
+    """How an API words what a call used."""
 
-    `prompt_tokens` includes what was read from and written to the cache, so both are taken out of `input`.
-    `reasoning` is a part of `output`.
+    CHAT_COMPLETIONS = "chat_completions"
+    RESPONSES = "responses"
+    ANTHROPIC = "anthropic"
+
+
+def normalize_usage(usage: object, shape: UsageShape | None = None) -> CanonicalUsage | None:
+    """What a provider's `usage` says, a mapping or an SDK's object; None when it holds no count of the prompt.
+
+    `shape`: the API's, where it is known; by default recognised by the names in it. The totals of chat completions
+    and responses include what was read from and written to the cache, so both are taken out of `input`; those of
+    Anthropic do not. `reasoning` is a part of `output`. What is no count (text, a truth value, less than nothing) is
+    taken as not said.
     """
-    if not usage or not isinstance(usage.get("prompt_tokens"), int) or usage["prompt_tokens"] > MOST_TOKENS:
+    match shape or _shape_of(usage):
+        case UsageShape.ANTHROPIC:
+            return _of_anthropic(usage)
+        case UsageShape.RESPONSES:
+            return _of_total(usage, prompt="input_tokens", output="output_tokens")
+        case UsageShape.CHAT_COMPLETIONS:
+            return _of_total(usage, prompt="prompt_tokens", output="completion_tokens")
+        case None:
+            return None
+
+
+_ONLY_ANTHROPIC = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
+
+
+def _shape_of(usage: object) -> UsageShape | None:
+    if _field(usage, "prompt_tokens") is not None:  # first: some servers add the other APIs' names to these
+        return UsageShape.CHAT_COMPLETIONS
+    if _field(usage, "input_tokens") is None:
         return None
-    prompt = _count(usage, "prompt_tokens")
-    prompt_details = usage.get("prompt_tokens_details") or {}
-    output_details = usage.get("completion_tokens_details") or {}
-    read = min(_count(prompt_details, "cached_tokens"), prompt)
-    written = min(_count(prompt_details, "cache_write_tokens"), prompt - read)
+    if any(_field(usage, name) is not None for name in _ONLY_ANTHROPIC):
+        return UsageShape.ANTHROPIC
+    return UsageShape.RESPONSES  # without cache counts both say the same
+
+
+def _of_anthropic(usage: object) -> CanonicalUsage | None:
+    fresh = _count(usage, "input_tokens")
+    read = _count(usage, "cache_read_input_tokens") or 0
+    written = _count(usage, "cache_creation_input_tokens") or 0
+    if fresh is None or fresh + read + written > MOST_TOKENS:
+        return None
     return CanonicalUsage(
-        input=prompt - read - written,
-        output=_count(usage, "completion_tokens"),
+        input=fresh,
+        output=_bounded(usage, "output_tokens"),
         cache_read=read,
         cache_write=written,
-        reasoning=_count(output_details, "reasoning_tokens"),
+        reasoning=_bounded(_field(usage, "output_tokens_details"), "reasoning_tokens"),
     )
 
 
-def _count(holder: Mapping[str, Any], key: str) -> int:
-    value = holder.get(key)
-    return min(max(0, value), MOST_TOKENS) if isinstance(value, int) else 0
+def _of_total(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
+    """From a prompt count that includes the cached parts, which `<prompt>_details` names."""
+    total = _count(usage, prompt)
+    if total is None or total > MOST_TOKENS:
+        return None
+    details = _field(usage, f"{prompt}_details")
+    read = min(_count(details, "cached_tokens") or 0, total)
+    stated = (_count(details, name) for name in ("cache_creation_tokens", "cache_write_tokens"))
+    written = min(max(count or 0 for count in stated), total - read)
+    return CanonicalUsage(
+        input=total - read - written,
+        output=_bounded(usage, output),
+        cache_read=read,
+        cache_write=written,
+        reasoning=_bounded(_field(usage, f"{output}_details"), "reasoning_tokens"),
+    )
+
+
+def _field(holder: object, name: str) -> object:
+    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+
+
+def _bounded(holder: object, name: str) -> int:
+    return min(_count(holder, name) or 0, MOST_TOKENS)
+
+
+def _count(holder: object, name: str) -> int | None:
+    """A count of tokens, which some servers send as a float."""
+    value = _field(holder, name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if value < 0 or not math.isfinite(value):
+        return None
+    return int(value)
 
 
 ASSUMED_IMAGE_TOKENS = 1_000

@@ -1,13 +1,17 @@
 """One shape for what a call used."""
 
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.usage import normalize_usage
+from agent.model.usage import MOST_TOKENS, UsageShape, normalize_usage
 from hermes_state.values import CanonicalUsage
+
+SHAPES = [None, *UsageShape]
 
 
 def test_cached_tokens_are_taken_out_of_the_input() -> None:
@@ -20,23 +24,136 @@ def test_cached_tokens_are_taken_out_of_the_input() -> None:
     found = normalize_usage(usage)
     assert found == CanonicalUsage(input=21_000, output=500, cache_read=60_000, reasoning=300)
     assert found.prompt == 81_000
+    assert found.total == 81_500
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}, {"completion_tokens": 3}])
-def test_no_prompt_count_is_no_usage(usage: Any) -> None:
-    assert normalize_usage(usage) is None
+@pytest.mark.parametrize("shape", [None, UsageShape.CHAT_COMPLETIONS])
+def test_chat_completions_name_what_was_written_to_the_cache(shape: UsageShape | None) -> None:
+    details = {"cached_tokens": 60_000, "cache_write_tokens": 1_000}
+    usage = {"prompt_tokens": 81_000, "completion_tokens": 500, "prompt_tokens_details": details}
+    expected = CanonicalUsage(input=20_000, output=500, cache_read=60_000, cache_write=1_000)
+    assert normalize_usage(usage, shape) == expected
 
 
-_counts = st.one_of(st.none(), st.integers(-5, 10**7), st.text(max_size=3))
-_details = st.one_of(st.none(), st.dictionaries(st.sampled_from(["cached_tokens", "cache_write_tokens", "x"]), _counts))
+@pytest.mark.parametrize("shape", [None, UsageShape.RESPONSES])
+@pytest.mark.parametrize("written", ["cache_creation_tokens", "cache_write_tokens"])
+def test_responses_count_the_cached_parts_into_their_input(shape: UsageShape | None, written: str) -> None:
+    usage = {
+        "input_tokens": 81_000,
+        "input_tokens_details": {"cached_tokens": 60_000, written: 1_000},
+        "output_tokens": 500,
+        "output_tokens_details": {"reasoning_tokens": 300},
+        "total_tokens": 81_500,
+    }
+    expected = CanonicalUsage(input=20_000, output=500, cache_read=60_000, cache_write=1_000, reasoning=300)
+    assert normalize_usage(usage, shape) == expected
 
 
-@given(prompt=st.integers(0, 10**7), output=_counts, details=_details)
-def test_the_parts_add_up_to_what_was_reported_and_are_never_negative(prompt: int, output: Any, details: Any) -> None:
-    found = normalize_usage({"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details})
-    assert found is not None
-    assert found.prompt == prompt
-    assert min(found.input, found.output, found.cache_read, found.cache_write) >= 0
+@pytest.mark.parametrize("shape", [None, UsageShape.ANTHROPIC])
+def test_anthropic_counts_the_cached_parts_apart_from_its_input(shape: UsageShape | None) -> None:
+    usage = {
+        "input_tokens": 20_000,
+        "cache_creation_input_tokens": 1_000,
+        "cache_read_input_tokens": 60_000,
+        "output_tokens": 500,
+        "cache_creation": {"ephemeral_5m_input_tokens": 1_000, "ephemeral_1h_input_tokens": 0},
+    }
+    found = normalize_usage(usage, shape)
+    assert found == CanonicalUsage(input=20_000, output=500, cache_read=60_000, cache_write=1_000)
+    assert found.prompt == 81_000
+
+
+def test_an_object_of_an_sdk_is_read_like_a_mapping() -> None:
+    details = SimpleNamespace(cached_tokens=4)
+    found = normalize_usage(SimpleNamespace(input_tokens=10, output_tokens=2, input_tokens_details=details))
+    assert found == CanonicalUsage(input=6, output=2, cache_read=4)
+
+
+def test_a_reply_with_the_names_of_two_apis_is_counted_once() -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 2, "input_tokens": 10, "cache_read_input_tokens": 5}
+    assert normalize_usage(usage) == CanonicalUsage(input=10, output=2)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("usage", [None, {}, [], "10", 3, {"prompt_tokens": None}, {"completion_tokens": 3}])
+def test_no_prompt_count_is_no_usage(usage: Any, shape: UsageShape | None) -> None:
+    assert normalize_usage(usage, shape) is None
+
+
+@pytest.mark.parametrize("count", [True, -1, -0.5, math.nan, math.inf, -math.inf, "12", [12], {"n": 12}, 2**62, 1e300])
+@pytest.mark.parametrize("name", ["prompt_tokens", "input_tokens"])
+def test_what_is_no_count_of_a_prompt_is_no_usage(name: str, count: Any) -> None:
+    assert normalize_usage({name: count, "completion_tokens": 1, "output_tokens": 1}) is None
+
+
+def test_a_count_may_come_as_a_float() -> None:
+    usage = {"prompt_tokens": 12.0, "completion_tokens": 3.0, "prompt_tokens_details": {"cached_tokens": 2.0}}
+    found = normalize_usage(usage)
+    assert found == CanonicalUsage(input=10, output=3, cache_read=2)
+    assert all(type(count) is int for count in (found.input, found.output, found.cache_read))
+
+
+_counts = st.integers(0, 10**7)
+_nonsense = st.one_of(
+    st.none(), st.booleans(), st.floats(), st.integers(), st.text(max_size=3), st.just([1]), st.just({"a": 1})
+)
+_details = st.one_of(
+    _nonsense,
+    st.dictionaries(
+        st.sampled_from(["cached_tokens", "cache_write_tokens", "cache_creation_tokens", "reasoning_tokens"]),
+        st.one_of(_counts, _nonsense),
+    ),
+)
+_names = (
+    *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"),
+    *("cache_read_input_tokens", "cache_creation_input_tokens"),
+)
+_detail_names = tuple(f"{name}_details" for name in _names[:4])
+_usages = st.fixed_dictionaries(
+    {},
+    optional={name: st.one_of(_counts, _nonsense) for name in _names} | dict.fromkeys(_detail_names, _details),
+)
+
+
+@given(usage=_usages, shape=st.sampled_from(SHAPES))
+def test_nonsense_gives_whole_counts_within_bounds_or_nothing(usage: Any, shape: UsageShape | None) -> None:
+    found = normalize_usage(usage, shape)
+    if found is not None:
+        parts = (found.input, found.output, found.cache_read, found.cache_write, found.reasoning)
+        assert all(type(part) is int and 0 <= part <= MOST_TOKENS for part in parts)
+        assert found.prompt <= MOST_TOKENS
+
+
+@given(prompt=_counts, output=_counts, details=_details)
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        (UsageShape.CHAT_COMPLETIONS, ("prompt_tokens", "completion_tokens")),
+        (UsageShape.RESPONSES, ("input_tokens", "output_tokens")),
+    ],
+)
+def test_the_parts_add_up_to_what_was_reported(
+    shape: UsageShape, names: tuple[str, str], prompt: int, output: int, details: Any
+) -> None:
+    usage = {names[0]: prompt, names[1]: output, f"{names[0]}_details": details}
+    for told in (shape, None):
+        found = normalize_usage(usage, told)
+        assert found is not None
+        assert found.prompt == prompt
+        assert found.total == prompt + output
+
+
+@given(fresh=_counts, read=_counts, written=_counts, output=_counts)
+def test_the_counts_of_anthropic_are_taken_as_they_are(fresh: int, read: int, written: int, output: int) -> None:
+    usage = {
+        "input_tokens": fresh,
+        "cache_read_input_tokens": read,
+        "cache_creation_input_tokens": written,
+        "output_tokens": output,
+    }
+    expected = CanonicalUsage(input=fresh, output=output, cache_read=read, cache_write=written)
+    assert normalize_usage(usage) == expected
+    assert expected.total == fresh + read + written + output
 
 
 def test_a_count_that_cannot_be_one_is_none() -> None:
