@@ -1,5 +1,6 @@
 """`hermes-gateway config check | show | keys`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import typer
@@ -10,6 +11,7 @@ from gateway.cli.output import Json, print_json, print_table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import FIELDS, dotted, values_of
+from gateway.config.routes import RouteBlock
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import MARK, redact
 
@@ -88,7 +90,11 @@ def _shown(value: Any) -> Any:
         return MARK
     if isinstance(value, str):
         return redact(value)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, RouteBlock):
+        return _shown(value.written)
+    if isinstance(value, Mapping):
+        return {name: _shown(inner) for name, inner in value.items()}
+    return [_shown(inner) for inner in value] if isinstance(value, (tuple, list)) else value
 
 
 def _text(value: Any) -> str:

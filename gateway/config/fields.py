@@ -41,8 +41,21 @@ def values_of(config: BaseModel, above: KeyPath = ()) -> Iterator[tuple[KeyPath,
 
 def secrets_of(config: BaseModel) -> tuple[str, ...]:
     """Every secret value in use, for exact redaction."""
-    values = (value.get_secret_value() for _, value in values_of(config) if isinstance(value, SecretStr))
-    return tuple(value for value in values if value)
+    return tuple(secret for _, value in values_of(config) for secret in _secrets_in(value) if secret)
+
+
+def _secrets_in(value: object) -> Iterator[str]:
+    """Also of blocks in lists and behind names."""
+    if isinstance(value, SecretStr):
+        yield value.get_secret_value()
+    elif isinstance(value, BaseModel):
+        yield from secrets_of(value)
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _secrets_in(inner)
+    elif isinstance(value, (tuple, list)):
+        for inner in value:
+            yield from _secrets_in(inner)
 
 
 def with_values(model: Model, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Model:

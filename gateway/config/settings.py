@@ -8,8 +8,7 @@ running daemon takes over a changed value (`SIGHUP`) or needs a restart for it.
 """
 
 import ipaddress
-import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -21,14 +20,9 @@ from gateway.config.context import (
     HygieneSettings,
     NoticeSettings,
 )
+from gateway.config.routes import Aliases, Fallbacks, RouteSettings, WrittenRoute, completed
 from gateway.config.section import Section, setting
 from gateway.config.types import AnyCase, OffOrNumber, People, Secret, SocketUrl, TimeZone, Url, WebhookSecret
-
-MIN_INPUT_WINDOW = 2_048
-"""Tokens. Below this a system prompt and one exchange do not fit."""
-
-DEFAULT_OUTPUT_TOKENS = 8_192
-"""Tokens reserved for the answer, unless a quarter of a small context is less."""
 
 
 class WebhookSettings(Section):
@@ -114,56 +108,18 @@ class LocalSettings(Section):
             return False
 
 
-DEFAULT_MODEL = "gpt-4.1-mini"
-"""What a key alone gets: the customary variable in the environment must be enough to chat."""
-
-
-def _model_name(data: dict[str, Any]) -> str | None:
-    is_set = any(data.get(name) is not None for name in ("base_url", "api_key"))
-    return DEFAULT_MODEL if is_set else None
-
-
-def _protocol(data: dict[str, Any]) -> str:
-    is_set = any(data.get(name) is not None for name in ("name", "base_url", "api_key"))
-    return "chat_completions" if is_set else "offline"
-
-
-def _output_tokens(data: dict[str, Any]) -> int:
-    context: int = data.get("context_length", 32_768)
-    return max(1, min(DEFAULT_OUTPUT_TOKENS, context // 4))
-
-
-class ModelSettings(Section):
+class ModelSettings(RouteSettings):
     """The model that answers."""
 
-    base_url: Url | None = setting(
-        None, default_text="OpenAI's", text="Root of an OpenAI-compatible API, such as `http://127.0.0.1:11434/v1`."
+    fallbacks: Fallbacks = setting(
+        (),
+        text="Who answers, in this order, when that model fails: aliases, names of models at the same provider, or "
+        "blocks with any of the keys from `base_url` to `streaming`.",
     )
-    api_key: Secret | None = setting(None, text="Key for that API. Servers on your own machine usually need none.")
-    name: str | None = setting(
-        default_factory=_model_name,
-        default_text=f"`{DEFAULT_MODEL}` once a key or a base URL is set",
-        text="Name of the model as its provider spells it.",
-    )
-    protocol: Annotated[Literal["chat_completions", "offline"], AnyCase] = setting(
-        default_factory=_protocol,
-        default_text="`offline` while none of key, base URL and name is set, else `chat_completions`",
-        text="How the model is spoken to. `offline` is built in and says so in every answer.",
-    )
-    context_length: int = setting(
-        32_768,
-        ge=1_024,
-        le=20_000_000,
-        unit="tokens",
-        text="Size of the model's context window.",
-    )
-    max_output_tokens: int = setting(
-        default_factory=_output_tokens,
-        default_text="the smaller of 8192 and 25 % of `model.context_length`",
-        ge=1,
-        le=10_000_000,
-        unit="tokens",
-        text="Room reserved for the answer. The rest of the context is the input window, at least 2048 tokens.",
+    aliases: Aliases = setting(
+        default_factory=lambda _data: {},
+        default_text="none",
+        text="Short names for `/model`: each with the name of a model at the same provider, or with a block as above.",
     )
     turn_seconds: float = setting(
         900,
@@ -183,41 +139,36 @@ class ModelSettings(Section):
     read_seconds: float = setting(
         120, ge=0.1, le=3_600, unit="seconds", text="Longest silence of the provider before a call counts as timed out."
     )
-    images: bool | Literal["auto"] = setting(
-        "auto",
-        text="Whether the model sees images. `auto` decides by the name; images for one that does not get a "
-        "friendly refusal.",
-    )
 
     @property
-    def input_window(self) -> int:
-        """Tokens that a prompt may have: the context less the reserved output."""
-        return self.context_length - self.max_output_tokens
+    def fallback_routes(self) -> tuple[RouteSettings, ...]:
+        """The fallbacks, complete, in their order; none is there twice."""
+        return tuple(dict.fromkeys(self._meant(written) for written in self.fallbacks))
 
-    @property
-    def sees_images(self) -> bool:
-        if isinstance(self.images, bool):
-            return self.images
-        return self.name is not None and _SEEING_MODELS.search(self.name.lower()) is not None
+    def alias_route(self, alias: str) -> RouteSettings:
+        """The route that an alias stands for. Raises `KeyError`."""
+        return completed(self.aliases[alias], self)
+
+    def _meant(self, written: WrittenRoute) -> RouteSettings:
+        if isinstance(written, str):
+            written = self.aliases.get(written.lower(), written)
+        return completed(written, self)
 
     @model_validator(mode="after")
     def _is_usable(self) -> "ModelSettings":
-        if self.protocol == "chat_completions" and not (self.name or "").strip():
-            raise ValueError(
-                "model.name is missing: name the model to use (HERMES_MODEL__NAME), or set model.protocol to offline"
-            )
-        if self.input_window < MIN_INPUT_WINDOW:
-            raise ValueError(
-                f"model.context_length ({self.context_length}) less model.max_output_tokens ({self.max_output_tokens}) "
-                f"leaves {self.input_window} tokens for the prompt; at least {MIN_INPUT_WINDOW} are needed"
-            )
+        complaint = self.complaint("model")
+        if complaint is not None:
+            raise ValueError(complaint)
+        places = [(f"model.fallbacks[{number}]", written) for number, written in enumerate(self.fallbacks, start=1)]
+        places += [(f"model.aliases.{alias}", written) for alias, written in self.aliases.items()]
+        for key, written in places:
+            try:
+                complaint = self._meant(written).complaint(key)
+            except ValueError as error:
+                raise ValueError(f"{key}.{error}") from None
+            if complaint is not None:
+                raise ValueError(complaint)
         return self
-
-
-_SEEING_MODELS = re.compile(
-    r"gpt-4o|gpt-4\.1|gpt-[5-9]|\bo[34]\b|claude|gemini|vision|llava|pixtral|minicpm-v|internvl|moondream"
-    r"|gemma-?3|llama-?4|[-_]vl\b|vl-"
-)
 
 
 class AgentHabits(Section):
@@ -337,6 +288,25 @@ class AttachmentSettings(Section):
     )
 
 
+class TranscriptionSettings(Section):
+    """Turning voice messages into words."""
+
+    model: str | None = setting(
+        None, default_text="off", text="Name of a speech-to-text model, such as `whisper-1`; set: recordings are heard."
+    )
+    base_url: Url | None = setting(
+        None, default_text="`model.base_url`", text="Root of the OpenAI-compatible API that has it."
+    )
+    api_key: Secret | None = setting(None, default_text="`model.api_key`", text="Key for that API.")
+    max_seconds: int = setting(
+        600,
+        ge=1,
+        le=14_400,
+        unit="seconds",
+        text="Longest recording that is listened to; `attachments.max_bytes` holds, too.",
+    )
+
+
 class StoreSettings(Section):
     """The database."""
 
@@ -416,6 +386,7 @@ class Config(BaseSettings):
     context: ContextEngineSettings = Field(default_factory=ContextEngineSettings)
     notices: NoticeSettings = Field(default_factory=NoticeSettings)
     attachments: AttachmentSettings = Field(default_factory=AttachmentSettings)
+    transcription: TranscriptionSettings = Field(default_factory=TranscriptionSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
     lifecycle: LifecycleSettings = Field(default_factory=LifecycleSettings)

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 PLATFORMS = ("telegram", "discord", "local")
 
 
-def _listed(value: object) -> object:
+def listed(value: object) -> object:
     """`a, b` or a JSON list from a variable; a lone value in YAML."""
     if not isinstance(value, str):
         return value
@@ -111,7 +111,7 @@ Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(_trimmed), AfterValidat
 Url: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_root_url)]
 SocketUrl: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_socket_url)]
 Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
-People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(_listed)]
+People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(listed)]
 WebhookSecret: TypeAlias = Annotated[Secret, AfterValidator(_secret_word)]
 TimeZone: TypeAlias = Annotated[str, AfterValidator(_time_zone)]
 
@@ -127,7 +127,7 @@ def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _listed_or_off(value: object) -> object:
-    return () if _switched_off(value) is None else _listed(value)
+    return () if _switched_off(value) is None else listed(value)
 
 
 Fractions: TypeAlias = Annotated[

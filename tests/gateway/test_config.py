@@ -23,7 +23,8 @@ from gateway.config import (
     reload_differences,
 )
 from gateway.config.fields import FIELDS, field_range, values_of, variable_name
-from gateway.config.settings import DEFAULT_MODEL, Config
+from gateway.config.routes import DEFAULT_MODEL
+from gateway.config.settings import Config
 from hermes_state.errors import ConfigError
 
 Load: TypeAlias = Callable[..., LoadedConfig]

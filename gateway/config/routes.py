@@ -1,0 +1,307 @@
+"""Routes to models: the one that answers, those that stand in for it, and the names that people may choose.
+
+A route is a model at an API. Whatever is written as a route (a name, or a block that leaves things out) is completed
+from `model` here, once; what it takes over from there ends where another API begins, so that no key meets a host that
+it was not given for.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, ValidationError
+
+from gateway.config.section import Section, setting
+from gateway.config.types import AnyCase, Secret, Url, listed
+
+MIN_INPUT_WINDOW = 2_048
+"""Tokens. Below this a system prompt and one exchange do not fit."""
+
+DEFAULT_OUTPUT_TOKENS = 8_192
+"""Tokens reserved for the answer, unless a quarter of a small context is less."""
+
+DEFAULT_MODEL = "gpt-4.1-mini"
+"""What a key alone gets: the customary variable in the environment must be enough to chat."""
+
+CONFIGURED: Final = "default"
+"""How people call the model of `model`; no alias may be called so."""
+
+Protocol: TypeAlias = Literal["chat_completions", "responses", "anthropic", "offline"]
+
+OWN_ADDRESSES: Mapping[str, str] = {
+    "chat_completions": "https://api.openai.com/v1",
+    "responses": "https://api.openai.com/v1",
+    "anthropic": "https://api.anthropic.com",
+}
+"""Where a protocol is spoken when no address is given."""
+
+
+def _model_name(data: dict[str, Any]) -> str | None:
+    is_set = any(data.get(name) is not None for name in ("base_url", "api_key"))
+    return DEFAULT_MODEL if is_set else None
+
+
+def _protocol(data: dict[str, Any]) -> str:
+    is_set = any(data.get(name) is not None for name in ("name", "base_url", "api_key"))
+    return "chat_completions" if is_set else "offline"
+
+
+def _output_tokens(data: dict[str, Any]) -> int:
+    context: int = data.get("context_length", 32_768)
+    return max(1, min(DEFAULT_OUTPUT_TOKENS, context // 4))
+
+
+class RouteSettings(Section):
+    """A model at an API, complete."""
+
+    base_url: Url | None = setting(
+        None,
+        default_text="the protocol's own",
+        text="Root of the API, such as `http://127.0.0.1:11434/v1`; OpenAI's or Anthropic's own where none is given.",
+    )
+    api_key: Secret | None = setting(None, text="Key for that API. Servers on your own machine usually need none.")
+    name: str | None = setting(
+        default_factory=_model_name,
+        default_text=f"`{DEFAULT_MODEL}` once a key or a base URL is set",
+        text="Name of the model as its provider spells it.",
+    )
+    protocol: Annotated[Protocol, AnyCase] = setting(
+        default_factory=_protocol,
+        default_text="`offline` while none of key, base URL and name is set, else `chat_completions`",
+        text="How the model is spoken to. `offline` is built in and says so in every answer.",
+    )
+    context_length: int = setting(
+        32_768,
+        ge=1_024,
+        le=20_000_000,
+        unit="tokens",
+        text="Size of the model's context window.",
+    )
+    max_output_tokens: int = setting(
+        default_factory=_output_tokens,
+        default_text="the smaller of 8192 and 25 % of `model.context_length`",
+        ge=1,
+        le=10_000_000,
+        unit="tokens",
+        text="Room reserved for the answer. The rest of the context is the input window, at least 2048 tokens.",
+    )
+    images: bool | Literal["auto"] = setting(
+        "auto",
+        text="Whether the model sees images. `auto` decides by the name; images for one that does not get a "
+        "friendly refusal.",
+    )
+    streaming: bool = setting(
+        True, text="Let answers come in piece by piece. `false` for servers that cannot: they are shown when whole."
+    )
+
+    @property
+    def input_window(self) -> int:
+        """Tokens that a prompt may have: the context less the reserved output."""
+        return self.context_length - self.max_output_tokens
+
+    @property
+    def sees_images(self) -> bool:
+        if isinstance(self.images, bool):
+            return self.images
+        return self.name is not None and _SEEING_MODELS.search(self.name.lower()) is not None
+
+    @property
+    def label(self) -> str:
+        """What people are told of it."""
+        return self.name or "offline"
+
+    @property
+    def address(self) -> str | None:
+        """Where the API is, also where none was given; None for what is built in."""
+        return self.base_url or OWN_ADDRESSES.get(self.protocol)
+
+    @property
+    def route(self) -> "RouteSettings":
+        """The route alone, whatever else is set beside it: equal for equal routes."""
+        return RouteSettings.model_construct(**{key: getattr(self, key) for key in RouteSettings.model_fields})
+
+    def complaint(self, key: str) -> str | None:
+        """What makes it unusable, in words that call its block `key`."""
+        if self.protocol != "offline" and not (self.name or "").strip():
+            if key == "model":
+                return (
+                    "model.name is missing: name the model to use (HERMES_MODEL__NAME), or set model.protocol to "
+                    "offline"
+                )
+            return f"{key}.name is missing: name the model to use"
+        if self.input_window < MIN_INPUT_WINDOW:
+            return (
+                f"{key}.context_length ({self.context_length}) less {key}.max_output_tokens ({self.max_output_tokens}) "
+                f"leaves {self.input_window} tokens for the prompt; at least {MIN_INPUT_WINDOW} are needed"
+            )
+        return None
+
+
+_SEEING_MODELS = re.compile(
+    r"gpt-4o|gpt-4\.1|gpt-[5-9]|\bo[34]\b|claude|gemini|vision|llava|pixtral|minicpm-v|internvl|moondream"
+    r"|gemma-?3|llama-?4|[-_]vl\b|vl-"
+)
+
+
+class RouteBlock(Section):
+    """A route as people write it beside `model`: what is left out comes from there, or has its default."""
+
+    base_url: Url | None = None
+    api_key: Secret | None = None
+    name: str | None = None
+    protocol: Annotated[Protocol | None, AnyCase] = None
+    context_length: int | None = None
+    max_output_tokens: int | None = None
+    images: bool | Literal["auto"] | None = None
+    streaming: bool | None = None
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """What people have set."""
+        return {key: value for key in type(self).model_fields if (value := getattr(self, key)) is not None}
+
+
+WrittenRoute: TypeAlias = str | RouteBlock
+"""The name of an alias or of a model, or a block."""
+
+_ALIAS = re.compile(r"[a-z0-9][a-z0-9._:/@+-]{0,63}")
+_SIZES = ("context_length", "max_output_tokens", "images")
+"""What belongs to a model wherever it is."""
+
+
+def completed(written: WrittenRoute, main: RouteSettings) -> RouteSettings:
+    """The route that `written`, which is not the name of an alias, means beside `main`.
+
+    Raises `ValueError` with words that follow the block's key.
+    """
+    block = RouteBlock(name=written) if isinstance(written, str) else written
+    values = block.written
+    if "protocol" not in values:
+        values["protocol"] = main.protocol if block.base_url is None and main.protocol != "offline" else None
+        values["protocol"] = values["protocol"] or _protocol_at(block.base_url, main)
+    if "base_url" not in values and _is_alike(values["protocol"], main.protocol):
+        values["base_url"] = main.base_url
+    if "api_key" not in values and _origin(_address(values)) == _origin(main.address):
+        values["api_key"] = main.api_key
+    if block.name == main.name:
+        values = {key: getattr(main, key) for key in _SIZES if key in main.model_fields_set} | values
+    if "streaming" not in values and values.get("base_url") == main.base_url:
+        values["streaming"] = main.streaming
+    try:
+        return RouteSettings.model_validate(values).route
+    except ValidationError as error:
+        raise ValueError(_first_complaint(error)) from None
+
+
+def _protocol_at(base_url: str | None, main: RouteSettings) -> str:
+    """How a route is spoken to that does not say so: like `model` at the same host, else as nearly everybody does."""
+    is_same_host = base_url is not None and _origin(base_url) == _origin(main.address)
+    return main.protocol if is_same_host else "chat_completions"
+
+
+def _is_alike(protocol: str, other: str) -> bool:
+    """Whether both are spoken at the same root."""
+    return OWN_ADDRESSES.get(protocol) == OWN_ADDRESSES.get(other)
+
+
+def _address(values: Mapping[str, Any]) -> str | None:
+    return values.get("base_url") or OWN_ADDRESSES.get(values["protocol"])
+
+
+def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
+    """Scheme, host and port: what a key is given for."""
+    if address is None:
+        return None
+    parts = urlsplit(address)
+    port = parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+    return parts.scheme, parts.hostname, port
+
+
+# ---- reading what people wrote
+
+
+def _fallbacks(value: object) -> object:
+    """A list of names and blocks, as YAML or JSON, or names with commas between them."""
+    rows = listed(value)
+    if isinstance(rows, (dict, RouteBlock)):
+        rows = [rows]
+    if not isinstance(rows, (list, tuple)):
+        raise ValueError("must be a list of models: names, aliases, or blocks with name, base_url and api_key")
+    return tuple(_written(row, f"[{number}]") for number, row in enumerate(rows, start=1))
+
+
+def _aliases(value: object) -> object:
+    """A block of names, each with a model's name or a block behind it; as JSON in a variable."""
+    rows = _json(value)
+    if not isinstance(rows, Mapping):
+        raise ValueError("must be a block of names, each with the name of a model or a block of keys behind it")
+    found: dict[str, WrittenRoute] = {}
+    for name, row in rows.items():
+        alias = str(name).strip().lower()
+        if _ALIAS.fullmatch(alias) is None:
+            raise ValueError(f"{name!r} cannot be an alias: write one word of letters, digits and . _ : / @ + -")
+        if alias == CONFIGURED:
+            raise ValueError(f"{CONFIGURED!r} is what /model calls the configured model: choose another alias")
+        if alias in found:
+            raise ValueError(f"the alias {alias!r} is given twice")
+        found[alias] = _written(row, f".{alias}")
+    return found
+
+
+def _json(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError("is not a JSON object") from None
+
+
+def _written(row: object, place: str) -> WrittenRoute:
+    if isinstance(row, RouteBlock):
+        return row
+    if isinstance(row, str) and row.strip():
+        return row.strip()
+    if not isinstance(row, Mapping):
+        raise ValueError(f"{place} must be the name of a model, or a block with name, base_url and api_key")
+    for key in row:
+        if key not in RouteBlock.model_fields:
+            raise ValueError(f"{place}: there is no key {key}{_nearest(key, RouteBlock.model_fields)}")
+    try:
+        block = RouteBlock.model_validate(row)
+        if block.name is None and block.protocol != "offline":
+            raise ValueError(f"{place}.name is missing: name the model to use")
+        RouteSettings.model_validate({**block.written, "name": block.name or "offline"})
+    except ValidationError as error:
+        raise ValueError(f"{place}.{_first_complaint(error)}") from None
+    return block
+
+
+def _first_complaint(error: ValidationError) -> str:
+    """One problem of a block, without its value, which may be a key."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    key = str(found["loc"][0])
+    text = found["msg"].removeprefix("Value error, ")
+    marks = RouteSettings.model_fields[key].metadata
+    low = next((mark.ge for mark in marks if hasattr(mark, "ge")), None)
+    high = next((mark.le for mark in marks if hasattr(mark, "le")), None)
+    if low is not None and high is not None:
+        text = f"must be a whole number between {low:,} and {high:,}"
+    elif found["type"] == "literal_error" and key == "protocol":
+        text = f"must be one of {', '.join(cast(Any, Protocol).__args__)}"
+    elif found["type"].startswith(("bool_", "literal_")):
+        text = "must be true or false"
+    return f"{key}: {text}"
+
+
+def _nearest(key: object, known: Iterable[str]) -> str:
+    names = list(known)
+    found = difflib.get_close_matches(str(key), names, n=1)
+    return f"; did you mean {found[0]}?" if found else f"; known here: {', '.join(names)}"
+
+
+Fallbacks: TypeAlias = Annotated[tuple[WrittenRoute, ...], BeforeValidator(_fallbacks)]
+Aliases: TypeAlias = Annotated[dict[str, WrittenRoute], BeforeValidator(_aliases)]
