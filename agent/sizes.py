@@ -27,6 +27,9 @@ BLOCK_TOKENS = 14
 TOOL_TOKENS = 8
 """The frame of a tool's schema."""
 
+REASONING_CHARACTERS = 4
+"""To a token of reasoning: English prose has as many, encrypted reasoning a few more."""
+
 KEPT_ROWS = 32_768
 """How many rows' sizes are remembered at least; a conversation close to the message limit fits several times."""
 
@@ -140,17 +143,20 @@ class RowSizes:
         image_tokens: int,
         seen_images: Container[int],
         is_shared: bool = False,
+        reasoning_of: str = "",
     ) -> int:
         """Unscaled tokens of one row; `seen_images` are the attachments that go along as images."""
-        total = self.text_of(row, max_result_characters, is_shared=is_shared)
+        total = self.text_of(row, max_result_characters, is_shared=is_shared, reasoning_of=reasoning_of)
         images = row.body.images
         if not images:
             return total
         seen = sum(image.attachment_id in seen_images for image in images)
         return total + seen * image_tokens + (len(images) - seen) * BLOCK_TOKENS
 
-    def text_of(self, row: Message, max_result_characters: int, *, is_shared: bool = False) -> int:
-        """Unscaled tokens of one row, images left out."""
+    def text_of(
+        self, row: Message, max_result_characters: int, *, is_shared: bool = False, reasoning_of: str = ""
+    ) -> int:
+        """Unscaled tokens of one row, images left out. `reasoning_of`: whose reasoning goes along."""
         key = _key(row, max_result_characters)
         size = self._young.get(key)
         if size is None:
@@ -158,6 +164,8 @@ class RowSizes:
             if size is None:
                 size = _row_tokens(row, key[1])
             self._remember(key, size)
+        if reasoning_of and row.body.reasoning is not None and row.body.reasoning.made_by == reasoning_of:
+            size += _reasoning_tokens(row.body.reasoning.blocks)
         if is_shared and row.role is Role.USER and row.sender_name:
             return size + kept_text_tokens(row.sender_name) + 1
         return size
@@ -194,6 +202,11 @@ def _row_tokens(row: Message, length: int) -> int:
     elif row.origin is Origin.SUMMARY:
         total += kept_text_tokens(framed(""))
     return total if row.body is EMPTY_BODY else total + _body_tokens(row.body)
+
+
+def _reasoning_tokens(blocks: str) -> int:
+    """Of what is sent along unread. Most of it is encrypted, which no provider counts as the letters it is sent as."""
+    return len(blocks) // REASONING_CHARACTERS if blocks.isascii() else estimated_text_tokens(blocks)
 
 
 def _body_tokens(body: MessageBody) -> int:

@@ -21,7 +21,7 @@ from agent.context.port import Engine
 from agent.context.profiles import ProfileBook
 from agent.context.rooms import Room
 from agent.images import load_image_urls
-from agent.model.base import Finish, ModelReply, ModelRequest, Payer
+from agent.model.base import Finish, ModelReply, ModelRequest, Payer, maker_of
 from agent.model.line import Completion, ModelLine
 from agent.model.wire import WireStyle
 from agent.prompt import DEFAULT_PERSONA, system_prompt
@@ -246,6 +246,7 @@ class Agent:
                 zone=settings.zone,
                 max_result_characters=_max_result_characters(limits.input_window),
                 image_urls=images,
+                reasoning_of=maker_of(self._line.route, self._line.name),
             ),
             payer=Payer(chat_id=scene.chat_id, lineage_id=scene.lineage_id),
             cache_key=f"conversation-{scene.lineage_id}",

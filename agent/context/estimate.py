@@ -78,9 +78,11 @@ class Estimator:
     def each(self, rows: Iterable[Message], style: WireStyle) -> list[int]:
         """What each of the rows takes by itself."""
         text_of, limit, is_shared = self._sizes.text_of, style.max_result_characters, style.is_shared
-        scale = self._calibration.scale
+        scale, maker = self._calibration.scale, style.reasoning_of
         return [
-            int(self.rows((row,), style)) if row.body.images else int(scale * text_of(row, limit, is_shared=is_shared))
+            int(self.rows((row,), style))
+            if row.body.images
+            else int(scale * text_of(row, limit, is_shared=is_shared, reasoning_of=maker))
             for row in rows
         ]
 
@@ -211,9 +213,9 @@ class Estimator:
 
     def _rows(self, rows: Iterable[Message], style: WireStyle) -> Size:
         text_of, limit, is_shared = self._sizes.text_of, style.max_result_characters, style.is_shared
-        text = images = 0
+        text, images, maker = 0, 0, style.reasoning_of
         for row in rows:
-            text += text_of(row, limit, is_shared=is_shared)
+            text += text_of(row, limit, is_shared=is_shared, reasoning_of=maker)
             if row.body.images:
                 seen = sum(image.attachment_id in style.image_urls for image in row.body.images)
                 images += seen

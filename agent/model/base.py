@@ -75,6 +75,11 @@ class ModelLimits:
     max_output_tokens: Tokens | None = None
 
 
+def maker_of(route: str, model: str) -> str:
+    """How `Reasoning.made_by` calls a model: its protocol, which a route begins with, and its name."""
+    return f"{route.partition(':')[0]}:{model}"
+
+
 class ChatModel(Protocol):
     """A model at the end of a route."""
 

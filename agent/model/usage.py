@@ -117,6 +117,7 @@ def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> Canonical
             image_tokens=ASSUMED_IMAGE_TOKENS,
             seen_images=style.image_urls,
             is_shared=style.is_shared,
+            reasoning_of=style.reasoning_of,
         )
         for row in request.transcript
     )

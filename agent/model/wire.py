@@ -31,6 +31,8 @@ INTERRUPTED = "[this answer was interrupted here]"
 UNNAMED_TOOL = "unnamed"
 NOTICE = "[gateway notice]"
 """Begins every line that the gateway itself tells the model; a person's line cannot begin so."""
+REASONING = "reasoning"
+"""The key of an answer's reasoning: the blocks that its protocol stored."""
 BEGINS_LATER = f"{NOTICE} What came before this is not in view."
 """Stands in front of an answer that nothing precedes: providers want a user to speak first."""
 
@@ -46,6 +48,12 @@ class WireStyle:
     """A longer tool result is shown up to here, with the call that reads on; the row stays whole."""
     image_urls: Mapping[int, str] = field(default_factory=dict)
     """Data URLs by attachment id. An image that is missing here is only mentioned."""
+    reasoning_of: str = ""
+    """Whose reasoning goes along in front of its calls, as in `Reasoning.made_by`; empty: nobody's.
+
+    It stands under `REASONING` in the message. A protocol that asks for it takes it out of there again, and puts it
+    where its API wants it.
+    """
 
 
 def chat_messages(system: str, transcript: Transcript, style: WireStyle) -> list[WireMessage]:
@@ -93,7 +101,7 @@ def traced_messages(
         if row.role is Role.ASSISTANT and is_shown(row):
             _add_people(traced, people, style)
             people = []
-            _add_assistant(traced, row, results, used_ids, style.max_result_characters)
+            _add_assistant(traced, row, results, used_ids, style)
     _add_people(traced, people, style)
     return traced
 
@@ -156,7 +164,7 @@ def _bounded(row: Message, limit: int) -> str:
 
 
 def _add_assistant(
-    traced: Traced, row: Message, results: Mapping[tuple[int, str], Message], used_ids: set[str], limit: int
+    traced: Traced, row: Message, results: Mapping[tuple[int, str], Message], used_ids: set[str], style: WireStyle
 ) -> None:
     wire, sources = traced.messages, traced.sources
     if _last_role(traced) in (None, "system"):
@@ -183,10 +191,13 @@ def _add_assistant(
         sent.append(_wire_call(call, call_id))
         is_first = all(earlier.id != call.id for earlier in calls[:place])
         result = results.get((row.id, call.id)) if is_first else None
-        text = LOST_RESULT if result is None else _bounded(result, limit)
+        text = LOST_RESULT if result is None else _bounded(result, style.max_result_characters)
         wire.append({"role": "tool", "tool_call_id": call_id, "content": text})
         sources.append(() if result is None else (result,))
     message["tool_calls"] = sent
+    thought = row.body.reasoning
+    if thought is not None and thought.made_by == style.reasoning_of:
+        message[REASONING] = orjson.loads(thought.blocks)
 
 
 def _unused_id(call_id: str, row: Message, place: int, used: set[str]) -> str:

@@ -1,5 +1,6 @@
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from agent.sizes import (
     estimated_schema_tokens,
     estimated_text_tokens,
 )
-from hermes_state.values import Document, Image, Message, MessageBody, Origin, Quote, ToolCall
+from hermes_state.values import Document, Image, Message, MessageBody, Origin, Quote, Reasoning, ToolCall
 from tests.agent.rows import answer, human, result
 
 LIMIT = 1_000
@@ -157,3 +158,19 @@ def test_the_words_around_a_handoff_count() -> None:
     row = human(stored, origin=Origin.SUMMARY, sender_name=None)
     size = RowSizes().of(row, max_result_characters=1_000, image_tokens=0, seen_images=())
     assert abs(size - estimated_text_tokens(framed(stored))) <= 10
+
+
+def test_reasoning_counts_only_where_it_goes_along() -> None:
+    plain = answer(None, "a")
+    blocks = f'[{{"encrypted_content": "{"gAAAAB" * 600}"}}]'
+    thought = Reasoning(made_by="responses:m", blocks=blocks)
+    thoughtful = msgspec.structs.replace(plain, body=msgspec.structs.replace(plain.body, reasoning=thought))
+    assert size(thoughtful) == size(thoughtful, reasoning_of="responses:n") == size(plain)
+    assert size(thoughtful, reasoning_of="responses:m") - size(plain) == len(blocks) // 4
+
+
+def test_reasoning_in_a_language_without_spaces_counts_as_its_text_does() -> None:
+    thought = Reasoning(made_by="chat_completions:m", blocks='[{"reasoning_content": "' + "数据库的备份" * 100 + '"}]')
+    body = msgspec.structs.replace(answer(None, "a").body, reasoning=thought)
+    row = answer(None, body=body)
+    assert size(row, reasoning_of="chat_completions:m") - size(row) > 300

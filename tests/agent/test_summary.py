@@ -24,6 +24,7 @@ from hermes_state.values import (
     Millis,
     Origin,
     Quote,
+    Reasoning,
     Role,
     Tokens,
     ToolCall,
@@ -213,6 +214,14 @@ def test_everything_that_a_message_holds_is_shown() -> None:
         "person] (1 image)",
     ):
         assert piece in text
+
+
+def test_what_a_model_thought_before_its_calls_is_not_shown() -> None:
+    thought = Reasoning(made_by="responses:m", blocks='[{"summary": "SECRETLY"}]')
+    calls = answer(None, "a").body.calls
+    text = asked(human("go"), answer("well", body=MessageBody(calls=calls, reasoning=thought)), result("a"))
+    assert "well" in text
+    assert "SECRETLY" not in text
 
 
 def test_names_are_shown_only_where_several_people_write_and_cannot_imitate_a_message() -> None:

@@ -17,6 +17,7 @@ from agent.model.wire import (
     INTERRUPTED,
     LOST_RESULT,
     NOTICE,
+    REASONING,
     UNNAMED_TOOL,
     WireStyle,
     chat_messages,
@@ -31,6 +32,7 @@ from hermes_state.values import (
     Millis,
     Origin,
     Quote,
+    Reasoning,
     Role,
     ToolCall,
     TurnId,
@@ -238,6 +240,15 @@ _answers = st.builds(
 _results = st.builds(lambda text, call: row(Role.TOOL, text, tool_call_id=call, tool_name="look"), _texts, _call_ids)
 _histories = st.lists(st.one_of(_humans, _answers, _results), max_size=14)
 _styles = st.builds(WireStyle, is_shared=st.booleans(), max_result_characters=st.sampled_from([5, 100_000]))
+
+
+def test_reasoning_goes_along_with_the_calls_of_the_model_that_had_it_and_no_other() -> None:
+    thought = Reasoning(made_by="responses:m", blocks='[{"a": 1}]')
+    asked = answer(None, body=MessageBody(calls=answer(None, "a").body.calls, reasoning=thought))
+    rows = (human("go"), asked, result("a"))
+    assert chat_messages("", rows, WireStyle(reasoning_of="responses:m"))[1][REASONING] == [{"a": 1}]
+    for style in (WireStyle(reasoning_of="responses:n"), WireStyle()):
+        assert REASONING not in chat_messages("", rows, style)[1]
 
 
 @settings(max_examples=500)

@@ -19,7 +19,9 @@ _KEYS = {
     "tool": {"role", "content", "tool_call_id"},
     "function": {"role", "content", "name"},
 }
-_TOLERATED_KEYS = {"reasoning", "reasoning_content", "reasoning_details", "cache_control", "prefix"}
+_REASONING_KEYS = {"reasoning", "reasoning_content", "reasoning_details"}
+"""Some servers want them back beside the calls that followed; elsewhere nobody does."""
+_TOLERATED_KEYS = _REASONING_KEYS | {"cache_control", "prefix"}
 _IMAGE_TYPES = {"image_url", "image", "input_image"}
 
 
@@ -114,10 +116,11 @@ class _OpenAIChecker(Findings):
         self._previous = role
 
     def _check_keys(self, n: int, role: str, message: Json) -> None:
+        known = _KEYS[role] | (_REASONING_KEYS if message.get("tool_calls") else set())
         for key in message:
             if key.startswith("_"):
                 self.say("private_key", n, key)
-            elif key not in _KEYS[role]:
+            elif key not in known:
                 self.say("unknown_key", n, key, "warn" if key in _TOLERATED_KEYS else "error")
 
     def _check_content(self, n: int, content: object) -> None:
