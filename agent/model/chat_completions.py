@@ -1,44 +1,29 @@
-"""The chat completions protocol: OpenAI and everything compatible with it.
+"""The chat completions protocol: OpenAI and everything compatible with it."""
 
-The SDK brings the connection, the event stream and the error classes. Its typed request transform and its typed
-chunks are avoided: they cost 0.1 ms a message and 0.06 ms a chunk on the event loop, a hundred times what the plain
-JSON costs.
-"""
-
-import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import httpx2
-import openai
 import orjson
-from openai import AsyncStream
 
 from agent.model import wire
-from agent.model.base import ModelLimits, ModelReply, ModelRequest, ToolSchema
-from agent.model.connections import Connections
-from agent.model.provider_errors import status_error, stream_error
+from agent.model.base import ModelLimits, ModelReply, ModelRequest, ToolSchema, maker_of
+from agent.model.chat_reasoning import ReasoningPieces, put_back
+from agent.model.connections import LONGEST_CACHE_KEY, OPENAI_HOST, Connections
+from agent.model.openai_errors import Refusal, asked_in_other_ways
+from agent.model.pools import Endpoint
 from agent.model.replies import ReplyBuilder
 from agent.model.usage import UsageShape, normalize_usage
-from hermes_state.errors import ContentFiltered, ModelError, ModelTimeout, ModelUnavailable, ReplyMalformed
+from hermes_state.errors import ContentFiltered, ModelUnavailable, ReplyMalformed
 from hermes_state.values import CanonicalUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCompletionsSettings:
-    """Where the model is and how long to wait for it; times in seconds."""
+class ChatCompletionsSettings(Endpoint):
+    """Where the model is and what the server there can."""
 
-    model: str
-    api_key: str
-    base_url: str | None = None
-    """None: OpenAI's own."""
-    connect_seconds: float = 5.0
-    read_seconds: float = 120.0
-    """Longest silence, before the first byte and between two chunks."""
-    write_seconds: float = 30.0
-    pool_seconds: float = 10.0
+    sends_cache_key: bool | None = None
+    """Whether requests say which of them begin alike. None: to OpenAI itself; not all others take what is new."""
 
 
 _LIMIT_KEY: Final = "max_tokens"
@@ -46,28 +31,39 @@ _NEWER_LIMIT_KEY: Final = "max_completion_tokens"
 """OpenAI's newer models know only this name of the output limit, most other servers only the older one."""
 
 
-class _LimitKeyRefused(ModelError):
-    """The model knows the output limit only by its newer name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatDialect:
+    """What servers differ in. Starts out as most of them take it, and learns from what is refused."""
+
+    limit_key: str = _LIMIT_KEY
+    replays_reasoning: bool = True
+    insists_on_reasoning: bool = False
+
+    def after(self, refusal: Refusal) -> "ChatDialect":
+        """Without what was refused."""
+        match refusal:
+            case Refusal.LIMIT_NAME:
+                return replace(self, limit_key=_NEWER_LIMIT_KEY)
+            case Refusal.MISSING_REASONING:
+                return replace(self, insists_on_reasoning=True)
+            case Refusal.REPLAYED_REASONING:
+                return replace(self, replays_reasoning=False)
+            case Refusal.ENCRYPTED_REASONING:
+                return self
 
 
 class ChatCompletionsModel:
     """A model behind `POST /chat/completions`. Close it when done."""
 
     def __init__(self, settings: ChatCompletionsSettings) -> None:
-        timeout = httpx2.Timeout(
-            connect=settings.connect_seconds,
-            read=settings.read_seconds,
-            write=settings.write_seconds,
-            pool=settings.pool_seconds,
-        )
         self.name = settings.model
-        self._connections = Connections(
-            api_key=settings.api_key or "none",  # local servers want no key, the SDK insists on one
-            base_url=settings.base_url,
-            timeout=timeout,
-        )
-        self._limit_key = _LIMIT_KEY
+        self._streams = settings.streams
+        self._connections = Connections(settings)
         self.route = f"chat_completions:{self._connections.host}"
+        self._maker = maker_of(self.route, self.name)
+        self._dialect = ChatDialect()
+        is_openai = self._connections.host == OPENAI_HOST
+        self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
 
     async def fetch_limits(self) -> ModelLimits:
         """See `ChatModel.fetch_limits`."""
@@ -78,58 +74,45 @@ class ChatCompletionsModel:
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """See `ChatModel.complete`."""
-        try:
-            return await self._complete(request, on_text, self._limit_key)
-        except _LimitKeyRefused:
-            self._limit_key = _NEWER_LIMIT_KEY
-            return await self._complete(request, on_text, self._limit_key)
+        if not self.sends_cache_key:
+            request = replace(request, cache_key="")
 
-    async def _complete(self, request: ModelRequest, on_text: Callable[[str], None], limit_key: str) -> ModelReply:
-        reply = _StreamedReply(on_text)
-        payload = encoded_request(self.name, request, limit_key)
-        with self._connections.client() as client, _errors_translated():
-            stream = await client.post(
-                "/chat/completions", cast_to=object, content=payload, stream=True, stream_cls=AsyncStream[object]
-            )
-            async with stream:
-                async for chunk in stream:
+        async def ask(payload: bytes) -> ModelReply:
+            reply = _Reply(on_text, self._maker)
+            async with self._connections.posted("/chat/completions", payload, streams=self._streams) as chunks:
+                async for chunk in chunks:
                     reply.add(chunk)
-        return reply.finished()
+            return reply.finished()
+
+        def encode(dialect: ChatDialect) -> bytes:
+            return encoded_request(self.name, request, dialect, streams=self._streams)
+
+        known = self._dialect
+        reply, dialect = await asked_in_other_ways(ask, encode, known)
+        if dialect != known:
+            self._dialect = dialect
+        return reply
 
 
-@contextmanager
-def _errors_translated() -> Iterator[None]:
-    """What the SDK raises while a call is made or its stream is read becomes ours."""
-    try:
-        yield
-    except openai.APITimeoutError as error:
-        raise ModelTimeout("the provider stopped answering") from error
-    except openai.APIConnectionError as error:
-        raise ModelUnavailable("the connection to the provider failed") from error
-    except openai.APIStatusError as error:
-        if error.code == "unsupported_parameter" and error.param == _LIMIT_KEY:
-            raise _LimitKeyRefused(f"HTTP {error.status_code} {error.code}") from error
-        raise status_error(error.status_code, error.response.headers, error.body) from error
-    except openai.APIError as error:
-        raise stream_error(error.body) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ReplyMalformed("the provider's event stream is not JSON") from error
-
-
-def encoded_request(model: str, request: ModelRequest, limit_key: str = _LIMIT_KEY) -> bytes:
+def encoded_request(
+    model: str, request: ModelRequest, dialect: ChatDialect | None = None, *, streams: bool = True
+) -> bytes:
     """The body of the HTTP request."""
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": wire.chat_messages(request.system, request.transcript, request.style),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    dialect = dialect or ChatDialect()
+    maker = maker_of("chat_completions", model) if dialect.replays_reasoning else ""
+    messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=maker))
+    put_back(messages, always=dialect.insists_on_reasoning)
+    body: dict[str, Any] = {"model": model, "messages": messages}
+    if streams:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
     if request.max_output_tokens is not None:
-        body[limit_key] = request.max_output_tokens
+        body[dialect.limit_key] = request.max_output_tokens
     if request.tools:
         body["tools"] = [_wire_tool(tool) for tool in request.tools]
         if not request.may_call_tools:
             body["tool_choice"] = "none"
+    if request.cache_key:
+        body["prompt_cache_key"] = request.cache_key[:LONGEST_CACHE_KEY]
     return orjson.dumps(body)
 
 
@@ -138,11 +121,13 @@ def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-class _StreamedReply:
-    """Collects the chunks of one stream."""
+class _Reply:
+    """Collects the chunks of one stream, or takes the one that is whole."""
 
-    def __init__(self, on_text: Callable[[str], None]) -> None:
+    def __init__(self, on_text: Callable[[str], None], maker: str) -> None:
         self._reply = ReplyBuilder(on_text)
+        self._reasoning = ReasoningPieces(self._reply.counted)
+        self._maker = maker
         self._finish: str | None = None
         self._usage: CanonicalUsage | None = None
 
@@ -150,8 +135,8 @@ class _StreamedReply:
         """Take in one chunk. Raises `ReplyMalformed` when it is not shaped like one."""
         try:
             self._add(chunk)
-        except (AttributeError, TypeError, KeyError, IndexError) as error:
-            raise ReplyMalformed("a chunk of the provider's stream has an unknown shape") from error
+        except (AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
+            raise ReplyMalformed("a chunk of the provider's reply has an unknown shape") from error
 
     def _add(self, chunk: Any) -> None:
         if usage := chunk.get("usage"):
@@ -159,9 +144,11 @@ class _StreamedReply:
         if not (choices := chunk.get("choices")):
             return
         choice = choices[0]
-        delta: Mapping[str, Any] = choice.get("delta") or {}
-        if text := delta.get("content"):
-            self._reply.add_text(text)
+        delta: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
+        self._reasoning.add(delta, is_piece="delta" in choice)
+        for text in (delta.get("content"), delta.get("refusal")):
+            if text:
+                self._reply.add_text(text)
         for piece in delta.get("tool_calls") or ():
             self._add_call(piece)
         self._finish = choice.get("finish_reason") or self._finish
@@ -179,9 +166,13 @@ class _StreamedReply:
         )
 
     def finished(self) -> ModelReply:
-        """The whole reply. Raises `ReplyMalformed` when the stream broke off, `ContentFiltered` when it was stopped."""
+        """The whole reply. Raises `ReplyMalformed` when it broke off, `ContentFiltered` when it was stopped."""
         if self._finish is None:
-            raise ReplyMalformed("the stream ended without a finish reason")
+            raise ReplyMalformed("the reply ended without a finish reason")
         if self._finish == "content_filter":
             raise ContentFiltered("the provider stopped its reply")
-        return self._reply.finished(is_cut_off=self._finish == "length", usage=self._usage)
+        if self._finish == "error":
+            raise ModelUnavailable("the provider broke its reply off")
+        return self._reply.finished(
+            is_cut_off=self._finish == "length", usage=self._usage, reasoning=self._reasoning.whole(self._maker)
+        )

@@ -1,62 +1,74 @@
-"""Connections to one provider, for any number of calls at once.
+"""Connections to one provider through the OpenAI SDK, and what is sent and read over them.
 
-The HTTP library looks at every connection of a pool for every request, so one pool for 300 calls costs 4 ms of the
-event loop a call; pools of 32 keep it under 2. Calls fill the first pool before the next, so that a quiet gateway
-reuses the same few connections.
+The SDK brings the connection, the event stream and the error classes. Its typed request transform and its typed
+chunks are avoided: they cost 0.1 ms a message and 0.06 ms a chunk on the event loop, a hundred times what the plain
+JSON costs. Its own retries are off.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import Final
 
 import httpx2
 import openai
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, AsyncStream
 
-CALLS_PER_POOL = 32
+from agent.model.openai_errors import errors_translated
+from agent.model.pools import LIMITS, Endpoint, Pools, whole_json
 
-_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=CALLS_PER_POOL)
-"""`sessions.max_turns` is the limit on concurrent calls; another one here would be hidden."""
-
-
-@dataclass(slots=True)
-class _Pool:
-    client: AsyncOpenAI
-    running: int = 0
+OPENAI_HOST: Final = "api.openai.com"
+LONGEST_CACHE_KEY: Final = 64
+"""Characters; OpenAI refuses longer ones."""
 
 
 class Connections:
-    """SDK clients of one provider, each with a pool of its own. Its own retries are off."""
+    """SDK clients of one provider, for any number of calls at once."""
 
-    def __init__(self, *, api_key: str, base_url: str | None, timeout: httpx2.Timeout) -> None:
-        self._timeout = timeout
-        self._ssl = httpx2.create_ssl_context()  # 30 ms or more, so all pools share one
-        first = AsyncOpenAI(
-            api_key=api_key, base_url=base_url, timeout=timeout, max_retries=0, http_client=self._http_client()
-        )
-        self._pools = [_Pool(first)]
+    def __init__(self, endpoint: Endpoint) -> None:
+        ssl = httpx2.create_ssl_context()  # 30 ms or more, so all pools share one
+
+        def make() -> AsyncOpenAI:
+            http = openai.DefaultAsyncHttpxClient(timeout=endpoint.timeout, limits=LIMITS, verify=ssl)
+            return AsyncOpenAI(
+                api_key=endpoint.api_key or "none",  # local servers want no key, the SDK insists on one
+                base_url=endpoint.base_url,
+                timeout=endpoint.timeout,
+                max_retries=0,
+                http_client=http,
+            )
+
+        self._pools = Pools(make)
 
     @property
     def host(self) -> str | None:
         """Where the provider is, without credentials or path."""
-        return httpx2.URL(str(self._pools[0].client.base_url)).host
+        return httpx2.URL(str(self._pools.first.base_url)).host
 
-    @contextmanager
-    def client(self) -> Iterator[AsyncOpenAI]:
+    def client(self) -> AbstractContextManager[AsyncOpenAI]:
         """A client with room for one more call, for the length of that call."""
-        pool = next((pool for pool in self._pools if pool.running < CALLS_PER_POOL), None)
-        if pool is None:
-            pool = _Pool(self._pools[0].client.copy(http_client=self._http_client()))
-            self._pools.append(pool)
-        pool.running += 1
-        try:
-            yield pool.client
-        finally:
-            pool.running -= 1
+        return self._pools.client()
+
+    @asynccontextmanager
+    async def posted(self, path: str, payload: bytes, *, streams: bool) -> AsyncIterator[AsyncIterable[object]]:
+        """Send a request; what comes back is JSON: the events of a stream, or one whole body.
+
+        Raises the kinds of `ModelError`, while it is read, too. Leaving it, however, closes the connection.
+        """
+        kind = AsyncStream[object] if streams else _WholeBody
+        with self.client() as client, errors_translated():
+            stream = await client.post(path, cast_to=object, content=payload, stream=True, stream_cls=kind)
+            async with stream:
+                yield stream
 
     async def close(self) -> None:
-        for pool in self._pools:
-            await pool.client.close()
+        await self._pools.close()
 
-    def _http_client(self) -> httpx2.AsyncClient:
-        return openai.DefaultAsyncHttpxClient(timeout=self._timeout, limits=_LIMITS, verify=self._ssl)
+
+class _WholeBody(AsyncStream[object]):
+    """A reply that comes as a whole, as the only event of a stream."""
+
+    async def __stream__(self) -> AsyncIterator[object]:
+        whole = await whole_json(self.response)
+        if isinstance(whole, dict) and (error := whole.get("error")):
+            raise openai.APIError("an error in place of a reply", self.response.request, body=error)
+        yield whole

@@ -38,7 +38,12 @@ LEAST_OUTPUT_ROOM = 256
 _BLAMES_REQUEST = (400, 422)
 """Without a reason it may be anything about the request, its length too."""
 _QUOTA_CODES = frozenset({"insufficient_quota", "insufficient_credits", "billing_hard_limit_reached"})
-_FILTER_CODES = frozenset({"content_filter", "content_policy_violation"})
+_FILTER_CODES = frozenset(
+    {
+        *("content_filter", "content_policy_violation", "image_content_policy_violation"),
+        *("invalid_prompt", "bio_policy", "misalignment_policy_violation"),
+    }
+)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
 """A code as providers write them. Anything else may be a sentence, or a key."""
 _COUNT = r"(\d{1,9})(?!\d)"
@@ -62,6 +67,9 @@ _CAP = re.compile(
     rf"|\[\d{{1,9}}, ?{_COUNT}\]",
     re.IGNORECASE,
 )
+_TRY_AGAIN = re.compile(r"try again in (\d{1,9}(?:\.\d{1,9})?) ?(ms|s)\b", re.IGNORECASE)
+"""Where there are no headers any more."""
+_BLAMING_CODE = re.compile(r"invalid_|unsupported_|empty_|image_|context_length_exceeded")
 _LONGEST_WAIT_SECONDS = 31 * 86_400.0
 """Quotas are counted by the month at most. What is longer, `inf` included, is no time to tell a person."""
 
@@ -94,8 +102,16 @@ def stream_error(body: object) -> ModelError:
     """The kind of an error that arrives inside an event stream, after a 200."""
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     code = fields.get("code")
-    status = code if isinstance(code, int) and 400 <= code < 600 else 500
-    return status_error(status, {}, body)
+    headers: dict[str, str] = {}
+    if isinstance(code, int) and 400 <= code < 600:
+        status = code
+    elif code == "rate_limit_exceeded":
+        status = 429
+        if (wait := _TRY_AGAIN.search(str(fields.get("message")))) is not None:
+            headers["retry-after-ms" if wait[2] == "ms" else "retry-after"] = wait[1]
+    else:
+        status = 400 if isinstance(code, str) and _BLAMING_CODE.match(code) else 500
+    return status_error(status, headers, body)
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:

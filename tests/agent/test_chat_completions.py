@@ -11,6 +11,7 @@ import pytest
 from agent.model.base import Finish, ModelReply, ModelRequest, ToolSchema
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.failures import sentence_for
+from agent.model.pools import MAX_BODY_BYTES
 from agent.model.provider_errors import status_error
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from hermes_state.errors import (
@@ -25,7 +26,7 @@ from hermes_state.errors import (
     QuotaExceeded,
     ReplyMalformed,
 )
-from hermes_state.values import CanonicalUsage
+from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
 from tests.agent.rows import answer, human, result
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
@@ -159,6 +160,199 @@ async def test_a_model_that_knows_the_output_limit_by_its_newer_name_is_asked_so
     assert limits == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
 
 
+# ---- servers that do not stream
+
+
+async def test_a_reply_that_comes_as_a_whole_is_shown_once(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4)
+    reply, shown = await ask(dial(streams=False))
+    assert shown == ["one two three"]
+    assert (reply.text, reply.finish) == ("one two three", Finish.STOP)
+    assert reply.usage is not None
+    assert reply.usage.prompt == llm.requests.rows[0]["prompt_tokens"]
+    assert not {"stream", "stream_options"} & set(llm.requests.rows[0]["body"])
+
+
+async def test_calls_and_reasoning_come_as_a_whole_too(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    calls = [{"id": "x", "name": "look", "arguments": {"a": 1}}, {"id": "y", "name": "look", "arguments": "{}"}]
+    script(llm, text="Looking.", tool_calls=calls, reasoning="let me think")
+    reply, shown = await ask(dial(streams=False), request(tools=(TOOL,)))
+    assert shown == ["Looking."]
+    assert [(call.id, call.arguments) for call in reply.calls] == [("x", '{"a": 1}'), ("y", "{}")]
+    assert reply.reasoning == Reasoning(
+        made_by="chat_completions:lab-128k", blocks='[{"reasoning_content": "let me think"}]'
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        ({"error": {"kind": "429"}}, ModelRateLimited),
+        ({"error": {"kind": "context"}}, ContextOverflow),
+        ({"text": "I must not", "finish": "content_filter"}, ContentFiltered),
+        ({"text": "half of it", "finish": None}, ReplyMalformed),
+        ({"text": "half of it", "finish": "error"}, ModelUnavailable),
+        ({"no_choices": True}, ReplyMalformed),
+        ({"reset": True}, ModelUnavailable),
+        ({"raw": "<html>login</html>", "content_type": "text/html"}, ReplyMalformed),
+        ({"raw": '{"choices": [{"message": "text", "finish_reason": "stop"}]}'}, ReplyMalformed),
+        ({"raw": '{"choices": ['}, ReplyMalformed),
+        ({"raw": "\udcff"}, ReplyMalformed),
+        ({"raw": '["not", "a", "reply"]'}, ReplyMalformed),
+        ({"raw": '{"error": {"message": "Provider returned error", "code": 502}}'}, ModelUnavailable),
+        ({"raw": '{"error": {"message": "Rate limit exceeded", "code": 429}}'}, ModelRateLimited),
+        ({"raw": " " * (MAX_BODY_BYTES + 1)}, ReplyMalformed),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_every_failure_becomes_its_kind_without_streaming(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, reply: dict[str, Any], kind: type[ModelError]
+) -> None:
+    script(llm, **reply)
+    with pytest.raises(ModelError) as raised:
+        await ask(dial(streams=False))
+    assert type(raised.value) is kind
+    assert len(llm.requests.rows) == 1
+
+
+async def test_silence_is_a_timeout_without_streaming(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    script(llm, hang=30)
+    with pytest.raises(ModelTimeout):
+        await ask(dial(streams=False, read_seconds=0.1))
+
+
+async def test_cancelling_closes_the_connection_without_streaming(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM
+) -> None:
+    script(llm, hang=30)
+    asked = asyncio.create_task(ask(dial(streams=False)))
+    await llm.requests.query({"wait": 2}, lambda row: row["outcome"] == "hung")
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert await llm.requests.query({"wait": 2}, lambda row: row["outcome"] == "client_gone")
+
+
+# ---- reasoning
+
+
+def steps(reasoning: Reasoning | None, *more: Message) -> tuple[Message, ...]:
+    """A conversation in which a tool was called after some thought."""
+    asked = answer(None, body=MessageBody(calls=answer(None, "a").body.calls, reasoning=reasoning))
+    return (human("go"), asked, result("a"), *more)
+
+
+def sent_answers(llm: LLM) -> list[dict[str, Any]]:
+    """The answers in the newest request."""
+    return [message for message in llm.requests.rows[-1]["body"]["messages"] if message["role"] == "assistant"]
+
+
+async def test_what_was_thought_before_calls_goes_back_with_their_results(
+    model: ChatCompletionsModel, llm: LLM
+) -> None:
+    script(llm, reasoning="let me think", tool_calls=[{"id": "a", "name": "look"}], chunk_chars=5)
+    reply, shown = await ask(model, request(tools=(TOOL,)))
+    assert (reply.text, shown) == ("", [])
+    assert reply.reasoning is not None
+    script(llm, text="done")
+    await ask(model, request(transcript=steps(reply.reasoning), tools=(TOOL,)))
+    assert [message["reasoning_content"] for message in sent_answers(llm)] == ["let me think"]
+
+
+async def test_pieces_of_signed_reasoning_are_put_together_and_go_back_as_they_were(
+    model: ChatCompletionsModel, llm: LLM
+) -> None:
+    kind = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
+    sealed = {"type": "reasoning.encrypted", "data": "gAAA", "id": "rs_1", "index": 1}
+    call = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "look", "arguments": "{}"}}]}
+    raw = stream(
+        {"reasoning": "Let", "reasoning_details": [kind | {"text": "Let"}]},
+        {"reasoning": " me", "reasoning_details": [kind | {"text": " me"}]},
+        {"reasoning_details": [kind | {"signature": "c2ln"}, sealed]},
+        {"reasoning_details": [sealed | {"data": "gBBB", "id": "rs_2"}]},
+        call,
+    )
+    script(llm, raw=raw)
+    reply, _ = await ask(model, request(tools=(TOOL,)))
+    script(llm, text="done")
+    await ask(model, request(transcript=steps(reply.reasoning), tools=(TOOL,)))
+    (sent,) = sent_answers(llm)
+    assert sent["reasoning_details"] == [
+        kind | {"text": "Let me", "signature": "c2ln"},
+        sealed,
+        sealed | {"data": "gBBB", "id": "rs_2"},
+    ]
+    assert not {"reasoning", "reasoning_content"} & set(sent)
+
+
+async def test_no_other_model_is_given_what_this_one_thought(model: ChatCompletionsModel, llm: LLM) -> None:
+    blocks = '[{"reasoning_content": "SECRETLY"}]'
+    for maker in ("chat_completions:other", "responses:lab-128k"):
+        await ask(model, request(transcript=steps(Reasoning(made_by=maker, blocks=blocks)), tools=(TOOL,)))
+        assert "SECRETLY" not in json.dumps(llm.requests.rows[-1]["body"])
+
+
+async def test_a_server_that_does_not_take_reasoning_back_is_asked_without_it_from_then_on(
+    model: ChatCompletionsModel, llm: LLM
+) -> None:
+    thought = Reasoning(made_by="chat_completions:lab-128k", blocks='[{"reasoning_content": "well"}]')
+    refusal = {"message": "Extra inputs are not permitted: reasoning_content", "type": "invalid_request_error"}
+    llm.scripts.append({"times": 1, "reply": {"error": {"status": 422, "body": {"error": refusal}}}})
+    await ask(model, request(transcript=steps(thought), tools=(TOOL,)))
+    await ask(model, request(transcript=steps(thought), tools=(TOOL,)))
+    went = ["reasoning_content" in json.dumps(sent["body"]) for sent in llm.requests.rows]
+    assert went == [True, False, False]
+
+
+async def test_a_server_that_insists_on_reasoning_gets_some_for_the_answers_of_others_too(
+    model: ChatCompletionsModel, llm: LLM
+) -> None:
+    message = "The `reasoning_content` in the thinking mode must be passed back to the API."
+    refusal = {"error": {"status": 400, "body": {"error": {"message": message, "code": "invalid_request_error"}}}}
+    llm.scripts.append({"times": 1, "reply": refusal})
+    await ask(model, request(transcript=steps(None, human("and now?")), tools=(TOOL,)))
+    assert [message["reasoning_content"] for message in sent_answers(llm)] == [""]
+
+
+async def test_a_refusal_that_teaches_nothing_is_raised_at_once(model: ChatCompletionsModel, llm: LLM) -> None:
+    refusal = {"message": "reasoning_effort is not supported", "type": "invalid_request_error"}
+    script(llm, error={"status": 400, "body": {"error": refusal}})
+    with pytest.raises(ModelError):
+        await ask(model)
+    assert len(llm.requests.rows) == 1
+
+
+async def test_a_refusal_of_the_model_is_its_answer(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, raw=stream({"refusal": "I cannot "}, {"refusal": "help with that."}))
+    assert (await ask(model))[0].text == "I cannot help with that."
+
+
+# ---- the key of the prompt cache
+
+
+@pytest.mark.parametrize(
+    ("base_url", "chosen", "is_sent"),
+    [
+        (None, None, True),
+        ("https://api.openai.com/v1", None, True),
+        ("https://models.example/v1", None, False),
+        ("https://models.example/v1", True, True),
+        (None, False, False),
+    ],
+)
+def test_the_cache_key_goes_to_openai_and_where_it_is_asked_for(
+    dial: Callable[..., ChatCompletionsModel], base_url: str | None, chosen: bool | None, is_sent: bool
+) -> None:
+    assert dial(base_url=base_url, sends_cache_key=chosen).sends_cache_key is is_sent
+
+
+async def test_the_cache_key_is_a_field_of_the_request(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    for sends, key in ((True, "conversation-7"), (True, ""), (None, "conversation-7"), (True, "x" * 99)):
+        await ask(dial(sends_cache_key=sends), request(cache_key=key))
+    sent = [row["body"].get("prompt_cache_key") for row in llm.requests.rows]
+    assert sent == ["conversation-7", None, None, "x" * 64]
+
+
 # ---- failures
 
 
@@ -182,6 +376,7 @@ async def test_a_model_that_knows_the_output_limit_by_its_newer_name_is_asked_so
         ({"text": "half of it", "truncate": 2, "truncate_how": "reset"}, ModelUnavailable),
         ({"text": "half of it", "malformed": 2}, ReplyMalformed),
         ({"text": "half of it", "error_mid": 2}, ModelUnavailable),
+        ({"text": "half of it", "finish": "error"}, ModelUnavailable),
         ({"reset": True}, ModelUnavailable),
         ({"raw": "<html>login</html>", "content_type": "text/html"}, ReplyMalformed),
         ({"raw": 'data: ["not", "a", "chunk"]\n\n'}, ReplyMalformed),

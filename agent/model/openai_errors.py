@@ -1,0 +1,97 @@
+"""What the OpenAI SDK raises, as our errors; the same for every endpoint that it calls."""
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Protocol, Self, TypeVar
+
+import httpx2
+import openai
+
+from agent.model.provider_errors import status_error, stream_error
+from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, NotOffered, ReplyMalformed
+
+_UNSUPPORTED_ENCRYPTION = re.compile(r"encrypted[ _]content is not supported", re.IGNORECASE)
+_MISSING_REASONING = re.compile(r"reasoning_content.{0,60}must be passed back", re.IGNORECASE | re.DOTALL)
+_REASONING = re.compile(r"\b(?:reasoning|thinking|encrypted[ _]content)", re.IGNORECASE)
+
+
+class Refusal(StrEnum):
+    """What about a request a provider does not take, where the same can be asked in another way."""
+
+    LIMIT_NAME = "limit_name"
+    """The output limit goes by another name there."""
+    ENCRYPTED_REASONING = "encrypted_reasoning"
+    """The model has no reasoning that could be sent along."""
+    MISSING_REASONING = "missing_reasoning"
+    """Every answer has to say what was thought before it, if only that nothing was."""
+    REPLAYED_REASONING = "replayed_reasoning"
+    """Reasoning that came from there is not taken back: it was made for another account, say."""
+
+
+@contextmanager
+def errors_translated() -> Iterator[None]:
+    """What the SDK raises while a call is made or its answer is read becomes a kind of `ModelError`."""
+    try:
+        yield
+    except (openai.APITimeoutError, httpx2.TimeoutException) as error:
+        raise ModelTimeout("the provider stopped answering") from error
+    except (openai.APIConnectionError, httpx2.HTTPError) as error:
+        raise ModelUnavailable("the connection to the provider failed") from error
+    except openai.APIStatusError as error:
+        raise status_error(error.status_code, error.response.headers, error.body) from error
+    except openai.APIError as error:
+        raise stream_error(error.body) from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ReplyMalformed("the provider's answer is not JSON") from error
+
+
+class Dialect(Protocol):
+    """How a server wants to be asked."""
+
+    def after(self, refusal: Refusal) -> Self:
+        """Without what was refused."""
+
+
+D = TypeVar("D", bound=Dialect)
+T = TypeVar("T")
+
+
+async def asked_in_other_ways(
+    ask: Callable[[bytes], Awaitable[T]], encode: Callable[[D], bytes], dialect: D
+) -> tuple[T, D]:
+    """What `ask` gives for a request in a dialect that the server takes, beginning with `dialect`; and that dialect.
+
+    A refusal that teaches nothing new is raised: each way of asking is tried once.
+    """
+    payload = encode(dialect)
+    while True:
+        try:
+            return await ask(payload), dialect
+        except ModelError as error:
+            refusal = refusal_of(error)
+            if refusal is None:
+                raise
+            dialect = dialect.after(refusal)
+            refused, payload = payload, encode(dialect)
+            if payload == refused:
+                raise
+
+
+def refusal_of(error: ModelError) -> Refusal | None:
+    """What the provider did not take, if asking in another way may help."""
+    cause = error.__cause__
+    if type(error) not in (ModelError, NotOffered) or not isinstance(cause, openai.APIStatusError):
+        return None
+    text, param = cause.message[:2_000], str(cause.param or "")
+    if cause.code == "unsupported_parameter" and param == "max_tokens":
+        return Refusal.LIMIT_NAME
+    if param.startswith("include") or _UNSUPPORTED_ENCRYPTION.search(text):
+        return Refusal.ENCRYPTED_REASONING
+    if _MISSING_REASONING.search(text):
+        return Refusal.MISSING_REASONING
+    if cause.code == "invalid_encrypted_content" or _REASONING.search(text):
+        return Refusal.REPLAYED_REASONING
+    return None
