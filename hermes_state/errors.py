@@ -14,7 +14,7 @@ HermesError
 │   └── TokenRejected         fatal for this adapter, not for the daemon
 ├── ModelError         the turn fails or is tried again; `agent/model/failures.py` has the remedies
 │   ├── ModelUnavailable · ModelTimeout · ModelRateLimited · AuthRejected · QuotaExceeded · ContentFiltered
-│   └── NotOffered · ContextOverflow · OutputCapTooLarge · ReplyMalformed · SpendingCapReached
+│   └── NotOffered · ContextOverflow · OutputCapTooLarge · ReplyMalformed · SpendingCapReached · PriceUnknown
 ├── ToolError          goes back to the model as a tool result; the turn goes on
 ├── StateError
 │   ├── StoreUnavailable      nothing was written; the caller's keys make the retry safe
@@ -22,6 +22,8 @@ HermesError
 │   └── SchemaTooNew · ForeignFile
 └── CommandError       its text is safe to show in the chat
 """
+
+from hermes_state.values import CanonicalUsage, MicroUsd
 
 
 class HermesError(Exception):
@@ -91,6 +93,11 @@ class TokenRejected(PlatformError):
 class ModelError(HermesError):
     """A model call failed."""
 
+    usage: CanonicalUsage | None = None
+    """What the provider reported before it failed: the call is paid for."""
+    reported_cost: MicroUsd | None = None
+    """What the provider said that it cost."""
+
 
 class ModelUnavailable(ModelError):
     """Network trouble or an error on the provider's side."""
@@ -148,9 +155,26 @@ class ReplyMalformed(ModelError):
 class SpendingCapReached(ModelError):
     """A cap on costs forbids the call, so it was not made; `cap` is the configuration key that says so."""
 
-    def __init__(self, message: str, *, cap: str = "costs.daily_cap") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        cap: str = "costs.daily_cap",
+        spent: MicroUsd | None = None,
+        limit: MicroUsd | None = None,
+    ) -> None:
         super().__init__(message)
         self.cap = cap
+        self.spent = spent
+        self.limit = limit
+
+
+class PriceUnknown(ModelError):
+    """Spending is capped and nobody knows what `model` costs, so the call was not made."""
+
+    def __init__(self, message: str, *, model: str = "") -> None:
+        super().__init__(message)
+        self.model = model
 
 
 class ToolError(HermesError):

@@ -37,7 +37,9 @@ from hermes_state.errors import (
     ModelTimeout,
     ModelUnavailable,
     NotOffered,
+    PriceUnknown,
     QuotaExceeded,
+    SpendingCapReached,
 )
 from hermes_state.lineage import ContextItem, Layer
 from hermes_state.transcripts import View
@@ -45,7 +47,10 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, Model
 
 log = structlog.get_logger()
 
-PASSING_FAILURES = (AuthRejected, QuotaExceeded, NotOffered, ModelUnavailable, ModelTimeout, ModelRateLimited)
+PASSING_FAILURES = (
+    *(AuthRejected, QuotaExceeded, NotOffered, ModelUnavailable, ModelTimeout, ModelRateLimited),
+    *(SpendingCapReached, PriceUnknown),
+)
 """Trouble with the provider, not with the conversation: while there is room, waiting loses nothing."""
 
 LONGEST_PERCENT = 150

@@ -19,7 +19,7 @@ REARM_GROWTH_PERCENT = 10
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
 """After a failure that a minute does not mend: a refused key, an empty account, a wrong name."""
-LASTING_FAILURES = frozenset({"auth", "quota", "not_offered", "rejected"})
+LASTING_FAILURES = frozenset({"auth", "quota", "not_offered", "rejected", "unpriced"})
 
 CooldownKey: TypeAlias = str
 """`loop` or `hygiene`, who is left alone, and the mark of the settings behind that."""

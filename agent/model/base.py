@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from agent.model.wire import WireStyle
-from hermes_state.values import CanonicalUsage, ChatId, LineageId, Reasoning, Tokens, ToolCall, Transcript
+from hermes_state.values import CanonicalUsage, ChatId, LineageId, MicroUsd, Reasoning, Tokens, ToolCall, Transcript
 
 
 class Finish(StrEnum):
@@ -65,6 +65,8 @@ class ModelReply:
     """None where the provider reported none."""
     reasoning: Reasoning | None = None
     """What the model thought before its calls, if its API wants that back with their results."""
+    cost: MicroUsd | None = None
+    """What the provider says that the call cost; None where it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What can go wrong with a model call, and what then: one row a kind."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hermes_state.errors import (
     AuthRejected,
@@ -12,10 +13,13 @@ from hermes_state.errors import (
     ModelUnavailable,
     NotOffered,
     OutputCapTooLarge,
+    PriceUnknown,
     QuotaExceeded,
     ReplyMalformed,
     SpendingCapReached,
 )
+from hermes_state.money import dollars
+from hermes_state.values import CanonicalUsage, MicroUsd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,8 @@ class Remedy:
 
 
 OUTCOME_OK = "ok"
+OUTCOME_CANCELLED = "cancelled"
+"""Nobody waits for the reply any more: it was stopped, or its time was up."""
 
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
@@ -102,8 +108,15 @@ REMEDIES: tuple[Remedy, ...] = (
         kind=SpendingCapReached,
         outcome="capped",
         attempts=1,
-        sentence="{spending} is used up, so the model was not asked; /usage shows what was spent. Whoever runs this "
-        "gateway can raise `{key}`.",
+        sentence="{spending} is used up{spent}, so the model was not asked. {opens}; whoever runs this gateway can "
+        "raise `{key}`.",
+    ),
+    Remedy(
+        kind=PriceUnknown,
+        outcome="unpriced",
+        attempts=1,
+        sentence="Spending is capped here, and what the model{model} costs is not known, so it was not asked; "
+        "whoever runs this gateway has to add its price to `costs.prices`.",
     ),
     Remedy(
         kind=ModelError,
@@ -117,10 +130,20 @@ _BY_KIND = {remedy.kind: remedy for remedy in REMEDIES}
 
 
 _SPENDING = {
-    "costs.daily_cap": "What may be spent in a day",
-    "costs.chat_daily_cap": "What this chat may spend in a day",
-    "costs.conversation_cap": "What one conversation may cost",
+    "costs.daily_cap": ("What may be spent in a day", "It opens again tomorrow"),
+    "costs.chat_daily_cap": ("What this chat may spend in a day", "It opens again tomorrow"),
+    "costs.conversation_cap": ("What one conversation may cost", "/new starts another one"),
 }
+"""What a cap bounds, and what helps, by its key in the configuration."""
+
+
+E = TypeVar("E", bound=ModelError)
+
+
+def paid_for(error: E, usage: CanonicalUsage | None, cost: MicroUsd | None = None) -> E:
+    """`error`, with what the provider reported of the call before it failed."""
+    error.usage, error.reported_cost = usage, cost
+    return error
 
 
 def remedy_for(error: ModelError) -> Remedy:
@@ -130,7 +153,7 @@ def remedy_for(error: ModelError) -> Remedy:
 
 def sentence_for(error: ModelError) -> str:
     """One sentence for the person: what happened and what helps."""
-    wait = window = cap = key = spending = ""
+    wait = window = cap = key = spending = spent = opens = model = ""
     if isinstance(error, ModelRateLimited):
         wait = "a minute" if error.retry_after is None else _in_words(error.retry_after)
     if isinstance(error, ContextOverflow) and error.window:
@@ -138,8 +161,14 @@ def sentence_for(error: ModelError) -> str:
     if isinstance(error, OutputCapTooLarge) and error.cap:
         cap = f" ({error.cap:,} tokens)"
     if isinstance(error, SpendingCapReached):
-        key, spending = error.cap, _SPENDING[error.cap]
-    return remedy_for(error).sentence.format(wait=wait, window=window, cap=cap, key=key, spending=spending)
+        key, (spending, opens) = error.cap, _SPENDING[error.cap]
+        if error.spent is not None and error.limit is not None:
+            spent = f" ({dollars(error.spent)} of {dollars(error.limit)})"
+    if isinstance(error, PriceUnknown):
+        model = " `{}`".format(error.model.replace("`", "'")) if error.model else ""
+    return remedy_for(error).sentence.format(
+        wait=wait, window=window, cap=cap, key=key, spending=spending, spent=spent, opens=opens, model=model
+    )
 
 
 def _in_words(seconds: float) -> str:

@@ -8,19 +8,23 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from agent.model.base import ChatModel, Finish, ModelReply, ModelRequest, Payer
-from agent.model.failures import OUTCOME_OK, remedy_for
+from agent.model.failures import OUTCOME_CANCELLED, OUTCOME_OK, paid_for, remedy_for
 from agent.model.prices import Price, cost_of
 from agent.model.usage import estimated_reply_usage
-from hermes_state.errors import ModelError, ModelRateLimited, ModelTimeout, ReplyMalformed
-from hermes_state.values import CanonicalUsage, ModelCallRecord
+from hermes_state.errors import ModelError, ModelRateLimited, ModelTimeout, ReplyMalformed, StateError
+from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord
 
 T = TypeVar("T")
 
 RecordFailure = Callable[[ModelCallRecord], Awaitable[None]]
+
+RECORD_SECONDS = 1.0
+"""How long somebody who has cancelled a call waits for its row; a write that was queued is made in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +85,13 @@ class Line:
         purpose: str,
         record_failure: RecordFailure,
         within: float | None = None,
+        used: Callable[[str], CanonicalUsage] | None = None,
     ) -> tuple[T, int]:
         """What the first attempt that works gives, and how many milliseconds that one took.
 
         Every failed attempt goes to `record_failure` before anything else happens; the last one's `ModelError` is
-        raised. `within`: seconds for all attempts together.
+        raised. `within`: seconds for all attempts together. `used`: an estimate of what an attempt that was cancelled
+        has used, by the text that had come.
         """
         failures: Counter[str] = Counter()
         loop = asyncio.get_running_loop()
@@ -97,9 +103,15 @@ class Line:
             started = time.perf_counter()
             try:
                 return await _by(deadline, attempt(watch)), _since(started)
+            except asyncio.CancelledError:
+                usage = used(watch.text) if used is not None else None
+                cut = self._record(purpose, OUTCOME_CANCELLED, _since(started), usage, is_estimated=usage is not None)
+                await _even_so(record_failure(cut))
+                raise
             except ModelError as error:
                 remedy = remedy_for(error)
-                await record_failure(self._record(purpose, remedy.outcome, _since(started)))
+                failed = self._record(purpose, remedy.outcome, _since(started), error.usage, cost=error.reported_cost)
+                await record_failure(failed)
                 failures[remedy.outcome] += 1
                 pause = self._pause(error, failures, has_text=watch.has_text)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
@@ -123,8 +135,9 @@ class Line:
         usage: CanonicalUsage | None = None,
         *,
         is_estimated: bool = False,
+        cost: MicroUsd | None = None,
     ) -> ModelCallRecord:
-        """A call's row for the ledger."""
+        """A call's row for the ledger. `cost`: what the provider says itself, which wins over the price."""
         return ModelCallRecord(
             purpose=purpose,
             route=self.route,
@@ -133,7 +146,7 @@ class Line:
             usage=usage,
             took_ms=took_ms,
             is_estimated=is_estimated,
-            cost=None if usage is None else cost_of(usage, self._price),
+            cost=cost_of(usage, self._price) if cost is None and usage is not None else cost,
         )
 
 
@@ -163,20 +176,24 @@ class ModelLine(Line):
         """Call the model until it has answered or trying again is pointless; then raise the last `ModelError`.
 
         Every failed attempt goes to `record_failure` before anything else happens. The successful one is left to the
-        caller, who stores it together with the reply. An attempt that is cancelled leaves no record. `within`: seconds
-        for all attempts together, however steadily the reply comes in.
+        caller, who stores it together with the reply. An attempt that is cancelled counts as failed, with an estimate
+        of what it has used. `within`: seconds for all attempts together, however steadily the reply comes in.
         """
+
+        def used(text: str) -> CanonicalUsage:
+            return estimated_reply_usage(request, ModelReply(text=text, finish=Finish.STOP, usage=None))
 
         async def attempt(watch: _Watch) -> ModelReply:
             return _checked(await self.model.complete(request, watch.around(on_text)))
 
         reply, took_ms = await self._repeated(
-            attempt, payer=request.payer, purpose=purpose, record_failure=record_failure, within=within
+            attempt, payer=request.payer, purpose=purpose, record_failure=record_failure, within=within, used=used
         )
         is_estimated = reply.usage is None
         usage = estimated_reply_usage(request, reply) if reply.usage is None else reply.usage
         return Completion(
-            reply=reply, call=self._record(purpose, OUTCOME_OK, took_ms, usage, is_estimated=is_estimated)
+            reply=reply,
+            call=self._record(purpose, OUTCOME_OK, took_ms, usage, is_estimated=is_estimated, cost=reply.cost),
         )
 
 
@@ -189,17 +206,28 @@ async def _by(deadline: float | None, call: Awaitable[T]) -> T:
         raise ModelTimeout("the reply took too long") from error
 
 
+async def _even_so(write: Awaitable[None]) -> None:
+    """Write although we are cancelled, but hold nobody up for it."""
+    with suppress(StateError, TimeoutError):
+        async with asyncio.timeout(RECORD_SECONDS):
+            await write
+
+
 class _Watch:
-    """Remembers whether any text of an attempt was seen."""
+    """Remembers the text of an attempt so far."""
 
     def __init__(self) -> None:
-        self.has_text = False
+        self.text = ""
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.text)
 
     def around(self, on_text: Callable[[str], None]) -> Callable[[str], None]:
         """`on_text`, watched."""
 
         def watched(text: str) -> None:
-            self.has_text = True
+            self.text = text
             on_text(text)
 
         return watched
@@ -216,9 +244,9 @@ def _may_repeat(error: ModelError, policy: RetryPolicy, *, has_text: bool) -> bo
 def _checked(reply: ModelReply) -> ModelReply:
     """Refuse what cannot become a row: nothing at all, or calls whose arguments were cut off."""
     if reply.calls and reply.finish is Finish.LENGTH:
-        raise ReplyMalformed("the output limit cut a tool call")
+        raise paid_for(ReplyMalformed("the output limit cut a tool call"), reply.usage, reply.cost)
     if not reply.calls and not reply.text.strip():
-        raise ReplyMalformed("the reply is empty")
+        raise paid_for(ReplyMalformed("the reply is empty"), reply.usage, reply.cost)
     return reply
 
 

@@ -6,10 +6,15 @@ from enum import StrEnum
 
 from agent.model.base import ModelReply, ModelRequest
 from agent.sizes import CALL_TOKENS, ROW_SIZES, estimated_schema_tokens, estimated_text_tokens, kept_text_tokens
-from hermes_state.values import CanonicalUsage
+from hermes_state.money import micro_usd
+from hermes_state.values import CanonicalUsage, MicroUsd
 
 MOST_TOKENS = 100_000_000
 """Of one call. More is no count: it would close a conversation for ever, or not fit into the database."""
+
+
+MOST_DOLLARS = 10_000
+"""Of one call. More is no price."""
 
 
 class UsageShape(StrEnum):
@@ -83,6 +88,21 @@ def _of_total(usage: object, *, prompt: str, output: str) -> CanonicalUsage | No
         cache_write=written,
         reasoning=_bounded(_field(usage, f"{output}_details"), "reasoning_tokens"),
     )
+
+
+def reported_cost(usage: object) -> MicroUsd | None:
+    """What a provider says itself that a call cost, such as OpenRouter; None where it does not say.
+
+    None for no cost, too: proxies that know no price say so, and unknown is not free.
+    """
+    cost = _amount(_field(usage, "cost"))
+    if _field(usage, "is_byok") is True:  # then `cost` is only the fee of whoever passed the call on
+        cost += _amount(_field(_field(usage, "cost_details"), "upstream_inference_cost"))
+    return micro_usd(cost) if 0 < cost <= MOST_DOLLARS else None
+
+
+def _amount(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else 0.0
 
 
 def _field(holder: object, name: str) -> object:

@@ -174,7 +174,7 @@ class Found:
     compressions: list[tuple[str, str, str | None]]
     """Layer, outcome, and the kind of the summary or the reason."""
     summary_calls: list[str]
-    """How the ledger calls the outcome of each."""
+    """How the ledger calls the outcome of each that was not cut off."""
     told: list[str]
     """What the chat was told that is no answer."""
     view: Transcript
@@ -209,7 +209,8 @@ def _found(db: Connection, lineage_id: LineageId) -> Found:
     view = load_view(db, lineage_id).transcript
     assert sum(row.origin is Origin.SUMMARY for row in view) == min(tip.depth, 1), "one handoff at most"
     said = "SELECT count(*) FROM messages m JOIN sessions s ON s.id = m.session_id WHERE s.lineage_id = ? AND m.seq > 0"
-    calls = "SELECT outcome FROM model_calls WHERE purpose = 'summary' AND lineage_id = ? ORDER BY id"
+    calls = """SELECT outcome FROM model_calls WHERE purpose = 'summary' AND outcome <> 'cancelled' AND lineage_id = ?
+        ORDER BY id"""
     told = "SELECT json_extract(payload, '$.markdown') FROM outbox WHERE chat_id = ? AND kind = 'status' ORDER BY id"
     return Found(
         depth=tip.depth,

@@ -1,12 +1,15 @@
 """When a failed call is made again, how long is waited, and what the ledger learns."""
 
+import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from agent.model.base import Finish, ModelReply, ModelRequest
-from agent.model.failures import REMEDIES, remedy_for, sentence_for
-from agent.model.line import Completion, ModelLine, RetryPolicy
+from agent.model.base import Finish, ModelReply, ModelRequest, Payer
+from agent.model.failures import REMEDIES, paid_for, remedy_for, sentence_for
+from agent.model.line import RECORD_SECONDS, Caps, Completion, ModelLine, RecordFailure, RetryPolicy
+from agent.model.prices import Price
 from agent.sizes import estimated_text_tokens
 from hermes_state import errors
 from hermes_state.errors import (
@@ -18,14 +21,18 @@ from hermes_state.errors import (
     ModelTimeout,
     ModelUnavailable,
     OutputCapTooLarge,
+    PriceUnknown,
     QuotaExceeded,
     ReplyMalformed,
+    SpendingCapReached,
+    StoreUnavailable,
 )
-from hermes_state.values import CanonicalUsage, ModelCallRecord, ToolCall
+from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord, ToolCall
 from tests.agent.rows import human
 
 POLICY = RetryPolicy(first_pause=0.001, longest_pause=0.002, longest_retry_after=0.01)
 GOOD = ModelReply(text="ok", finish=Finish.STOP, usage=CanonicalUsage(input=3, output=1))
+PRICE = Price(input=10.0, output=20.0, cache_read=1.0, cache_write=1.0)
 CALL = ToolCall(id="a", name="look", arguments="{")
 
 
@@ -53,7 +60,9 @@ class Scripted:
         pass
 
 
-async def run(model: Scripted) -> tuple[Completion | ModelError, Sequence[ModelCallRecord], list[str]]:
+async def run(
+    model: Scripted, price: Price | None = None, caps: Caps | None = None
+) -> tuple[Completion | ModelError, Sequence[ModelCallRecord], list[str]]:
     failures: list[ModelCallRecord] = []
     shown: list[str] = []
 
@@ -62,7 +71,7 @@ async def run(model: Scripted) -> tuple[Completion | ModelError, Sequence[ModelC
 
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
     try:
-        done: Completion | ModelError = await ModelLine(model, policy=POLICY).complete(
+        done: Completion | ModelError = await ModelLine(model, policy=POLICY, price=price, caps=caps).complete(
             request, shown.append, purpose="turn", record_failure=record
         )
     except ModelError as error:
@@ -150,6 +159,99 @@ async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
     assert done.reply.usage is None
 
 
+async def test_a_call_that_failed_keeps_what_the_provider_reported() -> None:
+    used = CanonicalUsage(input=3, output=1)
+    late = paid_for(ModelUnavailable("x"), used)
+    empty = ModelReply(text="", finish=Finish.STOP, usage=used, cost=MicroUsd(70))
+    done, failures, _ = await run(Scripted(late, ModelUnavailable("x"), empty, GOOD), price=PRICE)
+    assert isinstance(done, Completion)
+    assert [(failure.outcome, failure.usage, failure.cost) for failure in failures] == [
+        ("unavailable", used, 50),
+        ("unavailable", None, None),
+        ("malformed", used, 70),
+    ]
+    assert done.call.cost == 50
+
+
+async def test_what_the_provider_says_that_it_costs_wins_over_the_price() -> None:
+    done, _, _ = await run(Scripted(replace(GOOD, cost=MicroUsd(7))), price=PRICE)
+    assert isinstance(done, Completion)
+    assert done.call.cost == 7
+
+
+class Hanging(Scripted):
+    """Shows some text and then never ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = asyncio.Event()
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        on_text("x" * 400)
+        self.has_begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def _cancelled(record: RecordFailure) -> None:
+    """A call that is cut off after 400 characters."""
+    model = Hanging()
+    request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
+    line = ModelLine(model, policy=POLICY, price=PRICE)
+    call = asyncio.create_task(line.complete(request, lambda _: None, purpose="turn", record_failure=record))
+    await model.has_begun.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_a_call_that_is_cut_off_is_in_the_ledger_with_an_estimate() -> None:
+    failures: list[ModelCallRecord] = []
+
+    async def record(call: ModelCallRecord) -> None:
+        failures.append(call)
+
+    await _cancelled(record)
+    (cut,) = failures
+    assert (cut.outcome, cut.is_estimated) == ("cancelled", True)
+    assert cut.usage is not None
+    assert cut.usage.output == estimated_text_tokens("x" * 400)
+    assert cut.cost is not None
+    assert cut.cost > 0
+
+
+async def test_who_cuts_a_call_off_is_not_held_up_by_a_database_that_takes_nothing() -> None:
+    async def refuse(_call: ModelCallRecord) -> None:
+        raise StoreUnavailable("locked")
+
+    async def hang(_call: ModelCallRecord) -> None:
+        await asyncio.Event().wait()
+
+    for record in (refuse, hang):
+        async with asyncio.timeout(RECORD_SECONDS + 2):
+            await _cancelled(record)
+
+
+class Closed:
+    """Caps that are used up after some calls."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    async def check(self, payer: Payer) -> None:
+        if not self.left:
+            raise SpendingCapReached("x", spent=MicroUsd(2), limit=MicroUsd(1))
+        self.left -= 1
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+async def test_a_cap_is_looked_at_before_every_attempt(calls: int) -> None:
+    model = Scripted(*[ModelUnavailable("x")] * 9)
+    done, failures, _ = await run(model, caps=Closed(calls))
+    assert isinstance(done, SpendingCapReached)
+    assert model.calls == len(failures) == calls
+
+
 # ---- the table
 
 
@@ -180,6 +282,12 @@ def test_a_person_gets_one_sentence_without_holes(remedy: object) -> None:
         (ContextOverflow("x", window=8_192), "of 8,192 tokens; /compress"),
         (ContextOverflow("x"), "memory; /compress"),
         (OutputCapTooLarge("x", cap=4_096), "(4,096 tokens)"),
+        (SpendingCapReached("x"), "opens again tomorrow; whoever runs this gateway can raise `costs.daily_cap`."),
+        (SpendingCapReached("x", spent=MicroUsd(1_020_000), limit=MicroUsd(1_000_000)), "($1.02 of $1.00)"),
+        (SpendingCapReached("x", cap="costs.chat_daily_cap"), "this chat may spend in a day is used up"),
+        (SpendingCapReached("x", cap="costs.conversation_cap"), "/new starts another one"),
+        (PriceUnknown("x", model="lab-4k"), "what the model `lab-4k` costs is not known"),
+        (PriceUnknown("x", model="lab-4k"), "`costs.prices`"),
     ],
 )
 def test_a_sentence_holds_what_is_known(error: ModelError, part: str) -> None:

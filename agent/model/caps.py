@@ -1,0 +1,95 @@
+"""Caps on what model calls cost: looked at before every attempt of every call.
+
+A call counts once its row is in the ledger, so calls that are under way at the same time can carry the sum over a cap:
+by no more than what they cost.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, tzinfo
+
+from agent.model.base import Payer
+from hermes_state.errors import PriceUnknown, SpendingCapReached
+from hermes_state.money import dollars
+from hermes_state.spending import cost_behind, cost_of_chat, cost_of_conversation
+from hermes_state.store import Store
+from hermes_state.values import Clock, MicroUsd, Millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapLimits:
+    """The most that may be spent; None: as much as one likes. Days begin at midnight in `zone`."""
+
+    daily: MicroUsd | None = None
+    chat_daily: MicroUsd | None = None
+    conversation: MicroUsd | None = None
+    zone: tzinfo = UTC
+
+    @property
+    def has_any(self) -> bool:
+        return any(cap is not None for cap in (self.daily, self.chat_daily, self.conversation))
+
+
+def day_start(now: Millis, zone: tzinfo) -> Millis:
+    """The last midnight in `zone`."""
+    today = datetime.fromtimestamp(now / 1_000, zone).date()
+    return Millis(round(datetime.combine(today, time.min, zone).timestamp() * 1_000))
+
+
+class DaySpending:
+    """What the whole gateway has spent today: kept, so that no row of the ledger is read twice."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._since = Millis(0)
+        self._newest = 0
+        self._cost = MicroUsd(0)
+
+    async def cost(self, since: Millis) -> MicroUsd:
+        """What all calls since the day's beginning came to."""
+        if since != self._since:
+            self._since, self._newest, self._cost = since, 0, MicroUsd(0)
+        known, newest = self._cost, self._newest
+        more, newest = await self._store.read(cost_behind, since, newest)
+        total = MicroUsd(known + more)
+        if since == self._since and newest >= self._newest:  # else somebody has looked further meanwhile
+            self._newest, self._cost = newest, total
+        return total
+
+
+class SpendingCaps:
+    """See `line.Caps`. For models whose price is known."""
+
+    def __init__(self, store: Store, limits: CapLimits, day: DaySpending, clock: Clock) -> None:
+        self._store = store
+        self._limits = limits
+        self._day = day
+        self._clock = clock
+
+    async def check(self, payer: Payer) -> None:
+        """Raises `SpendingCapReached` for the first cap that is used up."""
+        limits = self._limits
+        since = day_start(self._clock.now(), limits.zone)
+        if limits.conversation is not None and payer.lineage_id is not None:
+            spent = await self._store.read(cost_of_conversation, payer.lineage_id)
+            _hold("costs.conversation_cap", spent, limits.conversation)
+        if limits.chat_daily is not None and payer.chat_id is not None:
+            spent = await self._store.read(cost_of_chat, payer.chat_id, since)
+            _hold("costs.chat_daily_cap", spent, limits.chat_daily)
+        if limits.daily is not None:
+            _hold("costs.daily_cap", await self._day.cost(since), limits.daily)
+
+
+def _hold(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
+    if spent >= limit:
+        raise SpendingCapReached(f"{dollars(spent)} of {dollars(limit)}", cap=cap, spent=spent, limit=limit)
+
+
+class NoPrice:
+    """See `line.Caps`. For a model whose price nobody knows, while there are caps: it might cost anything."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    async def check(self, payer: Payer) -> None:
+        """Raises `PriceUnknown`."""
+        raise PriceUnknown("no price is known", model=self._model)

@@ -1,0 +1,119 @@
+"""Whose calls are whose, what they come to, and that nothing unknown is counted as nothing."""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from hermes_state import ledger
+from hermes_state.sessions import load_active, start_session
+from hermes_state.spending import (
+    Spent,
+    cost_behind,
+    cost_of_chat,
+    cost_of_conversation,
+    load_conversation,
+    load_since,
+    load_slices,
+)
+from hermes_state.values import ChatId, MicroUsd, Millis
+from tests.hermes_state.rows import CALL, START, exchange, make_chat, migrated
+
+PRICED = replace(CALL, cost=MicroUsd(250))
+TOTALS = (
+    "SELECT input_tokens, output_tokens, reasoning_tokens, cost_microusd, unpriced_calls FROM sessions WHERE id = ?"
+)
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def test_a_call_is_its_chats_and_its_cost_joins_the_sessions_totals(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = exchange(db, chat, "q", "a")
+    ledger.record(db, turn.id, turn.lineage_id, PRICED, START)
+    rows = db.execute("SELECT chat_id, lineage_id, turn_id, cost_microusd FROM model_calls").fetchall()
+    assert rows == [(chat, turn.lineage_id, turn.id, None), (chat, turn.lineage_id, turn.id, 250)]
+    session = load_active(db, chat)
+    assert session is not None
+    assert db.execute(TOTALS, (session.id,)).fetchone() == (20, 10, 2, 250, 1)
+
+
+def test_a_call_without_a_conversation_is_still_its_chats(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    ledger.record(db, None, None, replace(PRICED, purpose="transcription"), START, chat)
+    assert db.execute("SELECT chat_id, lineage_id, cost_microusd FROM model_calls").fetchall() == [(chat, None, 250)]
+    assert cost_of_chat(db, chat, START) == 250
+
+
+def test_a_failed_call_is_counted_with_what_is_known_of_it(db: sqlite3.Connection) -> None:
+    turn = exchange(db, make_chat(db), "q", "a")
+    ledger.record(db, turn.id, turn.lineage_id, replace(CALL, outcome="timeout", usage=None), START)
+    ledger.record(db, turn.id, turn.lineage_id, replace(PRICED, outcome="malformed"), START)
+    spent = load_conversation(db, turn.lineage_id)["turn"]
+    assert (spent.calls, spent.failed, spent.unpriced, spent.cost) == (3, 2, 1, 250)
+    assert spent.input == 20
+
+
+def test_a_call_that_says_only_its_cost_is_paid(db: sqlite3.Connection) -> None:
+    turn = exchange(db, make_chat(db), "q", "a")
+    ledger.record(db, None, turn.lineage_id, replace(PRICED, usage=None), START)
+    assert cost_of_conversation(db, turn.lineage_id) == 250
+    assert load_since(db, START).unpriced == 1
+
+
+def test_conversations_are_apart_and_chats_are_the_sum_of_theirs(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    first = exchange(db, chat, "q", "a")
+    ledger.record(db, None, first.lineage_id, PRICED, START)
+    second = start_session(db, chat, START)
+    ledger.record(db, None, second.lineage_id, replace(PRICED, purpose="summary", is_estimated=True), Millis(START + 5))
+    assert cost_of_conversation(db, first.lineage_id) == cost_of_conversation(db, second.lineage_id) == 250
+    assert cost_of_chat(db, chat, START) == 500
+    assert cost_of_chat(db, chat, Millis(START + 5)) == 250
+    assert cost_of_chat(db, ChatId(chat + 1), START) == 0
+    assert load_conversation(db, second.lineage_id) == {
+        "summary": Spent(
+            calls=1, estimated=1, input=10, output=5, cache_read=3, cache_write=2, reasoning=1, cost=MicroUsd(250)
+        )
+    }
+
+
+def test_a_day_is_read_once_and_then_only_what_is_new(db: sqlite3.Connection) -> None:
+    assert cost_behind(db, START, 0) == (0, 0)
+    ledger.record(db, None, None, PRICED, Millis(START - 1))
+    ledger.record(db, None, None, PRICED, START)
+    cost, newest = cost_behind(db, START, 0)
+    assert cost == 250
+    assert cost_behind(db, START, newest) == (0, newest)
+    ledger.record(db, None, None, PRICED, Millis(START + 1))
+    assert cost_behind(db, START, newest) == (250, newest + 1)
+
+
+def test_a_share_is_of_everything_that_was_read() -> None:
+    assert Spent(input=25, cache_read=70, cache_write=5).cached_percent == 70
+    assert Spent().cached_percent == 0
+
+
+def test_slices_tell_quarters_of_an_hour_chats_models_and_purposes_apart(db: sqlite3.Connection) -> None:
+    chat, quarter = make_chat(db), 15 * 60_000
+    for call, at, whose in (
+        (PRICED, START, chat),
+        (PRICED, START + quarter - 1, chat),
+        (PRICED, START + quarter, chat),
+        (replace(PRICED, model="other"), START + quarter, chat),
+        (replace(PRICED, purpose="title"), START + quarter, None),
+    ):
+        ledger.record(db, None, None, call, Millis(at), whose)
+    found = load_slices(db, START)
+    assert [(one.at - START, one.chat_id, one.model, one.purpose, one.spent.calls) for one in found] == [
+        (0, chat, "scripted", "turn", 2),
+        (quarter, None, "scripted", "title", 1),
+        (quarter, chat, "other", "turn", 1),
+        (quarter, chat, "scripted", "turn", 1),
+    ]
+    assert sum(one.spent.calls for one in load_slices(db, START, chat)) == 4
