@@ -20,6 +20,7 @@ from gateway.config.context import (
     HygieneSettings,
     NoticeSettings,
 )
+from gateway.config.costs import CostSettings
 from gateway.config.routes import Aliases, Fallbacks, RouteSettings, WrittenRoute, completed
 from gateway.config.section import Section, setting
 from gateway.config.types import AnyCase, OffOrNumber, People, Secret, SocketUrl, TimeZone, Url, WebhookSecret
@@ -385,6 +386,7 @@ class Config(BaseSettings):
     auxiliary: AuxiliarySettings = Field(default_factory=AuxiliarySettings)
     context: ContextEngineSettings = Field(default_factory=ContextEngineSettings)
     notices: NoticeSettings = Field(default_factory=NoticeSettings)
+    costs: CostSettings = Field(default_factory=CostSettings)
     attachments: AttachmentSettings = Field(default_factory=AttachmentSettings)
     transcription: TranscriptionSettings = Field(default_factory=TranscriptionSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)

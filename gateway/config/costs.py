@@ -1,0 +1,88 @@
+"""Settings of what model calls cost and how much may be spent."""
+
+import difflib
+import json
+import math
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from gateway.config.section import Section, setting
+from gateway.config.types import OffOrNumber
+
+MOST_DOLLARS = 1_000_000
+NEEDED = ("input", "output")
+KNOWN = (*NEEDED, "cache_read", "cache_write")
+
+
+def _price_list(value: object) -> object:
+    """Pattern → prices; from a variable as JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError("is not JSON") from None
+    if not isinstance(value, dict) or not all(isinstance(prices, dict) for prices in value.values()):
+        raise ValueError("must be a block of patterns, each with `input` and `output` below it")
+    return {str(pattern).strip(): _prices(str(pattern), prices) for pattern, prices in value.items()}
+
+
+def _prices(pattern: str, prices: dict[Any, Any]) -> dict[str, float]:
+    for key in prices:
+        if key not in KNOWN:
+            nearest = difflib.get_close_matches(str(key), KNOWN, n=1)
+            meant = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise ValueError(f"{pattern}: there is no key {key}{meant}")
+    for key in NEEDED:
+        if prices.get(key) is None:
+            raise ValueError(f"{pattern}.{key} is missing: write it in US dollars for a million tokens")
+    return {key: _dollars(f"{pattern}.{key}", value) for key, value in prices.items() if value is not None}
+
+
+def _dollars(key: str, value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not 0 <= float(value) <= MOST_DOLLARS:  # type: ignore[arg-type]  # it is a number
+        raise ValueError(f"{key} must be US dollars for a million tokens, such as 2.50")
+    return float(value)  # type: ignore[arg-type]
+
+
+Prices = Annotated[dict[str, dict[str, float]], BeforeValidator(_price_list)]
+
+
+class CostSettings(Section):
+    """What model calls cost, and how much may be spent."""
+
+    prices: Prices = setting(
+        {},
+        default_text="built in for well-known models",
+        text="Price of models, in US dollars for a million tokens: a pattern such as `gpt-5*`, and below it `input`, "
+        "`output` and, where they differ, `cache_read` and `cache_write`. The longest pattern wins.",
+    )
+    daily_cap: OffOrNumber = setting(
+        None,
+        ge=0.0001,
+        le=MOST_DOLLARS,
+        unit="US dollars",
+        default_text="off",
+        text="What the whole gateway may spend in a day, which begins at midnight in `agent.time_zone`.",
+    )
+    chat_daily_cap: OffOrNumber = setting(
+        None,
+        ge=0.0001,
+        le=MOST_DOLLARS,
+        unit="US dollars",
+        default_text="off",
+        text="What one chat may spend in a day.",
+    )
+    conversation_cap: OffOrNumber = setting(
+        None,
+        ge=0.0001,
+        le=MOST_DOLLARS,
+        unit="US dollars",
+        default_text="off",
+        text="What one conversation may cost, from `/new` to `/new`.",
+    )
+
+    @property
+    def has_caps(self) -> bool:
+        return any(cap is not None for cap in (self.daily_cap, self.chat_daily_cap, self.conversation_cap))

@@ -1,0 +1,99 @@
+"""What the configuration says of costs: read, refused, and turned into terms for the lines to models."""
+
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from agent.model.caps import CapLimits, NoPrice, SpendingCaps
+from agent.model.prices import FREE
+from gateway.config import ConfigRejected, load_config
+from gateway.config.settings import Config
+from gateway.costs import Costs, cap_limits, unpriced_models, unpriced_sentence
+from hermes_state.store import Store
+from hermes_state.values import MicroUsd, SystemClock
+
+
+def loaded(folder: Path, yaml: str = "", **environ: str) -> Config:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(yaml)
+    return load_config({"HERMES_HOME": str(folder), **environ}).config
+
+
+def test_nothing_is_capped_by_default(tmp_path: Path) -> None:
+    config = loaded(tmp_path / "home")
+    assert cap_limits(config) == CapLimits(zone=cap_limits(config).zone)
+    assert not config.costs.has_caps
+    assert unpriced_models(config) == []
+
+
+def test_caps_are_dollars_and_days_begin_in_the_agents_time_zone(tmp_path: Path) -> None:
+    config = loaded(
+        tmp_path / "home",
+        "costs: {daily_cap: 5, chat_daily_cap: 0.5}\nagent: {time_zone: Europe/Berlin}",
+        HERMES_COSTS__CONVERSATION_CAP="2.25",
+    )
+    assert cap_limits(config) == CapLimits(
+        daily=MicroUsd(5_000_000),
+        chat_daily=MicroUsd(500_000),
+        conversation=MicroUsd(2_250_000),
+        zone=ZoneInfo("Europe/Berlin"),
+    )
+
+
+def test_prices_come_from_the_file_or_as_json_from_a_variable(tmp_path: Path) -> None:
+    expected = {"gpt-x*": {"input": 1.0, "output": 2.5, "cache_read": 0.1}}
+    yaml = "costs:\n  prices:\n    gpt-x*: {input: 1, output: 2.5, cache_read: 0.1}"
+    assert loaded(tmp_path / "one", yaml).costs.prices == expected
+    variable = '{"gpt-x*": {"input": 1, "output": 2.5, "cache_read": 0.1}}'
+    assert loaded(tmp_path / "two", HERMES_COSTS__PRICES=variable).costs.prices == expected
+
+
+@pytest.mark.parametrize(
+    ("prices", "words"),
+    [
+        ("{m: {input: 1}}", "m.output is missing"),
+        ("{m: {input: 1, output: -2}}", "m.output must be US dollars"),
+        ("{m: {input: 1, output: two}}", "m.output must be US dollars"),
+        ("{m: {input: .inf, output: 2}}", "m.input must be US dollars"),
+        ("{m: {input: true, output: 2}}", "m.input must be US dollars"),
+        ("{m: {input: 1, output: 2, cache_reads: 1}}", "did you mean cache_read?"),
+        ("{m: 3}", "a block of patterns"),
+        ("[m]", "a block of patterns"),
+    ],
+)
+def test_prices_that_make_no_sense_are_named(tmp_path: Path, prices: str, words: str) -> None:
+    with pytest.raises(ConfigRejected, match=r"costs\.prices") as refused:
+        loaded(tmp_path / "home", f"costs: {{prices: {prices}}}")
+    assert words in str(refused.value)
+
+
+MODEL = "model: {name: lab-128k, base_url: 'http://127.0.0.1:1/v1'}\n"
+
+
+async def test_a_line_gets_its_price_and_the_caps(tmp_path: Path, store: Store) -> None:
+    costs = Costs(store, SystemClock())
+    free = loaded(tmp_path / "a", MODEL)
+    assert costs.terms(free, "lab-128k") == {"price": None, "caps": None}
+    capped = loaded(tmp_path / "b", MODEL + "costs: {daily_cap: 1, prices: {lab-*: {input: 1, output: 2}}}")
+    terms = costs.terms(capped, "lab-128k")
+    assert terms["price"] is not None
+    assert isinstance(terms["caps"], SpendingCaps)
+    assert isinstance(costs.terms(capped, "another")["caps"], NoPrice)
+    assert costs.terms(capped, None)["price"] == FREE
+
+
+def test_every_model_that_a_cap_shuts_out_is_named(tmp_path: Path) -> None:
+    yaml = """
+    model:
+      name: lab-128k
+      base_url: http://127.0.0.1:1/v1
+      fallbacks: [gpt-4.1-mini, lab-4k]
+      aliases: {fast: lab-8k, known: claude-sonnet-4-5}
+    auxiliary: {compression: {model: lab-16k}}
+    transcription: {model: lab-ears}
+    costs: {daily_cap: 1, prices: {lab-8k: {input: 1, output: 2}}}
+    """
+    names = unpriced_models(loaded(tmp_path / "home", yaml))
+    assert names == ["lab-128k", "lab-4k", "lab-16k", "lab-ears"]
+    assert "costs.prices" in unpriced_sentence(names)
