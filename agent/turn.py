@@ -131,20 +131,21 @@ class Agent:
         on_wait: OnWait | None = None,
         redact: Callable[[str], str] = redact,
         make_engine: Callable[[Engine], Engine] | None = None,
+        views: ViewCache | None = None,
     ) -> None:
         """`summary_routes`: who is asked for summaries, in this order; by default the model itself.
 
         `listeners` are told what happens to views, `before_split` is asked before one is compressed, `on_wait` is
         called when a turn waits long for that. `redact` takes secrets out of what a summariser reads and writes.
         `make_engine` puts another context engine in front of the built-in one; its tools join `tools`, unless their
-        names are taken.
+        names are taken. `views` may be shared by the agents of a store.
         """
         self._store = store
         self._line = line
         self._tools = tools
         self._settings = settings
         self._clock = clock
-        self._views = ViewCache(store)
+        self._views = views or ViewCache(store)
         own = SummaryRoute(line=line, context_length=settings.context_length)
         engine: Engine = Compressor(settings=settings.context.compressor, redact=redact, clock=clock)
         if make_engine is not None:
@@ -168,6 +169,11 @@ class Agent:
             on_wait=on_wait,
             clock=clock,
         )
+
+    @property
+    def line(self) -> ModelLine:
+        """The line to its model."""
+        return self._line
 
     async def run(self, turn: RunningTurn, sink: PreviewSink) -> Answer:
         """Bring a turn to its answer, from wherever its rows say that it stands.

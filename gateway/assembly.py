@@ -1,4 +1,4 @@
-"""From configuration to parts: which adapters there are, and the agent with its model and tools."""
+"""From configuration to parts: which adapters there are, and the agents with their models and tools."""
 
 import hashlib
 import secrets
@@ -9,25 +9,28 @@ from zoneinfo import ZoneInfo
 
 from agent.context.compressor import SummaryRoute
 from agent.context.events import Listener, OnWait
+from agent.context.foreign import ForeignEngine
 from agent.context.plugins import load_engine
 from agent.context.port import Engine
 from agent.context.seats import ModelFacts
-from agent.model.base import ChatModel
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.line import ModelLine
-from agent.model.offline import OfflineModel
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
+from gateway.agents import Agents
 from gateway.config import LoadedConfig
 from gateway.config.fields import secrets_of
+from gateway.config.routes import RouteSettings
 from gateway.config.section import Section
-from gateway.config.settings import Config, ModelSettings
+from gateway.config.settings import Config
+from gateway.models import Lines
 from gateway.window import context_settings
 from hermes_state.redaction import Redactor
 from hermes_state.store import Store
 from hermes_state.values import Clock, Tokens
+from hermes_state.views import ViewCache
 from platforms.base import CommandMenuItem, PlatformAdapter
 from platforms.discord.adapter import DiscordAdapter, DiscordSettings
 from platforms.local.adapter import LocalAdapter, LocalSettings
@@ -95,23 +98,6 @@ def discord_settings(config: Config) -> DiscordSettings | None:
     )
 
 
-def make_model(settings: ModelSettings) -> ChatModel:
-    """The model that answers, ready to be called."""
-    if settings.protocol == "offline":
-        return OfflineModel()
-    assert settings.name is not None, "the settings require a name for this protocol"
-    key = settings.api_key.get_secret_value() if settings.api_key is not None else ""
-    return ChatCompletionsModel(
-        ChatCompletionsSettings(
-            model=settings.name,
-            api_key=key,
-            base_url=settings.base_url,
-            connect_seconds=settings.connect_seconds,
-            read_seconds=settings.read_seconds,
-        )
-    )
-
-
 def make_summary_model(config: Config) -> SummaryRoute | None:
     """A model of its own for summaries; None where the conversation's model writes them.
 
@@ -139,9 +125,9 @@ def make_summary_model(config: Config) -> SummaryRoute | None:
     )
 
 
-def make_agent(
-    line: ModelLine,
+def make_agents(
     loaded: LoadedConfig,
+    lines: Lines,
     *,
     summary: SummaryRoute | None,
     store: Store,
@@ -149,54 +135,83 @@ def make_agent(
     listeners: Sequence[Listener],
     on_wait: OnWait,
     clock: Clock,
-) -> Agent:
-    """The agent around a model. The built-in offline model is never asked for a summary: it cannot write one.
+) -> Agents:
+    """The agents of a configuration, the configured model's first.
 
     Raises `ConfigError` for a context engine that is not there or is broken.
     """
-    config = loaded.config
-    settings, habits = config.model, config.agent
+    views, tools, redactor = ViewCache(store), (*recall_tools(), *extra_tools), Redactor(loaded.secrets())
+    around = _engine_maker(loaded, redactor, clock)
+
+    def make(route: RouteSettings) -> Agent:
+        line = lines.of(route)
+        return Agent(
+            store=store,
+            line=line,
+            tools=ToolRegistry(tools),
+            settings=_agent_settings(loaded, route),
+            clock=clock,
+            summary_routes=_summary_routes(loaded.config, route, line, summary),
+            listeners=listeners,
+            on_wait=on_wait,
+            redact=redactor,
+            make_engine=None if around is None else partial(around, route),
+            views=views,
+        )
+
+    return Agents(loaded.config.model.route, make)
+
+
+def _agent_settings(loaded: LoadedConfig, route: RouteSettings) -> AgentSettings:
+    habits = loaded.config.agent
     zone = ZoneInfo(habits.time_zone) if habits.time_zone is not None else datetime.now().astimezone().tzinfo
-    redactor = Redactor(loaded.secrets())
-    own = SummaryRoute(line=line, context_length=Tokens(settings.context_length), mark=settings_mark(config))
-    routes = [route for route in (summary, own if settings.protocol != "offline" else None) if route is not None]
-    return Agent(
-        store=store,
-        line=line,
-        tools=ToolRegistry([*recall_tools(), *extra_tools]),
-        settings=AgentSettings(
-            context_length=Tokens(settings.context_length),
-            max_output_tokens=Tokens(settings.max_output_tokens),
-            sees_images=settings.sees_images,
-            attachments=loaded.attachments,
-            zone=zone or UTC,
-            persona=habits.persona or DEFAULT_PERSONA,
-            max_tool_rounds=habits.max_tool_rounds,
-            context=context_settings(config, zone or UTC),
-        ),
-        clock=clock,
-        summary_routes=routes,
-        listeners=listeners,
-        on_wait=on_wait,
-        redact=redactor,
-        make_engine=_engine_maker(loaded, redactor, clock),
+    return AgentSettings(
+        context_length=Tokens(route.context_length),
+        max_output_tokens=Tokens(route.max_output_tokens),
+        sees_images=route.sees_images,
+        attachments=loaded.attachments,
+        zone=zone or UTC,
+        persona=habits.persona or DEFAULT_PERSONA,
+        max_tool_rounds=habits.max_tool_rounds,
+        context=context_settings(loaded.config, zone or UTC, route.name),
     )
 
 
-def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Callable[[Engine], Engine] | None:
-    """Puts the plugin that `context.engine` names in front of the built-in engine. Raises `ConfigError`."""
+def _summary_routes(
+    config: Config, route: RouteSettings, line: ModelLine, summary: SummaryRoute | None
+) -> list[SummaryRoute]:
+    """Who is asked for summaries. The built-in offline model never is: it cannot write one."""
+    own = SummaryRoute(line=line, context_length=Tokens(route.context_length), mark=settings_mark(config))
+    return [one for one in (summary, own if route.protocol != "offline" else None) if one is not None]
+
+
+def _engine_maker(
+    loaded: LoadedConfig, redactor: Redactor, clock: Clock
+) -> Callable[[RouteSettings, Engine], Engine] | None:
+    """Puts the plugin that `context.engine` names in front of the built-in engines. Raises `ConfigError`.
+
+    All models share its engines: a conversation that changes its model keeps the one that knows it.
+    """
     engine = load_engine(loaded.config.context.engine, loaded.home)
     if engine is None:
         return None
-    settings = loaded.config.model
-    facts = ModelFacts(
-        name=settings.name or "offline",
-        context_length=Tokens(settings.context_length),
-        base_url=settings.base_url or "",
-        api_key=settings.api_key.get_secret_value() if settings.api_key is not None else "",
-        provider=settings.protocol,
-    )
-    return partial(engine.around, model=facts, redact=redactor, clock=clock, mark=settings_mark(loaded.config))
+    made: list[ForeignEngine] = []
+    mark = settings_mark(loaded.config)
+
+    def around(route: RouteSettings, built_in: Engine) -> Engine:
+        facts = ModelFacts(
+            name=route.label,
+            context_length=Tokens(route.context_length),
+            base_url=route.base_url or "",
+            api_key=route.api_key.get_secret_value() if route.api_key is not None else "",
+            provider=route.protocol,
+        )
+        if made:
+            return made[0].beside(built_in, facts)
+        made.append(engine.around(built_in, model=facts, redact=redactor, clock=clock, mark=mark))
+        return made[0]
+
+    return around
 
 
 def agent_inputs(config: Config) -> tuple[Section, ...]:

@@ -1,7 +1,8 @@
 """Files that people send, made ready for a turn.
 
-Text documents are read into the turn, images are stored for models that see, and everything else gets a
-friendly sentence. The bytes lie under `attachments/` in the state directory and never enter the history.
+Text documents are read into the turn, images are stored for models that see, recordings become words where that is
+configured, and everything else gets a friendly sentence. The bytes lie under `attachments/` in the state directory and
+never enter the history.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from hermes_state.errors import FileTooLarge, MessageRejected, PlatformError
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import Prepared
 from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.sessions import load_active
 from hermes_state.store import Store
 from hermes_state.values import (
     AttachmentId,
@@ -80,10 +82,11 @@ IMAGE_SIGNATURES = (
     (b"GIF89a", "image/gif"),
 )
 UNHEARD = {
-    AttachmentKind.VOICE: "I cannot listen to voice messages yet; please write to me instead.",
-    AttachmentKind.AUDIO: "I cannot listen to audio files yet; please write to me instead.",
+    AttachmentKind.VOICE: "I cannot listen to voice messages here; please write to me instead.",
+    AttachmentKind.AUDIO: "I cannot listen to audio files here; please write to me instead.",
     AttachmentKind.VIDEO: "I cannot watch videos; please describe in words what matters in it.",
 }
+RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 IMAGE_FORMS = "PNG, JPEG, GIF or WebP"
 
 
@@ -167,13 +170,13 @@ class AttachmentDesk:
         if is_text:
             max_chars = config.attachments.max_text_chars
             read = partial(_read_text, attachment=attachment, max_chars=max_chars)
-            file, document = await self._fetch(chat, attachment, limit, read)
+            file, document = await self._kept(chat, attachment, limit, read)
             gathered.documents.append(document)
             if document.was_truncated:
                 gathered.hints.append(_cut(attachment, max_chars))
             gathered.ids.append(await self._store.write(attachments.insert, chat.id, file, self._clock.now()))
             return
-        file, mime = await self._fetch(chat, attachment, limit, partial(_image_mime, attachment=attachment))
+        file, mime = await self._kept(chat, attachment, limit, partial(_image_mime, attachment=attachment))
         attachment_id = await self._store.write(attachments.insert, chat.id, file, self._clock.now())
         gathered.ids.append(attachment_id)
         gathered.images.append(Image(attachment_id=attachment_id, mime=mime, path=file.path))
@@ -182,6 +185,15 @@ class AttachmentDesk:
         self, chat: Chat, attachment: IncomingAttachment, limit: int, read: Callable[[Path], T]
     ) -> tuple[StoredFile, T]:
         """Fetch a file and look into it; only one that `read` can use is kept, or nothing would ever remove it."""
+
+        def look(fetched: Path) -> tuple[StoredFile, T]:
+            found = read(fetched)
+            return _keep(self._folder, fetched, attachment), found
+
+        return await self._fetch(chat, attachment, limit, look)
+
+    async def _fetch(self, chat: Chat, attachment: IncomingAttachment, limit: int, look: Callable[[Path], T]) -> T:
+        """What `look`, in a thread, finds in the fetched file, which is gone afterwards unless it was moved away."""
         adapter = self._adapters.of(chat.key)
         if adapter is None:
             raise _Unusable(f"I could not fetch “{_said(attachment)}” right now; please send it again later.")
@@ -195,8 +207,7 @@ class AttachmentDesk:
                 try:
                     async with asyncio.timeout(FETCH_SECONDS):
                         await adapter.download(attachment, target, limit)
-                    found = await asyncio.to_thread(read, target)
-                    return await asyncio.to_thread(_keep, self._folder, target, attachment), found
+                    return await asyncio.to_thread(look, target)
                 except FileTooLarge as error:
                     raise _Unusable(_too_large(attachment, error.limit_bytes)) from error
                 except MessageRejected as error:
@@ -247,6 +258,11 @@ def _said(attachment: IncomingAttachment) -> str:
     """The file's name inside a sentence of ours, which it can neither leave nor end: the model trusts our notes."""
     flat = " ".join(attachment.name.replace("“", "'").replace("”", "'").replace("[", "(").replace("]", ")").split())
     return flat if len(flat) <= NAME_CHARACTERS else f"{flat[:NAME_CHARACTERS]}…"
+
+
+def _refuse_large(attachment: IncomingAttachment, limit: int) -> None:
+    if attachment.size_bytes is not None and attachment.size_bytes > limit:
+        raise _Unusable(_too_large(attachment, limit))
 
 
 def _too_large(attachment: IncomingAttachment, limit: int) -> str:

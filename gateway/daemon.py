@@ -21,13 +21,12 @@ from typing import Any
 import structlog
 
 from agent.model.base import ChatModel
-from agent.model.line import ModelLine
 from agent.model.offline import HOW_TO_GET_A_MODEL
 from agent.tools.registry import Tool
-from agent.turn import Agent
 from gateway.access import Access
 from gateway.adapters import Adapters
-from gateway.assembly import agent_inputs, make_adapters, make_agent, make_model, make_summary_model
+from gateway.agents import Agents
+from gateway.assembly import agent_inputs, make_adapters, make_agents, make_summary_model
 from gateway.attachments import AttachmentDesk
 from gateway.commands.registry import Desk
 from gateway.commands.runner import CommandRunner
@@ -42,6 +41,7 @@ from gateway.intake import GatewayIntake
 from gateway.lanes import LaneParts, Lanes
 from gateway.live import Live
 from gateway.logs import update_logging
+from gateway.models import Lines
 from gateway.notices import Notices, WaitNotice
 from gateway.notify import notify
 from gateway.operator import Operator
@@ -228,6 +228,7 @@ class _Daemon:
             schedules=Schedules(store=store, live=live, clock=clock, attachments_folder=loaded.attachments),
             operator=Operator(
                 loaded=lambda: self._loaded,
+                live=live,
                 store=store,
                 access=access,
                 adapters=adapters,
@@ -297,25 +298,26 @@ class _Daemon:
         merged = merge_for_reload(self._loaded, new)
         if agent_inputs(merged.config) != agent_inputs(self._loaded.config):
             try:
-                agent = self._new_agent(merged)
+                agents = self._new_agents(merged)
             except ConfigError as error:
                 log.error("config.rejected", error=str(error), kept="the last good configuration")
                 return
-            agent.context.follow(self._live.agent.context)
-            self._live.agent = agent
+            agents.follow(self._live.agents)
+            self._live.agents = agents
         self._loaded = merged
         self._live.config = merged.config
         self._reloaded.set()
         update_logging(merged.config.logging.level, merged.secrets())
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
 
-    def _new_agent(self, loaded: LoadedConfig) -> Agent:
-        model, summary = make_model(loaded.config.model), make_summary_model(loaded.config)
-        # A running turn may still use an older one: all are closed at the end.
-        self._models += [model] if summary is None else [model, summary.line.model]
-        agent = make_agent(
-            ModelLine(model),
+    def _new_agents(self, loaded: LoadedConfig) -> Agents:
+        lines, summary = Lines(loaded.config), make_summary_model(loaded.config)
+        # A running turn may still use older ones: all are closed at the end.
+        self._lines.append(lines)
+        self._models += [] if summary is None else [summary.line.model]
+        agents = make_agents(
             loaded,
+            lines,
             summary=summary,
             store=self._store,
             extra_tools=self._extra_tools,
@@ -325,8 +327,8 @@ class _Daemon:
             ),
             clock=self._clock,
         )
-        self._agents.append(agent)
-        return agent
+        self._agents.append(agents)
+        return agents
 
     def _notice_settings(self) -> NoticeSettings:
         return self._loaded.config.notices

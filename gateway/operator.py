@@ -5,13 +5,17 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from agent.model.circuits import Rest
+from agent.model.line import ModelLine
 from gateway.access import Access, Verdict
 from gateway.adapters import Adapters
 from gateway.config import LoadedConfig
 from gateway.control import Handler
 from gateway.delivery import Delivery
 from gateway.doctor import Finding, database_finding
+from gateway.doctor import Verdict as Severity
 from gateway.lanes import Lanes
+from gateway.live import Live
 from gateway.lookups import LOOKUPS, Row, answer
 from gateway.moments import when
 from gateway.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
@@ -31,6 +35,7 @@ class Operator:
         self,
         *,
         loaded: Callable[[], LoadedConfig],
+        live: Live,
         store: Store,
         access: Access,
         adapters: Adapters,
@@ -42,6 +47,7 @@ class Operator:
         local_url: Callable[[], str | None],
     ) -> None:
         self._loaded = loaded
+        self._live = live
         self._store = store
         self._access = access
         self._adapters = adapters
@@ -60,7 +66,7 @@ class Operator:
             "pair.approve": self.approve,
             "pair.revoke": self.revoke,
             "local.url": self.mint_local_url,
-            "doctor": self.examine_database,
+            "doctor": self.examine,
             **{name: partial(self.look_up, name) for name in LOOKUPS},
         }
 
@@ -71,6 +77,7 @@ class Operator:
             "running_seconds": (self._clock.now() - self._started_at) // 1000,
             "model": model.name or "offline",
             "protocol": model.protocol,
+            "routes": self._routes(),
             "turns_running": self._lanes.running_count,
             "vitals": asdict(self._heartbeat.vitals()),
             "platforms": {name: self._health(name) for name in self._adapters.supervised},
@@ -80,6 +87,15 @@ class Operator:
                 if verdict is not Verdict.ADMITTED
             },
         }
+
+    def _routes(self) -> list[Mapping[str, Any]]:
+        """The models in use, and which of them are left alone for now."""
+        found: list[Mapping[str, Any]] = []
+        for _, agent in self._live.agents.in_use():
+            rest = agent.line.circuit.rest
+            row = {"model": agent.line.name, "route": agent.line.route}
+            found.append(row if rest is None else row | {"rests_seconds": round(rest.seconds), "trouble": rest.why})
+        return found
 
     def _health(self, name: str) -> Mapping[str, Any]:
         health = self._adapters.supervised[name].health()
@@ -115,9 +131,11 @@ class Operator:
         await self._access.load()
         return shown(pairing)
 
-    async def examine_database(self, _args: Mapping[str, Any]) -> list[Finding]:
-        """The checks that only whoever has the database open can make."""
-        return [await self._store.read(database_finding)]
+    async def examine(self, _args: Mapping[str, Any]) -> list[Finding]:
+        """The checks that only the running daemon can make: its database, and the models that it has given a rest."""
+        lines = [agent.line for _, agent in self._live.agents.in_use()]
+        resting = [_finding(line, rest) for line in lines if (rest := line.circuit.rest) is not None]
+        return [await self._store.read(database_finding), *resting]
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
         """Chains of sessions, and what was said; see `gateway.lookups`."""
@@ -126,3 +144,8 @@ class Operator:
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         """An address that signs one browser in to the web chat."""
         return {"url": self._local_url()}
+
+
+def _finding(line: ModelLine, rest: Rest) -> Finding:
+    text = f"{line.name} ({line.route}) {rest.why}; it is left alone for {rest.seconds:.0f} s."
+    return Finding(check="route", verdict=Severity.WARNING, text=text)

@@ -58,6 +58,10 @@ class LivePreview:
         self.text = text
         self._changed.set()
 
+    def forget(self) -> None:
+        """What was shown is no part of an answer: it stays in sight only until there is something else."""
+        self.text = ""
+
     def open(self) -> None:
         """Begin to show. Whoever opens a preview awaits `close`."""
         if self._adapter is not None:

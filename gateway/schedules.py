@@ -58,7 +58,7 @@ class Schedules:
             while ended := await self._store.write(sessions.expire_idle, before, SLICE_ROWS, now):
                 log.info("sessions.expired", count=len(ended), idle_hours=hours)
                 for session_id in ended:
-                    await self._live.agent.context.ended(session_id, was_reset=False)
+                    await self._live.agents.configured.context.ended(session_id, was_reset=False)
         except StateError as error:
             log.warning("sessions.expiry_delayed", error=str(error))
 

@@ -10,18 +10,22 @@ from structlog.contextvars import bound_contextvars
 from agent.context.commit import keep_pressure
 from agent.context.events import Pressure
 from agent.model.failures import sentence_for
-from agent.turn import Answer
-from gateway import cancellation, hygiene
+from gateway import cancellation
 from gateway.adapters import Adapters
+from gateway.config.routes import RouteSettings
+from gateway.config.settings import ModelSettings
 from gateway.delivery import Delivery
 from gateway.gates import Gates
 from gateway.live import Live
+from gateway.models import name_of, route_of
 from gateway.notices import pressure_sentence
 from gateway.patience import write_patiently
 from gateway.previews import LivePreview
-from hermes_state import journal
+from gateway.standins import Answered, EveryRouteFailed, answered
+from hermes_state import journal, outbox, sessions
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import FinalAnswer, RunningTurn, TurnClosed
+from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store import Store
 from hermes_state.values import ChatId, Clock, Millis, TurnId
 
@@ -67,7 +71,7 @@ class TurnRunner:
 
         Raises `StoreUnavailable` when a step could not be stored; the turn is still open then.
         """
-        config, agent = self._live.config, self._live.agent
+        config, agents = self._live.config, self._live.agents
         began = time.monotonic()
         with bound_contextvars(
             platform=turn.chat.platform, chat=turn.chat.name, lineage_id=turn.lineage_id, turn_id=turn.id
@@ -76,20 +80,22 @@ class TurnRunner:
                 preview.open()
                 try:
                     async with asyncio.timeout(config.model.turn_seconds):
-                        await hygiene.tidy(agent, turn)
-                        answer = await agent.run(turn, preview)
+                        chosen = await self._chosen(turn, config.model)
+                        done = await answered(turn, preview, agents, chosen, config.model.fallback_routes)
                 finally:
                     await preview.close()
-                final = _final(answer, tells_pressure=config.notices.pressure)
-                await write_patiently(self._store, _finish_turn, turn.id, final, answer.pressure, self._clock.now())
+                final = self._final(turn, done, tells_pressure=config.notices.pressure)
+                pressure = done.answer.pressure
+                await write_patiently(self._store, _finish_turn, turn.id, final, pressure, self._clock.now())
                 log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
             except TurnClosed:
                 log.info("turn.closed_elsewhere")
             except StoreUnavailable:
                 raise
             except (HermesError, TimeoutError) as error:
-                log.warning("turn.failed", error=type(error).__name__, detail=str(error))
-                await self._fail(turn, type(error).__name__, _sentence(error))
+                kind = type(error.first if isinstance(error, EveryRouteFailed) else error).__name__
+                log.warning("turn.failed", error=kind, detail=str(error))
+                await self._fail(turn, kind, _sentence(error))
             except asyncio.CancelledError as error:
                 if cancellation.is_ordered():
                     raise
@@ -118,6 +124,30 @@ class TurnRunner:
         """Something is owed to a chat."""
         self._delivery.wake(chat_id)
 
+    async def _chosen(self, turn: RunningTurn, model: ModelSettings) -> RouteSettings:
+        """The route that the turn's conversation has chosen. One that is gone is forgotten, and its people are told."""
+        route = route_of(model, turn.chosen_model)
+        if route is not None:
+            return route
+        assert turn.chosen_model is not None, "the configured model is always known"
+        gone = name_of(model, turn.chosen_model)
+        sentence = f"The model “{gone}” is not configured any more, so {model.label} answers here again."
+        await self._store.write(_forget_choice, turn, sentence, self._clock.now())
+        self._delivery.wake(turn.chat_id)
+        return model.route
+
+    def _final(self, turn: RunningTurn, done: Answered, *, tells_pressure: bool) -> FinalAnswer:
+        """The answer as it is stored; what the chat is shown may have notices below it, the model never sees those."""
+        answer = done.answer
+        pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
+        notices = [line for line in (self._live.stand_ins.noticed(turn.lineage_id, done), pressure) if line]
+        return FinalAnswer(
+            text=answer.text,
+            call=answer.call,
+            reported_prompt_tokens=answer.reported_prompt_tokens,
+            markdown="\n\n".join([answer.text, *notices]) if notices else "",
+        )
+
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
         await write_patiently(self._store, journal.fail_turn, turn.id, error, sentence, self._clock.now())
 
@@ -129,19 +159,19 @@ def _finish_turn(db: Connection, turn_id: TurnId, final: FinalAnswer, pressure: 
         keep_pressure(db, pressure)
 
 
-def _final(answer: Answer, *, tells_pressure: bool) -> FinalAnswer:
-    """The answer as it is stored; what the chat is shown may have a notice below it, the model never sees that."""
-    pressure = answer.pressure if tells_pressure else None
-    return FinalAnswer(
-        text=answer.text,
-        call=answer.call,
-        reported_prompt_tokens=answer.reported_prompt_tokens,
-        markdown=f"{answer.text}\n\n{pressure_sentence(pressure)}" if pressure is not None else "",
-    )
+def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis) -> None:
+    """Said in the transaction that makes it true, so that it is said once."""
+    if turn.chosen_model is not None and sessions.forget_model(db, turn.lineage_id, turn.chosen_model):
+        key = f"turn:{turn.id}:model"
+        reply = Reply(chat_id=turn.chat_id, kind=OutboxKind.STATUS, markdown=sentence, dedupe_key=key)
+        outbox.enqueue(db, reply, now)
 
 
 def _sentence(error: HermesError | TimeoutError) -> str:
     """What the people of the chat are told: one helpful sentence, without the details of the log."""
+    if isinstance(error, EveryRouteFailed):
+        others = "The fallback model" if error.count == 1 else f"The {error.count} fallback models"
+        return f"{sentence_for(error.first)} {others} failed, too."
     if isinstance(error, ModelError):
         return sentence_for(error)
     return DEADLINE_SENTENCE if isinstance(error, TimeoutError) else CRASH_SENTENCE

@@ -13,9 +13,9 @@ from gateway.config.settings import Config
 from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
 
 
-def context_settings(config: Config, zone: tzinfo) -> ContextSettings:
-    """What holds for the configured model, its own overrides included."""
-    compression = config.compression.for_model(config.model.name or "")
+def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:
+    """What holds for a model, by default the configured one; its own overrides included."""
+    compression = config.compression.for_model(model or config.model.name or "")
     return ContextSettings(
         is_enabled=compression.enabled,
         limits=LimitSettings(

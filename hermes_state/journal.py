@@ -73,6 +73,8 @@ class RunningTurn:
     """The platform's id of the message that it answers; of several, the last."""
     is_waiting: bool = False
     """It has paused until somebody decides something: nobody works on it, and it keeps its place in the chat."""
+    chosen_model: str | None = None
+    """What its conversation has chosen with `/model`, as it is stored; None: the configured model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,11 +390,12 @@ def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | Non
 
 # ---- reading ----------------------------------------------------------------------------------------------------
 
-# Purpose: a turn with the message that it answers.
+# Purpose: a turn with the message that it answers and the model that its conversation has chosen.
 _TURN = """
 SELECT id, chat_id, lineage_id, started_by, restarts, preview_ref, started_at,
   (SELECT i.message_ref FROM inbox i WHERE i.turn_id = turns.id AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1),
-  state = 'waiting'
+  state = 'waiting',
+  (SELECT s.chosen_model FROM sessions s WHERE s.lineage_id = turns.lineage_id ORDER BY s.depth DESC LIMIT 1)
 FROM turns
 """
 
@@ -446,4 +449,5 @@ def _turn(db: Connection, row: tuple[Any, ...]) -> RunningTurn:
         started_at=row[6],
         asked_ref=row[7],
         is_waiting=bool(row[8]),
+        chosen_model=row[9],
     )

@@ -40,6 +40,8 @@ class Session:
     """The last row that `reported_prompt_tokens` covers."""
     context_state: str | None
     """JSON of the context engine; a split copies it."""
+    chosen_model: str | None = None
+    """What was chosen with `/model`, as it is stored; None: the configured model."""
 
     @property
     def short_key(self) -> str:
@@ -64,7 +66,8 @@ class Conversation:
 SHORT_KEY_LENGTH = 8
 
 _COLUMNS = """id, key, chat_id, parent_session_id, lineage_id, depth, model, title, system_prompt, started_at, ended_at,
-end_reason, version, next_seq, message_count, reported_prompt_tokens, reported_at_seq, context_state"""
+end_reason, version, next_seq, message_count, reported_prompt_tokens, reported_at_seq, context_state,
+chosen_model"""
 # Purpose: the newest session of a lineage, by the unique index on (lineage_id, depth).
 _TIP = f"SELECT {_COLUMNS} FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1"
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -217,6 +220,20 @@ def set_context_state(db: Connection, session_id: SessionId, state: str) -> None
     db.execute("UPDATE sessions SET context_state = ? WHERE id = ?", (state, session_id))
 
 
+def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> None:
+    """Keep which model answers in a session and in what continues it; None: the configured one."""
+    db.execute("UPDATE sessions SET chosen_model = ? WHERE id = ?", (choice, session_id))
+
+
+def forget_model(db: Connection, lineage_id: LineageId, choice: str) -> bool:
+    """Go back to the configured model if `choice` is still what a conversation has chosen; whether it was."""
+    tip = load_tip(db, lineage_id)
+    if tip.chosen_model != choice:
+        return False
+    choose_model(db, tip.id, None)
+    return True
+
+
 def set_title(db: Connection, session_id: SessionId, title: str) -> None:
     db.execute("UPDATE sessions SET title = ? WHERE id = ?", (title, session_id))
 
@@ -310,4 +327,5 @@ def session_of(row: tuple[Any, ...]) -> Session:
         reported_prompt_tokens=row[15],
         reported_at_seq=row[16],
         context_state=row[17],
+        chosen_model=row[18],
     )

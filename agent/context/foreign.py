@@ -5,6 +5,7 @@ attempt is aborted, and where there is no room to leave things as they are, the 
 """
 
 import asyncio
+import copy
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -67,6 +68,7 @@ class ForeignEngine:
         """
         self._name = name
         self._fallback = fallback
+        self._model = model
         self._redact = redact
         self._clock = clock
         self._mark = mark
@@ -75,6 +77,12 @@ class ForeignEngine:
         self._seats = Seats(name, make, model=model, quick_seconds=quick_seconds)
         self._cut_off: OrderedDict[LineageId, tuple[int, int, int]] = OrderedDict()
         """The state of a conversation in which a draft was given up from outside."""
+
+    def beside(self, fallback: Engine, model: ModelFacts) -> "ForeignEngine":
+        """The same engines of conversations for another model: one that changes over is told so."""
+        other = copy.copy(self)
+        other._fallback, other._model = fallback, model
+        return other
 
     @property
     def name(self) -> str:
@@ -86,7 +94,7 @@ class ForeignEngine:
         """The engine's own decision, and what it asked for; beyond the urgent line nobody decides otherwise."""
         wish = None
         try:
-            async with self._seats.taken(job.view.session, job.limits.context_length) as seat:
+            async with self._seats.taken(job.view.session, self._model, job.limits.context_length) as seat:
                 wish = await self._decision(seat, job)
         except EngineTrouble:
             if job.limits.is_over_threshold(job.tokens_before):
@@ -186,7 +194,7 @@ class ForeignEngine:
     async def _compressed(self, job: CompressionJob) -> Mapped | None:
         lineage_id = job.view.session.lineage_id
         try:
-            async with self._seats.taken(job.view.session, job.limits.context_length) as seat:
+            async with self._seats.taken(job.view.session, self._model, job.limits.context_length) as seat:
                 handed = await asyncio.to_thread(hand_over, job.request.system, job.view.transcript, _style(job))
                 returned = await self._seats.call(
                     seat,

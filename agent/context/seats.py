@@ -57,6 +57,7 @@ class Seat:
     """One conversation's engine, and where it believes the conversation to be."""
 
     engine: ContextEngine
+    model: ModelFacts
     session: Session | None = None
     window: int = 0
     is_lost: bool = False
@@ -90,18 +91,23 @@ class Seats:
 
     @asynccontextmanager
     async def taken(
-        self, session: Session, window: int | None = None, *, is_patient: bool = False
+        self,
+        session: Session,
+        model: ModelFacts | None = None,
+        window: int | None = None,
+        *,
+        is_patient: bool = False,
     ) -> AsyncIterator[Seat]:
         """The engine of the session's conversation for one caller, told where the conversation is now.
 
-        `window`: None for the one that it was told last. When the caller is done, the engine hears what has happened
-        meanwhile. Raises `EngineTrouble`, also when somebody else is with the engine, unless the caller is patient.
+        `model` and `window`: None for those that it was told last. When the caller is done, the engine hears what has
+        happened meanwhile. Raises `EngineTrouble`, also when somebody else is with the engine, unless the caller is patient.
         """
         place = self._place(session.lineage_id)
         if place.lock.locked() and not is_patient:
             raise EngineTrouble("is busy with this conversation")
         async with place.lock:
-            yield await self._seated(place, session, window)
+            yield await self._seated(place, session, model, window)
             await self._deliver(place)
 
     async def call(
@@ -148,26 +154,29 @@ class Seats:
                 del self._places[other]
         return place
 
-    async def _seated(self, place: _Place, session: Session, window: int | None = None) -> Seat:
+    async def _seated(
+        self, place: _Place, session: Session, model: ModelFacts | None = None, window: int | None = None
+    ) -> Seat:
         """The engine in a place that is held, told of the model and of the session."""
         seat = place.seat
         if seat is None or seat.is_lost:
             engine = await self._bounded(self._make, seconds=self._quick_seconds)
             if not isinstance(engine, ContextEngine):
                 raise EngineTrouble("could not be made")
-            seat = place.seat = Seat(engine)
-        window = window or seat.window or int(self._model.context_length)
-        if seat.window != window:
-            await self._tell_model(seat, window)
+            seat = place.seat = Seat(engine, model or self._model)
+        model = model or seat.model
+        window = window or seat.window or int(model.context_length)
+        if (seat.model, seat.window) != (model, window):
+            await self._tell_model(seat, model, window)
             place.threshold = await self._said_threshold(seat)
         if seat.session is None or seat.session.depth < session.depth:
             await self._start(seat, session)
         return seat
 
-    async def _tell_model(self, seat: Seat, window: int) -> None:
-        model, tell = self._model, seat.engine.update_model
+    async def _tell_model(self, seat: Seat, model: ModelFacts, window: int) -> None:
+        tell = seat.engine.update_model
         await self.call(seat, tell, model.name, window, model.base_url, model.api_key, model.provider)
-        seat.window = window
+        seat.model, seat.window = model, window
 
     async def _start(self, seat: Seat, session: Session) -> None:
         """The conversation was taken up, or is in another session: after a compression, or one that was taken back."""

@@ -33,6 +33,9 @@ class Remedy:
     """How often a call may fail so before it is given up; 1 means that it is not repeated."""
     sentence: str
     """What the person reads. It holds nothing of the provider's own text, which may quote a key or a prompt."""
+    trouble: str | None = None
+    """What is wrong with the route, as the end of a sentence that begins with the model's name: another route may do
+    better, and this one rests when it goes on. None: the request would fare alike elsewhere."""
 
 
 OUTCOME_OK = "ok"
@@ -43,6 +46,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         kind=AuthRejected,
         outcome="auth",
+        trouble="is not open to our key",
         attempts=1,
         sentence="The model provider does not accept the API key; whoever runs this gateway has to check "
         "`model.api_key`.",
@@ -50,24 +54,28 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         kind=QuotaExceeded,
         outcome="quota",
+        trouble="has no credit left at its provider",
         attempts=1,
         sentence="The account at the model provider has no credit left; whoever runs this gateway has to top it up.",
     ),
     Remedy(
         kind=ModelRateLimited,
         outcome="rate_limited",
+        trouble="is asked more often than its provider allows",
         attempts=4,
         sentence="The model provider limits how often it may be asked; please send /retry in {wait}.",
     ),
     Remedy(
         kind=ModelTimeout,
         outcome="timeout",
+        trouble="does not answer in time",
         attempts=2,  # each attempt may take the whole read timeout
         sentence="The model did not answer in time; /retry asks again.",
     ),
     Remedy(
         kind=ModelUnavailable,
         outcome="unavailable",
+        trouble="cannot be reached",
         attempts=4,
         sentence="The model provider cannot be reached right now; please send /retry in a minute.",
     ),
@@ -80,6 +88,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         kind=NotOffered,
         outcome="not_offered",
+        trouble="is not offered by its provider",
         attempts=1,
         sentence="The model provider does not have this model at this address; whoever runs this gateway has to check "
         "`model.name` and `model.base_url`.",
@@ -101,6 +110,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         kind=ReplyMalformed,
         outcome="malformed",
+        trouble="gives broken answers",
         attempts=2,  # a second broken reply is no accident any more, and every try costs
         sentence="The model's answer arrived broken or empty; /retry asks again.",
     ),

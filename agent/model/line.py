@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from agent.model.base import ChatModel, Finish, ModelReply, ModelRequest, Payer
+from agent.model.circuits import Circuit
 from agent.model.failures import OUTCOME_CANCELLED, OUTCOME_OK, paid_for, remedy_for
 from agent.model.prices import Price, cost_of
 from agent.model.usage import estimated_reply_usage
@@ -76,6 +77,7 @@ class Line:
         self._policy = policy or RetryPolicy()
         self._price = price
         self._caps = caps
+        self.circuit = Circuit(route, name)
 
     async def _repeated(
         self,
@@ -90,10 +92,11 @@ class Line:
         """What the first attempt that works gives, and how many milliseconds that one took.
 
         Every failed attempt goes to `record_failure` before anything else happens; the last one's `ModelError` is
-        raised. `within`: seconds for all attempts together. `used`: an estimate of what an attempt that was cancelled
-        has used, by the text that had come.
+        raised. On a route that rests there is only one. `within`: seconds for all attempts together. `used`: an
+        estimate of what an attempt that was cancelled has used, by the text that had come.
         """
         failures: Counter[str] = Counter()
+        is_resting = self.circuit.rest is not None
         loop = asyncio.get_running_loop()
         deadline = None if within is None else loop.time() + within
         while True:
@@ -102,7 +105,9 @@ class Line:
             watch = _Watch()
             started = time.perf_counter()
             try:
-                return await _by(deadline, attempt(watch)), _since(started)
+                result = await _by(deadline, attempt(watch))
+                self.circuit.succeeded()
+                return result, _since(started)
             except asyncio.CancelledError:
                 usage = used(watch.text) if used is not None else None
                 cut = self._record(purpose, OUTCOME_CANCELLED, _since(started), usage, is_estimated=usage is not None)
@@ -113,8 +118,9 @@ class Line:
                 failed = self._record(purpose, remedy.outcome, _since(started), error.usage, cost=error.reported_cost)
                 await record_failure(failed)
                 failures[remedy.outcome] += 1
-                pause = self._pause(error, failures, has_text=watch.has_text)
+                pause = None if is_resting else self._pause(error, failures, has_text=watch.has_text)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
+                    self.circuit.failed(error)
                     raise
                 await asyncio.sleep(pause)
 

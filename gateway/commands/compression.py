@@ -20,6 +20,7 @@ from gateway.notices import accuracy_sentence
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LineageMoved
 from hermes_state.redaction import Redactor
+from hermes_state.sessions import Session
 from hermes_state.values import Millis
 
 WORKING = "Compressing this conversation…"
@@ -34,10 +35,11 @@ async def compress(invocation: Invocation) -> Effect:
     """A sub-word counts only when it is the whole argument; anything else is the focus."""
     argument = invocation.argument
     word, here = argument.lower(), _HERE.fullmatch(argument)
-    scene = await _scene(invocation)
-    if scene is None:
+    session = await invocation.desk.store.read(sessions.load_active, invocation.chat.id)
+    if session is None or session.ended_at is not None:
         return say("This chat has no conversation yet.")
-    context = invocation.desk.live.agent.context
+    scene = _scene(invocation, session)
+    context = invocation.desk.live.agent_for(session.chosen_model).context
     if word == "preview":
         return say(_previewed(await context.preview(scene)))
     if word == "undo":
@@ -57,10 +59,7 @@ async def compress(invocation: Invocation) -> Effect:
     return Effect(apply=partial(_settle, context, config.notices, scene, drafted))
 
 
-async def _scene(invocation: Invocation) -> Scene | None:
-    session = await invocation.desk.store.read(sessions.load_active, invocation.chat.id)
-    if session is None or session.ended_at is not None:
-        return None
+def _scene(invocation: Invocation, session: Session) -> Scene:
     chat = invocation.chat
     return Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
 

@@ -27,7 +27,7 @@ async def new(invocation: Invocation) -> Effect:
 
     async def tell_context() -> None:
         if before is not None and before.ended_at is None:
-            await desk.live.agent.context.ended(before.id, was_reset=True)
+            await desk.live.agent_for(before.chosen_model).context.ended(before.id, was_reset=True)
 
     return Effect(apply=partial(_new, invocation.chat.id, title), after=tell_context)
 

@@ -1,6 +1,6 @@
 """All commands, in the order in which help shows them."""
 
-from gateway.commands import compression, conversations, lineage, people, turns
+from gateway.commands import compression, conversations, lineage, models, people, turns
 from gateway.commands.registry import Registry
 
 REGISTRY = Registry(
@@ -8,6 +8,7 @@ REGISTRY = Registry(
         *people.COMMANDS[:2],
         *conversations.COMMANDS,
         *compression.COMMANDS,
+        *models.COMMANDS,
         *turns.COMMANDS,
         *people.COMMANDS[2:],
         *lineage.COMMANDS,

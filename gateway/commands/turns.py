@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from functools import partial
 from sqlite3 import Connection
 
+from agent.model.caching import cache_state
+
 from agent.context.events import Scene
 from agent.context.plugins import BUILT_IN
 from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.commands.registry import Command, Desk, Effect, Invocation, Kind, TurnStop, say
+from gateway.models import name_of, route_of
 from hermes_state import inbox, journal
 from hermes_state.chats import Chat
 from hermes_state.errors import CommandError
@@ -132,12 +135,13 @@ async def status(invocation: Invocation) -> Effect:
     desk, chat = invocation.desk, invocation.chat
     session, title, messages, waiting = await desk.store.read(_load_status, chat.id)
     running = desk.lanes.running_turn(chat.id)
-    lines = [_model_line(desk)]
+    lines = list(_model_lines(desk, session.chosen_model if session is not None else None))
     if session is None:
         lines.append("- Conversation: none yet; write to me to begin one")
     else:
         name = f"“{title}”, " if title else ""
         lines.append(f"- Conversation: {name}`{session.short_key}`, {counted(messages, 'message')}")
+        lines += _stand_in_lines(desk, session)
         lines += await _context_lines(invocation, session)
     if running is not None:
         lines.append(_running_line(desk, running))
@@ -151,17 +155,42 @@ def status_unstored(desk: Desk, key: ChatKey) -> str:
     running = desk.lanes.running_in(key)
     lines = [
         "- Database: it takes nothing right now; until it does, messages wait and answers cannot be finished",
-        _model_line(desk),
+        *_model_lines(desk, running.chosen_model if running is not None else None),
         *([_running_line(desk, running)] if running is not None else []),
     ]
     return "\n".join([*lines, *_connection_lines(desk)])
 
 
-def _model_line(desk: Desk) -> str:
-    model = desk.live.config.model
-    if model.protocol == "offline":
-        return f"- Model: the built-in offline model, which does not think; for a real one, {HOW_TO_GET_A_MODEL}"
-    return f"- Model: {model.name}"
+def _model_lines(desk: Desk, choice: str | None) -> Iterator[str]:
+    """The model of a conversation, and what is known against it."""
+    settings = desk.live.config.model
+    known = route_of(settings, choice)
+    choice, route = (None, settings.route) if known is None else (choice, known)
+    if route.protocol == "offline":
+        yield f"- Model: the built-in offline model, which does not think; for a real one, {HOW_TO_GET_A_MODEL}"
+        return
+    line = desk.live.agent_for(choice).line
+    name = name_of(settings, choice)
+    called = f"{name} ({route.label})" if name != route.label else name
+    cache = cache_state(line.name, line.route, settings.cache_ttl)
+    chosen = ", chosen here" if choice is not None else ""
+    yield f"- Model: {called}, route {line.route}{chosen}; prompt caching {cache.text}"
+    rest = line.circuit.rest
+    if rest is not None:
+        yield f"- {route.label} {rest.why}; it is left alone for {_seconds(rest.seconds)}"
+
+
+def _stand_in_lines(desk: Desk, session: Session) -> Iterator[str]:
+    """Who answers in place of the conversation's model."""
+    settings = desk.live.config.model
+    chosen = route_of(settings, session.chosen_model) or settings.route
+    by = desk.live.stand_ins.of(session.lineage_id, chosen)
+    if by is not None:
+        yield f"- The last answer came from {by.label}, in place of {chosen.label}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s"
 
 
 def _running_line(desk: Desk, running: RunningTurn) -> str:
@@ -179,7 +208,7 @@ def _connection_lines(desk: Desk) -> Iterator[str]:
 async def _context_lines(invocation: Invocation, session: Session) -> list[str]:
     chat = invocation.chat
     scene = Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
-    context = invocation.desk.live.agent.context
+    context = invocation.desk.live.agent_for(session.chosen_model).context
     standing = await context.standing(scene)
     limits = standing.limits
     percent = standing.prompt * 100 // limits.input_window

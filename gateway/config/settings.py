@@ -122,6 +122,11 @@ class ModelSettings(RouteSettings):
         default_text="none",
         text="Short names for `/model`: each with the name of a model at the same provider, or with a block as above.",
     )
+    cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = setting(
+        "5m",
+        text="How long Claude models keep a prompt for the next call; an hour costs more to write. Other providers "
+        "keep what they like.",
+    )
     turn_seconds: float = setting(
         900,
         ge=1,

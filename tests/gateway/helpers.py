@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.access import Access
 from gateway.adapters import Adapters
+from gateway.agents import Agents
 from gateway.attachments import AttachmentDesk
 from gateway.commands.registry import Desk, Registry
 from gateway.commands.runner import CommandRunner
@@ -311,7 +313,7 @@ class TestGateway:
             ),
             clock=self.clock,
         )
-        self.live = Live(config=config, agent=agent)
+        self.live = Live(config=config, agents=Agents(config.model.route, lambda _route: agent))
         self._folder = folder
 
     def assemble(self, group: asyncio.TaskGroup) -> None:

@@ -17,7 +17,7 @@ from tests.hermes_state.rows import START
 
 
 def access_of(store: Store, **access: object) -> Access:
-    return Access(store, Live(config=config_of(access=access), agent=None))  # type: ignore[arg-type]
+    return Access(store, Live(config=config_of(access=access), agents=None))  # type: ignore[arg-type]
 
 
 async def message(store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, is_addressed: bool) -> InboundMessage:

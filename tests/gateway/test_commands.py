@@ -475,7 +475,7 @@ async def test_a_message_that_waited_while_access_was_taken_is_not_answered(stor
 EVERY_COMMAND = (
     *("/start", "/help", "/new", "/reset again", "/title x", "/sessions", "/resume {old}", "/history", "/stop"),
     *("/stop all", "/status", "/retry", "/undo", "/queue later", "/queue", "/steer quickly", "/whoami", "/pair list"),
-    *("/compress", "/compress preview", "/compress undo", "/unknown"),
+    *("/compress", "/compress preview", "/compress undo", "/model", "/model other", "/unknown"),
     *("/lineage", "/search one", "/session m1"),
 )
 

@@ -91,7 +91,7 @@ async def test_more_tokens_in_fewer_messages_are_explained(store: Store, tmp_pat
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         [(chat_id, lineage_id)] = await gateway.rows("SELECT chat_id, lineage_id FROM sessions")
         scene = Scene(chat_id=chat_id, lineage_id=lineage_id, chat=DIRECT, chat_kind=ChatKind.DIRECT)
-        context = gateway.live.agent.context
+        context = gateway.live.agents.configured.context
         drafted = await context.draft_by_hand(scene)
         outcome = await gateway.store.write(context.settle, scene, drafted, gateway.clock.now())
         assert isinstance(outcome, Compressed)

@@ -15,6 +15,7 @@ def operator(gateway: TestGateway, url: str | None = None) -> Operator:
     loaded = LoadedConfig(config=gateway.live.config, home=Path("/nowhere"), warnings=(), sources={})
     return Operator(
         loaded=lambda: loaded,
+        live=gateway.live,
         store=gateway.store,
         access=gateway.access,
         adapters=gateway.adapters,

@@ -16,6 +16,7 @@ from agent.model.wire import chat_messages
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings
+from gateway.agents import Agents
 from gateway.notices import Notices, WaitNotice
 from hermes_state.store import Store
 from hermes_state.values import CanonicalUsage, Tokens
@@ -90,7 +91,7 @@ async def talking(
                 clock=gateway.clock,
             ),
         )
-        gateway.live.agent = agent
+        gateway.live.agents = Agents(gateway.live.config.model.route, lambda _route: agent)
         await gateway.start()
         await say_much(gateway, range(count))
         yield gateway

@@ -1,0 +1,41 @@
+"""The agents of all models in use: one for each, made when its model is first chosen.
+
+They share what belongs to conversations and not to a model: the store, the views, the drafts that are on their way.
+"""
+
+from collections.abc import Callable
+
+from agent.turn import Agent
+from gateway.config.routes import RouteSettings
+
+
+class Agents:
+    """See the module. A change of the configuration brings another set, which follows this one."""
+
+    def __init__(self, configured: RouteSettings, make: Callable[[RouteSettings], Agent]) -> None:
+        """`configured`: the route of `model`, whose agent is made at once. Raises what `make` raises for it."""
+        self._make = make
+        self.configured = make(configured)
+        self._made = {configured: self.configured}
+
+    def of(self, route: RouteSettings) -> Agent:
+        """The agent that speaks to the model of a route. Raises `ConfigError` where it cannot be made."""
+        agent = self._made.get(route)
+        if agent is None:
+            agent = self._made[route] = self._make(route)
+            agent.context.follow(self.configured.context)
+        return agent
+
+    def in_use(self) -> list[tuple[RouteSettings, Agent]]:
+        """Those that were made so far, the configured one first."""
+        return list(self._made.items())
+
+    def follow(self, before: "Agents") -> None:
+        """Take over the conversations of agents with other settings; turns that run may still use those."""
+        for agent in self._made.values():
+            agent.context.follow(before.configured.context)
+
+    async def close(self) -> None:
+        """Give up what is still being written."""
+        for agent in self._made.values():
+            await agent.close()

@@ -1,0 +1,119 @@
+"""`/model`: which model answers in this conversation."""
+
+from functools import partial
+from sqlite3 import Connection
+
+from agent.context.events import Scene
+from agent.turn import Agent
+from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from gateway.config.routes import CONFIGURED, RouteSettings
+from gateway.config.settings import ModelSettings
+from gateway.models import choose, known_routes, name_of, nearest, place_of, route_of
+from hermes_state import sessions
+from hermes_state.errors import CommandError, ConfigError
+from hermes_state.sessions import Session
+from hermes_state.values import Button, ChatId, Millis
+
+BUTTONS_SHOWN = 8
+SHOWN = 30
+"""Names in the list; whoever has more knows them."""
+
+
+async def model(invocation: Invocation) -> Effect:
+    """Without a name: which there are. With one: this conversation's from the next turn on."""
+    desk, settings = invocation.desk, invocation.desk.live.config.model
+    session = await desk.store.read(sessions.load_active, invocation.chat.id)
+    if session is not None and session.ended_at is not None:
+        session = None
+    if not invocation.argument:
+        return _listed(invocation, session)
+    choice = choose(settings, invocation.argument, invocation.role)
+    route = route_of(settings, choice)
+    assert route is not None, "a choice that has just been made is known"
+    try:
+        agent = desk.live.agents.of(route)
+    except ConfigError as error:
+        raise CommandError(f"That model cannot be used here: {error}.") from error
+    told = [_chosen(settings, choice, route, agent)]
+    if session is not None:
+        told += await _room(invocation, session, agent)
+    if choice is not None and choice not in known_routes(settings):
+        told.append(
+            f"The configuration does not name it, so whether it exists shows with the next message."
+            f"{nearest(settings, invocation.argument)}"
+        )
+    return Effect(apply=partial(_choose, invocation.chat.id, choice, " ".join(told)))
+
+
+def _choose(chat_id: ChatId, choice: str | None, told: str, db: Connection, now: Millis) -> str:
+    sessions.choose_model(db, sessions.ensure_active(db, chat_id, now).id, choice)
+    return told
+
+
+def _chosen(settings: ModelSettings, choice: str | None, route: RouteSettings, agent: Agent) -> str:
+    window = f"{agent.context.limits.context_length:,} tokens"
+    if choice is None:
+        return f"The configured model answers from the next message on: {_said(settings, route)}, window {window}."
+    name = name_of(settings, choice)
+    called = f"{name}: " if name != route.label else ""
+    return (
+        f"From the next message on this conversation is answered by {called}{_said(settings, route)}, window {window}; "
+        f"`/model {CONFIGURED}` goes back."
+    )
+
+
+async def _room(invocation: Invocation, session: Session, agent: Agent) -> list[str]:
+    """What a smaller window will do to the conversation."""
+    chat = invocation.chat
+    scene = Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
+    standing = await agent.context.standing(scene)
+    if standing.prompt < standing.limits.threshold or not agent.context.is_automatic:
+        return []
+    return [f"This conversation takes about {standing.prompt:,} tokens, so it is compressed before the next answer."]
+
+
+def _listed(invocation: Invocation, session: Session | None) -> Effect:
+    live = invocation.desk.live
+    settings = live.config.model
+    choice = session.chosen_model if session is not None else None
+    route = route_of(settings, choice)
+    if route is None:
+        choice, route = None, settings.route
+    limits = live.agent_for(choice).context.limits
+    lines = [f"Model: {_said(settings, route)}, window {limits.context_length:,} tokens"]
+    current = settings.label if choice is None else name_of(settings, choice)
+    known = known_routes(settings)
+    lines += [_line(settings, name, one, current) for name, one in list(known.items())[:SHOWN]]
+    if settings.fallback_routes:
+        lines.append("If it fails: " + ", then ".join(_said(settings, one) for one in settings.fallback_routes))
+    if len(known) == 1 and choice is None:
+        lines.append("No others are configured; `model.aliases` names them.")
+    else:
+        lines.append(f"`/model <name>` chooses for this conversation, `/model {CONFIGURED}` goes back.")
+    others = [name for name in known if name != current][:BUTTONS_SHOWN]
+    buttons = [Button(label=name, command=f"/model {name}") for name in others]
+    return say("\n".join(lines), *buttons)
+
+
+def _line(settings: ModelSettings, name: str, route: RouteSettings, current: str) -> str:
+    marks = [mark for mark, holds in (("current", name == current), ("configured", name == settings.label)) if holds]
+    said = "" if name == route.label and place_of(route) == place_of(settings) else f": {_said(settings, route)}"
+    marked = f" ({', '.join(marks)})" if marks else ""
+    return f"- `{name}`{said}{marked}"
+
+
+def _said(settings: ModelSettings, route: RouteSettings) -> str:
+    """A route in words; where it is only if that is elsewhere."""
+    place = place_of(route)
+    return route.label if place is None or place == place_of(settings) else f"{route.label} at {place}"
+
+
+COMMANDS = (
+    Command(
+        name="model",
+        kind=Kind.CHANGE,
+        description="which model answers here, and which others there are; with a name: choose one",
+        argument="[name]",
+        handler=model,
+    ),
+)

@@ -1,0 +1,128 @@
+"""The models of a gateway: what people call them, who may choose which, and the lines that lead to them."""
+
+import difflib
+import importlib
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from agent.model.extras import missing_extra
+
+from agent.model.base import ChatModel
+from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.line import ModelLine
+from agent.model.offline import OfflineModel
+from gateway.config.routes import CONFIGURED, RouteSettings, completed
+from gateway.config.settings import Config, ModelSettings
+from hermes_state.errors import CommandError, ConfigError
+from hermes_state.pairings import Role
+
+_EXACT: Final = "="
+"""Before a choice that is no name of the configuration but a model's own: it stays, whatever the configuration says."""
+LONGEST_NAME = 200
+
+
+def known_routes(model: ModelSettings) -> dict[str, RouteSettings]:
+    """Every name that people may choose, with its route: the configured model's, the aliases, the fallbacks'."""
+    found = {model.label: model.route}
+    for alias in model.aliases:
+        found.setdefault(alias, model.alias_route(alias))
+    for route in model.fallback_routes:
+        if route not in found.values():
+            found.setdefault(route.label, route)
+    return found
+
+
+def route_of(model: ModelSettings, choice: str | None) -> RouteSettings | None:
+    """The route of a stored choice; None where the configuration does not know it any more."""
+    if choice is None:
+        return model.route
+    if choice.startswith(_EXACT):
+        return completed(choice.removeprefix(_EXACT), model)
+    return known_routes(model).get(choice)
+
+
+def name_of(model: ModelSettings, choice: str | None) -> str:
+    """What people call a stored choice."""
+    return model.label if choice is None else choice.removeprefix(_EXACT)
+
+
+def choose(model: ModelSettings, written: str, role: Role) -> str | None:
+    """What is stored of a choice; None for the configured model. Raises `CommandError`.
+
+    Everybody may choose what the configuration names. Another model at the same provider may cost anything: that is
+    for admins.
+    """
+    known = known_routes(model)
+    name = next((one for one in known if one == written), None)
+    name = name or next((one for one in known if one.lower() == written.lower()), None)
+    if written.lower() == CONFIGURED or name == model.label:
+        return None
+    if name is not None:
+        return name
+    if role is not Role.ADMIN:
+        raise CommandError(
+            f"I do not know the model “{written[:LONGEST_NAME]}”.{nearest(model, written)} /model lists them."
+        )
+    if len(written) > LONGEST_NAME or len(written.split()) != 1:
+        raise CommandError("A model's name is one word.")
+    return _EXACT + written
+
+
+def place_of(route: RouteSettings) -> str | None:
+    """The host that a route leads to; None for what is built in."""
+    return urlsplit(route.address).hostname if route.address is not None else None
+
+
+def nearest(model: ModelSettings, written: str) -> str:
+    """A question about what was meant; empty where nothing is alike."""
+    names = {name.lower(): name for name in (*known_routes(model), CONFIGURED)}
+    found = difflib.get_close_matches(written.lower(), names, n=1)
+    return f" Did you mean `/model {names[found[0]]}`?" if found else ""
+
+
+def make_model(route: RouteSettings, settings: ModelSettings) -> ChatModel:
+    """The model at the end of a route, ready to be called. Raises `ConfigError` where its SDK is not installed."""
+    if route.protocol == "offline":
+        return OfflineModel()
+    assert route.name is not None, "the settings require a name for this protocol"
+    endpoint: dict[str, Any] = {
+        "model": route.name,
+        "api_key": route.api_key.get_secret_value() if route.api_key is not None else "",
+        "base_url": route.base_url,
+        "connect_seconds": settings.connect_seconds,
+        "read_seconds": settings.read_seconds,
+        "streams": route.streaming,
+    }
+    if route.protocol == "chat_completions":
+        return ChatCompletionsModel(ChatCompletionsSettings(**endpoint))
+    missing = missing_extra(route.protocol)
+    if missing is not None:
+        raise ConfigError(missing)
+    if route.protocol == "anthropic":
+        endpoint["cache_ttl"] = settings.cache_ttl
+    name, module = route.protocol.capitalize(), importlib.import_module(f"agent.model.{route.protocol}")
+    made: ChatModel = getattr(module, f"{name}Model")(getattr(module, f"{name}Settings")(**endpoint))
+    return made
+
+
+class Lines:
+    """One line to each model in use, shared by all that ask it; made when first asked for."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises `ConfigError` where a protocol of the configuration cannot be spoken here."""
+        self._config = config
+        self._lines: dict[RouteSettings, ModelLine] = {}
+        for route in known_routes(config.model).values():
+            if route.protocol == "anthropic":  # now, for the SDK takes longer to load than people should wait
+                self.of(route)
+
+    def of(self, route: RouteSettings) -> ModelLine:
+        line = self._lines.get(route)
+        if line is None:
+            line = self._lines[route] = ModelLine(make_model(route, self._config.model))
+        return line
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for line in self._lines.values():
+            await line.model.close()
