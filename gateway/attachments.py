@@ -20,7 +20,9 @@ import structlog
 
 from gateway.adapters import Adapters
 from gateway.delivery import Delivery
+from gateway.hearing import Ears, Unheard
 from gateway.live import Live
+from gateway.models import route_of
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
@@ -105,14 +107,25 @@ class _Gathered:
     hints: list[str]
     """What the sender should know of files that were taken."""
     notes: list[str]
+    heard: list[str]
+    """What was said in recordings; it is in the message by now."""
 
 
 class AttachmentDesk:
     """Fetches the files of waiting messages before their turn starts."""
 
     def __init__(
-        self, *, store: Store, live: Live, adapters: Adapters, delivery: Delivery, clock: Clock, folder: Path
+        self,
+        *,
+        store: Store,
+        live: Live,
+        adapters: Adapters,
+        delivery: Delivery,
+        ears: Ears,
+        clock: Clock,
+        folder: Path,
     ) -> None:
+        self._ears = ears
         self._store = store
         self._live = live
         self._adapters = adapters
@@ -135,7 +148,9 @@ class AttachmentDesk:
             if not row.payload.attachments:
                 continue
             gathered = await self._gather(chat, row)
-            is_useful = bool(row.payload.text.strip() or gathered.documents or gathered.images)
+            is_useful = bool(
+                row.payload.text.strip() or row.payload.heard or gathered.heard or gathered.documents or gathered.images
+            )
             if gathered.refusals or gathered.hints:
                 await self._store.write(_tell, row, gathered, not is_useful, self._clock.now())
                 self._delivery.wake(chat_id)
@@ -147,26 +162,28 @@ class AttachmentDesk:
         return prepared if is_whole else None
 
     async def _gather(self, chat: Chat, row: InboxRow) -> _Gathered:
-        gathered = _Gathered(documents=[], images=[], ids=[], refusals=[], hints=[], notes=[])
+        gathered = _Gathered(documents=[], images=[], ids=[], refusals=[], hints=[], notes=[], heard=[])
         for attachment in row.payload.attachments:
             try:
-                await self._take(chat, attachment, gathered)
+                await self._take(chat, row, attachment, gathered)
             except _Unusable as error:
                 log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
                 gathered.refusals.append(str(error))
                 gathered.notes.append(f"{attachment.kind} “{_said(attachment)}” was attached but could not be read")
         return gathered
 
-    async def _take(self, chat: Chat, attachment: IncomingAttachment, gathered: _Gathered) -> None:
+    async def _take(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _Gathered) -> None:
         config = self._live.config
+        limit = config.attachments.max_bytes
+        if attachment.kind in RECORDINGS and self._ears.are_open:
+            gathered.heard.append(await self._heard(chat, row, attachment, limit))
+            return
         is_text = _is_text(attachment)
         if not is_text and attachment.kind is not AttachmentKind.IMAGE:
-            raise _Unusable(UNHEARD.get(attachment.kind) or _unreadable(attachment, config.model.sees_images))
-        if not is_text and not config.model.sees_images:
+            raise _Unusable(UNHEARD.get(attachment.kind) or _unreadable(attachment, await self._sees_images(chat)))
+        if not is_text and not await self._sees_images(chat):
             raise _Unusable("The model that answers here cannot see images; please describe it in words.")
-        limit = config.attachments.max_bytes
-        if attachment.size_bytes is not None and attachment.size_bytes > limit:
-            raise _Unusable(_too_large(attachment, limit))
+        _refuse_large(attachment, limit)
         if is_text:
             max_chars = config.attachments.max_text_chars
             read = partial(_read_text, attachment=attachment, max_chars=max_chars)
@@ -181,7 +198,23 @@ class AttachmentDesk:
         gathered.ids.append(attachment_id)
         gathered.images.append(Image(attachment_id=attachment_id, mime=mime, path=file.path))
 
-    async def _fetch(
+    async def _sees_images(self, chat: Chat) -> bool:
+        """Whether the model does that the chat's conversation has chosen."""
+        session = await self._store.read(load_active, chat.id)
+        choice = session.chosen_model if session is not None and session.ended_at is None else None
+        model = self._live.config.model
+        return (route_of(model, choice) or model.route).sees_images
+
+    async def _heard(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
+        """What was said in a recording. Its bytes are not kept."""
+        _refuse_large(recording, limit)
+        try:
+            self._ears.refuse_long(recording)
+            return await self._ears.hear(row, recording, await self._fetch(chat, recording, limit, Path.read_bytes))
+        except Unheard as error:
+            raise _Unusable(str(error)) from error
+
+    async def _kept(
         self, chat: Chat, attachment: IncomingAttachment, limit: int, read: Callable[[Path], T]
     ) -> tuple[StoredFile, T]:
         """Fetch a file and look into it; only one that `read` can use is kept, or nothing would ever remove it."""

@@ -55,6 +55,8 @@ class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     text: str
     attachments: tuple[IncomingAttachment, ...] = ()
+    heard: tuple[str, ...] = ()
+    """Transcripts of recordings that were attached; they are no attachments any more."""
     quote: Quote | None = None
     via: Via = Via.TYPED
     ticket: str | None = None
@@ -274,6 +276,20 @@ def replace_text(db: Connection, inbox_id: InboxId, text: str) -> bool:
     payload = msgspec.structs.replace(_decode(row[0]), text=text)
     db.execute("UPDATE inbox SET payload = ? WHERE id = ?", (_encode(payload).decode(), inbox_id))
     return True
+
+
+def note_heard(db: Connection, inbox_id: InboxId, recording: IncomingAttachment, transcript: str) -> None:
+    """Put what was said in a recording in its place, unless the message is gone by now."""
+    row = db.execute("SELECT payload FROM inbox WHERE id = ? AND state = 'new'", (inbox_id,)).fetchone()
+    if row is None:
+        return
+    before = _decode(row[0])
+    payload = msgspec.structs.replace(
+        before,
+        attachments=tuple(one for one in before.attachments if one != recording),
+        heard=(*before.heard, transcript),
+    )
+    db.execute("UPDATE inbox SET payload = ? WHERE id = ?", (_encode(payload).decode(), inbox_id))
 
 
 def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> int:

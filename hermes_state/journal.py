@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from sqlite3 import Connection
 from typing import Any
 
+import msgspec
+
 from hermes_state import inbox, ledger, outbox, tool_runs
 from hermes_state.chats import load_chat
 from hermes_state.errors import StateError
@@ -46,6 +48,10 @@ from hermes_state.values import (
     TurnState,
     UserRef,
 )
+
+
+SPOKEN = "the message was spoken: its words are a transcript, which may be wrong here and there"
+"""Told to the model of a message that came as a recording."""
 
 
 class TurnClosed(StateError):
@@ -194,10 +200,13 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
     quote = row.payload.quote
     if quote is not None and not _is_newest_answer(db, row.chat_id, quote):
         body = MessageBody(documents=body.documents, images=body.images, notes=body.notes, quote=quote)
+    heard = row.payload.heard
+    if heard:
+        body = msgspec.structs.replace(body, notes=(*body.notes, SPOKEN))
     return NewMessage(
         role=Role.USER,
         origin=Origin.NOTICE if row.kind is InboxKind.NOTICE else Origin.HUMAN,
-        text=row.payload.text,
+        text="\n".join(filter(None, (row.payload.text, *heard))),
         body=body,
         sender_ref=row.sender_ref,
         sender_name=row.sender_name,

@@ -192,6 +192,7 @@ def _file(message: discord.Message, attachment: discord.Attachment, *, is_voice:
         name=attachment.filename,
         mime=mime,
         size_bytes=attachment.size,
+        seconds=attachment.duration,
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from telegram import Chat, MaybeInaccessibleMessage, Message, MessageEntity, Update, User
+from telegram import Audio, Chat, MaybeInaccessibleMessage, Message, MessageEntity, Update, User, Voice
 
 from hermes_state.values import (
     AttachmentKind,
@@ -308,7 +308,14 @@ def _attachment(kind: AttachmentKind, file: object, name: str) -> IncomingAttach
         name=getattr(file, "file_name", None) or name,
         mime=getattr(file, "mime_type", None),
         size_bytes=getattr(file, "file_size", None),
+        seconds=_seconds(file),
     )
+
+
+def _seconds(file: object) -> float | None:
+    """How long a recording is. Read from the raw form: the attribute's type is about to change."""
+    raw = file.to_dict().get("duration") if isinstance(file, Voice | Audio) else None
+    return float(raw) if isinstance(raw, int | float) else None
 
 
 def _without_file(message: Message) -> tuple[IncomingAttachment, ...]:

@@ -314,7 +314,9 @@ class Telegram:
 
     # Files
 
-    def add_file(self, kind: str, name: str, content: bytes, mime: str, fake_size: int | None = None) -> Json:
+    def add_file(
+        self, kind: str, name: str, content: bytes, mime: str, fake_size: int | None = None, seconds: int = 1
+    ) -> Json:
         number = next(self._media_ids)
         file_id = f"LAB{kind[:3].upper()}{number:08d}"
         self.files[file_id] = {
@@ -325,6 +327,7 @@ class Telegram:
             "size": len(content) if fake_size is None else fake_size,
             "unique": f"UQ{number:08d}",
             "kind": kind,
+            "seconds": seconds,
         }
         return self.file_ref(file_id)
 
@@ -341,7 +344,7 @@ class Telegram:
             case "document":
                 return {**ref, "file_name": file["name"], "mime_type": file["mime"]}
             case "voice" | "audio":
-                return {**ref, "duration": 1, "mime_type": file["mime"]}
+                return {**ref, "duration": file["seconds"], "mime_type": file["mime"]}
             case "sticker":
                 shape = {"type": "regular", "width": 512, "height": 512, "is_animated": False, "is_video": False}
                 return {**ref, **shape}
@@ -419,7 +422,7 @@ class Telegram:
         usual = {"photo": ("photo.jpg", "image/jpeg"), "voice": ("voice.ogg", "audio/ogg")}
         name, mime = usual.get(kind, ("file.txt", "text/plain"))
         name, mime = data.get("file_name", name), data.get("mime", mime)
-        ref = self.add_file(kind, name, content, mime, data.get("file_size"))
+        ref = self.add_file(kind, name, content, mime, data.get("file_size"), int(data.get("duration", 1)))
         made: Json = {kind: self.media_field(kind, ref["file_id"])}
         if caption := data.get("caption") or text:
             made.update(caption=caption, caption_entities=tg_markup.detect(caption))

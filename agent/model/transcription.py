@@ -1,0 +1,90 @@
+"""Speech to text: what was said in a recording, by the transcription endpoint of OpenAI and whatever is compatible."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from agent.model.base import Payer
+from agent.model.connections import Connections
+from agent.model.failures import OUTCOME_OK
+from agent.model.line import Caps, Line, RecordFailure, RetryPolicy
+from agent.model.openai_errors import errors_translated
+from agent.model.pools import Endpoint
+from agent.model.prices import Price
+from agent.model.usage import normalize_usage
+from hermes_state.errors import ReplyMalformed
+from hermes_state.text import well_formed
+from hermes_state.values import CanonicalUsage, ModelCallRecord
+
+PURPOSE: Final = "transcription"
+"""In the ledger."""
+
+MAX_CHARACTERS: Final = 200_000
+"""Of one transcript: people say about 1,000 in a minute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """What was said, and the call's row for the ledger."""
+
+    text: str
+    call: ModelCallRecord
+
+
+class TranscriptionModel:
+    """A model behind `POST /audio/transcriptions`. Close it when done."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.name = endpoint.model
+        self._connections = Connections(endpoint)
+        self.route = f"transcription:{self._connections.host}"
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    async def transcribe(self, recording: bytes, name: str) -> tuple[str, CanonicalUsage | None]:
+        """What was said, and what it used where the provider says so in tokens. The end of `name` tells the format.
+
+        Raises the kinds of `ModelError`.
+        """
+        with self._connections.client() as client, errors_translated():
+            answer = await client.post(
+                "/audio/transcriptions",
+                cast_to=object,
+                body={"model": self.name, "response_format": "json"},
+                files=[("file", (name, recording))],
+                options={"headers": {"Content-Type": "multipart/form-data"}},
+            )
+        if not isinstance(answer, Mapping) or not isinstance(text := answer.get("text"), str):
+            raise ReplyMalformed("the provider's transcript has an unknown shape")
+        if len(text) > MAX_CHARACTERS:
+            raise ReplyMalformed(f"a transcript with more than {MAX_CHARACTERS:,} characters")
+        return well_formed(text).strip(), normalize_usage(answer.get("usage"))
+
+
+class TranscriptionLine(Line):
+    """The line to a model that listens."""
+
+    def __init__(
+        self,
+        model: TranscriptionModel,
+        *,
+        policy: RetryPolicy | None = None,
+        price: Price | None = None,
+        caps: Caps | None = None,
+    ) -> None:
+        super().__init__(route=model.route, name=model.name, policy=policy, price=price, caps=caps)
+        self.model = model
+
+    async def transcribe(
+        self, recording: bytes, name: str, *, payer: Payer, record_failure: RecordFailure
+    ) -> Transcript:
+        """What was said, empty if nothing was. Raises the kinds of `ModelError`."""
+
+        async def attempt(_watch: object) -> tuple[str, CanonicalUsage | None]:
+            return await self.model.transcribe(recording, name)
+
+        (text, usage), took_ms = await self._repeated(
+            attempt, payer=payer, purpose=PURPOSE, record_failure=record_failure
+        )
+        return Transcript(text=text, call=self._record(PURPOSE, OUTCOME_OK, took_ms, usage))

@@ -1,0 +1,53 @@
+"""What a transcription endpoint answers, and what becomes of its refusals."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.model.connections import Endpoint
+from agent.model.transcription import TranscriptionModel
+from hermes_state.errors import AuthRejected, ModelError, ModelRateLimited, ModelUnavailable, ReplyMalformed
+from hermes_state.values import CanonicalUsage
+from tests.fakes import fake_llm, labkit
+
+
+@pytest.fixture
+async def listener(server: labkit.Server) -> AsyncIterator[TranscriptionModel]:
+    model = TranscriptionModel(Endpoint(model="lab-transcribe", api_key="lab-key", base_url=f"{server.url}/v1"))
+    yield model
+    await model.close()
+
+
+async def test_words_and_their_tokens_come_back(listener: TranscriptionModel) -> None:
+    text, usage = await listener.transcribe(b"OggS SAYS: good morning ", "recording.ogg")
+    assert text == "good morning"
+    assert usage == CanonicalUsage(input=10, output=2)
+
+
+async def test_a_model_that_counts_seconds_reports_no_tokens(server: labkit.Server) -> None:
+    model = TranscriptionModel(Endpoint(model="whisper-1", api_key="lab-key", base_url=f"{server.url}/v1"))
+    assert await model.transcribe(b"SAYS:hi", "recording.ogg") == ("hi", None)
+    await model.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ({"kind": "429"}, ModelRateLimited),
+        ({"kind": "status", "status": 503}, ModelUnavailable),
+        ({"kind": "status", "status": 401}, AuthRejected),
+        ({"kind": "reset"}, ModelUnavailable),
+        ({"kind": "status", "status": 200, "body": "{}"}, ReplyMalformed),
+    ],
+)
+async def test_trouble_has_its_kind(
+    listener: TranscriptionModel, llm: fake_llm.LLM, fault: dict[str, object], kind: type[ModelError]
+) -> None:
+    llm.faults.add({"match": "transcriptions", **fault})
+    with pytest.raises(kind):
+        await listener.transcribe(b"SAYS:hi", "recording.ogg")
+
+
+async def test_a_form_that_the_service_does_not_know_is_refused(listener: TranscriptionModel) -> None:
+    with pytest.raises(ModelError):
+        await listener.transcribe(b"SAYS:hi", "recording.txt")

@@ -1,0 +1,44 @@
+"""`POST /v1/audio/transcriptions` of the fake model server.
+
+A recording says what stands behind `SAYS:` in its bytes, nothing without it. Models called `whisper…` report their use
+in seconds, one for each 1,000 bytes; others in tokens, ten for each of those and one for each word.
+"""
+
+from aiohttp import web
+
+from tests.fakes.labkit import j
+from tests.fakes.llm_http import Call
+from tests.fakes.llm_legality import Json
+
+_MARK = b"SAYS:"
+FORMATS = (".flac", ".m4a", ".mp3", ".mp4", ".mpeg", ".mpga", ".oga", ".ogg", ".wav", ".webm")
+
+
+async def read_recording(request: web.Request) -> Json:
+    """The form as the journal keeps it: the file by its name, its size and what it says."""
+    form = await request.post()
+    file = form.get("file")
+    if not isinstance(file, web.FileField):
+        return {"model": str(form.get("model", ""))}
+    data = file.file.read()
+    said = data.partition(_MARK)[2].decode()
+    return {"model": str(form.get("model", "")), "name": file.filename, "bytes": len(data), "said": said}
+
+
+async def transcriptions(call: Call) -> web.Response:
+    """What the recording says."""
+    body = call.body
+    if "name" not in body or not str(body["name"]).lower().endswith(FORMATS):
+        error = {"message": "Invalid file format.", "type": "invalid_request_error", "param": "file", "code": None}
+        return j({"error": error}, 400)
+    seconds = max(1, body["bytes"] // 1_000)
+    usage: Json = {"type": "duration", "seconds": seconds}
+    if not call.model.startswith("whisper"):
+        words = len(str(body["said"]).split())
+        usage = {
+            "type": "tokens",
+            "input_tokens": 10 * seconds,
+            "output_tokens": words,
+            "total_tokens": 10 * seconds + words,
+        }
+    return j({"text": body["said"], "usage": usage})
