@@ -11,8 +11,10 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE := gateway platforms agent hermes_state tests bench
 ARGS ?=
+# Extras that were asked for once are kept up to date with everything else.
+EXTRAS = $(wildcard $(VENV)/.installed-anthropic)
 
-.PHONY: help setup run test test-browser check fmt lint type unit bench crash months fuzz lock clean
+.PHONY: help setup run anthropic test test-browser check fmt lint type unit bench crash months fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +31,11 @@ $(VENV)/.installed: $(VENV)/.made requirements.txt pyproject.toml
 	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(VENV)/.installed-anthropic: $(VENV)/.installed requirements-anthropic.txt
+	@echo "installing the Anthropic SDK"
+	@$(PIP_INSTALL) --require-hashes -r requirements-anthropic.txt
+	@touch $@
+
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 	@echo "installing what development needs"
 	@$(PIP_INSTALL) --require-hashes -r requirements-dev.txt
@@ -36,7 +43,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 
 setup: $(VENV)/.installed-dev ## make .venv with everything for development
 
-run: $(VENV)/.installed ## start the gateway; ARGS="--help" shows its options
+anthropic: $(VENV)/.installed-anthropic ## add the SDK that `model.protocol: anthropic` needs
+
+run: $(VENV)/.installed $(EXTRAS) ## start the gateway; ARGS="--help" shows its options
 	@exec $(BIN)/hermes-gateway run $(ARGS)
 
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
@@ -81,6 +90,7 @@ bench: setup ## the figures, beside the floor in the same run
 lock: ## write the requirements files anew (needs uv)
 	@command -v uv >/dev/null || { echo "uv is needed to resolve the requirements: pipx install uv" >&2; exit 1; }
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements.txt pyproject.toml requirements-build.in
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-anthropic.txt requirements-anthropic.in
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-dev.txt requirements-dev.in
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-bench.txt requirements-bench.in
 LOCK_OPTIONS := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --strip-extras --no-annotate

@@ -136,9 +136,17 @@ def test_the_tables_of_the_database_are_documented() -> None:
 
 
 def test_requirements_hold_what_the_project_names() -> None:
-    project = tomllib.loads(read("pyproject.toml"))["project"]["dependencies"]
-    development = [line for line in read("requirements-dev.in").splitlines() if line and line[0] not in "#-"]
-    for name, wanted in (("requirements.txt", project), ("requirements-dev.txt", development)):
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    anthropic, development = (
+        [line for line in read(f"requirements-{name}.in").splitlines() if line and line[0] not in "#-"]
+        for name in ("anthropic", "dev")
+    )
+    assert project["optional-dependencies"]["anthropic"] == anthropic
+    for name, wanted in (
+        ("requirements.txt", project["dependencies"]),
+        ("requirements-anthropic.txt", anthropic),
+        ("requirements-dev.txt", [*anthropic, *development]),
+    ):
         pinned = dict(re.findall(r"^([a-z0-9][^\s=]*)==([^\s;]+)", read(name), re.MULTILINE))
         for line in wanted:
             requirement = Requirement(line)
@@ -148,7 +156,7 @@ def test_requirements_hold_what_the_project_names() -> None:
 
 
 def test_requirements_have_hashes_and_no_index_address() -> None:
-    for name in ("requirements.txt", "requirements-dev.txt"):
+    for name in ("requirements.txt", "requirements-anthropic.txt", "requirements-dev.txt"):
         text = read(name)
         pins = re.findall(r"^[a-z0-9][^\s=]*==[^\s;]+.*?(?=^[a-z0-9#]|\Z)", text, re.MULTILINE | re.DOTALL)
         assert pins
