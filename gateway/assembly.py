@@ -25,6 +25,7 @@ from gateway.config.fields import secrets_of
 from gateway.config.routes import RouteSettings
 from gateway.config.section import Section
 from gateway.config.settings import Config
+from gateway.costs import Costs
 from gateway.models import Lines
 from gateway.window import context_settings
 from hermes_state.redaction import Redactor
@@ -98,7 +99,7 @@ def discord_settings(config: Config) -> DiscordSettings | None:
     )
 
 
-def make_summary_model(config: Config) -> SummaryRoute | None:
+def make_summary_model(config: Config, costs: Costs | None = None) -> SummaryRoute | None:
     """A model of its own for summaries; None where the conversation's model writes them.
 
     The key of `model` goes along only to the API that it is for.
@@ -119,7 +120,7 @@ def make_summary_model(config: Config) -> SummaryRoute | None:
         )
     )
     return SummaryRoute(
-        line=ModelLine(model),
+        line=ModelLine(model) if costs is None else ModelLine(model, **costs.terms(config, name)),
         context_length=Tokens(task.context_length or config.model.context_length),
         mark=settings_mark(config),
     )
@@ -216,7 +217,10 @@ def _engine_maker(
 
 def agent_inputs(config: Config) -> tuple[Section, ...]:
     """The blocks of the configuration that an agent is made from: when one changes, there has to be another agent."""
-    return (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
+    return (
+        *(config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context),
+        config.costs,
+    )
 
 
 def settings_mark(config: Config) -> str:

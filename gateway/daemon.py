@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,12 @@ from gateway.commands.table import REGISTRY
 from gateway.config import ConfigRejected, LoadedConfig, load_config, merge_for_reload, reload_differences
 from gateway.config.context import NoticeSettings
 from gateway.config.home import prepare_home
+from gateway.config.settings import Config
 from gateway.control import serve_control
+from gateway.costs import Costs, unpriced_models, unpriced_sentence
 from gateway.delivery import Delivery
 from gateway.gates import Gates
+from gateway.hearing import Ears, transcription_line
 from gateway.intake import GatewayIntake
 from gateway.lanes import LaneParts, Lanes
 from gateway.live import Live
@@ -133,10 +137,14 @@ class _Daemon:
         self._environ = environ
         self._extra_tools = tuple(extra_tools)
         self._clock = clock
+        self._costs = Costs(store, clock)
+        self._lines: list[Lines] = []
         self._models: list[ChatModel] = []
-        self._agents: list[Agent] = []
+        self._agents: list[Agents] = []
         self._delivery: Delivery | None = None
-        self._live = Live(config=loaded.config, agent=self._new_agent(loaded))
+        self._live = Live(config=loaded.config, agents=self._new_agents(loaded))
+        make_line = partial(transcription_line, costs=self._costs)
+        self._ears = Ears(store=store, live=self._live, clock=clock, make_line=make_line)
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
         self._reloaded = asyncio.Event()
@@ -152,10 +160,13 @@ class _Daemon:
                 raise failed.exceptions[0] from failed
             raise
         finally:
-            for agent in self._agents:
-                await agent.close()
+            for agents in self._agents:
+                await agents.close()
+            for lines in self._lines:
+                await lines.close()
             for model in self._models:
                 await model.close()
+            await self._ears.close()
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
         parts = self._put_together(group)
@@ -179,6 +190,7 @@ class _Daemon:
             log.info("daemon.started", adapters=sorted(parts.adapters.supervised), model=model.name or "offline")
             if model.protocol == "offline":
                 log.warning("model.offline", hint=OFFLINE_HINT)
+            _warn_of_unpriced(self._live.config)
             await self._stopping.wait()
             notify(self._environ, "STOPPING=1")
             await self._wind_down(parts.lanes, parts.delivery)
@@ -252,7 +264,13 @@ class _Daemon:
             turns=TurnRunner(store=store, live=live, adapters=adapters, gates=gates, delivery=delivery, clock=clock),
             commands=commands,
             attachments=AttachmentDesk(
-                store=store, live=live, adapters=adapters, delivery=delivery, clock=clock, folder=loaded.attachments
+                store=store,
+                live=live,
+                adapters=adapters,
+                delivery=delivery,
+                ears=self._ears,
+                clock=clock,
+                folder=loaded.attachments,
             ),
             clock=clock,
             slots=asyncio.Semaphore(loaded.config.sessions.max_turns),
@@ -309,9 +327,10 @@ class _Daemon:
         self._reloaded.set()
         update_logging(merged.config.logging.level, merged.secrets())
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
+        _warn_of_unpriced(merged.config)
 
     def _new_agents(self, loaded: LoadedConfig) -> Agents:
-        lines, summary = Lines(loaded.config), make_summary_model(loaded.config)
+        lines, summary = Lines(loaded.config, self._costs), make_summary_model(loaded.config, self._costs)
         # A running turn may still use older ones: all are closed at the end.
         self._lines.append(lines)
         self._models += [] if summary is None else [summary.line.model]
@@ -360,6 +379,12 @@ async def _ended_before(event: asyncio.Event, work: Coroutine[Any, Any, None]) -
         return False
     task.result()
     return True
+
+
+def _warn_of_unpriced(config: Config) -> None:
+    names = unpriced_models(config)
+    if names:
+        log.warning("model.unpriced", models=names, hint=unpriced_sentence(names))
 
 
 def _warn(warnings: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.home import StateDirectory, locate_home
 from gateway.control import NobodyAnswers, ask
+from gateway.costs import unpriced_models, unpriced_sentence
 from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
 from gateway.window import fixed_prompt_tokens, window_limits
 from hermes_state.connections import check_engine
@@ -70,6 +71,7 @@ def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]
     yield from _state(loaded)
     yield from _access(loaded)
     yield from _model(loaded)
+    yield from _costs(loaded)
     yield from _context(loaded)
     yield from _tokens(loaded, is_online=is_online)
     yield from _service(environ, loaded)
@@ -223,6 +225,16 @@ def _model(loaded: LoadedConfig) -> Iterator[Finding]:
         yield Finding(check="model", verdict=Verdict.WARNING, text=text)
     else:
         yield _from_probe("model", probe_model(model))
+
+
+def _costs(loaded: LoadedConfig) -> Iterator[Finding]:
+    names = unpriced_models(loaded.config)
+    if names:
+        sentence = unpriced_sentence(names)
+        yield Finding(check="costs", verdict=Verdict.WARNING, text=f"{sentence[0].upper()}{sentence[1:]}.")
+    elif loaded.config.costs.has_caps:
+        text = "Spending is capped, and the price of every configured model is known."
+        yield Finding(check="costs", verdict=Verdict.FINE, text=text)
 
 
 def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[Finding]:

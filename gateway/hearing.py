@@ -12,10 +12,10 @@ import structlog
 
 from agent.model.base import Payer
 from agent.model.failures import sentence_for
-from agent.model.line import Caps
 from agent.model.pools import Endpoint
 from agent.model.transcription import TranscriptionLine, TranscriptionModel
 from gateway.config.settings import Config
+from gateway.costs import Costs
 from gateway.live import Live
 from hermes_state import inbox, ledger
 from hermes_state.errors import AuthRejected, ModelError, NotOffered, QuotaExceeded, SpendingCapReached
@@ -84,7 +84,7 @@ class Ears:
 
     def _line(self) -> TranscriptionLine:
         config = self._live.config
-        inputs = (config.transcription, config.model)
+        inputs = (config.transcription, config.model, config.costs)
         if inputs != self._made_for:
             self._lines.append(self._make_line(config))
             self._made_for = inputs
@@ -138,7 +138,7 @@ def _length(seconds: int) -> str:
     return f"{seconds} seconds" if seconds < 120 else f"{seconds // 60} minutes"
 
 
-def transcription_line(config: Config, caps: Caps | None) -> TranscriptionLine:
+def transcription_line(config: Config, costs: Costs) -> TranscriptionLine:
     """The line to the configured speech-to-text model. The key of `model` goes along only to the API that it is for."""
     settings, model = config.transcription, config.model
     assert settings.model is not None, "asked only while a model is configured"
@@ -154,5 +154,5 @@ def transcription_line(config: Config, caps: Caps | None) -> TranscriptionLine:
                 read_seconds=model.read_seconds,
             )
         ),
-        caps=caps,
+        **costs.terms(config, settings.model),
     )

@@ -13,6 +13,7 @@ from agent.model.line import ModelLine
 from agent.model.offline import OfflineModel
 from gateway.config.routes import CONFIGURED, RouteSettings, completed
 from gateway.config.settings import Config, ModelSettings
+from gateway.costs import Costs
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.pairings import Role
 
@@ -108,9 +109,10 @@ def make_model(route: RouteSettings, settings: ModelSettings) -> ChatModel:
 class Lines:
     """One line to each model in use, shared by all that ask it; made when first asked for."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, costs: Costs) -> None:
         """Raises `ConfigError` where a protocol of the configuration cannot be spoken here."""
         self._config = config
+        self._costs = costs
         self._lines: dict[RouteSettings, ModelLine] = {}
         for route in known_routes(config.model).values():
             if route.protocol == "anthropic":  # now, for the SDK takes longer to load than people should wait
@@ -119,7 +121,8 @@ class Lines:
     def of(self, route: RouteSettings) -> ModelLine:
         line = self._lines.get(route)
         if line is None:
-            line = self._lines[route] = ModelLine(make_model(route, self._config.model))
+            terms = self._costs.terms(self._config, None if route.protocol == "offline" else route.name)
+            line = self._lines[route] = ModelLine(make_model(route, self._config.model), **terms)
         return line
 
     async def close(self) -> None:

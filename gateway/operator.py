@@ -16,9 +16,10 @@ from gateway.doctor import Finding, database_finding
 from gateway.doctor import Verdict as Severity
 from gateway.lanes import Lanes
 from gateway.live import Live
-from gateway.lookups import LOOKUPS, Row, answer
+from gateway.lookups import LOOKUP_SECONDS, LOOKUPS, Row, answer
 from gateway.moments import when
 from gateway.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
+from gateway.spending import REPORTS, Report, report, terms_of
 from gateway.vitals import Heartbeat
 from hermes_state import pairings
 from hermes_state.errors import CommandError
@@ -68,6 +69,7 @@ class Operator:
             "local.url": self.mint_local_url,
             "doctor": self.examine,
             **{name: partial(self.look_up, name) for name in LOOKUPS},
+            **{name: partial(self.look_at_spending, name) for name in REPORTS},
         }
 
     async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -140,6 +142,11 @@ class Operator:
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
         """Chains of sessions, and what was said; see `gateway.lookups`."""
         return await answer(self._store, name, args, Redactor(self._loaded().secrets()))
+
+    async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Report:
+        """What was used and what it cost; see `gateway.spending`."""
+        terms = terms_of(self._live.config, self._clock.now())
+        return await self._store.read_within(LOOKUP_SECONDS, report, name, terms, args)
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         """An address that signs one browser in to the web chat."""

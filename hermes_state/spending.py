@@ -60,10 +60,15 @@ def _spent(sums: tuple[Any, ...]) -> Spent:
     return Spent(**dict(zip((one.name for one in fields(Spent)), sums, strict=True)))
 
 
-def load_conversation(db: Connection, lineage_id: LineageId) -> dict[str, Spent]:
-    """What a conversation came to, over all its sessions, by purpose."""
-    query = f"SELECT purpose, {_SUMS} FROM model_calls WHERE lineage_id = ? GROUP BY purpose ORDER BY min(id)"
-    return {purpose: _spent(sums) for purpose, *sums in db.execute(query, (lineage_id,))}
+def load_by_purpose(
+    db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None
+) -> dict[str, Spent]:
+    """What a conversation came to over all its sessions, or else a chat, or else the whole gateway."""
+    where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
+    if whose is None:
+        where, whose = "? IS NULL", None
+    query = f"SELECT purpose, {_SUMS} FROM model_calls WHERE {where} GROUP BY purpose ORDER BY min(id)"
+    return {purpose: _spent(tuple(sums)) for purpose, *sums in db.execute(query, (whose,))}
 
 
 def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> Spent:

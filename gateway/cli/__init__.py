@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import config, doctor, init, lookups, pair, plugins, run, status
+from gateway.cli import config, costs, doctor, init, lookups, pair, plugins, run, status
 from gateway.config import ConfigRejected
 from hermes_state.errors import ConfigError, ForeignFile, HermesError, OwnedElsewhere, SchemaTooNew
 
@@ -35,6 +35,8 @@ app.command("lineage")(lookups.lineage)
 app.command("search")(lookups.search)
 app.command("history")(lookups.history)
 app.command("sessions")(lookups.sessions)
+app.command("usage")(costs.usage)
+app.command("insights")(costs.insights)
 app.add_typer(config.app, name="config")
 app.add_typer(pair.app, name="pair")
 app.add_typer(plugins.app, name="plugins")

@@ -1,6 +1,6 @@
 """All commands, in the order in which help shows them."""
 
-from gateway.commands import compression, conversations, lineage, models, people, turns
+from gateway.commands import compression, conversations, costs, lineage, models, people, turns
 from gateway.commands.registry import Registry
 
 REGISTRY = Registry(
@@ -10,6 +10,7 @@ REGISTRY = Registry(
         *compression.COMMANDS,
         *models.COMMANDS,
         *turns.COMMANDS,
+        *costs.COMMANDS,
         *people.COMMANDS[2:],
         *lineage.COMMANDS,
     )

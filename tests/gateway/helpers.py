@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from agent.model.base import Finish, ModelReply, ModelRequest
@@ -21,9 +22,12 @@ from gateway.attachments import AttachmentDesk
 from gateway.commands.registry import Desk, Registry
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
+from gateway.config.routes import RouteSettings
 from gateway.config.settings import Config
+from gateway.costs import Costs
 from gateway.delivery import Delivery
 from gateway.gates import Gates
+from gateway.hearing import Ears, transcription_line
 from gateway.intake import GatewayIntake
 from gateway.lanes import LaneParts, Lanes
 from gateway.live import Live
@@ -297,23 +301,27 @@ class TestGateway:
         model: ScriptedModel,
         tools: Iterable[Tool],
         registry: Registry,
+        others: Mapping[str, ScriptedModel],
     ) -> None:
         self.store = store
         self._registry = registry
         self.adapter = adapter
         self.model = model
         self.clock = SystemClock()
-        agent = Agent(
-            store=store,
-            line=line_to(model),
-            tools=ToolRegistry(tools),
-            settings=AgentSettings(
-                context_length=Tokens(131_072),
-                max_output_tokens=Tokens(8_192),
-            ),
-            clock=self.clock,
-        )
-        self.live = Live(config=config, agents=Agents(config.model.route, lambda _route: agent))
+
+        def make_agent(route: RouteSettings) -> Agent:
+            return Agent(
+                store=store,
+                line=line_to(others.get(route.label, model)),
+                tools=ToolRegistry(tools),
+                settings=AgentSettings(
+                    context_length=Tokens(131_072),
+                    max_output_tokens=Tokens(8_192),
+                ),
+                clock=self.clock,
+            )
+
+        self.live = Live(config=config, agents=Agents(config.model.route, make_agent))
         self._folder = folder
 
     def assemble(self, group: asyncio.TaskGroup) -> None:
@@ -330,6 +338,9 @@ class TestGateway:
             live=live,
             adapters=self.adapters,
             delivery=self.delivery,
+            ears=Ears(
+                store=store, live=live, clock=clock, make_line=partial(transcription_line, costs=Costs(store, clock))
+            ),
             clock=clock,
             folder=self._folder / "attachments",
         )
@@ -495,12 +506,23 @@ async def serving(
     chat_model: ScriptedModel | None = None,
     tools: Iterable[Tool] = (),
     registry: Registry = REGISTRY,
+    others: Mapping[str, ScriptedModel] = MappingProxyType({}),
     is_started: bool = True,
     **sections: Mapping[str, object],
 ) -> AsyncIterator[TestGateway]:
-    """A gateway at work. The end of the block is a crash: every task is cut off where it stands."""
+    """A gateway at work; `others` are the models beside the configured one, by name.
+
+    The end of the block is a crash: every task is cut off where it stands.
+    """
     gateway = TestGateway(
-        store, folder, config_of(**sections), adapter or MemoryAdapter(), chat_model or ScriptedModel(), tools, registry
+        store,
+        folder,
+        config_of(**sections),
+        adapter or MemoryAdapter(),
+        chat_model or ScriptedModel(),
+        tools,
+        registry,
+        others,
     )
     is_ready = asyncio.Event()
 

@@ -13,7 +13,7 @@ from hermes_state.spending import (
     cost_behind,
     cost_of_chat,
     cost_of_conversation,
-    load_conversation,
+    load_by_purpose,
     load_since,
     load_slices,
 )
@@ -54,7 +54,7 @@ def test_a_failed_call_is_counted_with_what_is_known_of_it(db: sqlite3.Connectio
     turn = exchange(db, make_chat(db), "q", "a")
     ledger.record(db, turn.id, turn.lineage_id, replace(CALL, outcome="timeout", usage=None), START)
     ledger.record(db, turn.id, turn.lineage_id, replace(PRICED, outcome="malformed"), START)
-    spent = load_conversation(db, turn.lineage_id)["turn"]
+    spent = load_by_purpose(db, lineage_id=turn.lineage_id)["turn"]
     assert (spent.calls, spent.failed, spent.unpriced, spent.cost) == (3, 2, 1, 250)
     assert spent.input == 20
 
@@ -76,7 +76,7 @@ def test_conversations_are_apart_and_chats_are_the_sum_of_theirs(db: sqlite3.Con
     assert cost_of_chat(db, chat, START) == 500
     assert cost_of_chat(db, chat, Millis(START + 5)) == 250
     assert cost_of_chat(db, ChatId(chat + 1), START) == 0
-    assert load_conversation(db, second.lineage_id) == {
+    assert load_by_purpose(db, lineage_id=second.lineage_id) == {
         "summary": Spent(
             calls=1, estimated=1, input=10, output=5, cache_read=3, cache_write=2, reasoning=1, cost=MicroUsd(250)
         )
