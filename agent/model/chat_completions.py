@@ -7,10 +7,11 @@ from typing import Any, Final
 import orjson
 
 from agent.model import wire
-from agent.model.base import ModelLimits, ModelReply, ModelRequest, ToolSchema, maker_of
+from agent.model.base import ModelReply, ModelRequest, ToolSchema, maker_of
 from agent.model.chat_reasoning import ReasoningPieces, put_back
-from agent.model.connections import LONGEST_CACHE_KEY, OPENAI_HOST, Connections
-from agent.model.openai_errors import Refusal, asked_in_other_ways
+from agent.model.connections import LONGEST_CACHE_KEY, OPENAI_HOST
+from agent.model.openai_errors import Refusal
+from agent.model.openai_model import Collector, OpenAIModel
 from agent.model.pools import Endpoint
 from agent.model.replies import ReplyBuilder
 from agent.model.usage import UsageShape, normalize_usage
@@ -52,46 +53,21 @@ class ChatDialect:
                 return self
 
 
-class ChatCompletionsModel:
+class ChatCompletionsModel(OpenAIModel[ChatDialect]):
     """A model behind `POST /chat/completions`. Close it when done."""
 
     def __init__(self, settings: ChatCompletionsSettings) -> None:
-        self.name = settings.model
-        self._streams = settings.streams
-        self._connections = Connections(settings)
-        self.route = f"chat_completions:{self._connections.host}"
-        self._maker = maker_of(self.route, self.name)
-        self._dialect = ChatDialect()
-        is_openai = self._connections.host == OPENAI_HOST
+        super().__init__(settings, protocol="chat_completions", path="/chat/completions", dialect=ChatDialect())
+        is_openai = self.host == OPENAI_HOST
         self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
 
-    async def fetch_limits(self) -> ModelLimits:
-        """See `ChatModel.fetch_limits`."""
-        return ModelLimits()
-
-    async def close(self) -> None:
-        await self._connections.close()
-
-    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """See `ChatModel.complete`."""
+    def _encoded(self, request: ModelRequest, dialect: ChatDialect) -> bytes:
         if not self.sends_cache_key:
             request = replace(request, cache_key="")
+        return encoded_request(self.name, request, dialect, streams=self._streams)
 
-        async def ask(payload: bytes) -> ModelReply:
-            reply = _Reply(on_text, self._maker)
-            async with self._connections.posted("/chat/completions", payload, streams=self._streams) as chunks:
-                async for chunk in chunks:
-                    reply.add(chunk)
-            return reply.finished()
-
-        def encode(dialect: ChatDialect) -> bytes:
-            return encoded_request(self.name, request, dialect, streams=self._streams)
-
-        known = self._dialect
-        reply, dialect = await asked_in_other_ways(ask, encode, known)
-        if dialect != known:
-            self._dialect = dialect
-        return reply
+    def _begun(self, on_text: Callable[[str], None]) -> Collector:
+        return _Reply(on_text, self._maker)
 
 
 def encoded_request(

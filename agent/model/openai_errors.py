@@ -2,10 +2,9 @@
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Protocol, Self, TypeVar
 
 import httpx2
 import openai
@@ -46,38 +45,6 @@ def errors_translated() -> Iterator[None]:
         raise stream_error(error.body) from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReplyMalformed("the provider's answer is not JSON") from error
-
-
-class Dialect(Protocol):
-    """How a server wants to be asked."""
-
-    def after(self, refusal: Refusal) -> Self:
-        """Without what was refused."""
-
-
-D = TypeVar("D", bound=Dialect)
-T = TypeVar("T")
-
-
-async def asked_in_other_ways(
-    ask: Callable[[bytes], Awaitable[T]], encode: Callable[[D], bytes], dialect: D
-) -> tuple[T, D]:
-    """What `ask` gives for a request in a dialect that the server takes, beginning with `dialect`; and that dialect.
-
-    A refusal that teaches nothing new is raised: each way of asking is tried once.
-    """
-    payload = encode(dialect)
-    while True:
-        try:
-            return await ask(payload), dialect
-        except ModelError as error:
-            refusal = refusal_of(error)
-            if refusal is None:
-                raise
-            dialect = dialect.after(refusal)
-            refused, payload = payload, encode(dialect)
-            if payload == refused:
-                raise
 
 
 def refusal_of(error: ModelError) -> Refusal | None:

@@ -30,7 +30,7 @@ _OVERFLOW = re.compile(
 _LIMIT_NAME = r"\bmax_(?:completion_|output_|new_)?tokens\b[`'\"]?"
 _OUTPUT_CAP = re.compile(
     rf"{_LIMIT_NAME} (?:is too large|(?:value|must be) .{{0,40}}(?:range|less than|at most))|^max_tokens: \d+ >"
-    rf"|valid range of {_LIMIT_NAME}",
+    rf"|valid range of {_LIMIT_NAME}|{_LIMIT_NAME}: integer above maximum value",
     re.IGNORECASE,
 )
 LEAST_OUTPUT_ROOM = 256
@@ -64,7 +64,7 @@ _WINDOW_LESS_OUTPUT = re.compile(r"request has \d{1,9} input tokens\.", re.IGNOR
 """Some servers of this wording state the window less the wanted output: nothing to remember it by."""
 _CAP = re.compile(
     rf"at most {_COUNT}|> {_COUNT}, which is the maximum|less than or equal to [`'\"]?{_COUNT}"
-    rf"|\[\d{{1,9}}, ?{_COUNT}\]",
+    rf"|\[\d{{1,9}}, ?{_COUNT}\]|expected a value <= {_COUNT}",
     re.IGNORECASE,
 )
 _TRY_AGAIN = re.compile(r"try again in (\d{1,9}(?:\.\d{1,9})?) ?(ms|s)\b", re.IGNORECASE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.base import Finish, ModelReply, ModelRequest, ToolSchema
+from agent.model.base import Finish
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.failures import sentence_for
 from agent.model.pools import MAX_BODY_BYTES
@@ -27,27 +27,10 @@ from hermes_state.errors import (
     ReplyMalformed,
 )
 from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
+from tests.agent.asking import TOOL, ask, cancel_where_it_hangs, request, script
 from tests.agent.rows import answer, human, result
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
-
-TOOL = ToolSchema(name="look", description="Look.", parameters={"type": "object", "properties": {}})
-
-
-def request(text: str = "hello", **changes: Any) -> ModelRequest:
-    values: dict[str, Any] = {"system": "You are Hermes.", "transcript": (human(text),), "max_output_tokens": 1_000}
-    return ModelRequest(**(values | changes))
-
-
-def script(llm: LLM, **reply: Any) -> None:
-    """What the server says to every further request."""
-    llm.scripts[:] = [{"times": -1, "reply": reply}]
-
-
-async def ask(model: ChatCompletionsModel, asked: ModelRequest | None = None) -> tuple[ModelReply, list[str]]:
-    shown: list[str] = []
-    reply = await model.complete(asked or request(), shown.append)
-    return reply, shown
 
 
 @pytest.fixture
@@ -219,18 +202,6 @@ async def test_silence_is_a_timeout_without_streaming(dial: Callable[..., ChatCo
     script(llm, hang=30)
     with pytest.raises(ModelTimeout):
         await ask(dial(streams=False, read_seconds=0.1))
-
-
-async def test_cancelling_closes_the_connection_without_streaming(
-    dial: Callable[..., ChatCompletionsModel], llm: LLM
-) -> None:
-    script(llm, hang=30)
-    asked = asyncio.create_task(ask(dial(streams=False)))
-    await llm.requests.query({"wait": 2}, lambda row: row["outcome"] == "hung")
-    asked.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asked
-    assert await llm.requests.query({"wait": 2}, lambda row: row["outcome"] == "client_gone")
 
 
 # ---- reasoning
@@ -490,16 +461,15 @@ async def test_silence_in_the_middle_is_a_timeout_and_what_came_was_shown(
     assert shown[-1] == "one two "
 
 
-@pytest.mark.parametrize("where", [{"hang": 30}, {"text": "one two three", "chunk_chars": 1, "hang_after": 4}])
-async def test_cancelling_closes_the_connection(model: ChatCompletionsModel, llm: LLM, where: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("streams", "where"),
+    [(True, {"hang": 30}), (False, {"hang": 30}), (True, {"text": "one two three", "chunk_chars": 1, "hang_after": 4})],
+)
+async def test_cancelling_closes_the_connection(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool, where: dict[str, Any]
+) -> None:
     script(llm, **where)
-    asked = asyncio.create_task(ask(model))
-    await llm.requests.query({"wait": 2})
-    await asyncio.sleep(0.05)  # let it get to where it hangs; there is no event to wait for
-    asked.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asked
-    assert await llm.requests.query({"wait": 2}, lambda row: row["outcome"] == "client_gone")
+    await cancel_where_it_hangs(dial(streams=streams), llm)
 
 
 async def test_an_error_quotes_neither_the_key_nor_the_providers_text(model: ChatCompletionsModel, llm: LLM) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -10,8 +10,12 @@ from aiohttp import web
 from tests.fakes.labkit import j
 from tests.fakes.llm_errors import openai_error, overflow_error
 from tests.fakes.llm_http import Call, misbehave, send_stream, sse
-from tests.fakes.llm_legality import Findings, Json, text_of
+from tests.fakes.llm_items import check_items
+from tests.fakes.llm_legality import Json, text_of
 from tests.fakes.llm_state import prompt_of
+
+_Event = Callable[..., bytes]
+_ONLY_WHEN_STRICT = ("private_key", "unknown_key")
 
 
 async def responses(call: Call) -> web.StreamResponse:
@@ -19,9 +23,9 @@ async def responses(call: Call) -> web.StreamResponse:
     body, llm = call.body, call.llm
     items = _all_items(call)
     instructions = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
-    messages, problems = _as_messages(items)
-    messages = instructions + messages
-    _require_legal(call, problems)
+    _require_legal(call, check_items(items, body.get("tools")))
+    messages = instructions + _as_messages(items)
+    _require_own_reasoning(call, items)
     tools, wanted = body.get("tools"), body.get("max_output_tokens")
     sizes = call.note_sizes(messages, tools, wanted)
     if error := overflow_error(sizes.model, sizes.prompt, int(wanted or 0), sizes.tools):
@@ -34,6 +38,15 @@ async def responses(call: Call) -> web.StreamResponse:
                 outcome="context_overflow",
             )
         raise error
+    if wanted and int(wanted) > sizes.model.max_output:
+        raise openai_error(
+            400,
+            "Invalid 'max_output_tokens': integer above maximum value. Expected a value <= "
+            f"{sizes.model.max_output}, but got {wanted} instead.",
+            code="integer_above_max_value",
+            param="max_output_tokens",
+            outcome="output_cap",
+        )
     prompt = prompt_of(call.model, messages, is_stream=call.is_stream, has_tools=bool(tools))
     reply = call.decide(prompt, int(wanted or sizes.model.max_output))
     if early := await misbehave(call, reply, "openai"):
@@ -45,16 +58,15 @@ async def responses(call: Call) -> web.StreamResponse:
         "input_tokens": sizes.prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": done,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": llm.tokens(reply.get("reasoning") or "")},
         "total_tokens": sizes.prompt + done,
+        **(reply.get("usage") or {}),
     }
     output = _output(call, reply)
     base = _base(call)
-    is_cut = reply["finish"] == "length"
-    final = base | {"status": "incomplete" if is_cut else "completed", "output": output, "usage": usage}
-    if is_cut:
-        final["incomplete_details"] = {"reason": "max_output_tokens"}
-    llm.stored_responses[base["id"]] = items + output
+    final = base | _ending(reply) | {"output": output, "usage": None if reply.get("no_usage") else usage}
+    if body.get("store", True):
+        llm.stored_responses[base["id"]] = items + output
     if call.is_stream:
         return await send_stream(call, reply, _frames(call, reply, base, output, final))
     return j(final, headers={"x-request-id": call.row["id"]})
@@ -77,50 +89,74 @@ def _all_items(call: Call) -> list[Json]:
     return call.llm.stored_responses[previous] + items
 
 
-def _as_messages(items: Sequence[Json]) -> tuple[list[Json], list[Json]]:
-    """The items as chat messages, and what is wrong with them."""
+def _ending(reply: Json) -> Json:
+    """How the response ends; nothing at all for a reply without a finish."""
+    match reply["finish"]:
+        case None:
+            return {"status": "in_progress"}
+        case "length":
+            return {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        case "content_filter":
+            return {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}
+        case "failed":
+            error = {"code": "server_error", "message": "The model failed to generate a response."}
+            return {"status": "failed", "error": reply.get("failure") or error}
+        case _:
+            return {"status": "completed"}
+
+
+def _as_messages(items: Sequence[Json]) -> list[Json]:
+    """The items as chat messages, for counting."""
     messages: list[Json] = []
-    findings = Findings()
-    open_ids: dict[str, None] = {}
-    for n, item in enumerate(items):
-        for key in item:
-            if key.startswith("_"):
-                findings.say("private_key", n, key)
+    for item in items:
         match item.get("type", "message"):
             case "message":
                 messages.append({"role": item.get("role"), "content": item.get("content")})
             case "function_call":
-                open_ids[item["call_id"]] = None
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 asked = {"id": item["call_id"], "type": "function", "function": function}
                 messages.append({"role": "assistant", "content": None, "tool_calls": [asked]})
             case "function_call_output":
-                if item["call_id"] not in open_ids:
-                    findings.say("orphan_tool_result", n, item["call_id"])
-                open_ids.pop(item["call_id"], None)
                 output = text_of(item.get("output"))
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
-    for call_id in open_ids:
-        findings.say("unanswered_tool_calls", None, call_id)
-    return messages, findings.rows
+    return messages
 
 
 def _require_legal(call: Call, problems: list[Json]) -> None:
     call.note_findings(problems)
-    first = next((problem for problem in problems if problem["rule"] != "private_key"), None)
+    errors = [problem for problem in problems if problem["severity"] == "error"]
+    first = next((problem for problem in errors if problem["rule"] not in _ONLY_WHEN_STRICT), None)
     if first is None or not call.llm.config["reject_illegal"]:
         return
-    if first["rule"] == "unanswered_tool_calls":
-        message = f"No tool output found for function call {first['detail']}."
-    else:
-        message = f"No tool call found for function call output with call_id {first['detail']}."
+    wordings = {
+        "unanswered_tool_calls": f"No tool output found for function call {first['detail']}.",
+        "orphan_tool_result": f"No tool call found for function call output with call_id {first['detail']}.",
+    }
+    message = wordings.get(first["rule"], f"Invalid 'input[{first['index']}]': {first['rule']}: {first['detail']}")
     raise openai_error(400, message, param="input", outcome="illegal_messages")
+
+
+def _require_own_reasoning(call: Call, items: Sequence[Json]) -> None:
+    """Only what this model sealed can be opened again."""
+    for item in items:
+        sealed = item.get("encrypted_content")
+        if sealed is not None and not str(sealed).startswith(f"sealed:{call.model}:"):
+            message = f"The encrypted content {str(sealed)[:4]}... could not be verified."
+            raise openai_error(400, message, code="invalid_encrypted_content", outcome="foreign_reasoning")
 
 
 def _output(call: Call, reply: Json) -> list[Json]:
     output: list[Json] = []
+    if reply.get("reasoning"):
+        summary = [{"type": "summary_text", "text": reply["reasoning"]}]
+        thought = {"type": "reasoning", "id": f"rs_{call.row['id']}", "summary": summary}
+        if "reasoning.encrypted_content" in (call.body.get("include") or ()):
+            thought["encrypted_content"] = f"sealed:{call.model}:{reply['reasoning']}"
+        output.append(thought)
     if reply.get("text"):
         part = {"type": "output_text", "text": reply["text"], "annotations": [], "logprobs": []}
+        if reply.get("is_refusal"):
+            part = {"type": "refusal", "refusal": reply["text"]}
         output.append(
             {
                 "type": "message",
@@ -178,24 +214,55 @@ def _frames(call: Call, reply: Json, base: Json, output: Sequence[Json], final: 
     opening = base | {"status": "in_progress", "output": [], "usage": None}
     frames = [event("response.created", response=opening), event("response.in_progress", response=opening)]
     for n, item in enumerate(output):
-        if item["type"] == "message":
-            part = item["content"][0]
-            place = {"item_id": item["id"], "output_index": n, "content_index": 0}
-            started = item | {"status": "in_progress", "content": []}
-            frames.append(event("response.output_item.added", output_index=n, item=started))
-            frames.append(event("response.content_part.added", **place, part=part | {"text": ""}))
-            for piece in call.pieces(part["text"], reply):
-                frames.append(event("response.output_text.delta", **place, delta=piece, logprobs=[]))
-            frames.append(event("response.output_text.done", **place, text=part["text"], logprobs=[]))
-            frames.append(event("response.content_part.done", **place, part=part))
-        else:
-            place = {"item_id": item["id"], "output_index": n}
-            started = item | {"status": "in_progress", "arguments": ""}
-            frames.append(event("response.output_item.added", output_index=n, item=started))
-            for piece in call.pieces(item["arguments"], reply):
-                frames.append(event("response.function_call_arguments.delta", **place, delta=piece))
-            whole = {"name": item["name"], "arguments": item["arguments"]}
-            frames.append(event("response.function_call_arguments.done", **place, **whole))
+        match item["type"]:
+            case "message":
+                frames += _text_frames(call, reply, event, n, item)
+            case "reasoning":
+                frames += _reasoning_frames(call, reply, event, n, item)
+            case "function_call":
+                frames += _call_frames(call, reply, event, n, item)
         frames.append(event("response.output_item.done", output_index=n, item=item))
-    frames.append(event(f"response.{final['status']}", response=final))
+    if final["status"] != "in_progress":
+        frames.append(event(f"response.{final['status']}", response=final))
     return frames
+
+
+def _text_frames(call: Call, reply: Json, event: _Event, n: int, item: Json) -> list[bytes]:
+    part = item["content"][0]
+    key = "refusal" if part["type"] == "refusal" else "text"
+    name = "response.refusal" if key == "refusal" else "response.output_text"
+    extra: Json = {} if key == "refusal" else {"logprobs": []}
+    place = {"item_id": item["id"], "output_index": n, "content_index": 0}
+    started = item | {"status": "in_progress", "content": []}
+    return [
+        event("response.output_item.added", output_index=n, item=started),
+        event("response.content_part.added", **place, part=part | {key: ""}),
+        *(event(f"{name}.delta", **place, delta=piece, **extra) for piece in call.pieces(part[key], reply)),
+        event(f"{name}.done", **place, **{key: part[key]}, **extra),
+        event("response.content_part.done", **place, part=part),
+    ]
+
+
+def _reasoning_frames(call: Call, reply: Json, event: _Event, n: int, item: Json) -> list[bytes]:
+    text = item["summary"][0]["text"]
+    place = {"item_id": item["id"], "output_index": n, "summary_index": 0}
+    part = {"type": "summary_text", "text": ""}
+    started = {**item, "summary": []} | ({"encrypted_content": "unfinished"} if "encrypted_content" in item else {})
+    return [
+        event("response.output_item.added", output_index=n, item=started),
+        event("response.reasoning_summary_part.added", **place, part=part),
+        *(event("response.reasoning_summary_text.delta", **place, delta=piece) for piece in call.pieces(text, reply)),
+        event("response.reasoning_summary_text.done", **place, text=text),
+        event("response.reasoning_summary_part.done", **place, part=part | {"text": text}),
+    ]
+
+
+def _call_frames(call: Call, reply: Json, event: _Event, n: int, item: Json) -> list[bytes]:
+    place = {"item_id": item["id"], "output_index": n}
+    arguments = item["arguments"]
+    pieces = call.pieces(arguments, reply)
+    return [
+        event("response.output_item.added", output_index=n, item=item | {"status": "in_progress", "arguments": ""}),
+        *(event("response.function_call_arguments.delta", **place, delta=piece) for piece in pieces),
+        event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments),
+    ]
