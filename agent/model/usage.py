@@ -68,7 +68,7 @@ def _of_anthropic(usage: object) -> CanonicalUsage | None:
         output=_bounded(usage, "output_tokens"),
         cache_read=read,
         cache_write=written,
-        reasoning=_bounded(_field(usage, "output_tokens_details"), "reasoning_tokens"),
+        reasoning=_bounded(_field(usage, "output_tokens_details"), "thinking_tokens"),
     )
 
 

@@ -114,6 +114,17 @@ async def misbehave(call: Call, reply: Json, dialect: str) -> web.Response | Non
     return None
 
 
+def _is_anthropic(call: Call) -> bool:
+    return call.request.path.endswith("/messages")
+
+
+def _error_frame(call: Call) -> bytes:
+    message = "The server had an error while processing your request"
+    if _is_anthropic(call):
+        return sse({"type": "error", "error": {"type": "overloaded_error", "message": message}}, "error")
+    return sse({"error": {"message": message, "type": "server_error", "code": None, "param": None}})
+
+
 async def hold(call: Call, seconds: float) -> None:
     """Keep the request open. Raises `Hangups` when the client leaves; the journal then says so."""
     until = time.monotonic() + seconds
@@ -158,13 +169,11 @@ async def _send_frames(call: Call, reply: Json, frames: Sequence[bytes], respons
             await hold(call, _LOOK_SECONDS)
         call.row["paused"] = False
         if reply.get("malformed") and n == int(reply["malformed"]):
-            await response.write(b'data: {"id": "broken", "choices": [{"delta": {"content": \n\n')
+            head = b"event: content_block_delta\n" if _is_anthropic(call) else b""
+            await response.write(head + b'data: {"id": "broken", "choices": [{"delta": {"content": \n\n')
         if reply.get("error_mid") is not None and n == int(reply["error_mid"]):
             call.row["outcome"] = "error_mid_stream"
-            message = "The server had an error while processing your request"
-            await response.write(
-                sse({"error": {"message": message, "type": "server_error", "code": None, "param": None}})
-            )
+            await response.write(_error_frame(call))
             return
         await response.write(frame)
         if pause:

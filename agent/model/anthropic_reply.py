@@ -1,0 +1,204 @@
+"""What Anthropic's messages API answers: the events of a reply put together, and its errors told apart.
+
+It knows the JSON, not the SDK.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agent.model.base import ModelReply
+from agent.model.provider_errors import status_error
+from agent.model.replies import MAX_CALLS, ReplyBuilder
+from agent.model.usage import UsageShape, normalize_usage
+from hermes_state.errors import ContentFiltered, ContextOverflow, ModelError, QuotaExceeded, ReplyMalformed
+from hermes_state.text import well_formed
+from hermes_state.values import Reasoning
+
+_CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded", "pause_turn"})
+"""Reasons after which more would have come. The last one is of tools at the provider, which are not offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Thought:
+    """A block of what the model thought, in the making."""
+
+    kind: str
+    texts: dict[str, list[str]]
+
+    @property
+    def block(self) -> dict[str, str]:
+        return {"type": self.kind} | {key: "".join(pieces) for key, pieces in self.texts.items()}
+
+
+class CollectedReply:
+    """Collects the events of one stream, or one whole message."""
+
+    def __init__(self, on_text: Callable[[str], None], store: Callable[[list[dict[str, str]]], Reasoning]) -> None:
+        self._reply = ReplyBuilder(on_text)
+        self._store = store
+        self._stop: str | None = None
+        self._is_whole = False
+        self._has_content = False
+        self._usage: dict[str, Any] = {}
+        self._thoughts: dict[int, _Thought] = {}
+        self._inputs: dict[int, object] = {}
+        """Of calls whose arguments have not come in pieces (yet)."""
+        self._calls: set[int] = set()
+        self._is_interleaved = False
+
+    def add(self, event: object) -> None:
+        """Take in one event. Raises `ReplyMalformed` when it is not shaped like one."""
+        try:
+            self._add(event)
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
+            raise ReplyMalformed("an event of the provider's stream has an unknown shape") from error
+
+    def add_whole(self, message: object) -> None:
+        """Take in a message that did not come as a stream. Raises `ReplyMalformed` as `add` does."""
+        try:
+            self._add_whole(message)
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
+            raise ReplyMalformed("the provider's message has an unknown shape") from error
+
+    def _add(self, event: Any) -> None:
+        match event["type"]:
+            case "error":
+                raise answered_error(200, {}, event)
+            case "message_start":
+                self._usage.update(event["message"].get("usage") or {})
+            case "content_block_start":
+                self._begin(event["index"], event["content_block"])
+            case "content_block_delta":
+                self._go_on(event["index"], event["delta"])
+            case "message_delta":
+                self._end(event["delta"].get("stop_reason"))
+                told = event.get("usage") or {}
+                self._usage.update({key: value for key, value in told.items() if value is not None})
+            case "message_stop":
+                self._is_whole = True
+
+    def _add_whole(self, message: Any) -> None:
+        if message["type"] == "error":
+            raise answered_error(200, {}, message)
+        for index, block in enumerate(message["content"]):
+            self._begin(index, block)
+        self._end(message["stop_reason"])
+        self._usage.update(message.get("usage") or {})
+        self._is_whole = True
+
+    def _end(self, reason: str | None) -> None:
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError("a stop reason is text")
+        self._stop = reason or self._stop
+
+    def _begin(self, index: int, block: Mapping[str, Any]) -> None:
+        if not isinstance(index, int):
+            raise TypeError("a block's index is a number")
+        match block["type"]:
+            case "text":
+                self._has_content = True
+                if block["text"]:
+                    self._reply.add_text(block["text"])
+            case "tool_use":
+                self._has_content = True
+                self._calls.add(index)
+                self._inputs[index] = block.get("input")
+                self._reply.add_call(index, call_id=block["id"], name=block["name"])
+            case "thinking":
+                self._think(index, "thinking", block, "thinking", "signature")
+            case "redacted_thinking":
+                self._think(index, "redacted_thinking", block, "data")
+
+    def _think(self, index: int, kind: str, block: Mapping[str, Any], *keys: str) -> None:
+        if len(self._thoughts) >= MAX_CALLS:
+            raise ReplyMalformed(f"a reply with more than {MAX_CALLS} thoughts")
+        self._is_interleaved = self._is_interleaved or self._has_content
+        self._thoughts[index] = _Thought(kind, {key: [self._reply.counted(block.get(key) or "")] for key in keys})
+
+    def _go_on(self, index: int, delta: Mapping[str, Any]) -> None:
+        match delta["type"]:
+            case "text_delta":
+                self._reply.add_text(delta["text"])
+            case "input_json_delta" if index in self._calls:
+                if delta["partial_json"]:
+                    self._inputs.pop(index, None)
+                    self._reply.add_call(index, arguments=delta["partial_json"])
+            case "thinking_delta":
+                self._thoughts[index].texts["thinking"].append(self._reply.counted(delta["thinking"]))
+            case "signature_delta":
+                self._thoughts[index].texts["signature"].append(self._reply.counted(delta["signature"]))
+
+    def finished(self) -> ModelReply:
+        """The whole reply. Raises `ReplyMalformed` when the stream broke off, `ContentFiltered` when it was refused."""
+        if self._stop is None or not self._is_whole:
+            raise ReplyMalformed("the stream ended without a stop reason")
+        if self._stop == "refusal":
+            raise ContentFiltered("the provider stopped its reply")
+        if self._stop == "model_context_window_exceeded" and not self._has_content:
+            raise ContextOverflow("the prompt leaves no room for a reply")
+        for index, given in self._inputs.items():
+            self._reply.add_call(index, arguments=json.dumps(given or {}, ensure_ascii=False))
+        return self._reply.finished(
+            is_cut_off=self._stop in _CUT_OFF,
+            usage=normalize_usage(self._usage, UsageShape.ANTHROPIC),
+            reasoning=self._reasoning(),
+        )
+
+    def _reasoning(self) -> Reasoning | None:
+        """What was thought, if it can go back in front of the calls.
+
+        Not if it was thought between text and calls: it would have to stand there again.
+        """
+        blocks = [self._thoughts[index].block for index in sorted(self._thoughts)]
+        if not blocks or not self._calls or self._is_interleaved or not all(map(_can_go_back, blocks)):
+            return None
+        return self._store(blocks)
+
+
+def _can_go_back(block: Mapping[str, str]) -> bool:
+    """Blocks are taken back signed, and as they were: text that cannot be stored would come back changed."""
+    is_signed = bool(block.get("data") or block.get("signature"))
+    return is_signed and all(well_formed(text) == text for text in block.values())
+
+
+# --- errors
+
+
+class ReasoningRefused(ModelError):
+    """What the model thought before is not taken back."""
+
+
+_REASONING = re.compile(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", re.IGNORECASE)
+_NO_CREDIT = re.compile(r"credit balance is too low", re.IGNORECASE)
+_NO_BUDGET = re.compile(r"spend_limit_reached$|^organization_on_hold$")
+"""Codes of errors that waiting does not help against, though they come as rate limits and the like."""
+_STATUS_OF_TYPE: Final = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "overloaded_error": 529,
+}
+"""What an error would have as its status, had it not come inside a stream, after a 200."""
+
+
+def answered_error(status: int, headers: Mapping[str, str], body: object) -> ModelError:
+    """The kind of an error, by its status and body; of one that came after a 200, by what it calls itself."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    fields = error if isinstance(error, Mapping) else {}
+    if status < 400:
+        status = _STATUS_OF_TYPE.get(str(fields.get("type")), 500)
+    text = str(fields.get("message"))[:2_000]
+    if status == 400 and _REASONING.search(text):
+        return ReasoningRefused("HTTP 400 invalid_request_error")
+    details = fields.get("details")
+    code = str(details.get("error_code")) if isinstance(details, Mapping) else ""
+    if _NO_BUDGET.search(code) or (status == 400 and _NO_CREDIT.search(text)):
+        return QuotaExceeded(f"HTTP {status}")
+    return status_error(status, headers, fields or body)

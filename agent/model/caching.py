@@ -1,0 +1,93 @@
+"""Prompt caching of Claude models: where a prompt says up to which point it may be kept for the next call.
+
+Other providers keep what they see as they like. Anthropic keeps what ends at a breakpoint, four of them at most: one
+stands behind the system prompt (tools come before it and are covered), three behind the newest messages, so that each
+call finds what the one before it left, and the new rows stand behind that.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+CacheTtl: TypeAlias = Literal["5m", "1h"]
+"""How long a kept prompt lasts after it was last read. An hour costs more to write: 2 times the input, not 1.25."""
+
+MAX_BREAKPOINTS = 4
+"""What the API allows in one request."""
+
+_Message: TypeAlias = Mapping[str, Any]  # the provider's JSON
+
+
+def apply_anthropic_cache_control(
+    messages: Sequence[_Message], ttl: CacheTtl = "5m", native: bool = False
+) -> list[dict[str, Any]]:
+    """The list with its breakpoints: behind a system prompt at its beginning, and behind the newest other messages.
+
+    The given list and what is in it stay as they are; messages that get no mark are shared with it. Text becomes one
+    part, which carries the mark; of a list the last part does; a message without content does itself.
+
+    `native`: for Anthropic's own API. Others that pass the marks on take none at a tool's result, so the three
+    before it count, and may overlook one at a message without content: where all three are without, the newest
+    that has content takes the place of the oldest of them.
+    """
+    marked = [dict(message) for message in messages]
+    has_system = bool(marked) and marked[0].get("role") == "system"
+    places = _places(marked, MAX_BREAKPOINTS - has_system, native=native)
+    mark: dict[str, str] = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
+    for place in [0, *places] if has_system else places:
+        _mark(marked[place], mark)
+    return marked
+
+
+def _places(messages: Sequence[_Message], most: int, *, native: bool) -> list[int]:
+    able = [
+        place
+        for place, message in enumerate(messages)
+        if message.get("role") != "system" and (native or message.get("role") != "tool")
+    ]
+    newest = able[-most:]
+    if not native and len(newest) == most and not any(messages[place].get("content") for place in newest):
+        full = next((place for place in reversed(able[:-most]) if messages[place].get("content")), None)
+        if full is not None:
+            newest[0] = full
+    return newest
+
+
+def _mark(message: dict[str, Any], mark: Mapping[str, str]) -> None:
+    """Changes `message`, but nothing that it holds."""
+    content = message.get("content")
+    if not content or message.get("role") == "tool":
+        message["cache_control"] = dict(mark)
+    elif isinstance(content, str):
+        message["content"] = [{"type": "text", "text": content, "cache_control": dict(mark)}]
+    else:
+        message["content"] = [*content[:-1], {**content[-1], "cache_control": dict(mark)}]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheState:
+    """Whether the prompts to a model are marked for caching, for start-up's log and for people."""
+
+    is_on: bool
+    route: str
+    ttl: CacheTtl
+
+    @property
+    def text(self) -> str:
+        """Such as `on (anthropic:api.anthropic.com, 5m)`."""
+        return f"on ({self.route}, {self.ttl})" if self.is_on else f"off ({self.route})"
+
+
+def cache_state(model_name: str, route: str, ttl: CacheTtl = "5m") -> CacheState:
+    """Of a model at a route, as `ChatModel.route` names it."""
+    protocol, _, host = route.partition(":")
+    return CacheState(is_on=caching_for(model_name, protocol, host), route=route, ttl=ttl)
+
+
+def caching_for(model_name: str, protocol: str, host: str | None) -> bool:
+    """Whether prompts are marked: for Claude models, by name, where it is known that the marks are understood."""
+    if "claude" not in model_name.lower():
+        return False
+    if protocol == "chat_completions":
+        return host is not None and (host.lower() == "openrouter.ai" or host.lower().endswith(".openrouter.ai"))
+    return protocol == "anthropic"
