@@ -14,9 +14,9 @@ from agent.model.openai_errors import Refusal
 from agent.model.openai_model import Collector, OpenAIModel
 from agent.model.pools import Endpoint
 from agent.model.replies import ReplyBuilder
-from agent.model.usage import UsageShape, normalize_usage
+from agent.model.usage import UsageShape, normalize_usage, reported_cost
 from hermes_state.errors import ContentFiltered, ModelUnavailable, ReplyMalformed
-from hermes_state.values import CanonicalUsage
+from hermes_state.values import CanonicalUsage, MicroUsd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,8 @@ class _Reply:
         self._reasoning = ReasoningPieces(self._reply.counted)
         self._maker = maker
         self._finish: str | None = None
-        self._usage: CanonicalUsage | None = None
+        self.usage: CanonicalUsage | None = None
+        self.cost: MicroUsd | None = None
 
     def add(self, chunk: object) -> None:
         """Take in one chunk. Raises `ReplyMalformed` when it is not shaped like one."""
@@ -116,7 +117,8 @@ class _Reply:
 
     def _add(self, chunk: Any) -> None:
         if usage := chunk.get("usage"):
-            self._usage = normalize_usage(usage, UsageShape.CHAT_COMPLETIONS)
+            self.usage = normalize_usage(usage, UsageShape.CHAT_COMPLETIONS)
+            self.cost = reported_cost(usage)
         if not (choices := chunk.get("choices")):
             return
         choice = choices[0]
@@ -150,5 +152,8 @@ class _Reply:
         if self._finish == "error":
             raise ModelUnavailable("the provider broke its reply off")
         return self._reply.finished(
-            is_cut_off=self._finish == "length", usage=self._usage, reasoning=self._reasoning.whole(self._maker)
+            is_cut_off=self._finish == "length",
+            usage=self.usage,
+            reasoning=self._reasoning.whole(self._maker),
+            cost=self.cost,
         )

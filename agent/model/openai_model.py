@@ -6,9 +6,11 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, maker_of
 from agent.model.connections import Connections
+from agent.model.failures import paid_for
 from agent.model.openai_errors import Refusal, refusal_of
 from agent.model.pools import Endpoint
 from hermes_state.errors import ModelError
+from hermes_state.values import CanonicalUsage, MicroUsd
 
 
 class Dialect(Protocol):
@@ -20,6 +22,10 @@ class Dialect(Protocol):
 
 class Collector(Protocol):
     """A reply in the making."""
+
+    usage: CanonicalUsage | None
+    """As far as it was reported."""
+    cost: MicroUsd | None
 
     def add(self, event: object) -> None:
         """Take in one event of a stream, or the one body. Raises the kinds of `ModelError`."""
@@ -75,10 +81,14 @@ class OpenAIModel(ABC, Generic[D]):
             return reply
 
     async def _asked(self, payload: bytes, reply: Collector) -> ModelReply:
-        async with self._connections.posted(self._path, payload, streams=self._streams) as events:
-            async for event in events:
-                reply.add(event)
-        return reply.finished()
+        try:
+            async with self._connections.posted(self._path, payload, streams=self._streams) as events:
+                async for event in events:
+                    reply.add(event)
+            return reply.finished()
+        except ModelError as error:
+            paid_for(error, reply.usage, reply.cost)
+            raise
 
     @abstractmethod
     def _encoded(self, request: ModelRequest, dialect: D) -> bytes:

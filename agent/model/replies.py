@@ -10,7 +10,7 @@ from typing import Final
 from agent.model.base import Finish, ModelReply
 from hermes_state.errors import ReplyMalformed
 from hermes_state.text import ends_in_half, well_formed
-from hermes_state.values import CanonicalUsage, Reasoning, ToolCall
+from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning, ToolCall
 
 MAX_CHARACTERS: Final = 2_000_000
 """Of one reply, its calls included: several times what any model writes. A stream without an end stops here."""
@@ -71,7 +71,12 @@ class ReplyBuilder:
         return text
 
     def finished(
-        self, *, is_cut_off: bool, usage: CanonicalUsage | None, reasoning: Reasoning | None = None
+        self,
+        *,
+        is_cut_off: bool,
+        usage: CanonicalUsage | None,
+        reasoning: Reasoning | None = None,
+        cost: MicroUsd | None = None,
     ) -> ModelReply:
         """The whole reply, its calls in the order in which they began. `is_cut_off`: the output limit ended it.
 
@@ -81,7 +86,12 @@ class ReplyBuilder:
         calls = _whole_calls(list(self._calls.values()))
         finish = Finish.LENGTH if is_cut_off else Finish.TOOL_CALLS if calls else Finish.STOP
         return ModelReply(
-            text=self._shown, calls=calls, finish=finish, usage=usage, reasoning=reasoning if calls else None
+            text=self._shown,
+            calls=calls,
+            finish=finish,
+            usage=usage,
+            reasoning=reasoning if calls else None,
+            cost=cost,
         )
 
     def _show(self) -> None:

@@ -16,9 +16,9 @@ from agent.model.pools import Endpoint
 from agent.model.provider_errors import stream_error
 from agent.model.replies import ReplyBuilder
 from agent.model.shapes_responses import Thought, instructions_and_items, kept_thought, stored_thoughts
-from agent.model.usage import UsageShape, normalize_usage
+from agent.model.usage import UsageShape, normalize_usage, reported_cost
 from hermes_state.errors import ContentFiltered, ReplyMalformed
-from hermes_state.values import CanonicalUsage
+from hermes_state.values import CanonicalUsage, MicroUsd
 
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
@@ -104,7 +104,8 @@ class _Reply:
         self._outputs = 0
         self._thoughts: list[Thought] = []
         self._is_cut_off: bool | None = None
-        self._usage: CanonicalUsage | None = None
+        self.usage: CanonicalUsage | None = None
+        self.cost: MicroUsd | None = None
 
     def add(self, event: object) -> None:
         """Take in one event.
@@ -161,12 +162,13 @@ class _Reply:
                     self._thoughts.append((self._outputs, thought))
 
     def _end(self, response: Mapping[str, Any], status: str) -> None:
+        usage = response.get("usage")
+        self.usage, self.cost = normalize_usage(usage, UsageShape.RESPONSES), reported_cost(usage)
         if status == "failed":
             raise stream_error(response.get("error"))
         output: Sequence[Mapping[str, Any]] = response.get("output") or ()
         for place, item in enumerate(output):
             self._take(place, item)
-        self._usage = normalize_usage(response.get("usage"), UsageShape.RESPONSES)
         reason = (response.get("incomplete_details") or {}).get("reason")
         if status == "incomplete" and reason == "content_filter":
             raise ContentFiltered("the provider stopped its reply")
@@ -179,6 +181,7 @@ class _Reply:
             raise ReplyMalformed("the reply ended before it was complete")
         return self._reply.finished(
             is_cut_off=self._is_cut_off,
-            usage=self._usage,
+            usage=self.usage,
             reasoning=stored_thoughts(self._thoughts, self._outputs, self._maker),
+            cost=self.cost,
         )

@@ -69,6 +69,19 @@ async def test_cached_and_reasoning_tokens_are_told_apart(model: ChatCompletions
     assert reply.usage.prompt == 81
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_what_a_provider_says_of_the_cost_is_kept(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool
+) -> None:
+    script(llm, text="ok", usage={"cost": 0.002})
+    assert (await ask(dial(streams=streams)))[0].cost == 2_000
+    script(llm, text="I must not", finish="content_filter", usage={"cost": 0.002})
+    with pytest.raises(ContentFiltered) as raised:
+        await ask(dial(streams=streams))
+    assert raised.value.usage is not None
+    assert raised.value.reported_cost == 2_000
+
+
 async def test_a_provider_that_reports_no_usage_is_no_failure(model: ChatCompletionsModel, llm: LLM) -> None:
     script(llm, text="ok", no_usage=True)
     assert (await ask(model))[0].usage is None

@@ -99,6 +99,20 @@ async def test_cached_and_reasoning_tokens_are_told_apart(either: ResponsesModel
     assert reply.usage == CanonicalUsage(input=16, output=1, cache_read=60, cache_write=5, reasoning=1)
 
 
+async def test_what_a_provider_says_of_the_cost_is_kept(either: ResponsesModel, llm: LLM) -> None:
+    script(llm, text="ok", usage={"cost": 0.002})
+    assert (await ask(either))[0].cost == 2_000
+
+
+async def test_a_filtered_reply_is_paid_for_all_the_same(either: ResponsesModel, llm: LLM) -> None:
+    script(llm, text="I must not", finish="content_filter", usage={"cost": 0.002})
+    with pytest.raises(ContentFiltered) as raised:
+        await ask(either)
+    assert raised.value.usage is not None
+    assert raised.value.usage.prompt == llm.requests.rows[0]["prompt_tokens"]
+    assert raised.value.reported_cost == 2_000
+
+
 async def test_a_provider_that_reports_no_usage_is_no_failure(either: ResponsesModel, llm: LLM) -> None:
     script(llm, text="ok", no_usage=True)
     assert (await ask(either))[0].usage is None
