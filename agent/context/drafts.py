@@ -74,7 +74,7 @@ class Drafts:
 
     def _as_known(self, route: SummaryRoute, job: CompressionJob) -> SummaryRoute:
         """The conversation's own model reads no more for a summary than for a turn, whatever is configured."""
-        if not self._rooms.profiles.is_about(route.model):
+        if not self._rooms.profiles.is_about(route.line.model):
             return route
         return replace(route, context_length=min(route.context_length, job.limits.context_length))
 
