@@ -5,10 +5,9 @@ import importlib
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from agent.model.extras import missing_extra
-
 from agent.model.base import ChatModel
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.extras import missing_extra
 from agent.model.line import ModelLine
 from agent.model.offline import OfflineModel
 from gateway.config.routes import CONFIGURED, RouteSettings, completed

@@ -49,7 +49,6 @@ from hermes_state.values import (
     UserRef,
 )
 
-
 SPOKEN = "the message was spoken: its words are a transcript, which may be wrong here and there"
 """Told to the model of a message that came as a recording."""
 

@@ -101,7 +101,8 @@ class Seats:
         """The engine of the session's conversation for one caller, told where the conversation is now.
 
         `model` and `window`: None for those that it was told last. When the caller is done, the engine hears what has
-        happened meanwhile. Raises `EngineTrouble`, also when somebody else is with the engine, unless the caller is patient.
+        happened meanwhile. Raises `EngineTrouble`, also when somebody else is with the engine, unless the caller is
+        patient.
         """
         place = self._place(session.lineage_id)
         if place.lock.locked() and not is_patient:

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 from sqlite3 import Connection
 
-from agent.model.caching import cache_state
-
 from agent.context.events import Scene
 from agent.context.plugins import BUILT_IN
+from agent.model.caching import cache_state
 from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.commands.registry import Command, Desk, Effect, Invocation, Kind, TurnStop, say
 from gateway.models import name_of, route_of
