@@ -21,6 +21,7 @@ from agent.model import wire
 from agent.model.anthropic_reply import CollectedReply, ReasoningRefused, answered_error
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, maker_of
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, caching_for
+from agent.model.failures import paid_for
 from agent.model.pools import LIMITS, Endpoint, Pools, whole_json
 from agent.model.shapes_anthropic import body_parts, stored_reasoning
 from hermes_state.errors import (
@@ -101,13 +102,17 @@ class AnthropicModel:
             "stream": self._streams,
         }
         reply = CollectedReply(on_text, partial(stored_reasoning, parts=parts, made_by=self._maker))
-        async with self._posted(orjson.dumps(body)) as said:
-            if self._streams:
-                async for event in said:
-                    reply.add(event)
-            else:
-                reply.add_whole(await whole_json(said.response))
-        return reply.finished()
+        try:
+            async with self._posted(orjson.dumps(body)) as said:
+                if self._streams:
+                    async for event in said:
+                        reply.add(event)
+                else:
+                    reply.add_whole(await whole_json(said.response))
+            return reply.finished()
+        except ModelError as error:
+            paid_for(error, reply.usage)
+            raise
 
     @asynccontextmanager
     async def _posted(self, payload: bytes) -> AsyncIterator[AsyncStream[object]]:

@@ -15,7 +15,7 @@ from agent.model.replies import MAX_CALLS, ReplyBuilder
 from agent.model.usage import UsageShape, normalize_usage
 from hermes_state.errors import ContentFiltered, ContextOverflow, ModelError, QuotaExceeded, ReplyMalformed
 from hermes_state.text import well_formed
-from hermes_state.values import Reasoning
+from hermes_state.values import CanonicalUsage, Reasoning
 
 _CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded", "pause_turn"})
 """Reasons after which more would have come. The last one is of tools at the provider, which are not offered."""
@@ -48,6 +48,11 @@ class CollectedReply:
         """Of calls whose arguments have not come in pieces (yet)."""
         self._calls: set[int] = set()
         self._is_interleaved = False
+
+    @property
+    def usage(self) -> CanonicalUsage | None:
+        """As far as it was reported."""
+        return normalize_usage(self._usage, UsageShape.ANTHROPIC)
 
     def add(self, event: object) -> None:
         """Take in one event. Raises `ReplyMalformed` when it is not shaped like one."""
@@ -143,7 +148,7 @@ class CollectedReply:
             self._reply.add_call(index, arguments=json.dumps(given or {}, ensure_ascii=False))
         return self._reply.finished(
             is_cut_off=self._stop in _CUT_OFF,
-            usage=normalize_usage(self._usage, UsageShape.ANTHROPIC),
+            usage=self.usage,
             reasoning=self._reasoning(),
         )
 

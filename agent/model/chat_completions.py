@@ -8,6 +8,7 @@ import orjson
 
 from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, maker_of
+from agent.model.caching import CacheTtl, apply_anthropic_cache_control, caching_for
 from agent.model.chat_reasoning import ReasoningPieces, put_back
 from agent.model.connections import LONGEST_CACHE_KEY, OPENAI_HOST
 from agent.model.openai_errors import Refusal
@@ -25,6 +26,8 @@ class ChatCompletionsSettings(Endpoint):
 
     sends_cache_key: bool | None = None
     """Whether requests say which of them begin alike. None: to OpenAI itself; not all others take what is new."""
+    cache_ttl: CacheTtl = "5m"
+    """For Claude models at a provider that passes breakpoints on, see `caching`."""
 
 
 _LIMIT_KEY: Final = "max_tokens"
@@ -60,24 +63,32 @@ class ChatCompletionsModel(OpenAIModel[ChatDialect]):
         super().__init__(settings, protocol="chat_completions", path="/chat/completions", dialect=ChatDialect())
         is_openai = self.host == OPENAI_HOST
         self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
+        self._cache_ttl = settings.cache_ttl if caching_for(self.name, "chat_completions", self.host) else None
 
     def _encoded(self, request: ModelRequest, dialect: ChatDialect) -> bytes:
         if not self.sends_cache_key:
             request = replace(request, cache_key="")
-        return encoded_request(self.name, request, dialect, streams=self._streams)
+        return encoded_request(self.name, request, dialect, streams=self._streams, cache_ttl=self._cache_ttl)
 
     def _begun(self, on_text: Callable[[str], None]) -> Collector:
         return _Reply(on_text, self._maker)
 
 
 def encoded_request(
-    model: str, request: ModelRequest, dialect: ChatDialect | None = None, *, streams: bool = True
+    model: str,
+    request: ModelRequest,
+    dialect: ChatDialect | None = None,
+    *,
+    streams: bool = True,
+    cache_ttl: CacheTtl | None = None,
 ) -> bytes:
-    """The body of the HTTP request."""
+    """The body of the HTTP request. `cache_ttl`: None marks nothing for caching."""
     dialect = dialect or ChatDialect()
     maker = maker_of("chat_completions", model) if dialect.replays_reasoning else ""
     messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=maker))
     put_back(messages, always=dialect.insists_on_reasoning)
+    if cache_ttl is not None:
+        messages = apply_anthropic_cache_control(messages, cache_ttl)
     body: dict[str, Any] = {"model": model, "messages": messages}
     if streams:
         body |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -512,6 +512,13 @@ async def test_counts_at_the_end_win_over_those_at_the_beginning(dial: Dial, pla
     assert (reply.usage.output, reply.usage.reasoning) == (30, 2)
 
 
+async def test_a_call_that_failed_has_cost_what_was_reported(dial: Dial, playback: Playback) -> None:
+    playback.answers = [stream(text("I beg"), stop="refusal")]
+    with pytest.raises(ContentFiltered) as raised:
+        await ask(dial(base_url=playback.url))
+    assert raised.value.usage == CanonicalUsage(input=7, output=3)
+
+
 async def test_unknown_events_and_blocks_are_passed_over(dial: Dial, playback: Playback) -> None:
     search = {"type": "server_tool_use", "id": "s1", "name": "web", "input": {}}
     search["deltas"] = [{"type": "input_json_delta", "partial_json": "{"}, {"type": "citations_delta", "citation": {}}]
