@@ -10,6 +10,9 @@ from agent.model.base import Finish
 from agent.model.pools import MAX_BODY_BYTES
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from agent.model.responses import ResponsesModel, ResponsesSettings
+from agent.tools.recall import recall_tools
+from agent.tools.registry import ToolRegistry
+from agent.turn import Agent
 from hermes_state.errors import (
     AuthRejected,
     ContentFiltered,
@@ -25,9 +28,11 @@ from hermes_state.errors import (
 )
 from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
 from tests.agent.asking import TOOL, ask, cancel_where_it_hangs, request, script
+from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.rows import answer, human, result
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.lines import line_to
 
 CALL = {"id": "a", "name": "look", "arguments": {}}
 MAKER = "responses:lab-128k"
@@ -219,6 +224,29 @@ async def test_a_model_that_does_not_reason_is_not_asked_for_it_again(model: Res
     for _ in range(2):
         await ask(model)
     assert ["include" in row["body"] for row in llm.requests.rows] == [True, False, False]
+
+
+async def test_a_turn_takes_its_reasoning_along_from_step_to_step(model: ResponsesModel, llm: LLM, chat: Chat) -> None:
+    agent = Agent(
+        store=chat.store, line=line_to(model), tools=ToolRegistry(recall_tools()), settings=settings(), clock=chat.clock
+    )
+    search = {"id": "a", "name": "history_search", "arguments": {"query": "go"}}
+    llm.add_scripts(
+        [
+            {"reasoning": "first", "text": "Searching.", "tool_calls": [search]},
+            {"reasoning": "second", "tool_calls": [search | {"id": "b"}]},
+            {"reasoning": "third", "text": "Done."},
+        ]
+    )
+    turn = await chat.start("go")
+    said = await agent.run(turn, Sink())
+    await chat.finish(turn, said)
+    assert said.text == "Done."
+    thoughts = [item["encrypted_content"] for item in body(llm)["input"] if item["type"] == "reasoning"]
+    assert thoughts == ["sealed:lab-128k:first", "sealed:lab-128k:second"]
+    makers = [row.body.reasoning.made_by for row in await chat.view(turn) if row.body.reasoning is not None]
+    assert makers == [MAKER, MAKER]
+    assert await chat.ledger() == [("turn", "ok")] * 3
 
 
 # ---- failures
