@@ -5,7 +5,7 @@ from datetime import date, timedelta
 from itertools import groupby
 
 from gateway.spending import Cap, Insights, Usage, knows_cost
-from hermes_state.money import dollars
+from hermes_state.money import MICROS, dollars
 from hermes_state.spending import NOTHING, Spent
 
 WIDTH = 40
@@ -185,7 +185,12 @@ def _row(name: str, value: str, calls: int | str) -> str:
 
 
 def _value(spent: Spent, *, by_cost: bool) -> str:
-    return money(spent) if by_cost else _shortened(spent.total)
+    if not by_cost:
+        return _shortened(spent.total)
+    said = money(spent)
+    if len(said) < VALUE:
+        return said
+    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced else ''}"  # cents do not matter any more
 
 
 def _short(name: str) -> str:

@@ -1,0 +1,190 @@
+"""Money, end to end: what people and operators are shown, and that nothing is spent silently."""
+
+import asyncio
+import json
+import signal
+import sys
+from typing import Any
+
+from tests.e2e.world import ROOT, World
+
+PRICES = '{"lab-*": {"input": 3, "output": 15}}'
+ADMIN = 1
+
+
+async def command_line(world: World, *words: str) -> str:
+    """What `hermes-gateway` prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", *words),
+        env=world.gateway.environ,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+async def as_json(world: World, *words: str) -> Any:
+    return json.loads(await command_line(world, *words, "--json"))
+
+
+async def test_what_was_used_is_told_alike_in_the_chat_and_on_the_command_line(world: World) -> None:
+    await world.gateway.start(HERMES_COSTS__PRICES=PRICES)
+    await world.script(match="cached", usage={"prompt_tokens_details": {"cached_tokens": 400}}, text="from the cache")
+    await world.converse("hello", "cached", "/usage")
+    requests = await world.asked(2)
+    prompt = sum(row["prompt_tokens"] for row in requests)
+    output = sum(row["completion_tokens"] for row in requests)
+    said = (await world.visible())[-1]
+    cost = (prompt * 3 + output * 15) / 1_000_000
+    assert f"Cost: ${cost:.4f}" in said
+    assert f"Read: {prompt:,} tokens: {prompt - 400:,} new, 400 from the cache ({40_000 // prompt} %)" in said
+    assert f"Written: {output:,} tokens" in said
+    assert "Calls: 2" in said
+    assert "tokens (0 %, estimate), compressed from 64,000 on, not compressed so far" in said
+    [(key,)] = world.query("SELECT key FROM sessions")
+    beside = [await as_json(world, "usage", *place) for place in ([], ["telegram:42"], [key[:8]])]
+    days = await as_json(world, "insights", "--days", "2")
+    await world.gateway.stop()
+    assert beside == [await as_json(world, "usage", *place) for place in ([], ["telegram:42"], [key[:8]])]
+    for found, scope in zip(beside, ("gateway", "chat", "conversation"), strict=True):
+        assert (found["scope"], found["prompt_tokens"], found["output_tokens"]) == (scope, prompt, output)
+        assert found["cost_usd"] == round(cost, 6)
+        assert found["cache_read_tokens"] == 400
+    assert [row["calls"] for row in days["days"]] == [0, 2]
+    assert [row["model"] for row in days["models"]] == ["lab-128k"]
+    assert [row["purpose"] for row in days["purposes"]] == ["turn"]
+
+
+async def test_what_nobody_has_priced_is_unknown_and_never_nothing(world: World) -> None:
+    await world.gateway.start()
+    await world.converse("hello", "/usage")
+    said = (await world.visible())[-1]
+    assert "Cost: unknown" in said
+    assert "costs.prices" in said
+    assert "$0.00" not in said
+    found = await as_json(world, "usage")
+    assert (found["cost_usd"], found["unpriced_calls"]) == (None, 1)
+    assert world.query("SELECT cost_microusd FROM model_calls") == [(None,)]
+    assert world.query("SELECT cost_microusd, unpriced_calls FROM sessions") == [(0, 1)]
+
+
+async def test_insights_are_for_admins_and_fit_a_phone(world: World) -> None:
+    await world.gateway.start(HERMES_COSTS__PRICES=PRICES)
+    await world.converse("hello")
+    await world.say("/insights")
+    refusal = (await world.replies(2))[-1]
+    assert "Cost" not in refusal
+    assert "telegram:42" not in refusal
+    await world.say("/insights 30", chat_id=ADMIN)
+    (told,) = await world.replies(1, chat_id=ADMIN)
+    assert "telegram:42" in told
+    assert "█" in told
+    chart = told[told.index("\n") + 1 : told.rindex("\n")]
+    assert max(map(len, chart.splitlines())) <= 40
+    assert len([line for line in told.splitlines() if line.endswith(" -")]) == 29
+
+
+async def test_a_burst_of_fifty_turns_exceeds_a_cap_by_no_more_than_the_calls_in_flight(world: World) -> None:
+    in_flight, cap = 5, 0.05
+    people = range(100, 150)
+    await world.gateway.start(
+        HERMES_COSTS__PRICES=PRICES,
+        HERMES_COSTS__DAILY_CAP=str(cap),
+        HERMES_SESSIONS__MAX_TURNS=str(in_flight),
+        HERMES_ACCESS__ALLOW_ALL="true",
+    )
+    await world.script(match="burst", delay=0.05, text="done")
+    for person in people:
+        await world.say(f"burst {person}", chat_id=person)
+    for person in people:
+        assert await world.replies(1, chat_id=person, wait=40), person
+    costs = [cost for (cost,) in world.query("SELECT cost_microusd FROM model_calls ORDER BY id")]
+    spent = sum(costs) / 1_000_000
+    assert cap <= spent < cap + in_flight * max(costs) / 1_000_000
+    refused = world.query("SELECT count(*) FROM turns WHERE state = 'failed'")
+    assert refused == [(len(people) - len(costs),)]
+    assert len(await world.asked(0, wait=0)) == len(costs) < len(people)
+    said = " ".join([text for person in people for text in await world.visible(person)])
+    assert said.count("What may be spent in a day is used up ($") == len(people) - len(costs)
+    assert "opens again tomorrow" in said
+
+
+async def test_a_conversation_at_its_cap_goes_on_after_new(world: World) -> None:
+    await world.gateway.start(HERMES_COSTS__PRICES=PRICES, HERMES_COSTS__CONVERSATION_CAP="0.002")
+    await world.converse("one", "two", "/usage", "/new", "three")
+    one, two, usage, _, three = await world.visible()
+    assert "one" in one
+    assert "/new starts another one" in two
+    assert "used up, costs.conversation_cap" in usage
+    assert "three" in three
+
+
+async def test_a_chat_at_its_cap_leaves_the_others_alone(world: World) -> None:
+    await world.gateway.start(HERMES_COSTS__PRICES=PRICES, HERMES_COSTS__CHAT_DAILY_CAP="0.002")
+    await world.converse("one", "/new", "two")
+    assert "this chat may spend in a day is used up" in (await world.visible())[-1]
+    await world.say("other", chat_id=43)
+    assert "echo" in (await world.replies(1, chat_id=43))[0]
+
+
+async def test_a_cap_shuts_out_a_model_without_a_price_and_says_how_to_let_it_in(world: World) -> None:
+    await world.gateway.start(HERMES_COSTS__DAILY_CAP="5")
+    assert "model.unpriced" in world.gateway.log_text()
+    await world.converse("hello")
+    said = (await world.visible())[-1]
+    assert "lab-128k" in said
+    assert "costs.prices" in said
+    assert await world.asked(0, wait=0) == []
+    (world.home / "config.yaml").write_text("costs: {prices: {lab-*: {input: 0, output: 0}}}")
+    seen = len(world.gateway.log_bytes())
+    world.gateway.signal(signal.SIGHUP)
+    await world.gateway.wait_for_log("config.reloaded", since=seen)
+    await world.converse("hello again")
+    assert "echo" in (await world.visible())[-1]
+
+
+async def test_a_summary_that_a_cap_forbids_leaves_the_conversation_as_it_is(world: World) -> None:
+    await world.gateway.start(HERMES_COSTS__PRICES=PRICES)
+    await world.converse(*(f"{number} [[size:2000]]" for number in range(4)))
+    asked = len(await world.asked(0, wait=0))
+    (world.home / "config.yaml").write_text("costs: {chat_daily_cap: 0.001}")
+    seen = len(world.gateway.log_bytes())
+    world.gateway.signal(signal.SIGHUP)
+    await world.gateway.wait_for_log("config.reloaded", since=seen)
+    await world.say("/compress here 1")
+    told = (await world.replies(1, match="is used up"))[0]
+    assert "Nothing was" in told or "not compressed" in told.lower(), told
+    assert len(await world.asked(0, wait=0)) == asked
+    assert world.query("SELECT count(*) FROM sessions") == [(1,)]
+
+
+async def test_a_turn_that_is_stopped_was_paid_for(world: World) -> None:
+    await world.gateway.start(HERMES_COSTS__PRICES=PRICES)
+    await world.script(match="hang", hang=True)
+    await world.say("hang")
+    await world.asked(1)
+    await world.say("/stop")
+    await world.replies(1, match="Stopped")
+    rows = world.query("SELECT outcome, estimated, cost_microusd > 0 FROM model_calls")
+    assert rows == [("cancelled", 1, 1)]
+    await world.converse("/usage")
+    assert "Calls: 1 (1 failed, 1 with estimated tokens)" in (await world.visible())[-1]
+
+
+async def test_an_idle_gateway_asks_no_model(world: World) -> None:
+    await world.gateway.start()
+    await world.converse("hello", "/new", "hello again", "/usage", "/status")
+    await asyncio.sleep(1.0)  # what follows a turn, such as a title
+    asked = len(await world.asked(0, wait=0))
+    seen = len(world.gateway.log_bytes())
+    world.gateway.signal(signal.SIGHUP)
+    await world.gateway.wait_for_log("config.reloaded", since=seen)
+    await asyncio.sleep(3.0)
+    assert len(await world.asked(0, wait=0)) == asked
+    await world.gateway.stop()
+    await world.gateway.start()
+    await asyncio.sleep(2.0)
+    assert len(await world.asked(0, wait=0)) == asked

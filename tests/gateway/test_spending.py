@@ -1,0 +1,285 @@
+"""Spending as people read it, and that the daemon, the file and the command line tell the same."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from agent.model.base import Payer
+from agent.model.caps import CapLimits, DaySpending, SpendingCaps, day_start
+from gateway.cli import app
+from gateway.spending import (
+    Insights,
+    Terms,
+    insights_of,
+    insights_report,
+    load_insights,
+    load_usage,
+    report,
+    spent_of,
+    spent_row,
+    usage_of,
+    usage_report,
+)
+from gateway.spending_text import WIDTH, insights_block, insights_notes, money, today_lines, usage_lines
+from hermes_state import ledger
+from hermes_state.errors import CommandError, SpendingCapReached
+from hermes_state.spending import Spent
+from hermes_state.store import Store
+from hermes_state.values import CanonicalUsage, ChatId, MicroUsd, Millis
+from tests.hermes_state.rows import CALL, START, exchange, make_chat, migrated
+
+PRICED = replace(CALL, cost=MicroUsd(250_000))
+HOUR = 3_600_000
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def terms(now: int = START, **limits: int) -> Terms:
+    caps = {name: MicroUsd(limit) for name, limit in limits.items()}
+    return Terms(now=Millis(now), limits=CapLimits(**caps))
+
+
+# ---- days
+
+
+@pytest.mark.parametrize(
+    ("now", "zone", "expected"),
+    [
+        (START, UTC, START),
+        (START + 24 * HOUR - 1, UTC, START),
+        (START, BERLIN, START - HOUR),  # it is one o'clock there
+        (START - HOUR - 1, BERLIN, START - 25 * HOUR),
+        (1_774_756_800_000, BERLIN, 1_774_738_800_000),  # 2026-03-29, an hour short: midnight was five hours ago
+    ],
+)
+def test_a_day_begins_at_midnight_where_the_agent_lives(now: int, zone: ZoneInfo, expected: int) -> None:
+    assert day_start(Millis(now), zone) == expected
+
+
+def test_calls_around_midnight_are_counted_to_the_day_that_it_was_there(db: sqlite3.Connection) -> None:
+    for at in (START - HOUR - 1, START - HOUR, START - 1, START):
+        ledger.record(db, None, None, PRICED, Millis(at))
+    berlin = Terms(now=Millis(START), limits=CapLimits(zone=BERLIN))
+    assert [(day.day, spent.calls) for day, spent in load_insights(db, berlin, 2).days] == [(31, 1), (1, 3)]
+    assert [(day.day, spent.calls) for day, spent in load_insights(db, terms(), 2).days] == [(31, 3), (1, 1)]
+
+
+# ---- caps
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self, now: int) -> None:
+        self.time = now
+
+    def now(self) -> Millis:
+        return Millis(self.time)
+
+
+async def spend(store: Store, at: int, chat_id: ChatId | None = None) -> None:
+    await store.write(ledger.record, None, None, PRICED, Millis(at), chat_id)
+
+
+async def test_a_daily_cap_opens_again_at_midnight(store: Store) -> None:
+    clock = Hands(START + HOUR)
+    caps = SpendingCaps(store, CapLimits(daily=MicroUsd(500_000), zone=BERLIN), DaySpending(store), clock)
+    await caps.check(Payer())
+    await spend(store, START)
+    await caps.check(Payer())
+    await spend(store, START)
+    with pytest.raises(SpendingCapReached) as refused:
+        await caps.check(Payer())
+    assert (refused.value.cap, refused.value.spent, refused.value.limit) == ("costs.daily_cap", 500_000, 500_000)
+    clock.time = START + 23 * HOUR - 1
+    with pytest.raises(SpendingCapReached):
+        await caps.check(Payer())
+    clock.time += 1
+    await caps.check(Payer())
+
+
+async def test_sums_of_a_day_are_right_however_many_look_at_the_same_time(store: Store) -> None:
+    day = DaySpending(store)
+    for number in range(1, 9):
+        looks = [day.cost(Millis(START)) for _ in range(4)]
+        await asyncio.gather(*looks, spend(store, START), *[day.cost(Millis(START)) for _ in range(4)])
+        assert await day.cost(Millis(START)) == number * 250_000
+    assert await DaySpending(store).cost(Millis(START + 1)) == 0
+
+
+async def test_a_chats_cap_counts_its_own_calls_alone(store: Store) -> None:
+    one, two = [await store.write(make_chat, ref) for ref in ("1", "2")]
+    caps = SpendingCaps(store, CapLimits(chat_daily=MicroUsd(1)), DaySpending(store), Hands(START))
+    await spend(store, START, one)
+    await caps.check(Payer(chat_id=two))
+    await caps.check(Payer())
+    with pytest.raises(SpendingCapReached):
+        await caps.check(Payer(chat_id=one))
+
+
+# ---- what is told
+
+
+def test_a_conversations_usage_is_told_with_what_is_unknown_and_estimated(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = exchange(db, chat, "q", "a")  # without a price
+    guess = replace(PRICED, purpose="summary", is_estimated=True, usage=CanonicalUsage(input=1_000, cache_read=3_000))
+    ledger.record(db, None, turn.lineage_id, guess, START)
+    ledger.record(db, None, turn.lineage_id, replace(CALL, outcome="timeout", usage=None), START)
+    usage = load_usage(db, terms(conversation=200_000, daily=10**6), chat, turn.lineage_id)
+    assert usage_lines(usage) == [
+        "- Cost: $0.250, and 1 call at an unknown price (`costs.prices`)",
+        "- Read: about 4,015 tokens: 1,010 new, 3,003 from the cache (74 %), 2 written to it",
+        "- Written: about 5 tokens, 1 of them reasoning",
+        "- Calls: 3 (1 failed, 1 with estimated tokens); of these 1 summary for $0.250",
+    ]
+    assert today_lines(usage, tells_all=False) == [
+        "- This conversation: $0.250 of $0.200: used up, `costs.conversation_cap`",
+        "- This chat today: $0.250+",
+        "- The whole gateway today: $0.250 of $1.00 (25 %), `costs.daily_cap`",
+    ]
+
+
+def test_what_the_whole_gateway_spends_is_for_those_who_may_know(db: sqlite3.Connection) -> None:
+    usage = load_usage(db, terms(), make_chat(db), None)
+    assert today_lines(usage, tells_all=False) == ["- This chat today: $0.00"]
+    assert today_lines(usage, tells_all=True)[1:] == ["- The whole gateway today: $0.00"]
+
+
+@pytest.mark.parametrize(
+    ("spent", "said"),
+    [
+        (Spent(), "$0.00"),
+        (Spent(cost=MicroUsd(1)), "<$0.0001"),
+        (Spent(cost=MicroUsd(4_200)), "$0.0042"),
+        (Spent(cost=MicroUsd(12_345_678)), "$12.35"),
+        (Spent(unpriced=2), "unknown"),
+        (Spent(cost=MicroUsd(1_500_000), unpriced=1), "$1.50+"),
+    ],
+)
+def test_money_is_never_less_than_it_is(spent: Spent, said: str) -> None:
+    assert money(spent) == said
+
+
+def test_a_chart_has_a_line_for_every_day_and_bars_as_long_as_what_was_spent(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    day = 24 * HOUR
+    for at, count in ((START, 4), (START + day, 2), (START + 2 * day, 1)):
+        for _ in range(count):
+            ledger.record(db, None, None, PRICED, Millis(at), chat)
+    ledger.record(db, None, None, replace(PRICED, cost=MicroUsd(1), model="tiny"), Millis(START + 3 * day))
+    lines = insights_block(load_insights(db, terms(START + 3 * day), 5)).splitlines()
+    assert lines[:5] == [
+        "Wed 31                                 -",
+        "Thu  1 ██████████████████████      $1.00",
+        "Fri  2 ███████████                $0.500",
+        "Sat  3 █████▌                     $0.250",
+        "Sun  4 ▏                        <$0.0001",
+    ]
+    assert lines[6:9] == [
+        "CHAT                        COST   CALLS",
+        "telegram:42                $1.75       7",
+        "no chat                 <$0.0001       1",
+    ]
+    assert lines[-1] == "total                      $1.75       8"
+
+
+_amounts = st.integers(0, 10**11)
+_spent = st.builds(
+    Spent,
+    calls=st.integers(0, 10**8),
+    failed=st.integers(0, 100),
+    input=_amounts,
+    output=_amounts,
+    cache_read=_amounts,
+    cost=_amounts.map(MicroUsd),
+    unpriced=st.integers(0, 3),
+)
+_named = st.lists(st.tuples(st.text("abc-/:é", min_size=1, max_size=60), _spent), max_size=14).map(tuple)
+
+
+@given(days=st.lists(_spent, min_size=1, max_size=366), chats=_named, models=_named, total=_spent)
+def test_whatever_was_spent_fits_a_phone(
+    days: list[Spent],
+    chats: tuple[tuple[str, Spent], ...],
+    models: tuple[tuple[str, Spent], ...],
+    total: Spent,
+) -> None:
+    entries = tuple((date(2026, 1, 1) + timedelta(days=number), spent) for number, spent in enumerate(days))
+    found = Insights(days=entries, chats=chats, models=models, purposes=(), total=total)
+    assert max(map(len, insights_block(found).splitlines())) <= WIDTH
+    assert len(insights_block(found).splitlines()) < 70
+    assert all(note.endswith(".") for note in insights_notes(total))
+
+
+def test_without_any_price_the_chart_counts_tokens(db: sqlite3.Connection) -> None:
+    ledger.record(db, None, None, CALL, START)
+    found = load_insights(db, terms(), 1)
+    assert "20       1" in insights_block(found)
+    assert "$" not in insights_block(found)
+    assert "costs.prices" in insights_notes(found.total)[0]
+
+
+# ---- over the control socket and back
+
+
+@given(spent=_spent)
+def test_a_row_tells_everything(spent: Spent) -> None:
+    row = json.loads(json.dumps(spent_row(spent)))
+    assert spent_of(row) == spent
+
+
+def test_reports_tell_what_the_chat_is_told(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = exchange(db, chat, "q", "a")
+    ledger.record(db, turn.id, turn.lineage_id, PRICED, START)
+    limits = terms(daily=10**6, chat_daily=10**5)
+    (key,) = db.execute("SELECT key FROM sessions").fetchone()
+    sent = json.loads(json.dumps(usage_report(db, limits, key)))
+    assert usage_of(sent) == load_usage(db, limits, chat, turn.lineage_id)
+    assert insights_of(json.loads(json.dumps(insights_report(db, limits, 3)))) == load_insights(db, limits, 3)
+    assert usage_report(db, limits, None)["scope"] == "gateway"
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        *(("insights", {"days": days}) for days in (0, 367, True, "7", 2.0, None)),
+        *(("usage", {"place": place}) for place in ("nobody", 7, "m1")),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(db: sqlite3.Connection, name: str, args: dict[str, object]) -> None:
+    with pytest.raises(CommandError):
+        report(db, name, terms(), args)
+
+
+def test_a_database_of_an_older_version_is_explained(db: sqlite3.Connection) -> None:
+    db.execute("DROP INDEX model_calls_chat")
+    db.execute("ALTER TABLE model_calls RENAME COLUMN chat_id TO unknown")
+    with pytest.raises(CommandError, match="older version"):
+        report(db, "usage", terms(), {})
+
+
+@pytest.mark.parametrize("words", [["usage"], ["insights"], ["usage", "--json"]])
+def test_the_command_line_says_that_there_is_nothing_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path))
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, CommandError)
+    assert "no database yet" in str(result.exception)
