@@ -5,6 +5,8 @@ They share what belongs to conversations and not to a model: the store, the view
 
 from collections.abc import Callable
 
+from agent.model.circuits import Rest
+from agent.model.line import ModelLine
 from agent.turn import Agent
 from gateway.config.routes import RouteSettings
 
@@ -12,9 +14,18 @@ from gateway.config.routes import RouteSettings
 class Agents:
     """See the module. A change of the configuration brings another set, which follows this one."""
 
-    def __init__(self, configured: RouteSettings, make: Callable[[RouteSettings], Agent]) -> None:
-        """`configured`: the route of `model`, whose agent is made at once. Raises what `make` raises for it."""
+    def __init__(
+        self,
+        configured: RouteSettings,
+        make: Callable[[RouteSettings], Agent],
+        line_of: Callable[[RouteSettings], ModelLine] | None = None,
+    ) -> None:
+        """`configured`: the route of `model`, whose agent is made at once. Raises what `make` raises for it.
+
+        `line_of`: the line to any model, for what is asked of one without an agent; by default that of its agent.
+        """
         self._make = make
+        self.line_of = line_of or (lambda route: self.of(route).line)
         self.configured = make(configured)
         self._made = {configured: self.configured}
 
@@ -25,6 +36,11 @@ class Agents:
             agent = self._made[route] = self._make(route)
             agent.context.follow(self.configured.context)
         return agent
+
+    def rest_of(self, route: RouteSettings) -> Rest | None:
+        """Whether a route is left alone for now; one that nobody has used yet is not."""
+        agent = self._made.get(route)
+        return agent.line.circuit.rest if agent is not None else None
 
     def in_use(self) -> list[tuple[RouteSettings, Agent]]:
         """Those that were made so far, the configured one first."""

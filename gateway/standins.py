@@ -62,10 +62,10 @@ async def answered(
     when there were fallbacks and none could.
     """
     routes = [chosen, *(route for route in fallbacks if route != chosen)]
-    resting = [route for route in routes if agents.of(route).line.circuit.rest is not None]
+    resting = [route for route in routes if agents.rest_of(route) is not None]
     order = [*(route for route in routes if route not in resting), *resting]
     failures: dict[RouteSettings, ModelError] = {}
-    rest = agents.of(chosen).line.circuit.rest
+    rest = agents.rest_of(chosen)
     why = rest.why if rest is not None else None
     for route in order:
         try:

@@ -49,6 +49,11 @@ class Circuit:
         left = self._until - self._now()
         return Rest(seconds=left, why=self._why) if left > 0 else None
 
+    @property
+    def is_on_trial(self) -> bool:
+        """It rests, or has rested and not answered since: one attempt shows whether it is well again."""
+        return self._rests > 0
+
     def succeeded(self) -> None:
         """A call was answered: whatever was before is over."""
         if self._rests:

@@ -92,11 +92,11 @@ class Line:
         """What the first attempt that works gives, and how many milliseconds that one took.
 
         Every failed attempt goes to `record_failure` before anything else happens; the last one's `ModelError` is
-        raised. On a route that rests there is only one. `within`: seconds for all attempts together. `used`: an
+        raised. On a route that rests, or has just rested, there is only one. `within`: seconds for all attempts together. `used`: an
         estimate of what an attempt that was cancelled has used, by the text that had come.
         """
         failures: Counter[str] = Counter()
-        is_resting = self.circuit.rest is not None
+        is_on_trial = self.circuit.is_on_trial
         loop = asyncio.get_running_loop()
         deadline = None if within is None else loop.time() + within
         while True:
@@ -118,7 +118,7 @@ class Line:
                 failed = self._record(purpose, remedy.outcome, _since(started), error.usage, cost=error.reported_cost)
                 await record_failure(failed)
                 failures[remedy.outcome] += 1
-                pause = None if is_resting else self._pause(error, failures, has_text=watch.has_text)
+                pause = None if is_on_trial else self._pause(error, failures, has_text=watch.has_text)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
                     self.circuit.failed(error)
                     raise

@@ -247,7 +247,7 @@ def _aliases(value: object) -> object:
             raise ValueError(f"{CONFIGURED!r} is what /model calls the configured model: choose another alias")
         if alias in found:
             raise ValueError(f"the alias {alias!r} is given twice")
-        found[alias] = _written(row, f".{alias}")
+        found[alias] = _written(row, alias)
     return found
 
 

@@ -725,3 +725,40 @@ async def test_a_tool_of_an_engine_that_breaks_is_an_error_for_the_model(context
     outcome = await tools.run(call, tools.check(call), context)
     assert outcome.state is ToolRunState.FAILED
     assert "theirs broke (OSError)" in outcome.text
+
+
+# ---- models
+
+
+class Told(KeepNewest):
+    """Remembers of which models it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models: list[tuple[str, int, str]] = []
+
+    def update_model(
+        self, model: str, context_length: int, base_url: str = "", api_key: str = "", provider: str = ""
+    ) -> None:
+        super().update_model(model, context_length, base_url, api_key, provider)
+        self.models.append((model, context_length, provider))
+
+
+async def test_an_engine_is_told_when_its_conversation_changes_the_model() -> None:
+    engines: list[Told] = []
+
+    def make() -> Told:
+        engines.append(Told())
+        return engines[-1]
+
+    first = foreign(make)
+    small = ModelFacts(name="small", context_length=Tokens(8_192), provider="responses")
+    second = first.beside(built_in, small)
+    for engine in (first, second, second, first):
+        await engine.wish(job(tokens=10))
+    [engine_of_the_conversation] = engines
+    assert engine_of_the_conversation.models == [
+        ("lab", 8_192, ""),
+        ("small", 8_192, "responses"),
+        ("lab", 8_192, ""),
+    ]

@@ -304,6 +304,7 @@ class TestGateway:
         others: Mapping[str, ScriptedModel],
     ) -> None:
         self.store = store
+        self.others = others
         self._registry = registry
         self.adapter = adapter
         self.model = model

@@ -8,10 +8,12 @@ from hermes_state.errors import CommandError, LineageMoved, SessionNotFound
 from hermes_state.inbox import InboxKind
 from hermes_state.lineage import SplitPlan, split
 from hermes_state.sessions import (
+    choose_model,
     end_session,
     ensure_active,
     expire_idle,
     find_conversation,
+    forget_model,
     get_compression_tip,
     list_conversations,
     load_active,
@@ -162,6 +164,25 @@ def test_ids_that_people_see_differ_even_when_made_in_one_moment(db: sqlite3.Con
 
 def test_keys_sort_by_time() -> None:
     assert new_session_key(Millis(START)) < new_session_key(Millis(START + 1)) < new_session_key(Millis(START + HOUR))
+
+
+def test_a_chosen_model_ends_with_its_conversation_and_comes_back_with_it(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    lineage = exchange(db, chat, "q", "a").lineage_id
+    tip = load_tip(db, lineage)
+    choose_model(db, tip.id, "fast")
+    assert start(db, chat, "again").chosen_model == "fast", "a turn carries it"
+    assert reset(db, chat, START).chosen_model is None
+    assert resume(db, chat, tip.key, START).chosen_model == "fast"
+
+
+def test_a_choice_is_forgotten_only_while_it_is_the_choice(db: sqlite3.Connection) -> None:
+    lineage = exchange(db, make_chat(db), "q", "a").lineage_id
+    choose_model(db, load_tip(db, lineage).id, "new")
+    assert not forget_model(db, lineage, "old")
+    assert load_tip(db, lineage).chosen_model == "new"
+    assert forget_model(db, lineage, "new")
+    assert load_tip(db, lineage).chosen_model is None
 
 
 def test_the_system_prompt_is_set_once(db: sqlite3.Connection) -> None:

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from hermes_state.chats import ensure_chat, load_chat
 from hermes_state.errors import LineageMoved
 from hermes_state.lineage import SplitPlan, UndoPlan, count_compressions, plan_undo, split, undo_compression
-from hermes_state.sessions import load_session, load_tip, reset, set_context_state, set_system_prompt, set_title
+from hermes_state.sessions import (
+    choose_model,
+    load_session,
+    load_tip,
+    reset,
+    set_context_state,
+    set_system_prompt,
+    set_title,
+)
 from hermes_state.store import Store
 from hermes_state.transcripts import NewMessage, append_view_row, hide, load_said, load_view, replace_row
 from hermes_state.values import ChatId, ChatKind, EndReason, LineageId, Millis, Origin, Role, SessionId
@@ -116,6 +124,15 @@ def test_state_and_prompt_of_the_tip_are_kept_when_none_is_given(db: sqlite3.Con
     compress(db, lineage)
     undo_compression(db, planned(db, lineage), START, system_prompt="another")
     assert load_tip(db, lineage).system_prompt == "another"
+
+
+def test_the_chosen_model_follows_a_compression_and_its_undo(db: sqlite3.Connection) -> None:
+    lineage = talk(db, make_chat(db), "q1", "q2")
+    choose_model(db, load_tip(db, lineage).id, "fast")
+    compress(db, lineage)
+    assert load_tip(db, lineage).chosen_model == "fast"
+    undo(db, lineage)
+    assert load_tip(db, lineage).chosen_model == "fast"
 
 
 def test_undo_twice_takes_back_the_compression_before(db: sqlite3.Connection) -> None:

@@ -1,0 +1,148 @@
+"""When a route is left alone, for how long, and what ends it."""
+
+import pytest
+
+from agent.model.base import ModelRequest
+from agent.model.circuits import MOST_FAILURES, REST_SECONDS, Circuit
+from agent.model.line import ModelLine
+from hermes_state.errors import (
+    AuthRejected,
+    ContentFiltered,
+    ContextOverflow,
+    ModelError,
+    ModelRateLimited,
+    ModelUnavailable,
+)
+from hermes_state.values import ModelCallRecord
+from tests.agent.rows import human
+from tests.agent.test_line import GOOD, POLICY, Scripted
+
+
+class Watch:
+    """Seconds that pass only when told so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+@pytest.fixture
+def circuit(watch: Watch) -> Circuit:
+    return Circuit("chat_completions:host", "model", now=watch)
+
+
+def failed(circuit: Circuit, times: int = MOST_FAILURES, error: ModelError | None = None) -> None:
+    for _ in range(times):
+        circuit.failed(error or ModelUnavailable("x"))
+
+
+def test_a_route_rests_after_three_failures_in_a_row(circuit: Circuit) -> None:
+    failed(circuit, MOST_FAILURES - 1)
+    assert circuit.rest is None
+    failed(circuit, 1)
+    assert circuit.rest is not None
+    assert circuit.rest.seconds == REST_SECONDS[0]
+    assert circuit.rest.why == "cannot be reached"
+
+
+def test_an_answer_in_between_begins_the_row_anew(circuit: Circuit) -> None:
+    for _ in range(3):
+        failed(circuit, MOST_FAILURES - 1)
+        circuit.succeeded()
+    assert circuit.rest is None
+
+
+@pytest.mark.parametrize("other", [ContextOverflow("x"), ContentFiltered("x"), ModelError("x")])
+def test_what_is_not_the_routes_fault_ends_the_row_too(circuit: Circuit, other: ModelError) -> None:
+    failed(circuit, MOST_FAILURES - 1)
+    failed(circuit, 1, other)
+    failed(circuit, 1)
+    assert circuit.rest is None
+
+
+def test_each_failure_behind_a_rest_makes_the_next_one_longer(circuit: Circuit, watch: Watch) -> None:
+    failed(circuit)
+    for seconds in (*REST_SECONDS, REST_SECONDS[-1]):
+        assert circuit.rest is not None
+        assert circuit.rest.seconds == pytest.approx(seconds)
+        watch.seconds += seconds
+        assert circuit.rest is None
+        assert circuit.is_on_trial
+        failed(circuit, 1)
+
+
+def test_failures_while_it_rests_make_it_no_longer(circuit: Circuit, watch: Watch) -> None:
+    failed(circuit)
+    watch.seconds += 10
+    failed(circuit, 5)
+    assert circuit.rest is not None
+    assert circuit.rest.seconds == REST_SECONDS[0] - 10
+
+
+def test_a_success_closes_it(circuit: Circuit) -> None:
+    failed(circuit)
+    circuit.succeeded()
+    assert circuit.rest is None
+    assert not circuit.is_on_trial
+    failed(circuit)
+    assert circuit.rest is not None
+    assert circuit.rest.seconds == REST_SECONDS[0]
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [(5.0, 30.0), (90.0, 90.0), (9_000.0, 300.0), (None, 30.0)])
+def test_a_provider_that_says_when_is_taken_at_its_word(circuit: Circuit, asked: float | None, seconds: float) -> None:
+    failed(circuit, error=ModelRateLimited("x", retry_after=asked))
+    assert circuit.rest is not None
+    assert circuit.rest.seconds == seconds
+
+
+# ---- on the line
+
+
+async def complete(line: ModelLine) -> None:
+    async def record(_call: ModelCallRecord) -> None:
+        return None
+
+    request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
+    await line.complete(request, lambda _text: None, purpose="turn", record_failure=record)
+
+
+async def test_one_call_with_all_its_repeats_is_one_failure() -> None:
+    model = Scripted(*[ModelUnavailable("x")] * 20)
+    line = ModelLine(model, policy=POLICY)
+    for done in range(1, MOST_FAILURES + 1):
+        assert line.circuit.rest is None
+        with pytest.raises(ModelUnavailable):
+            await complete(line)
+        assert model.calls == 4 * done
+    assert line.circuit.rest is not None
+
+
+async def test_on_a_resting_route_a_call_is_made_once_and_its_success_ends_the_rest() -> None:
+    model = Scripted(*[AuthRejected("x")] * MOST_FAILURES, ModelUnavailable("x"), GOOD)
+    line = ModelLine(model, policy=POLICY)
+    for _ in range(MOST_FAILURES):
+        with pytest.raises(AuthRejected):
+            await complete(line)
+    with pytest.raises(ModelUnavailable):
+        await complete(line)
+    assert model.calls == MOST_FAILURES + 1, "not repeated"
+    await complete(line)
+    assert line.circuit.rest is None
+
+
+async def test_two_routes_share_no_rest() -> None:
+    broken, sound = ModelLine(Scripted(*[AuthRejected("x")] * 9), policy=POLICY), ModelLine(Scripted(GOOD))
+    for _ in range(MOST_FAILURES):
+        with pytest.raises(AuthRejected):
+            await complete(broken)
+    assert sound.circuit.rest is None
+    await complete(sound)
+    assert broken.circuit.rest is not None

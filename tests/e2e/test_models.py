@@ -1,0 +1,113 @@
+"""Two providers behind one gateway: choosing between them, and one standing in for the other."""
+
+import json
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.e2e.world import Control, World
+from tests.fakes import fake_llm
+from tests.fakes.labkit import Server
+
+KEY, OTHER_KEY = "lab-key-of-the-first", "lab-key-of-the-other"
+
+
+@asynccontextmanager
+async def other_provider(world: World) -> AsyncIterator[Control]:
+    """A second model server."""
+    async with Server(fake_llm.make_app()) as server:
+        yield Control(server.url, world.http)
+
+
+def spare_at(other: Control, **more: object) -> str:
+    return json.dumps([{"name": "lab-64k", "base_url": f"{other.url}/v1", "api_key": OTHER_KEY, **more}])
+
+
+async def keys_seen(llm: Control) -> set[str]:
+    """The credentials that have reached a server."""
+    requests: list[dict[str, Any]] = await llm.get("requests", full=1)
+    return {
+        str(value)
+        for request in requests
+        for name, value in request["headers"].items()
+        if name.lower() in ("authorization", "x-api-key")
+    }
+
+
+async def test_a_provider_that_is_down_is_stood_in_for_and_told_once(world: World) -> None:
+    async with other_provider(world) as other:
+        await world.gateway.start(
+            HERMES_MODEL__API_KEY=KEY, HERMES_MODEL__NAME="lab-128k", HERMES_MODEL__FALLBACKS=spare_at(other)
+        )
+        await world.script(error={"kind": "401"}, times=99)
+        await world.say("one")
+        [first] = await world.replies(1)
+        assert re.match(r"echo: \S+ \S+ one", first)
+        assert "lab-64k answers for now: lab-128k is not open to our key" in first
+        await world.say("two")
+        [_, second] = await world.replies(2)
+        assert re.fullmatch(r"echo: \S+ \S+ two", second)
+        assert await keys_seen(world.llm) == {f"Bearer {KEY}"}
+        assert await keys_seen(other) == {f"Bearer {OTHER_KEY}"}
+        await world.say("/status")
+        assert await world.replies(1, match="The last answer came from lab-64k, in place of lab-128k")
+        rows = world.query("SELECT model, outcome FROM model_calls ORDER BY id")
+        assert rows[:2] == [("lab-128k", "auth"), ("lab-64k", "ok")]
+        assert await other.get("violations") == []
+
+
+async def test_a_conversation_chooses_and_its_choice_survives_a_restart(world: World) -> None:
+    async with other_provider(world) as other:
+        alias = json.dumps({"other": json.loads(spare_at(other))[0]})
+        settings = {"HERMES_MODEL__API_KEY": KEY, "HERMES_MODEL__NAME": "lab-128k", "HERMES_MODEL__ALIASES": alias}
+        await world.gateway.start(**settings)
+        await world.say("/model other")
+        assert await world.replies(1, match="answered by other: lab-64k")
+        await world.say("hello")
+        assert await world.replies(1, match="^echo: .*hello")
+        assert len(await other.get("requests")) == 1
+        assert await world.gateway.stop() == 0
+        await world.gateway.start(**settings)
+        await world.say("again")
+        assert await world.replies(1, match="^echo: .*again")
+        assert len(await other.get("requests")) == 2
+        assert await world.asked(0, wait=0) == []
+        await world.say("/model default")
+        assert await world.replies(1, match="configured model answers")
+        await world.say("back")
+        assert await world.replies(1, match="^echo: .*back")
+        assert len(await world.asked(1)) == 1
+
+
+async def test_half_an_answer_of_a_broken_stream_is_replaced_by_the_other_one(world: World) -> None:
+    async with other_provider(world) as other:
+        await world.gateway.start(
+            HERMES_MODEL__API_KEY=KEY, HERMES_MODEL__NAME="lab-128k", HERMES_MODEL__FALLBACKS=spare_at(other)
+        )
+        await world.script(text="HALF " * 200, truncate=20, chunk_delay=0.05, times=99)
+        await other.post("script", [{"text": "the whole answer", "times": 99}])
+        await world.say("go")
+        [said] = await world.replies(1)
+        assert said.startswith("the whole answer")
+        assert "HALF" not in "".join(await world.visible())
+        assert world.query("SELECT text FROM messages WHERE role = 'assistant'") == [("the whole answer",)]
+
+
+async def test_a_reload_that_takes_a_chosen_model_away_says_so(world: World) -> None:
+    world.home.mkdir(mode=0o700, exist_ok=True)
+    file = world.home / "config.yaml"
+    file.write_text("model: {aliases: {small: lab-32k}}")
+    await world.gateway.start(HERMES_MODEL__NAME="lab-128k")
+    await world.say("/model small")
+    assert await world.replies(1, match="answered by small: lab-32k")
+    await world.converse("one")
+    file.write_text("model: {aliases: {}}")
+    since = len(world.gateway.log_bytes())
+    world.gateway.signal(signal.SIGHUP)
+    await world.gateway.wait_for_log("config.reloaded", since=since)
+    await world.say("two")
+    assert await world.replies(1, match="“small” is not configured any more, so lab-128k answers here again")
+    assert await world.replies(1, match="^echo: .*two")
+    assert [request["body"]["model"] for request in await world.asked(2)] == ["lab-32k", "lab-128k"]

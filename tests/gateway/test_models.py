@@ -1,0 +1,61 @@
+"""What people may call a model, and what their choice leads to."""
+
+import pytest
+
+from gateway.config.settings import ModelSettings
+from gateway.models import choose, known_routes, name_of, route_of
+from hermes_state.errors import CommandError
+from hermes_state.pairings import Role
+
+MODEL = ModelSettings(
+    name="big",
+    api_key="k",  # type: ignore[arg-type]  # pydantic wraps it
+    aliases={"fast": "small", "local": {"name": "llama", "base_url": "http://127.0.0.1:1/v1"}},  # type: ignore[dict-item]
+    fallbacks=("fast", "Spare"),
+)
+
+
+def test_the_names_are_those_of_the_configuration_each_once() -> None:
+    assert list(known_routes(MODEL)) == ["big", "fast", "local", "Spare"]
+
+
+@pytest.mark.parametrize(
+    ("written", "stored", "name"),
+    [("fast", "fast", "small"), ("LOCAL", "local", "llama"), ("spare", "Spare", "Spare")],
+)
+def test_everybody_chooses_what_the_configuration_names(written: str, stored: str, name: str) -> None:
+    assert choose(MODEL, written, Role.USER) == stored
+    route = route_of(MODEL, stored)
+    assert route is not None
+    assert route.name == name
+
+
+@pytest.mark.parametrize("written", ["default", "Default", "big", "BIG"])
+def test_the_configured_model_is_no_choice_but_the_lack_of_one(written: str) -> None:
+    assert choose(MODEL, written, Role.USER) is None
+    assert route_of(MODEL, None) == MODEL.route
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(CommandError, match="Did you mean `/model fast`"):
+        choose(MODEL, "fats", Role.USER)
+    with pytest.raises(CommandError) as refused:
+        choose(MODEL, "zzz" * 200, Role.USER)
+    assert "Did you mean" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+def test_an_admin_may_choose_any_model_at_the_same_provider() -> None:
+    stored = choose(MODEL, "hf.co/someone/model:Q4", Role.ADMIN)
+    assert stored is not None
+    route = route_of(MODEL, stored)
+    assert route is not None
+    assert (route.name, route.api_key) == ("hf.co/someone/model:Q4", MODEL.api_key)
+    assert name_of(MODEL, stored) == "hf.co/someone/model:Q4"
+    with pytest.raises(CommandError, match="one word"):
+        choose(MODEL, "two words", Role.ADMIN)
+
+
+def test_a_choice_that_the_configuration_no_longer_names_leads_nowhere() -> None:
+    assert route_of(ModelSettings(name="big"), "fast") is None
+    assert route_of(ModelSettings(name="big"), "=anything") is not None, "an admin's own choice names no configuration"
