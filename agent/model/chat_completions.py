@@ -162,9 +162,10 @@ class _Reply:
             raise ContentFiltered("the provider stopped its reply")
         if self._finish == "error":
             raise ModelUnavailable("the provider broke its reply off")
+        reasoning = self._reasoning.whole(self._maker) if self._reply.has_calls else None
         return self._reply.finished(
             is_cut_off=self._finish == "length",
             usage=self.usage,
-            reasoning=self._reasoning.whole(self._maker),
+            reasoning=reasoning,
             cost=self.cost,
         )

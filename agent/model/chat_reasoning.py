@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from agent.model.replies import replayable
 from agent.model.wire import REASONING, WireMessage
-from hermes_state.text import well_formed
 from hermes_state.values import Reasoning
 
 _DETAILS: Final = "reasoning_details"
@@ -58,7 +58,7 @@ class ReasoningPieces:
             fields = {key: "".join(pieces)}
         if not fields:
             return None
-        return Reasoning(made_by=made_by, blocks=well_formed(json.dumps([fields], ensure_ascii=False)))
+        return replayable(made_by, [fields])
 
 
 def put_back(messages: Sequence[WireMessage], *, always: bool) -> None:

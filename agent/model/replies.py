@@ -3,9 +3,12 @@
 Bounds what one reply may hold, and lets only text through that can be stored and read again.
 """
 
+import json
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final
+
+import orjson
 
 from agent.model.base import Finish, ModelReply
 from hermes_state.errors import ReplyMalformed
@@ -61,6 +64,11 @@ class ReplyBuilder:
         call.name += self.counted(name)
         call.arguments.append(self.counted(arguments))
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool call has begun; without any, nobody wants reasoning back."""
+        return bool(self._calls)
+
     def counted(self, text: object) -> str:
         """A piece of the reply: what is not text would be stored, and could not be read again."""
         if not isinstance(text, str):
@@ -100,6 +108,19 @@ class ReplyBuilder:
             self._unshown.clear()
             self._unshown_length = 0
             self._on_text(self._shown)
+
+
+def replayable(made_by: str, blocks: object) -> Reasoning:
+    """Reasoning as it is stored.
+
+    Raises `ReplyMalformed` for what could not be read or sent again: it would fail every later call.
+    """
+    try:
+        text = well_formed(json.dumps(blocks, ensure_ascii=False, allow_nan=False))
+        orjson.dumps([[[[[[[[orjson.loads(text)]]]]]]]])  # no deeper does a request hold it
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ReplyMalformed("reasoning that cannot be sent back") from error
+    return Reasoning(made_by=made_by, blocks=text)
 
 
 def _whole_calls(partial: list[_PartialCall]) -> tuple[ToolCall, ...]:

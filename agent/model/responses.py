@@ -179,9 +179,10 @@ class _Reply:
         """The whole reply. Raises `ReplyMalformed` when it broke off."""
         if self._is_cut_off is None:
             raise ReplyMalformed("the reply ended before it was complete")
+        has_calls = self._reply.has_calls
         return self._reply.finished(
             is_cut_off=self._is_cut_off,
             usage=self.usage,
-            reasoning=stored_thoughts(self._thoughts, self._outputs, self._maker),
+            reasoning=stored_thoughts(self._thoughts, self._outputs, self._maker) if has_calls else None,
             cost=self.cost,
         )

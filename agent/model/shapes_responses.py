@@ -4,12 +4,11 @@ Pure functions. A call and its result are items of their own there, and so is wh
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from agent.model.replies import replayable
 from agent.model.wire import REASONING, WireMessage
-from hermes_state.text import well_formed
 from hermes_state.values import Reasoning
 
 Item: TypeAlias = dict[str, Any]  # the API's JSON: it is only serialised
@@ -95,4 +94,4 @@ def stored_thoughts(thoughts: Sequence[Thought], outputs: int, made_by: str) -> 
     useful = [thought for thought in thoughts if thought[0] < outputs]
     if not useful:
         return None
-    return Reasoning(made_by=made_by, blocks=well_formed(json.dumps(useful, ensure_ascii=False)))
+    return replayable(made_by, useful)

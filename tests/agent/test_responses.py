@@ -387,6 +387,14 @@ def call(call_id: str, arguments: Any = "{}") -> dict[str, Any]:
     return {"type": "function_call", "call_id": call_id, "name": "look", "arguments": arguments}
 
 
+def nested(depth: int) -> list[Any]:
+    """Lists inside lists."""
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
 async def test_two_messages_of_one_reply_are_two_paragraphs(model: ResponsesModel, llm: LLM) -> None:
     script(llm, raw=stream(spoken("Let me "), spoken("see."), spoken("Done.", 1)))
     assert (await ask(model))[0].text == "Let me see.\n\nDone."
@@ -434,6 +442,8 @@ async def test_what_no_database_can_hold_never_leaves_a_reply(model: ResponsesMo
         [spoken("x" * (MAX_CHARACTERS + 1))],
         [{"type": "response.function_call_arguments.delta", "output_index": 0, "delta": "x" * (MAX_CHARACTERS + 1)}],
         [item(0, type="reasoning", encrypted_content="x" * (MAX_CHARACTERS + 1))],
+        [item(0, type="reasoning", encrypted_content="x", summary=[float("nan")]), item(1, **call("a"))],
+        [item(0, type="reasoning", encrypted_content="x", summary=nested(300)), item(1, **call("a"))],
     ],
     ids=lambda events: str(events)[:60],
 )
