@@ -117,10 +117,15 @@ class StandIns:
         before = self.of(lineage_id, done.chosen)
         self._seen.pop(lineage_id, None)
         if done.why is None:
-            return f"_{done.chosen.label} answers again._" if before is not None else None
+            return f"_{_named(done.chosen)} answers again._" if before is not None else None
         self._seen[lineage_id] = _Seen(done.chosen, done.by)
         if len(self._seen) > KEPT_CONVERSATIONS:
             self._seen.popitem(last=False)
         if before == done.by:
             return None
-        return f"_{done.by.label} answers for now: {done.chosen.label} {done.why}._"
+        return f"_{_named(done.by)} answers for now: {_named(done.chosen)} {done.why}._"
+
+
+def _named(route: RouteSettings) -> str:
+    """A model's name in Markdown, whatever characters it has."""
+    return f"`{route.label.replace('`', '')}`"

@@ -92,8 +92,8 @@ class Line:
         """What the first attempt that works gives, and how many milliseconds that one took.
 
         Every failed attempt goes to `record_failure` before anything else happens; the last one's `ModelError` is
-        raised. On a route that rests, or has just rested, there is only one. `within`: seconds for all attempts together. `used`: an
-        estimate of what an attempt that was cancelled has used, by the text that had come.
+        raised. On a route that rests, or has just rested, there is only one. `within`: seconds for all attempts
+        together. `used`: an estimate of what an attempt that was cancelled has used, by the text that had come.
         """
         failures: Counter[str] = Counter()
         is_on_trial = self.circuit.is_on_trial
@@ -120,7 +120,8 @@ class Line:
                 failures[remedy.outcome] += 1
                 pause = None if is_on_trial else self._pause(error, failures, has_text=watch.has_text)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
-                    self.circuit.failed(error)
+                    if deadline is None or loop.time() < deadline:  # else it is we who did not wait
+                        self.circuit.failed(error)
                     raise
                 await asyncio.sleep(pause)
 
@@ -169,6 +170,10 @@ class ModelLine(Line):
     ) -> None:
         super().__init__(route=model.route, name=model.name, policy=policy, price=price, caps=caps)
         self.model = model
+
+    def beside(self, policy: RetryPolicy) -> "ModelLine":
+        """A line to the same model with another patience, whose failures do not count against this one."""
+        return ModelLine(self.model, policy=policy, price=self._price, caps=self._caps)
 
     async def complete(
         self,

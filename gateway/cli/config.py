@@ -7,6 +7,7 @@ import typer
 from pydantic import SecretStr
 
 from agent.context.plugins import load_engine
+from agent.model.extras import missing_extra
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
@@ -27,6 +28,9 @@ def check(as_json: Json = False) -> None:
     try:
         loaded = load_config(process_environment())
         load_engine(loaded.config.context.engine, loaded.home)
+        for route in loaded.config.model.routes:
+            if (missing := missing_extra(route.protocol)) is not None:
+                raise ConfigError(missing)
     except ConfigError as error:
         if not as_json:
             raise

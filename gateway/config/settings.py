@@ -151,6 +151,12 @@ class ModelSettings(RouteSettings):
         """The fallbacks, complete, in their order; none is there twice."""
         return tuple(dict.fromkeys(self._meant(written) for written in self.fallbacks))
 
+    @property
+    def routes(self) -> tuple[RouteSettings, ...]:
+        """Every route that the configuration names, the configured model's first."""
+        aliased = (self.alias_route(alias) for alias in self.aliases)
+        return tuple(dict.fromkeys((self.route, *aliased, *self.fallback_routes)))
+
     def alias_route(self, alias: str) -> RouteSettings:
         """The route that an alias stands for. Raises `KeyError`."""
         return completed(self.aliases[alias], self)

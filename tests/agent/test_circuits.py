@@ -1,8 +1,11 @@
 """When a route is left alone, for how long, and what ends it."""
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
-from agent.model.base import ModelRequest
+from agent.model.base import ModelReply, ModelRequest
 from agent.model.circuits import MOST_FAILURES, REST_SECONDS, Circuit
 from agent.model.line import ModelLine
 from hermes_state.errors import (
@@ -11,6 +14,7 @@ from hermes_state.errors import (
     ContextOverflow,
     ModelError,
     ModelRateLimited,
+    ModelTimeout,
     ModelUnavailable,
 )
 from hermes_state.values import ModelCallRecord
@@ -106,12 +110,12 @@ def test_a_provider_that_says_when_is_taken_at_its_word(circuit: Circuit, asked:
 # ---- on the line
 
 
-async def complete(line: ModelLine) -> None:
+async def complete(line: ModelLine, within: float | None = None) -> None:
     async def record(_call: ModelCallRecord) -> None:
         return None
 
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
-    await line.complete(request, lambda _text: None, purpose="turn", record_failure=record)
+    await line.complete(request, lambda _text: None, purpose="turn", record_failure=record, within=within)
 
 
 async def test_one_call_with_all_its_repeats_is_one_failure() -> None:
@@ -135,6 +139,19 @@ async def test_on_a_resting_route_a_call_is_made_once_and_its_success_ends_the_r
         await complete(line)
     assert model.calls == MOST_FAILURES + 1, "not repeated"
     await complete(line)
+    assert line.circuit.rest is None
+
+
+async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
+    class Slow(Scripted):
+        async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+            await asyncio.Event().wait()
+            raise AssertionError("nobody waits so long")
+
+    line = ModelLine(Slow(), policy=POLICY)
+    for _ in range(MOST_FAILURES):
+        with pytest.raises(ModelTimeout):
+            await complete(line, within=0.01)
     assert line.circuit.rest is None
 
 

@@ -6,7 +6,7 @@ import pytest
 from gateway.config import LoadedConfig
 from gateway.operator import Operator
 from gateway.vitals import Heartbeat
-from hermes_state.errors import CommandError
+from hermes_state.errors import AuthRejected, CommandError
 from hermes_state.store import Store
 from tests.gateway.helpers import EVE, Hang, TestGateway, serving
 
@@ -44,6 +44,20 @@ async def test_status_says_how_the_daemon_is_doing(store: Store, tmp_path: Path)
         assert said["vitals"]["is_ready"]
         hang.release()
         await gateway.quiet()
+
+
+async def test_status_and_doctor_tell_which_models_are_left_alone(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        ask = operator(gateway).handlers()
+        assert (await ask["status"]({}))["routes"] == [{"model": "scripted", "route": "scripted"}]
+        assert [finding.check for finding in await ask["doctor"]({})] == ["database"]
+        for _ in range(3):
+            gateway.live.agents.configured.line.circuit.failed(AuthRejected("x"))
+        [route] = (await ask["status"]({}))["routes"]
+        assert (route["rests_seconds"], route["trouble"]) == (30, "is not open to our key")
+        [_, finding] = await ask["doctor"]({})
+        assert (finding.check, finding.verdict) == ("route", "warning")
+        assert finding.text == "scripted (scripted) is not open to our key; it is left alone for 30 s."
 
 
 async def test_a_stranger_is_let_in_and_out_from_the_command_line(store: Store, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ async def test_trouble_with_the_route_hands_the_turn_to_the_next_one(
         said = await gateway.ask("q")
         text, notice = said.split("\n\n")
         assert text == "from the spare one"
-        assert notice.startswith("_spare answers for now: scripted ")
+        assert notice.startswith("_`spare` answers for now: `scripted` ")
         assert await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'") == [("from the spare one",)]
         assert await gateway.turns_of() == [("finished", "q")]
 
@@ -95,7 +95,7 @@ async def test_the_change_is_announced_once_and_so_is_the_way_back(store: Store,
         assert "answers for now" in await gateway.ask("one")
         assert await gateway.ask("two") == "spare"
         model.respond = model.echo
-        assert await gateway.ask("three") == "echo: three\n\n_scripted answers again._"
+        assert await gateway.ask("three") == "echo: three\n\n_`scripted` answers again._"
         assert await gateway.ask("four") == "echo: four"
         assert not any("answers" in (row.text or "") for row in model.requests[-1].transcript), "never in a prompt"
 
