@@ -197,11 +197,19 @@ class Agent:
             room, done = await self._asked(turn, scene, view, layer, rounds, refusals, sink)
             if not done.reply.calls:
                 return await self._answer(scene, room, done)
-            message = await self._store.write(journal.append_calls, turn.id, _model_step(done), self._clock.now())
+            message = await self._keep_calls(turn, done)
             await self.context.after_reply(scene, room, done.reply.usage, is_last=False)
             rounds += 1
             await self._run_calls(turn, message, message.body.calls)
             view = await self._after_tools(turn, scene)
+
+    async def _keep_calls(self, turn: RunningTurn, done: Completion) -> Message:
+        """Store a reply that calls tools. Raises `TurnClosed` when the turn was stopped; then only its cost is kept."""
+        try:
+            return await self._store.write(journal.append_calls, turn.id, _model_step(done), self._clock.now())
+        except journal.TurnClosed:
+            await self._store.write(ledger.record, turn.id, turn.lineage_id, done.call, self._clock.now())
+            raise
 
     async def close(self) -> None:
         """Give up summaries that are still being written."""

@@ -22,7 +22,7 @@ from gateway.notices import pressure_sentence
 from gateway.patience import write_patiently
 from gateway.previews import LivePreview
 from gateway.standins import Answered, EveryRouteFailed, answered
-from hermes_state import journal, outbox, sessions
+from hermes_state import journal, ledger, outbox, sessions
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import FinalAnswer, RunningTurn, TurnClosed
 from hermes_state.outbox import OutboxKind, Reply
@@ -85,8 +85,7 @@ class TurnRunner:
                 finally:
                     await preview.close()
                 final = self._final(turn, done, tells_pressure=config.notices.pressure)
-                pressure = done.answer.pressure
-                await write_patiently(self._store, _finish_turn, turn.id, final, pressure, self._clock.now())
+                await self._finish(turn, final, done.answer.pressure)
                 log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
             except TurnClosed:
                 log.info("turn.closed_elsewhere")
@@ -105,6 +104,14 @@ class TurnRunner:
                 log.exception("turn.crashed")
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
             self._delivery.wake(turn.chat_id)
+
+    async def _finish(self, turn: RunningTurn, final: FinalAnswer, pressure: Pressure | None) -> None:
+        """Store the answer. Raises `TurnClosed` when the turn was stopped meanwhile; then only its cost is kept."""
+        try:
+            await write_patiently(self._store, _finish_turn, turn.id, final, pressure, self._clock.now())
+        except TurnClosed:
+            await self._store.write(ledger.record, turn.id, turn.lineage_id, final.call, self._clock.now())
+            raise
 
     async def give_up(self, turn: RunningTurn) -> None:
         """End a turn that was restarted too often."""

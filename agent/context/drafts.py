@@ -6,6 +6,7 @@ A draft that nobody waits for any more stays here until the conversation's next 
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from sqlite3 import Connection
 from typing import assert_never
@@ -22,6 +23,7 @@ from agent.context.rooms import Prompts, Rooms
 from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
 from hermes_state import ledger
+from hermes_state.errors import StateError
 from hermes_state.lineage import SplitPlan
 from hermes_state.store import Store
 from hermes_state.values import Clock, LineageId, Millis, ModelCallRecord
@@ -127,20 +129,27 @@ class Drafts:
             return
         task.cancel()
         await asyncio.wait({task})
-        if task.cancelled() or task.exception() is not None:
-            return
-        result = task.result().result
-        for call in result.calls if isinstance(result, Draft) else ():  # it was ready, and was paid for
-            await self._store.write(ledger.record, None, lineage_id, call, self._clock.now())
+        await self._keep_costs(lineage_id, task)
 
     async def close(self) -> None:
         """Give up all that are kept."""
-        tasks = list(self._pending.values())
+        pending = dict(self._pending)
         self._pending.clear()
-        for task in tasks:
+        for task in pending.values():
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if pending:
+            await asyncio.wait(pending.values())
+        for lineage_id, task in pending.items():
+            with suppress(StateError):  # while a database is locked a daemon has to end, too
+                await self._keep_costs(lineage_id, task)
+
+    async def _keep_costs(self, lineage_id: LineageId, task: asyncio.Task[Drafted]) -> None:
+        """A draft that was ready and is not taken in was paid for all the same."""
+        if task.cancelled() or task.exception() is not None:
+            return
+        result = task.result().result
+        for call in result.calls if isinstance(result, Draft) else ():
+            await self._store.write(ledger.record, None, lineage_id, call, self._clock.now())
 
     # ---- the split
 

@@ -20,6 +20,20 @@ async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
         yield model
 
 
+async def test_a_summary_that_is_ready_when_the_daemon_ends_was_paid_for(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
+    agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=30, hold_seconds=0.05))
+    turn = await fill_and_ask(chat, agent, 4_300)
+    await agent.context.tidy(scene_of(turn))
+    [draft] = [task for task in asyncio.all_tasks() if task.get_name() == f"draft-{turn.lineage_id}"]
+    llm.resumed.set()
+    await asyncio.wait({draft}, timeout=10)
+    await agent.close()
+    assert (await look(chat, turn.lineage_id)).summary_calls == ["ok"]
+
+
 async def test_a_summary_that_was_begun_before_a_reload_is_taken_in_after_it(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:

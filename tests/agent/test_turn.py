@@ -378,6 +378,20 @@ async def test_a_turn_that_was_stopped_meanwhile_ends_without_an_answer(chat: Ch
         await running
 
 
+async def test_a_reply_that_comes_to_a_turn_that_was_stopped_was_paid_for(chat: Chat, shop: Workshop, llm: LLM) -> None:
+    llm.add_scripts([{"match": "go", "pause_after": 1, "tool_calls": [{"name": "read", "arguments": '{"n": 1}'}]}])
+    turn = await chat.start("go")
+    running = asyncio.create_task(shop.agent().run(turn, Sink()))
+    while not llm.requests.rows:
+        await asyncio.sleep(0.001)  # noqa: ASYNC110 - the server's list has no event
+    await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now())
+    llm.resumed.set()
+    with pytest.raises(TurnClosed):
+        await running
+    assert shop.ran == []
+    assert await chat.ledger() == [("turn", "ok")]
+
+
 async def test_a_store_that_cannot_write_ends_the_turn_with_its_own_error(
     chat: Chat, shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from agent.tools.registry import Tool, ToolContext
 from gateway.lanes import BURIED_SENTENCE
 from gateway.turns import CRASH_SENTENCE, DEADLINE_SENTENCE, RESTART_SENTENCE
 from gateway.unstored import STOPPED
+from hermes_state import journal
 from hermes_state.errors import AuthRejected, PlatformUnavailable
 from hermes_state.store import Store
 from hermes_state.values import AttachmentKind, ChatKey, Effect, IncomingAttachment, Origin
@@ -305,6 +306,21 @@ async def test_a_stop_acts_when_the_disk_is_full_and_spares_what_begins_later(st
         await gateway.quiet()
         assert [state for state, _ in await gateway.turns_of()] == ["stopped", "finished"]
         assert gateway.adapter.texts() == [STOPPED, "Stopped.", "finally"], "what it did is what it says"
+
+
+async def test_an_answer_to_a_turn_that_was_stopped_meanwhile_was_paid_for(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+
+        async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
+            [(turn_id,)] = await gateway.rows("SELECT id FROM turns")
+            await store.write(journal.stop_turn, turn_id, "", "stopped", gateway.clock.now())
+            return answer("too late")
+
+        gateway.model.script.append(late)
+        await gateway.say("q")
+        await eventually(lambda: gateway.model.requests and not gateway.lanes.running_count, "the end of the turn")
+        assert await gateway.rows("SELECT state FROM turns") == [("stopped",)]
+        assert await gateway.rows("SELECT outcome, input_tokens FROM model_calls") == [("ok", 100)]
 
 
 # ---- interrupt, steer
