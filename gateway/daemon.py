@@ -45,7 +45,7 @@ from gateway.intake import GatewayIntake
 from gateway.lanes import LaneParts, Lanes
 from gateway.live import Live
 from gateway.logs import update_logging
-from gateway.models import Lines
+from gateway.models import Lines, caching_of
 from gateway.notices import Notices, WaitNotice
 from gateway.notify import notify
 from gateway.operator import Operator
@@ -191,6 +191,7 @@ class _Daemon:
             if model.protocol == "offline":
                 log.warning("model.offline", hint=OFFLINE_HINT)
             _warn_of_unpriced(self._live.config)
+            _log_caching(self._live.config)
             await self._stopping.wait()
             notify(self._environ, "STOPPING=1")
             await self._wind_down(parts.lanes, parts.delivery)
@@ -328,6 +329,7 @@ class _Daemon:
         update_logging(merged.config.logging.level, merged.secrets())
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
         _warn_of_unpriced(merged.config)
+        _log_caching(merged.config)
 
     def _new_agents(self, loaded: LoadedConfig) -> Agents:
         lines, summary = Lines(loaded.config, self._costs), make_summary_model(loaded.config, self._costs)
@@ -379,6 +381,12 @@ async def _ended_before(event: asyncio.Event, work: Coroutine[Any, Any, None]) -
         return False
     task.result()
     return True
+
+
+def _log_caching(config: Config) -> None:
+    model = config.model
+    state = caching_of(model.route, model.cache_ttl)
+    log.info("prompt_cache.configured", is_on=state.is_on, route=state.route, ttl=state.ttl, model=model.label)
 
 
 def _warn_of_unpriced(config: Config) -> None:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agent.context.plugins import load_engine
+from agent.model.extras import missing_extra
 from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.home import StateDirectory, locate_home
@@ -71,6 +72,7 @@ def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]
     yield from _state(loaded)
     yield from _access(loaded)
     yield from _model(loaded)
+    yield from _extras(loaded)
     yield from _costs(loaded)
     yield from _context(loaded)
     yield from _tokens(loaded, is_online=is_online)
@@ -225,6 +227,15 @@ def _model(loaded: LoadedConfig) -> Iterator[Finding]:
         yield Finding(check="model", verdict=Verdict.WARNING, text=text)
     else:
         yield _from_probe("model", probe_model(model))
+
+
+def _extras(loaded: LoadedConfig) -> Iterator[Finding]:
+    """What the protocols in use need beside the gateway's own packages."""
+    model = loaded.config.model
+    aliased = (model.alias_route(alias) for alias in model.aliases)
+    for protocol in sorted({route.protocol for route in (model, *model.fallback_routes, *aliased)}):
+        if (missing := missing_extra(protocol)) is not None:
+            yield Finding(check="extra", verdict=Verdict.FAILED, text=f"{missing[0].upper()}{missing[1:]}.")
 
 
 def _costs(loaded: LoadedConfig) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from agent.model.base import ChatModel
+from agent.model.caching import CacheState, CacheTtl, cache_state
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.extras import missing_extra
 from agent.model.line import ModelLine
@@ -93,16 +94,22 @@ def make_model(route: RouteSettings, settings: ModelSettings) -> ChatModel:
         "read_seconds": settings.read_seconds,
         "streams": route.streaming,
     }
+    if route.protocol in ("chat_completions", "anthropic"):
+        endpoint["cache_ttl"] = settings.cache_ttl
     if route.protocol == "chat_completions":
         return ChatCompletionsModel(ChatCompletionsSettings(**endpoint))
     missing = missing_extra(route.protocol)
     if missing is not None:
         raise ConfigError(missing)
-    if route.protocol == "anthropic":
-        endpoint["cache_ttl"] = settings.cache_ttl
     name, module = route.protocol.capitalize(), importlib.import_module(f"agent.model.{route.protocol}")
     made: ChatModel = getattr(module, f"{name}Model")(getattr(module, f"{name}Settings")(**endpoint))
     return made
+
+
+def caching_of(route: RouteSettings, ttl: CacheTtl) -> CacheState:
+    """Whether prompts to a route's model are marked for caching, for how long, and where they go."""
+    host = place_of(route)
+    return cache_state(route.name or "", f"{route.protocol}:{host}" if host else route.protocol, ttl)
 
 
 class Lines:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 
-from gateway.config.settings import DiscordSettings, ModelSettings, TelegramSettings
+from gateway.config.routes import RouteSettings
+from gateway.config.settings import DiscordSettings, TelegramSettings
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
+_ANTHROPIC_VERSION = "2026-10-21"
 TIMEOUT_SECONDS = 5.0
 _MAX_ANSWER_BYTES = 4_194_304
 _DISCORD_AGENT = "DiscordBot (hermes-gateway, 0)"
@@ -60,14 +62,13 @@ def probe_discord(settings: DiscordSettings) -> Probe:
     return Probe(is_ok=False, text=_trouble("Discord", settings.api_url, status, body))
 
 
-def probe_model(settings: ModelSettings, *, may_call: bool = False) -> Probe:
+def probe_model(settings: RouteSettings, *, may_call: bool = False) -> Probe:
     """Ask for the list of models; with `may_call`, fall back to a call of one token where there is no such list."""
-    base = settings.base_url or OPENAI_BASE_URL
-    headers = {"Authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
+    base, headers = _model_root(settings)
     status, body = _fetch(f"{base}/models", headers)
     if status in (404, 405) and may_call:
-        call = {"model": settings.name, "messages": [{"role": "user", "content": "Say ok."}], "max_tokens": 1}
-        status, body = _fetch(f"{base}/chat/completions", headers, call)
+        path, call = _smallest_call(settings)
+        status, body = _fetch(f"{base}/{path}", headers, call)
     if status == 200:
         return Probe(is_ok=True, text=f"The model's server answers at {base}{_listed(body, settings.name)}.")
     if status in (401, 403):
@@ -76,6 +77,25 @@ def probe_model(settings: ModelSettings, *, may_call: bool = False) -> Probe:
     if status in (404, 405) and not may_call:
         return Probe(is_ok=True, text=f"The model's server answers at {base}; it lists no models to compare with.")
     return Probe(is_ok=False, text=_trouble("The model's server", base, status, body))
+
+
+def _model_root(settings: RouteSettings) -> tuple[str, Mapping[str, str]]:
+    """What the paths of the API are appended to, and the headers that say who asks."""
+    key = settings.api_key.get_secret_value() if settings.api_key else None
+    base = (settings.address or OPENAI_BASE_URL).rstrip("/")
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    if settings.protocol == "anthropic":
+        return f"{base.removesuffix('/v1')}/v1", {"anthropic-version": _ANTHROPIC_VERSION, **headers}
+    return base, headers
+
+
+def _smallest_call(settings: RouteSettings) -> tuple[str, object]:
+    """Path and body of a call of a token or a few."""
+    said = [{"role": "user", "content": "Say ok."}]
+    if settings.protocol == "responses":
+        return "responses", {"model": settings.name, "input": said, "max_output_tokens": 16}  # it takes no less
+    path = "messages" if settings.protocol == "anthropic" else "chat/completions"
+    return path, {"model": settings.name, "messages": said, "max_tokens": 1}
 
 
 def _listed(body: Mapping[str, Any], name: str | None) -> str:

@@ -83,15 +83,15 @@ class AnthropicModel:
         A refusal that says how to ask instead is followed: without what was thought before, or, where the request
         itself sets no output limit, with a smaller one.
         """
-        request = replace(request, style=replace(request.style, reasoning_of=self._maker))
+        asked = replace(request, style=replace(request.style, reasoning_of=self._maker))
         while True:
             try:
-                return await self._complete(request, on_text)
+                return await self._complete(asked, on_text)
             except ModelError as error:
-                other = _asked_otherwise(request, error)
+                other = _asked_otherwise(asked, error, may_lower_cap=request.max_output_tokens is None)
                 if other is None:
                     raise
-                request = other
+                asked = other
 
     async def _complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         parts = body_parts(wire.chat_messages(request.system, request.transcript, request.style), request)
@@ -154,12 +154,14 @@ def _without_reasoning(request: ModelRequest) -> ModelRequest:
     return replace(request, style=replace(request.style, reasoning_of=""))
 
 
-def _asked_otherwise(request: ModelRequest, error: ModelError) -> ModelRequest | None:
+def _asked_otherwise(asked: ModelRequest, error: ModelError, *, may_lower_cap: bool) -> ModelRequest | None:
     """The request as the provider may take it; None where nothing is left to change."""
-    if isinstance(error, ReasoningRefused) and request.style.reasoning_of:
-        return _without_reasoning(request)
-    if isinstance(error, OutputCapTooLarge) and error.cap and request.max_output_tokens is None:
-        return replace(request, max_output_tokens=error.cap)
+    if isinstance(error, ReasoningRefused) and asked.style.reasoning_of:
+        return _without_reasoning(asked)
+    if isinstance(error, OutputCapTooLarge) and error.cap and may_lower_cap:
+        # It may be lowered twice: to what the model writes at most, and to what the prompt leaves of its window.
+        known = asked.max_output_tokens
+        return replace(asked, max_output_tokens=error.cap) if known is None or error.cap < known else None
     return None
 
 

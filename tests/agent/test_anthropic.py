@@ -318,6 +318,15 @@ async def test_a_request_without_limit_takes_what_the_model_allows(dial: Dial, l
     assert raised.value.cap == 2_000
 
 
+async def test_a_request_without_limit_takes_what_its_prompt_leaves(dial: Dial, llm: LLM) -> None:
+    llm.models["claude-tiny"] = {"context": 3_000, "max_output": 2_500, "style": "openai"}
+    assert (await ask(dial(model="claude-tiny"), request("word " * 1_000, max_output_tokens=None)))[0].text
+    wanted = [row["body"]["max_tokens"] for row in llm.requests.rows]
+    assert wanted[:2] == [32_000, 2_500]
+    assert len(wanted) == 3
+    assert 1_500 < wanted[2] < 1_750
+
+
 # --- events, as no test server sends them
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import sqlite3
 from collections.abc import Mapping
@@ -195,6 +196,30 @@ async def test_the_models_server_is_asked(environ: dict[str, str]) -> None:
     gone = (await examined(variables))["model"]
     assert gone.verdict is Verdict.FAILED
     assert "cannot be reached" in gone.text
+
+
+@pytest.mark.parametrize("tail", ["", "/v1"])
+async def test_an_anthropic_server_is_asked_in_its_own_way(environ: dict[str, str], tail: str) -> None:
+    async with Server(fake_llm.make_app()) as llm:
+        llm.app[fake_llm.LLM_KEY].config["api_key"] = "lab-key"
+        variables = {**environ, "HERMES_MODEL__NAME": "lab-128k", "HERMES_MODEL__BASE_URL": f"{llm.url}{tail}"}
+        variables |= {"HERMES_MODEL__PROTOCOL": "anthropic", "HERMES_MODEL__API_KEY": "lab-key"}
+        found = await examined(variables)
+    assert found["model"].verdict is Verdict.FINE
+    assert found["model"].text == f"The model's server answers at {llm.url}/v1."
+    assert "extra" not in found
+
+
+async def test_an_sdk_that_is_missing_is_told_with_the_command_that_helps(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "anthropic" else find(name))
+    variables = {**environ, "HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": "http://127.0.0.1:9"}
+    assert "extra" not in await examined(variables)
+    found = (await examined({**variables, "HERMES_MODEL__PROTOCOL": "anthropic"}))["extra"]
+    assert found.verdict is Verdict.FAILED
+    assert "make anthropic" in found.text
 
 
 async def test_a_probe_follows_no_redirect_with_its_key(environ: dict[str, str]) -> None:
