@@ -13,19 +13,17 @@ from agent.context.foreign import ForeignEngine
 from agent.context.plugins import load_engine
 from agent.context.port import Engine
 from agent.context.seats import ModelFacts
-from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-from agent.model.line import ModelLine
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.agents import Agents
+from gateway.auxiliary import route_for
 from gateway.config import LoadedConfig
 from gateway.config.fields import secrets_of
 from gateway.config.routes import RouteSettings
 from gateway.config.section import Section
 from gateway.config.settings import Config
-from gateway.costs import Costs
 from gateway.models import Lines
 from gateway.window import context_settings
 from hermes_state.redaction import Redactor
@@ -99,38 +97,10 @@ def discord_settings(config: Config) -> DiscordSettings | None:
     )
 
 
-def make_summary_model(config: Config, costs: Costs | None = None) -> SummaryRoute | None:
-    """A model of its own for summaries; None where the conversation's model writes them.
-
-    The key of `model` goes along only to the API that it is for.
-    """
-    task = config.auxiliary.compression
-    name = config.compression.for_model(config.model.name or "").summary_model or task.model
-    if name is None:
-        return None
-    is_elsewhere = task.base_url is not None and task.base_url != config.model.base_url
-    key = task.api_key or (None if is_elsewhere else config.model.api_key)
-    model = ChatCompletionsModel(
-        ChatCompletionsSettings(
-            model=name,
-            api_key=key.get_secret_value() if key is not None else "",
-            base_url=task.base_url or config.model.base_url,
-            connect_seconds=config.model.connect_seconds,
-            read_seconds=config.model.read_seconds,
-        )
-    )
-    return SummaryRoute(
-        line=ModelLine(model) if costs is None else ModelLine(model, **costs.terms(config, name)),
-        context_length=Tokens(task.context_length or config.model.context_length),
-        mark=settings_mark(config),
-    )
-
-
 def make_agents(
     loaded: LoadedConfig,
     lines: Lines,
     *,
-    summary: SummaryRoute | None,
     store: Store,
     extra_tools: Sequence[Tool],
     listeners: Sequence[Listener],
@@ -152,7 +122,7 @@ def make_agents(
             tools=ToolRegistry(tools),
             settings=_agent_settings(loaded, route),
             clock=clock,
-            summary_routes=_summary_routes(loaded.config, route, line, summary),
+            summary_routes=summary_routes(loaded.config, route, lines),
             listeners=listeners,
             on_wait=on_wait,
             redact=redactor,
@@ -160,7 +130,7 @@ def make_agents(
             views=views,
         )
 
-    return Agents(loaded.config.model.route, make)
+    return Agents(loaded.config.model.route, make, lines.of)
 
 
 def _agent_settings(loaded: LoadedConfig, route: RouteSettings) -> AgentSettings:
@@ -178,12 +148,15 @@ def _agent_settings(loaded: LoadedConfig, route: RouteSettings) -> AgentSettings
     )
 
 
-def _summary_routes(
-    config: Config, route: RouteSettings, line: ModelLine, summary: SummaryRoute | None
-) -> list[SummaryRoute]:
-    """Who is asked for summaries. The built-in offline model never is: it cannot write one."""
-    own = SummaryRoute(line=line, context_length=Tokens(route.context_length), mark=settings_mark(config))
-    return [one for one in (summary, own if route.protocol != "offline" else None) if one is not None]
+def summary_routes(config: Config, live: RouteSettings, lines: Lines) -> list[SummaryRoute]:
+    """Who is asked for the summaries of conversations with a model: whoever does that task, then the model itself.
+
+    The built-in offline model never is: it cannot write one.
+    """
+    named = route_for(config, "compression", live)
+    routes = [*([] if named is None or named == live else [named]), *([] if live.protocol == "offline" else [live])]
+    mark = settings_mark(config)
+    return [SummaryRoute(line=lines.of(one), context_length=Tokens(one.context_length), mark=mark) for one in routes]
 
 
 def _engine_maker(

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 from agent.model.caps import CapLimits, DaySpending, NoPrice, SpendingCaps
 from agent.model.line import Caps
 from agent.model.prices import FREE, Price, price_of
+from gateway.auxiliary import named_routes
 from gateway.config.settings import Config
 from hermes_state.money import micro_usd
 from hermes_state.store import Store
@@ -87,5 +88,6 @@ def _configured_names(config: Config) -> Iterator[str]:
     model = config.model
     routes = (model.route, *model.fallback_routes, *(model.alias_route(alias) for alias in model.aliases))
     yield from (route.name for route in routes if route.protocol != "offline" and route.name is not None)
-    others = (config.compression.summary_model, config.auxiliary.compression.model, config.transcription.model)
-    yield from (name for name in others if name is not None)
+    yield from (route.name for route in named_routes(config) if route.name is not None)
+    if config.transcription.model is not None:
+        yield config.transcription.model

@@ -21,13 +21,12 @@ from typing import Any
 
 import structlog
 
-from agent.model.base import ChatModel
 from agent.model.offline import HOW_TO_GET_A_MODEL
 from agent.tools.registry import Tool
 from gateway.access import Access
 from gateway.adapters import Adapters
 from gateway.agents import Agents
-from gateway.assembly import agent_inputs, make_adapters, make_agents, make_summary_model
+from gateway.assembly import agent_inputs, make_adapters, make_agents
 from gateway.attachments import AttachmentDesk
 from gateway.commands.registry import Desk
 from gateway.commands.runner import CommandRunner
@@ -139,7 +138,6 @@ class _Daemon:
         self._clock = clock
         self._costs = Costs(store, clock)
         self._lines: list[Lines] = []
-        self._models: list[ChatModel] = []
         self._agents: list[Agents] = []
         self._delivery: Delivery | None = None
         self._live = Live(config=loaded.config, agents=self._new_agents(loaded))
@@ -164,8 +162,6 @@ class _Daemon:
                 await agents.close()
             for lines in self._lines:
                 await lines.close()
-            for model in self._models:
-                await model.close()
             await self._ears.close()
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
@@ -332,14 +328,12 @@ class _Daemon:
         _log_caching(merged.config)
 
     def _new_agents(self, loaded: LoadedConfig) -> Agents:
-        lines, summary = Lines(loaded.config, self._costs), make_summary_model(loaded.config, self._costs)
+        lines = Lines(loaded.config, self._costs)
         # A running turn may still use older ones: all are closed at the end.
         self._lines.append(lines)
-        self._models += [] if summary is None else [summary.line.model]
         agents = make_agents(
             loaded,
             lines,
-            summary=summary,
             store=self._store,
             extra_tools=self._extra_tools,
             listeners=[Notices(self._notice_settings)],

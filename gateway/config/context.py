@@ -3,10 +3,11 @@
 import difflib
 import fnmatch
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from gateway.config.routes import Protocol
 from gateway.config.section import Section, setting
 from gateway.config.types import AnyCase, Fractions, Secret, Url
 
@@ -169,10 +170,28 @@ class HygieneSettings(Section):
     )
 
 
-class AuxiliaryTask(Section):
-    """A model of its own for summaries."""
+Mode: TypeAlias = Literal["auto", "same-as-main", "custom"]
 
-    model: str | None = setting(None, text="Its name; not set: the one that `auxiliary.mode` picks.")
+
+def _mode_or_off(value: object) -> object:
+    """YAML reads `off` as false."""
+    return "off" if value is False or value == "false" else value
+
+
+class AuxiliaryTask(Section):
+    """A model of its own for a task of the gateway."""
+
+    mode: Annotated[Mode | None, AnyCase] = setting(
+        None, default_text="`auxiliary.mode`", text="As `auxiliary.mode`, for this task alone."
+    )
+    model: str | None = setting(
+        None, text="Name or alias of the model that does it; not set: the one that the mode picks."
+    )
+    protocol: Annotated[Protocol | None, AnyCase] = setting(
+        None,
+        default_text="`model.protocol` at the same API, else `chat_completions`",
+        text="How that model is spoken to.",
+    )
     base_url: Url | None = setting(None, default_text="`model.base_url`", text="Root of its API.")
     api_key: Secret | None = setting(None, default_text="`model.api_key`", text="Key for that API.")
     context_length: int | None = setting(
@@ -181,23 +200,49 @@ class AuxiliaryTask(Section):
         le=20_000_000,
         unit="tokens",
         default_text="`model.context_length`",
-        text="Its context window; bounds what a summary is made of, never the threshold.",
+        text="Its context window; bounds what it is shown, never where conversations are compressed.",
+    )
+
+
+class CompressionTask(AuxiliaryTask):
+    """Who writes summaries."""
+
+
+class FlushTask(AuxiliaryTask):
+    """Who writes down what matters before a compression; for the memory tool, which does not exist yet."""
+
+
+class TitleTask(AuxiliaryTask):
+    """Who names conversations that people gave no title; asked once each, after the first answer."""
+
+    mode: Annotated[Mode | Literal["off"] | None, BeforeValidator(_mode_or_off), AnyCase] = setting(  # type: ignore[assignment]  # one word more
+        None,
+        default_text="`auxiliary.mode`",
+        text="As `auxiliary.mode`, for this task alone. `off`: conversations are called what people call them.",
     )
 
 
 class AuxiliarySettings(Section):
     """Which model does the gateway's own work, such as summaries."""
 
-    mode: Annotated[Literal["auto", "same-as-main", "custom"], AnyCase] = setting(
+    mode: Annotated[Mode, AnyCase] = setting(
         "auto",
-        text="`auto`: the conversation's own model. `same-as-main`: the one of `model`. `custom`: the one named below.",
+        text="`auto`: the conversation's own model. `same-as-main`: the one of `model`, whatever `/model` chose. "
+        "`custom`: the one named below; a task that names none has the conversation's own. A model that a task names "
+        "does it in any mode.",
     )
-    compression: AuxiliaryTask = Field(default_factory=AuxiliaryTask)
+    compression: CompressionTask = Field(default_factory=CompressionTask)
+    flush: FlushTask = Field(default_factory=FlushTask)
+    title: TitleTask = Field(default_factory=TitleTask)
 
     @model_validator(mode="after")
     def _is_complete(self) -> "AuxiliarySettings":
-        if self.mode == "custom" and self.compression.model is None:
-            raise ValueError("auxiliary.mode custom needs auxiliary.compression.model")
+        tasks: dict[str, AuxiliaryTask] = {"compression": self.compression, "flush": self.flush, "title": self.title}
+        for name, task in tasks.items():
+            if task.mode == "custom" and task.model is None:
+                raise ValueError(f"auxiliary.{name}.mode custom needs auxiliary.{name}.model")
+        if self.mode == "custom" and all(task.model is None for task in tasks.values()):
+            raise ValueError("auxiliary.mode custom needs auxiliary.compression.model, or that of another task")
         return self
 
 

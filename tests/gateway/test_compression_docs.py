@@ -22,7 +22,7 @@ from tests.gateway.test_docs import between
 
 PAGE = (Path(__file__).parents[2] / "docs/compression.md").read_text(encoding="utf-8")
 WINDOWS = (32_768, 128_000, 200_000, 1_000_000)
-BLOCKS = ("compression", "hygiene", "auxiliary", "context", "notices")
+BLOCKS = ("compression.", "hygiene.", "auxiliary.mode", "auxiliary.compression.", "context.", "notices.")
 
 
 def limits_table() -> str:
@@ -47,7 +47,7 @@ def limits_table() -> str:
 
 
 def keys_table() -> str:
-    rows = [row for row in describe_settings() if row.key.split(".")[0] in BLOCKS]
+    rows = [row for row in describe_settings() if row.key.startswith(BLOCKS)]
     lines = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
     lines += [f"| `{row.key}` | {row.default} | {row.allowed} | {row.text} |" for row in rows]
     return "\n".join(lines)

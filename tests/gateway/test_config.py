@@ -3,7 +3,6 @@
 import contextlib
 import sqlite3
 from collections.abc import Callable, Mapping
-from datetime import UTC
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,8 +11,7 @@ import yaml as pyyaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.context.limits import limits_of
-from gateway.assembly import context_settings, make_summary_model, settings_mark
+from gateway.assembly import settings_mark
 from gateway.config import (
     CUSTOMARY,
     ConfigRejected,
@@ -550,10 +548,11 @@ FIXED = {
     "hygiene.hard_message_limit": 5_000,
     "hygiene.hold_seconds": 10,
     "auxiliary.mode": "auto",
-    "auxiliary.compression.model": None,
-    "auxiliary.compression.base_url": None,
-    "auxiliary.compression.api_key": None,
-    "auxiliary.compression.context_length": None,
+    **{
+        f"auxiliary.{task}.{key}": None
+        for task in ("compression", "flush", "title")
+        for key in ("mode", "model", "protocol", "base_url", "api_key", "context_length")
+    },
     "context.engine": "compressor",
     "notices.pressure": True,
     "notices.accuracy": True,
@@ -605,11 +604,6 @@ def test_what_cannot_be_meant_is_refused_with_the_file_the_line_the_key_and_the_
     assert f"{home}/config.yaml line 1: {complaint}" in refusal(load, yaml)
 
 
-def test_a_custom_auxiliary_model_has_to_be_named(load: Load) -> None:
-    assert "auxiliary.mode custom needs auxiliary.compression.model" in refusal(load, "auxiliary: {mode: custom}")
-    assert load("auxiliary: {mode: custom, compression: {model: small}}").config.auxiliary.mode == "custom"
-
-
 @pytest.mark.parametrize("off", ["off", "[]", "false", ""])
 def test_pressure_levels_are_off_or_shares(load: Load, off: str) -> None:
     assert load(f"compression: {{pressure_levels: {off}}}").config.compression.pressure_levels == ()
@@ -624,36 +618,6 @@ def test_a_model_takes_the_values_of_every_pattern_it_matches(load: Load) -> Non
     ).config.compression
     chosen = [(one.threshold, one.protect_last_n) for one in map(compression.for_model, ("gpt-5", "gpt-4", "other"))]
     assert chosen == [(0.2, 5), (0.3, 5), (0.4, 20)]
-
-
-SUMMARISERS = {
-    "": "session",
-    "auxiliary: {mode: same-as-main}": "session",
-    "auxiliary: {compression: {model: small}}": "small",
-    "auxiliary: {mode: custom, compression: {model: small}}": "small",
-    "compression: {summary_model: best}\nauxiliary: {mode: custom, compression: {model: small}}": "best",
-    "compression: {summary_model: best, models: {'ses*': {summary_model: own}}}": "own",
-}
-
-
-@pytest.mark.parametrize("yaml", SUMMARISERS)
-async def test_who_writes_summaries_is_the_first_that_is_named(load: Load, yaml: str) -> None:
-    config = load(f"model: {{name: session}}\n{yaml}").config
-    route = make_summary_model(config)
-    assert (route.model.name if route is not None else "session") == SUMMARISERS[yaml]
-    if route is not None:
-        await route.model.close()
-
-
-async def test_a_summary_models_window_bounds_its_input_alone(load: Load) -> None:
-    yaml = "model: {name: m, context_length: 128000}\nauxiliary: {compression: {model: s, context_length: 8192}}"
-    config = load(yaml).config
-    route = make_summary_model(config)
-    assert route is not None
-    assert route.context_length == 8_192
-    limits = context_settings(config, UTC).limits
-    assert limits_of(config.model.context_length, config.model.max_output_tokens, limits).threshold == 64_000
-    await route.model.close()
 
 
 def test_any_setting_of_the_agent_clears_cooldowns_and_no_other(load: Load) -> None:
