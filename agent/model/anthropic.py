@@ -95,10 +95,11 @@ class AnthropicModel:
 
     async def _complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         parts = body_parts(wire.chat_messages(request.system, request.transcript, request.style), request)
+        cache_ttl = self._cache_ttl if request.cache_key else None
         body = {
             "model": self.name,
             "max_tokens": request.max_output_tokens or self._default_max_tokens,
-            **(parts if self._cache_ttl is None else cached(parts, self._cache_ttl)),
+            **(parts if cache_ttl is None else cached(parts, cache_ttl)),
             "stream": self._streams,
         }
         reply = CollectedReply(on_text, partial(stored_reasoning, parts=parts, made_by=self._maker))

@@ -51,7 +51,10 @@ class ModelRequest:
     style: WireStyle = field(default_factory=WireStyle)
     payer: Payer = NOBODY
     cache_key: str = ""
-    """Requests that begin alike share it, where a provider routes by such a key; empty: none is sent."""
+    """Requests that begin alike share it, where a provider routes by such a key; empty: none is sent.
+
+    Without one nothing is marked for caching either: a prompt that is asked once would cost a quarter more.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,9 +66,10 @@ class ChatCompletionsModel(OpenAIModel[ChatDialect]):
         self._cache_ttl = settings.cache_ttl if caching_for(self.name, "chat_completions", self.host) else None
 
     def _encoded(self, request: ModelRequest, dialect: ChatDialect) -> bytes:
+        cache_ttl = self._cache_ttl if request.cache_key else None
         if not self.sends_cache_key:
             request = replace(request, cache_key="")
-        return encoded_request(self.name, request, dialect, streams=self._streams, cache_ttl=self._cache_ttl)
+        return encoded_request(self.name, request, dialect, streams=self._streams, cache_ttl=cache_ttl)
 
     def _begun(self, on_text: Callable[[str], None]) -> Collector:
         return _Reply(on_text, self._maker)

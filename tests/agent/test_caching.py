@@ -149,7 +149,13 @@ SYSTEM = "You are Hermes. " * 300
 
 
 def request(*rows: Message, **changes: Any) -> ModelRequest:
-    values: dict[str, Any] = {"system": SYSTEM, "transcript": rows, "tools": (TOOL,), "max_output_tokens": 500}
+    values: dict[str, Any] = {
+        "system": SYSTEM,
+        "transcript": rows,
+        "tools": (TOOL,),
+        "max_output_tokens": 500,
+        "cache_key": "c",
+    }
     return ModelRequest(**(values | changes))
 
 
@@ -228,6 +234,11 @@ async def test_other_models_get_no_marks(server: labkit.Server, llm: LLM) -> Non
     model = AnthropicModel(AnthropicSettings(model="lab-200k", api_key="lab-key", base_url=server.url))
     await model.complete(request(human("hi")), lambda _: None)
     await model.close()
+    assert "cache_control" not in json.dumps(llm.requests.rows[-1]["body"])
+
+
+async def test_what_is_asked_once_is_not_kept(claude: AnthropicModel, llm: LLM) -> None:
+    await claude.complete(request(human("Summarise."), cache_key=""), lambda _: None)
     assert "cache_control" not in json.dumps(llm.requests.rows[-1]["body"])
 
 
