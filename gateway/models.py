@@ -88,7 +88,7 @@ def make_model(route: RouteSettings, settings: ModelSettings) -> ChatModel:
     if route.protocol == "offline":
         return OfflineModel()
     assert route.name is not None, "the settings require a name for this protocol"
-    endpoint: dict[str, Any] = {
+    endpoint: dict[str, Any] = {  # Any: what the settings of every protocol begin with
         "model": route.name,
         "api_key": route.api_key.get_secret_value() if route.api_key is not None else "",
         "base_url": route.base_url,
@@ -96,16 +96,23 @@ def make_model(route: RouteSettings, settings: ModelSettings) -> ChatModel:
         "read_seconds": settings.read_seconds,
         "streams": route.streaming,
     }
-    if route.protocol in ("chat_completions", "anthropic"):
-        endpoint["cache_ttl"] = settings.cache_ttl
-    if route.protocol == "chat_completions":
-        return ChatCompletionsModel(ChatCompletionsSettings(**endpoint))
-    missing = missing_extra(route.protocol)
+    match route.protocol:
+        case "chat_completions":
+            return ChatCompletionsModel(ChatCompletionsSettings(**endpoint, cache_ttl=settings.cache_ttl))
+        case "responses":
+            return ResponsesModel(ResponsesSettings(**endpoint))
+        case "anthropic":
+            return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl})
+
+
+def _anthropic_model(settings: dict[str, Any]) -> ChatModel:
+    """Its module imports an SDK that not everybody has, and that takes a second to load."""
+    missing = missing_extra("anthropic")
     if missing is not None:
         raise ConfigError(missing)
-    name, module = route.protocol.capitalize(), importlib.import_module(f"agent.model.{route.protocol}")
-    made: ChatModel = getattr(module, f"{name}Model")(getattr(module, f"{name}Settings")(**endpoint))
-    return made
+    module = importlib.import_module("agent.model.anthropic")
+    model: ChatModel = module.AnthropicModel(module.AnthropicSettings(**settings))
+    return model
 
 
 def caching_of(route: RouteSettings, ttl: CacheTtl) -> CacheState:
