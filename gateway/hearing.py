@@ -18,7 +18,14 @@ from gateway.config.settings import Config
 from gateway.costs import Costs
 from gateway.live import Live
 from hermes_state import inbox, ledger
-from hermes_state.errors import AuthRejected, ModelError, NotOffered, QuotaExceeded, SpendingCapReached
+from hermes_state.errors import (
+    AuthRejected,
+    ModelError,
+    NotOffered,
+    PriceUnknown,
+    QuotaExceeded,
+    SpendingCapReached,
+)
 from hermes_state.inbox import InboxRow
 from hermes_state.store import Store
 from hermes_state.values import ChatId, Clock, IncomingAttachment, Millis, ModelCallRecord
@@ -124,7 +131,7 @@ _SUFFIX_OF = {
 
 
 def _why(error: ModelError) -> str:
-    if isinstance(error, SpendingCapReached):
+    if isinstance(error, SpendingCapReached | PriceUnknown):
         return sentence_for(error)
     if isinstance(error, AuthRejected | QuotaExceeded | NotOffered):
         return (

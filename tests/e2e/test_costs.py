@@ -174,6 +174,22 @@ async def test_a_turn_that_is_stopped_was_paid_for(world: World) -> None:
     assert "Calls: 1 (1 failed, 1 with estimated tokens)" in (await world.visible())[-1]
 
 
+async def test_a_recording_counts_and_is_capped_like_everything_else(world: World) -> None:
+    voice = {"media": "voice", "file_name": "voice.ogg", "mime": "audio/ogg", "duration": 7}
+    await world.gateway.start(
+        HERMES_TRANSCRIPTION__MODEL="ears",
+        HERMES_COSTS__PRICES='{"lab-*": {"input": 3, "output": 15}, "ears": {"input": 100000, "output": 0}}',
+        HERMES_COSTS__CHAT_DAILY_CAP="1",
+    )
+    await world.say("", **voice, file_text="OggS SAYS:remind me of the heron")
+    assert await world.replies(1, match="What this chat may spend in a day is used up")
+    rows = world.query("SELECT purpose, cost_microusd, chat_id IS NOT NULL FROM model_calls")
+    assert rows == [("transcription", 1_000_000, 1)]
+    await world.say("", **voice, file_text="OggS SAYS:and of the crow")
+    assert await world.replies(2, match="is used up")
+    assert len(world.query("SELECT 1 FROM model_calls")) == 1
+
+
 async def test_an_idle_gateway_asks_no_model(world: World) -> None:
     await world.gateway.start()
     await world.converse("hello", "/new", "hello again", "/usage", "/status")

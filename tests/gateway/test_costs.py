@@ -9,7 +9,7 @@ from agent.model.caps import CapLimits, NoPrice, SpendingCaps
 from agent.model.prices import FREE
 from gateway.config import ConfigRejected, load_config
 from gateway.config.settings import Config
-from gateway.costs import Costs, cap_limits, unpriced_models, unpriced_sentence
+from gateway.costs import Costs, cap_limits, price_in, unpriced_models, unpriced_sentence
 from hermes_state.store import Store
 from hermes_state.values import MicroUsd, SystemClock
 
@@ -81,6 +81,13 @@ async def test_a_line_gets_its_price_and_the_caps(tmp_path: Path, store: Store) 
     assert isinstance(terms["caps"], SpendingCaps)
     assert isinstance(costs.terms(capped, "another")["caps"], NoPrice)
     assert costs.terms(capped, None)["price"] == FREE
+
+
+@pytest.mark.parametrize(("ttl", "write"), [("5m", 3.75), ("1h", 6.0)])
+def test_what_claude_keeps_for_longer_costs_more(tmp_path: Path, ttl: str, write: float) -> None:
+    price = price_in(loaded(tmp_path / "home", f"model: {{cache_ttl: {ttl}}}"), "claude-sonnet-4-5")
+    assert price is not None
+    assert price.cache_write == pytest.approx(write)
 
 
 def test_every_model_that_a_cap_shuts_out_is_named(tmp_path: Path) -> None:

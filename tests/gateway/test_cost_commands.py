@@ -1,0 +1,63 @@
+"""/usage and /insights: who is told what, and where."""
+
+from pathlib import Path
+
+import pytest
+
+from hermes_state.store import Store
+from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, serving
+
+CAPPED = {"daily_cap": 2}
+
+
+async def test_a_group_learns_only_of_itself(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("in private")
+        await gateway.ask("before all", chat=GROUP, sender=ANN)
+        told = await gateway.ask("/insights", chat=GROUP, sender=BOSS)
+        assert "This chat, the last 7 days" in told
+        assert GROUP.name in told
+        assert DIRECT.name not in told
+        everywhere = await gateway.ask("/insights 1", sender=BOSS)
+        assert "All chats, today" in everywhere
+        assert GROUP.name in everywhere
+        assert DIRECT.name in everywhere
+
+
+async def test_what_all_chats_spend_is_told_to_admins_in_private(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        for chat, sender, is_told in ((DIRECT, BOSS, True), (DIRECT, ANN, False), (GROUP, BOSS, False)):
+            told = await gateway.ask("/usage", chat=chat, sender=sender)
+            assert ("The whole gateway today" in told) is is_told, (chat, sender)
+            assert "This chat today" in told
+
+
+async def test_a_cap_of_the_whole_gateway_is_everybodys_business(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, costs=CAPPED) as gateway:
+        told = await gateway.ask("/usage", sender=ANN)
+        assert "- The whole gateway today: $0.00 of $2.00 (0 %), `costs.daily_cap`" in told
+
+
+async def test_usage_before_the_first_message_says_so(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        assert "no conversation yet" in await gateway.ask("/usage")
+        assert "No model was asked." in await gateway.ask("/insights", sender=BOSS)
+
+
+@pytest.mark.parametrize("days", ["0", "367", "x", "-3", "9" * 40])
+async def test_days_that_cannot_be_shown_are_refused(store: Store, tmp_path: Path, days: str) -> None:
+    async with serving(store, tmp_path) as gateway:
+        assert "at most 366" in await gateway.ask(f"/insights {days}", sender=BOSS)
+
+
+async def test_usage_is_of_this_conversation_and_not_of_the_one_before(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("one")
+        await gateway.ask("two")
+        assert "- Calls: 2" in await gateway.ask("/usage")
+        await gateway.ask("/new")
+        await gateway.ask("three")
+        told = await gateway.ask("/usage")
+        assert "- Calls: 1" in told
+        assert "- Read: 100 tokens: 100 new" in told
+        assert "- Written: 10 tokens" in told
