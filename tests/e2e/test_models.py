@@ -7,10 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from tests.e2e.world import Control, World
 from tests.fakes import fake_llm
 from tests.fakes.labkit import Server
 
+PATHS = {
+    "chat_completions": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "anthropic": "/v1/messages",
+}
 KEY, OTHER_KEY = "lab-key-of-the-first", "lab-key-of-the-other"
 
 
@@ -93,6 +100,28 @@ async def test_half_an_answer_of_a_broken_stream_is_replaced_by_the_other_one(wo
         assert said.startswith("the whole answer")
         assert "HALF" not in "".join(await world.visible())
         assert world.query("SELECT text FROM messages WHERE role = 'assistant'") == [("the whole answer",)]
+
+
+@pytest.mark.parametrize("protocol", PATHS)
+async def test_another_protocol_takes_up_a_turn_behind_its_tool_calls(world: World, protocol: str) -> None:
+    if protocol == "anthropic":
+        pytest.importorskip("anthropic")
+    async with other_provider(world) as other:
+        base_url = other.url if protocol == "anthropic" else f"{other.url}/v1"
+        fallbacks = spare_at(other, protocol=protocol, base_url=base_url)
+        await world.gateway.start(
+            HERMES_MODEL__API_KEY=KEY, HERMES_MODEL__NAME="lab-128k", HERMES_MODEL__FALLBACKS=fallbacks
+        )
+        await world.script(last_role="tool", error={"kind": "402"}, times=99)
+        await world.say('look [[tool:history_search {"query": "harbour"}]]')
+        [said] = await world.replies(1)
+        assert said.startswith("tool said: ")
+        assert "lab-64k answers for now: lab-128k has no credit left" in said
+        assert len(await world.asked(0, wait=0)) == 2, "one step, and one refusal"
+        [request] = await other.get("requests")
+        assert request["path"] == PATHS[protocol]
+        assert await other.get("violations") == []
+        assert world.query("SELECT count(*) FROM tool_runs") == [(1,)], "what was done is not done again"
 
 
 async def test_a_reload_that_takes_a_chosen_model_away_says_so(world: World) -> None:
