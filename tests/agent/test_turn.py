@@ -382,8 +382,8 @@ async def test_a_reply_that_comes_to_a_turn_that_was_stopped_was_paid_for(chat: 
     llm.add_scripts([{"match": "go", "pause_after": 1, "tool_calls": [{"name": "read", "arguments": '{"n": 1}'}]}])
     turn = await chat.start("go")
     running = asyncio.create_task(shop.agent().run(turn, Sink()))
-    while not llm.requests.rows:
-        await asyncio.sleep(0.001)  # noqa: ASYNC110 - the server's list has no event
+    while not llm.requests.rows:  # noqa: ASYNC110 - the server's list has no event
+        await asyncio.sleep(0.001)
     await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now())
     llm.resumed.set()
     with pytest.raises(TurnClosed):
