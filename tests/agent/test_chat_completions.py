@@ -252,7 +252,8 @@ async def test_pieces_of_signed_reasoning_are_put_together_and_go_back_as_they_w
     raw = stream(
         {"reasoning": "Let", "reasoning_details": [kind | {"text": "Let"}]},
         {"reasoning": " me", "reasoning_details": [kind | {"text": " me"}]},
-        {"reasoning_details": [kind | {"signature": "c2ln"}, sealed]},
+        {"reasoning_details": [kind | {"signature": "c2ln"}]},
+        {"reasoning_details": [kind | {"text": "", "signature": None}, sealed]},
         {"reasoning_details": [sealed | {"data": "gBBB", "id": "rs_2"}]},
         call,
     )
@@ -267,6 +268,16 @@ async def test_pieces_of_signed_reasoning_are_put_together_and_go_back_as_they_w
         sealed | {"data": "gBBB", "id": "rs_2"},
     ]
     assert not {"reasoning", "reasoning_content"} & set(sent)
+
+
+async def test_blocks_that_come_as_a_whole_are_not_joined(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    details = [{"type": "reasoning.text", "index": 0, "text": text} for text in ("one", "two")]
+    asked = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
+    message = {"content": None, "tool_calls": [asked], "reasoning_details": details}
+    script(llm, raw=json.dumps({"choices": [{"message": message, "finish_reason": "tool_calls"}]}))
+    reply, _ = await ask(dial(streams=False), request(tools=(TOOL,)))
+    assert reply.reasoning is not None
+    assert json.loads(reply.reasoning.blocks) == [{"reasoning_details": details}]
 
 
 async def test_no_other_model_is_given_what_this_one_thought(model: ChatCompletionsModel, llm: LLM) -> None:

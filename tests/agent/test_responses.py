@@ -146,6 +146,11 @@ async def test_a_refusal_of_the_model_is_its_answer(either: ResponsesModel, llm:
     assert (reply.text, shown[-1]) == ("I cannot help with that.",) * 2
 
 
+async def test_a_refusal_of_the_model_streams_too(model: ResponsesModel, llm: LLM) -> None:
+    script(llm, text="I cannot", is_refusal=True, chunk_chars=5)
+    assert (await ask(model))[1] == ["I can", "I cannot"]
+
+
 async def test_text_that_reached_the_output_limit_is_kept(either: ResponsesModel, llm: LLM) -> None:
     script(llm, text="x" * 9_000)
     reply, _ = await ask(either)
