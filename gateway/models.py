@@ -41,7 +41,9 @@ def route_of(model: ModelSettings, choice: str | None) -> RouteSettings | None:
         return model.route
     if choice.startswith(_EXACT):
         return completed(choice.removeprefix(_EXACT), model)
-    return known_routes(model).get(choice)
+    if choice in model.aliases:
+        return model.alias_route(choice)
+    return next((route for route in model.fallback_routes if route.label == choice), None)
 
 
 def name_of(model: ModelSettings, choice: str | None) -> str:

@@ -45,6 +45,7 @@ CUSTOMARY: Mapping[str, KeyPath] = {
     "DISCORD_BOT_TOKEN": ("discord", "token"),
     "OPENAI_API_KEY": ("model", "api_key"),
     "OPENAI_BASE_URL": ("model", "base_url"),
+    "ANTHROPIC_API_KEY": ("model", "api_key"),
 }
 """Variables that other programs use too; they count least, so that ours can overrule them."""
 
@@ -169,9 +170,7 @@ def _choose(places: Iterable[_Source], parsed: YamlFile, file: Path) -> dict[Key
     """The winning value of each key that somebody set, with its source in words."""
     places = tuple(places)
     in_file = dict(_leaves(parsed.values))
-    customary: dict[KeyPath, list[str]] = {}
-    for name, key in CUSTOMARY.items():
-        customary.setdefault(key, []).append(name)
+    customary = _customary(_first(places, [variable_name(_PROTOCOL)]) or (in_file.get(_PROTOCOL), ""))
     chosen: dict[KeyPath, tuple[Any, str]] = {}
     for key in FIELDS:
         found = _first(places, [variable_name(key)])
@@ -182,6 +181,19 @@ def _choose(places: Iterable[_Source], parsed: YamlFile, file: Path) -> dict[Key
         if found is not None:
             chosen[key] = found
     return chosen
+
+
+_PROTOCOL: KeyPath = ("model", "protocol")
+
+
+def _customary(protocol: tuple[Any, str]) -> Mapping[KeyPath, list[str]]:
+    """The customary variables of each key. One provider's key is none for another's API."""
+    is_anthropic = str(protocol[0]).strip().lower() == "anthropic"
+    found: dict[KeyPath, list[str]] = {}
+    for name, key in CUSTOMARY.items():
+        if key[0] != "model" or name.startswith("ANTHROPIC_") == is_anthropic:
+            found.setdefault(key, []).append(name)
+    return found
 
 
 def _first(places: Iterable[_Source], names: Iterable[str]) -> tuple[Any, str] | None:

@@ -126,12 +126,29 @@ def test_customary_variables_count_wherever_ours_do(
 ) -> None:
     value = "https://model.example.org/v1" if variable.endswith("URL") else "customary-value"
     name = {"HERMES_MODEL__NAME": "some-model"}
+    if variable.startswith("ANTHROPIC"):
+        name["HERMES_MODEL__PROTOCOL"] = "anthropic"
     assert load(None, **name, **{variable: value}).sources[".".join(key)] == variable
     (home / ".env").write_text(f"{variable}={value}\n")
     assert load(None, **name).sources[".".join(key)] == f"{home / '.env'}: {variable}"
     (home / ".env").unlink()
     (tmp_path / variable).write_text(value)
     assert load(None, **name, CREDENTIALS_DIRECTORY=str(tmp_path)).sources[".".join(key)] == f"credential {variable}"
+
+
+@pytest.mark.parametrize("yaml", ["model: {name: m, protocol: %s}", ""])
+@pytest.mark.parametrize(("protocol", "key"), [("anthropic", "for-claude"), ("responses", "for-gpt")])
+def test_a_customary_key_is_for_its_own_provider(load: Load, yaml: str, protocol: str, key: str) -> None:
+    keys = {"OPENAI_API_KEY": "for-gpt", "ANTHROPIC_API_KEY": "for-claude"}
+    named = {} if yaml else {"HERMES_MODEL__NAME": "m", "HERMES_MODEL__PROTOCOL": f" {protocol.upper()}"}
+    model = load(yaml.replace("%s", protocol) or None, **keys, **named).config.model
+    assert model.api_key is not None
+    assert model.api_key.get_secret_value() == key
+
+
+def test_the_address_of_openai_is_not_where_claude_is_looked_for(load: Load) -> None:
+    model = load("model: {name: m, protocol: anthropic}", OPENAI_BASE_URL="https://gpt.example/v1").config.model
+    assert model.base_url is None
 
 
 @pytest.mark.parametrize("name", ["telegram.token", "telegram__token", "HERMES_TELEGRAM__TOKEN", "TELEGRAM_BOT_TOKEN"])
