@@ -49,10 +49,12 @@ from gateway.notices import Notices, WaitNotice
 from gateway.notify import notify
 from gateway.operator import Operator
 from gateway.schedules import Schedules
+from gateway.titles import Titles
 from gateway.turns import TurnRunner
 from gateway.vitals import Heartbeat
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.lock import FileLock
+from hermes_state.redaction import Redactor
 from hermes_state.store import Store
 from hermes_state.values import ChatId, Clock, SystemClock
 from platforms.local.adapter import LocalAdapter
@@ -143,6 +145,9 @@ class _Daemon:
         self._live = Live(config=loaded.config, agents=self._new_agents(loaded))
         make_line = partial(transcription_line, costs=self._costs)
         self._ears = Ears(store=store, live=self._live, clock=clock, make_line=make_line)
+        self._titles = Titles(
+            store=store, live=self._live, clock=clock, redactor=lambda: Redactor(self._loaded.secrets())
+        )
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
         self._reloaded = asyncio.Event()
@@ -158,6 +163,7 @@ class _Daemon:
                 raise failed.exceptions[0] from failed
             raise
         finally:
+            await self._titles.close()
             for agents in self._agents:
                 await agents.close()
             for lines in self._lines:
@@ -258,7 +264,15 @@ class _Daemon:
             store=store,
             live=live,
             access=access,
-            turns=TurnRunner(store=store, live=live, adapters=adapters, gates=gates, delivery=delivery, clock=clock),
+            turns=TurnRunner(
+                store=store,
+                live=live,
+                adapters=adapters,
+                gates=gates,
+                delivery=delivery,
+                titles=self._titles,
+                clock=clock,
+            ),
             commands=commands,
             attachments=AttachmentDesk(
                 store=store,
@@ -275,6 +289,7 @@ class _Daemon:
 
     async def _wind_down(self, lanes: Lanes, delivery: Delivery) -> None:
         """Let turns finish and answers go out, within bounds; a second signal cuts it short."""
+        self._titles.stop()
         seconds = self._live.config.lifecycle.drain_seconds
         log.info("daemon.draining", turns=lanes.running_count, seconds=seconds, hint="a second signal ends it at once")
         if not await _ended_before(self._hurrying, _drain(lanes, delivery, seconds)):

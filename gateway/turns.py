@@ -22,6 +22,7 @@ from gateway.notices import pressure_sentence
 from gateway.patience import write_patiently
 from gateway.previews import LivePreview
 from gateway.standins import Answered, EveryRouteFailed, answered
+from gateway.titles import Titles
 from hermes_state import journal, ledger, outbox, sessions
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import FinalAnswer, RunningTurn, TurnClosed
@@ -46,13 +47,22 @@ class TurnRunner:
     """Runs turns. Each is its own error boundary: what goes wrong in one is told to its chat and nowhere else."""
 
     def __init__(
-        self, *, store: Store, live: Live, adapters: Adapters, gates: Gates, delivery: Delivery, clock: Clock
+        self,
+        *,
+        store: Store,
+        live: Live,
+        adapters: Adapters,
+        gates: Gates,
+        delivery: Delivery,
+        titles: Titles,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._live = live
         self._adapters = adapters
         self._gates = gates
         self._delivery = delivery
+        self._titles = titles
         self._clock = clock
 
     def preview_of(self, turn: RunningTurn) -> LivePreview:
@@ -86,6 +96,7 @@ class TurnRunner:
                     await preview.close()
                 final = self._final(turn, done, tells_pressure=config.notices.pressure)
                 await self._finish(turn, final, done.answer.pressure)
+                self._titles.answered(turn, done.by)
                 log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
             except TurnClosed:
                 log.info("turn.closed_elsewhere")

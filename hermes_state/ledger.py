@@ -47,6 +47,12 @@ def record(
         db.execute(_ADD_USAGE, (*used, cost or 0, int(cost is None), session.id))
 
 
+def count_calls(db: Connection, lineage_id: LineageId, purpose: str) -> int:
+    """How often a model was asked for `purpose` in a conversation, failed calls included."""
+    query = "SELECT count(*) FROM model_calls WHERE lineage_id = ? AND purpose = ?"
+    return int(db.execute(query, (lineage_id, purpose)).fetchone()[0])
+
+
 def note_report(
     db: Connection, session_id: SessionId, reported_prompt_tokens: int | None, covered_seq: int, model: str
 ) -> None:

@@ -238,6 +238,14 @@ def set_title(db: Connection, session_id: SessionId, title: str) -> None:
     db.execute("UPDATE sessions SET title = ? WHERE id = ?", (title, session_id))
 
 
+def give_title(db: Connection, lineage_id: LineageId, title: str) -> bool:
+    """Name a conversation that has no title yet; whether it had none."""
+    if load_title(db, lineage_id) is not None:
+        return False
+    set_title(db, load_tip(db, lineage_id).id, title)
+    return True
+
+
 def load_title(db: Connection, lineage_id: LineageId) -> str | None:
     """A conversation's title: the newest that was set along its chain."""
     query = "SELECT title FROM sessions WHERE lineage_id = ? AND title IS NOT NULL ORDER BY depth DESC LIMIT 1"

@@ -236,6 +236,18 @@ def load_said(
     return _messages(reversed(rows))
 
 
+# Purpose: how a conversation began: the first words of people, and of the model to them.
+_BEGINNING = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0
+AND (m.origin = 'human' OR (m.origin = 'assistant' AND m.text <> '')) ORDER BY m.id LIMIT ?"""
+
+
+def load_beginning(db: Connection, lineage_id: LineageId, limit: int) -> Transcript:
+    """The first `limit` messages of a conversation, without tools and without what was taken back since."""
+    hidden = taken_back(db, lineage_id)
+    rows = db.execute(_BEGINNING, (lineage_id, limit + len(hidden))).fetchall()
+    return tuple(row for row in _messages(rows) if row.id not in hidden)[:limit]
+
+
 # Purpose: what view edits hide, in whichever session of the conversation that happened.
 _TAKEN_BACK = """SELECT e.message_id FROM view_edits e JOIN sessions s ON s.id = e.session_id
 WHERE s.lineage_id = ? AND e.replacement_id IS NULL"""

@@ -24,7 +24,10 @@ STOP_SECONDS = 40.0
 
 
 def environ_of(folder: Path, model_url: str) -> dict[str, str]:
-    """What a gateway in `folder` is started with, whatever platforms and people it is for."""
+    """What a gateway in `folder` is started with, whatever platforms and people it is for.
+
+    It names no conversations: those calls come when they like, and most tests count calls.
+    """
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
@@ -34,6 +37,7 @@ def environ_of(folder: Path, model_url: str) -> dict[str, str]:
         "HERMES_MODEL__BASE_URL": f"{model_url}/v1",
         "HERMES_MODEL__API_KEY": "test",
         "HERMES_MODEL__CONTEXT_LENGTH": "128000",
+        "HERMES_AUXILIARY__TITLE__MODE": "off",
         "HERMES_LOCAL__ENABLED": "false",
         "HERMES_LOGGING__FORMAT": "json",
         "HERMES_LOGGING__LEVEL": "debug",

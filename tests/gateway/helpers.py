@@ -31,8 +31,10 @@ from gateway.hearing import Ears, transcription_line
 from gateway.intake import GatewayIntake
 from gateway.lanes import LaneParts, Lanes
 from gateway.live import Live
+from gateway.titles import Titles
 from gateway.turns import TurnRunner
 from hermes_state.errors import FileTooLarge
+from hermes_state.redaction import redact
 from hermes_state.store import Store
 from hermes_state.values import (
     CanonicalUsage,
@@ -277,10 +279,11 @@ class Hang:
 
 
 def config_of(**sections: Mapping[str, object]) -> Config:
-    """Ann and Bob are users and Boss is an admin, unless `sections` says otherwise."""
+    """Ann and Bob are users, Boss is an admin, and nobody names conversations, unless `sections` says otherwise."""
     settings: dict[str, Any] = {  # Any: what people would write into the file
         "model": {"protocol": "chat_completions", "name": "scripted"},
         "access": {"allow": [ANN.ref, BOB.ref], "admins": [BOSS.ref]},
+        "auxiliary": {"title": {"mode": "off"}},
     }
     for name, values in sections.items():
         settings[name] = {**settings.get(name, {}), **values}
@@ -331,8 +334,15 @@ class TestGateway:
         self.adapters = Adapters({self.adapter.name: self.adapter})
         self.access = Access(store, live)
         self.delivery = Delivery(store=store, adapters=self.adapters, gates=self.gates, clock=clock, group=group)
+        self.titles = Titles(store=store, live=live, clock=clock, redactor=lambda: redact)
         self.turns = TurnRunner(
-            store=store, live=live, adapters=self.adapters, gates=self.gates, delivery=self.delivery, clock=clock
+            store=store,
+            live=live,
+            adapters=self.adapters,
+            gates=self.gates,
+            delivery=self.delivery,
+            titles=self.titles,
+            clock=clock,
         )
         self.files = AttachmentDesk(
             store=store,
@@ -544,6 +554,7 @@ async def serving(
         if not task.done():
             task.cancel()
         await asyncio.wait({task})
+        await gateway.titles.close()
         if not task.cancelled():
             task.result()  # a part of the gateway has ended the daemon: never all right
     assert gateway.model.violations == []

@@ -15,6 +15,7 @@ from hermes_state.sessions import (
     find_conversation,
     forget_model,
     get_compression_tip,
+    give_title,
     list_conversations,
     load_active,
     load_session,
@@ -279,3 +280,19 @@ def test_expiry_works_in_slices(db: sqlite3.Connection) -> None:
         exchange(db, make_chat(db, str(number)), "q", "a")
     counts = [len(expire_idle(db, Millis(START + 1), 2, Millis(START + HOUR))) for _ in range(4)]
     assert counts == [2, 2, 1, 0]
+
+
+def test_only_a_conversation_without_a_title_is_given_one(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    lineage = exchange(db, chat, "q", "a").lineage_id
+    before = load_tip(db, lineage).version
+    assert give_title(db, lineage, "From a model")
+    assert load_tip(db, lineage).version == before, "a compression that is being planned still holds"
+    compress(db, lineage)
+    assert load_tip(db, lineage).title == "From a model"
+    assert not give_title(db, lineage, "Another one")
+    set_title(db, load_tip(db, lineage).id, "From a person")
+    assert not give_title(db, lineage, "Another one")
+    assert load_title(db, lineage) == "From a person"
+    with pytest.raises(SessionNotFound):
+        give_title(db, LineageId(999), "Nobody's")

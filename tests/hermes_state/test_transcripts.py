@@ -11,6 +11,7 @@ from hermes_state.transcripts import (
     append,
     append_view_row,
     hide,
+    load_beginning,
     load_message,
     load_said,
     load_view,
@@ -138,3 +139,16 @@ def test_only_hidden_rows_were_taken_back(db: sqlite3.Connection, talk: LineageI
     replace_row(db, session.id, a1, stub(db, session.id, "short"), "prune", START)
     hide(db, session.id, [q1], "undo", START)
     assert taken_back(db, talk) == {q1}
+
+
+def test_the_beginning_of_a_conversation_is_what_was_said_and_not_taken_back(
+    db: sqlite3.Connection, talk: LineageId
+) -> None:
+    def beginning(limit: int) -> list[str | None]:
+        return [row.text for row in load_beginning(db, talk, limit)]
+
+    assert beginning(3) == ["q1", "a1", "q2"]
+    append(db, load_tip(db, talk).id, NewMessage(role=Role.USER, origin=Origin.NOTICE, text="a notice"), START)
+    assert beginning(9) == ["q1", "a1", "q2", "a2"]
+    hide(db, load_tip(db, talk).id, ids(db, talk)[:2], "undo", START)
+    assert beginning(2) == ["q2", "a2"]

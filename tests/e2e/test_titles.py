@@ -1,0 +1,128 @@
+"""Conversations get a name by themselves, over any protocol, and nothing else notices."""
+
+import asyncio
+import signal
+
+import pytest
+
+from tests.e2e.world import World
+
+ON = {"HERMES_AUXILIARY__TITLE__MODE": "auto"}
+WANTED = "Write the title now"
+CALLS = "SELECT outcome FROM model_calls WHERE purpose = 'title' ORDER BY id"
+
+
+async def named(world: World, title: str) -> None:
+    """Wait until the newest session has this title."""
+    async with asyncio.timeout(15):
+        while world.query("SELECT title FROM sessions ORDER BY id DESC LIMIT 1") != [(title,)]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # a row of another process has no event to wait for
+
+
+async def test_a_conversation_is_named_once_and_keeps_its_name_through_a_compression(world: World) -> None:
+    await world.gateway.start(**ON)
+    await world.script(match=WANTED, text='"Broken login."')
+    await world.converse("why does my login fail?")
+    await named(world, "Broken login")
+    await world.converse(*(f"more {number} " + "words " * 400 for number in range(8)))
+    await world.say("/compress")
+    assert await world.replies(1, match="Compressed")
+    await named(world, "Broken login")
+    assert len(world.query("SELECT 1 FROM sessions")) == 2
+    for number, command in enumerate(("/title", "/sessions", "/status"), start=1):
+        await world.say(command)
+        assert len(await world.replies(number, match="Broken login")) == number, command
+    assert world.query(CALLS) == [("ok",)]
+    requests = [request for request in await world.asked(0, wait=0) if WANTED in str(request["body"])]
+    assert len(requests) == 1
+    assert not await world.violations()
+
+
+@pytest.mark.parametrize("protocol", ["chat_completions", "responses", "anthropic"])
+async def test_a_model_of_its_own_writes_titles_over_any_protocol(world: World, protocol: str) -> None:
+    await world.llm.post("config", {"api_key": "", "strict_keys": False})
+    root = world.llm.url + ("/v1" if protocol != "anthropic" else "")
+    await world.gateway.start(
+        **ON,
+        HERMES_AUXILIARY__TITLE__MODEL="lab-32k",
+        HERMES_AUXILIARY__TITLE__PROTOCOL=protocol,
+        HERMES_AUXILIARY__TITLE__BASE_URL=root,
+        HERMES_AUXILIARY__TITLE__API_KEY="key-for-titles",
+    )
+    await world.script(match=WANTED, text="Broken login")
+    await world.converse("why does my login fail?")
+    await named(world, "Broken login")
+    rows = world.query("SELECT purpose, route, model, outcome, input_tokens > 0 FROM model_calls ORDER BY id")
+    assert [(row[0], row[2], row[3], row[4]) for row in rows] == [
+        ("turn", "lab-128k", "ok", 1),
+        ("title", "lab-32k", "ok", 1),
+    ]
+    assert rows[1][1].startswith(protocol)
+    assert not await world.violations()
+
+
+async def test_an_answer_does_not_wait_and_an_end_does_not_either(world: World) -> None:
+    await world.gateway.start(**ON)
+    await world.script(match=WANTED, hang=True)
+    await world.converse("one")
+    await world.asked(2)
+    await world.converse("two")
+    async with asyncio.timeout(10):
+        assert await world.gateway.stop() == 0
+    assert world.query(CALLS) == [("cancelled",)]
+    assert world.query("SELECT title FROM sessions") == [(None,)]
+    assert "Traceback" not in world.gateway.log_text()
+
+
+async def test_an_answer_that_is_finished_while_the_gateway_stops_begins_no_title(world: World) -> None:
+    await world.gateway.start(**ON)
+    await world.script(match="one", delay=1.0, text="late")
+    await world.say("one")
+    await world.asked(1)
+    assert await world.gateway.stop() == 0
+    assert await world.replies(1) == ["late"]
+    assert world.query(CALLS) == []
+
+
+async def test_after_a_kill_the_next_answer_brings_the_title_and_an_idle_gateway_asks_nobody(world: World) -> None:
+    await world.gateway.start(**ON)
+    await world.script(match=WANTED, hang=True, times=1)
+    await world.converse("about herons")
+    await world.asked(2)
+    world.gateway.signal(signal.SIGKILL)
+    await world.gateway.wait()
+    await world.llm.delete("script")
+    await world.script(match=WANTED, text="Herons")
+    await world.gateway.start(**ON)
+    await asyncio.sleep(1.0)
+    assert len(await world.asked(0, wait=0)) == 2, "an idle gateway asks nobody"
+    await world.converse("and storks?")
+    await named(world, "Herons")
+    assert "about herons" in str((await world.asked(4))[-1]["body"])
+
+
+async def test_a_cap_holds_for_titles_too(world: World) -> None:
+    await world.gateway.start(
+        **ON, HERMES_COSTS__PRICES='{"lab-*": {"input": 3, "output": 15}}', HERMES_COSTS__DAILY_CAP="0.0001"
+    )
+    await world.converse("hello")
+    await world.gateway.wait_for_log("title.failed")
+    assert world.query("SELECT purpose FROM model_calls WHERE outcome = 'ok'") == [("turn",)]
+    assert len(await world.asked(0, wait=0)) == 1
+
+
+async def test_titles_can_be_switched_off_and_on_by_a_reload(world: World) -> None:
+    home = world.home
+    home.mkdir(mode=0o700, exist_ok=True)
+    config = home / "config.yaml"
+    config.write_text("auxiliary: {title: {mode: off}}\n", encoding="utf-8")
+    world.gateway.environ.pop("HERMES_AUXILIARY__TITLE__MODE")
+    await world.gateway.start()
+    await world.script(match=WANTED, text="Broken login")
+    await world.converse("one")
+    config.write_text("auxiliary: {title: {mode: same-as-main}}\n", encoding="utf-8")
+    world.gateway.signal(signal.SIGHUP)
+    await world.gateway.wait_for_log("config.reloaded")
+    assert len(await world.asked(0, wait=0)) == 1
+    await world.converse("two")
+    await named(world, "Broken login")

@@ -1,0 +1,326 @@
+"""Titles in the background: once, from how a conversation began, and never in anybody's way."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.model.base import ModelReply, ModelRequest
+from agent.model.circuits import MOST_FAILURES
+from gateway.auxiliary import route_for
+from gateway.titles import MOST_AT_ONCE, MOST_CALLS, MOST_WAITING
+from hermes_state.errors import ModelTimeout, ModelUnavailable
+from hermes_state.store import Store
+from hermes_state.values import ChatKey
+from tests.gateway.helpers import (
+    PLATFORM,
+    Hang,
+    ScriptedModel,
+    TestGateway,
+    answer,
+    eventually,
+    serving,
+    settled,
+)
+
+ON = {"auxiliary": {"title": {"mode": "auto"}}}
+CALLS = "SELECT outcome FROM model_calls WHERE purpose = 'title' ORDER BY id"
+
+
+class NamingModel(ScriptedModel):
+    """Echoes people, and names conversations as `title` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_for_titles: list[ModelRequest] = []
+        self.naming = self.most_naming = 0
+        self.title: Callable[[ModelRequest], Any] = lambda _request: answer("Broken login")  # Any: a reply or a step
+        self.respond = self.name_or_echo
+
+    async def name_or_echo(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        if not request.system.startswith("You name conversations"):
+            return await self.echo(request, on_text)
+        self.asked_for_titles.append(request)
+        self.naming += 1
+        self.most_naming = max(self.most_naming, self.naming)
+        try:
+            made = self.title(request)
+            if isinstance(made, Exception):
+                raise made
+            return made if isinstance(made, ModelReply) else await made(request, on_text)
+        finally:
+            self.naming -= 1
+
+
+@pytest.fixture
+def model() -> NamingModel:
+    return NamingModel()
+
+
+@asynccontextmanager
+async def naming(
+    store: Store, folder: Path, model: NamingModel, /, **more: Any
+) -> AsyncIterator[TestGateway]:  # Any: as `serving`
+    async with serving(store, folder, chat_model=model, **{**ON, **more}) as gateway:
+        yield gateway
+
+
+async def title_of(gateway: TestGateway) -> str | None:
+    [(title,)] = await gateway.rows("SELECT title FROM sessions ORDER BY id DESC LIMIT 1")
+    return str(title) if title is not None else None
+
+
+async def named(gateway: TestGateway) -> None:
+    await gateway.until_rows("SELECT 1 FROM sessions WHERE title IS NOT NULL")
+
+
+async def tried(gateway: TestGateway, count: int) -> None:
+    """Wait until so many titles have been asked for and nobody works on one."""
+    await gateway.until_rows(f"SELECT 1 FROM model_calls WHERE purpose = 'title' LIMIT 1 OFFSET {count - 1}")
+    await eventually(lambda: not gateway.titles._tasks, "nobody works on a title")
+
+
+async def test_a_conversation_is_named_once_after_its_first_answer(
+    store: Store, tmp_path: Path, model: NamingModel
+) -> None:
+    async with naming(store, tmp_path, model) as gateway:
+        await gateway.ask("why does my login fail?")
+        await named(gateway)
+        assert await title_of(gateway) == "Broken login"
+        assert "This conversation is called “Broken login”." in await gateway.ask("/title")
+        assert "Broken login" in await gateway.ask("/status")
+        assert "Broken login" in await gateway.ask("/sessions")
+        await gateway.ask("and now?")
+        await settled()
+    [request] = model.asked_for_titles
+    [row] = request.transcript
+    assert "why does my login fail?" in (row.text or "")
+    assert "echo: why does my login fail?" in (row.text or "")
+    assert request.payer.chat_id is not None
+    assert request.payer.lineage_id is not None
+
+
+async def test_a_title_is_paid_by_its_conversation(store: Store, tmp_path: Path, model: NamingModel) -> None:
+    async with naming(store, tmp_path, model) as gateway:
+        await gateway.ask("hello")
+        await named(gateway)
+        query = "SELECT purpose, outcome, input_tokens, chat_id, lineage_id, turn_id IS NULL FROM model_calls"
+        assert await gateway.rows(f"{query} WHERE purpose = 'title'") == [("title", "ok", 100, 1, 1, 1)]
+        assert await gateway.rows("SELECT input_tokens FROM sessions") == [(200,)]
+
+
+async def test_nobody_waits_for_a_title(store: Store, tmp_path: Path, model: NamingModel) -> None:
+    hang = Hang()
+    model.title = lambda _request: hang
+    async with naming(store, tmp_path, model) as gateway:
+        await gateway.ask("one")
+        await hang.begun.wait()
+        assert await gateway.ask("two") == "echo: two"
+        assert len(model.asked_for_titles) == 1, "one at a time for a conversation"
+        assert await title_of(gateway) is None
+
+
+async def test_a_title_that_people_gave_stays(store: Store, tmp_path: Path, model: NamingModel) -> None:
+    hang = Hang(text="From the model")
+    model.title = lambda _request: hang
+    async with naming(store, tmp_path, model) as gateway:
+        await gateway.ask("one")
+        await hang.begun.wait()
+        await gateway.ask("/title From a person")
+        hang.release()
+        await tried(gateway, 1)
+        assert await title_of(gateway) == "From a person"
+        await gateway.ask("/new Plans")
+        await gateway.ask("two")
+        await settled()
+        assert await title_of(gateway) == "Plans"
+        assert len(model.asked_for_titles) == 1
+        await gateway.ask("/new")
+        await gateway.ask("three")
+        await tried(gateway, 2)
+        assert await title_of(gateway) == "From the model"
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome"),
+    [
+        (ModelUnavailable("down"), "unavailable"),
+        (ModelTimeout("slow"), "timeout"),
+        (answer("Sure! Here is your title:\n\nBroken login"), "malformed"),
+    ],
+)
+async def test_a_title_that_fails_is_tried_again_after_the_next_answers_then_given_up(
+    store: Store, tmp_path: Path, model: NamingModel, failure: Any, outcome: str
+) -> None:
+    model.title = lambda _request: failure
+    async with naming(store, tmp_path, model) as gateway:
+        for number in range(1, MOST_CALLS + 1):
+            assert await gateway.ask(f"question {number}") == f"echo: question {number}"
+            await tried(gateway, number)
+        await gateway.ask("one more")
+        await settled()
+        assert await gateway.rows(CALLS) == [(outcome,)] * MOST_CALLS
+        assert await title_of(gateway) is None
+    async with naming(store, tmp_path, model) as gateway:
+        await gateway.ask("after a restart")
+        await settled()
+        assert len(model.asked_for_titles) == MOST_CALLS
+
+
+async def test_titles_that_fail_do_not_put_the_route_of_answers_to_rest(
+    store: Store, tmp_path: Path, model: NamingModel
+) -> None:
+    model.title = lambda _request: ModelUnavailable("down")
+    async with naming(store, tmp_path, model) as gateway:
+        for number in range(5):
+            await gateway.ask("hello", chat=ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=f"{10 + number}"))
+        await tried(gateway, 5)
+        assert gateway.live.agents.configured.line.circuit.rest is None
+
+
+async def test_a_route_that_rests_is_not_asked_for_titles(store: Store, tmp_path: Path, model: NamingModel) -> None:
+    small = NamingModel()
+    small.name = "small"
+    auxiliary = {"title": {"mode": "auto", "model": "small"}}
+    async with naming(store, tmp_path, model, others={"small": small}, auxiliary=auxiliary) as gateway:
+        config = gateway.live.config
+        route = route_for(config, "title", config.model.route)
+        assert route is not None
+        for _ in range(MOST_FAILURES):
+            gateway.live.agents.line_of(route).circuit.failed(ModelUnavailable("down"))
+        await gateway.ask("hello")
+        await settled()
+        assert not small.requests
+        assert await gateway.rows(CALLS) == []
+        gateway.live.agents.line_of(route).circuit.succeeded()
+        await gateway.ask("again")
+        await named(gateway)
+
+
+async def test_what_began_before_a_crash_is_written_after_the_next_answer(
+    store: Store, tmp_path: Path, model: NamingModel
+) -> None:
+    hang = Hang()
+    model.title = lambda _request: hang
+    async with naming(store, tmp_path, model) as gateway:
+        await gateway.ask("about herons")
+        await hang.begun.wait()
+    model.title = lambda _request: answer("Herons")
+    async with naming(store, tmp_path, model) as gateway:
+        await settled()
+        assert len(model.asked_for_titles) == 1, "a start calls nobody"
+        await gateway.ask("and storks?")
+        await named(gateway)
+        assert await title_of(gateway) == "Herons"
+    assert "about herons" in (model.asked_for_titles[-1].transcript[0].text or "")
+
+
+async def test_a_gateway_that_ends_gives_titles_up_and_begins_none(
+    store: Store, tmp_path: Path, model: NamingModel
+) -> None:
+    hang = Hang()
+    model.title = lambda _request: hang
+    async with naming(store, tmp_path, model) as gateway:
+        await gateway.ask("one")
+        await hang.begun.wait()
+        async with asyncio.timeout(2):
+            await gateway.titles.close()
+        assert await gateway.rows(CALLS) == [("cancelled",)]
+        assert await gateway.ask("two") == "echo: two"
+        await settled()
+        assert len(model.asked_for_titles) == 1
+
+
+async def test_few_titles_are_written_at_one_time_and_not_too_many_wait(
+    store: Store, tmp_path: Path, model: NamingModel
+) -> None:
+    hang = Hang()
+    model.title = lambda _request: hang
+    chats = [ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=f"{10 + number}") for number in range(8)]
+    async with naming(store, tmp_path, model) as gateway:
+        await asyncio.gather(*(gateway.ask("hello", chat=chat) for chat in chats))
+        await settled()
+        assert model.naming == MOST_AT_ONCE < len(gateway.titles._tasks) <= MOST_WAITING
+        hang.release()
+        model.title = lambda _request: answer("Greeting")
+        await tried(gateway, len(chats))
+        assert model.most_naming == MOST_AT_ONCE
+        assert await gateway.rows("SELECT count(title) FROM sessions") == [(len(chats),)]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"auxiliary": {"title": {"mode": "off"}}},
+        {"model": {"protocol": "offline", "name": None}},
+    ],
+)
+async def test_titles_can_be_off_and_the_offline_model_writes_none(
+    store: Store, tmp_path: Path, model: NamingModel, more: Any
+) -> None:
+    async with naming(store, tmp_path, model, **more) as gateway:
+        await gateway.ask("hello")
+        await settled()
+        assert await title_of(gateway) is None
+    assert not model.asked_for_titles
+
+
+async def test_the_model_that_is_named_for_titles_writes_them(store: Store, tmp_path: Path, model: NamingModel) -> None:
+    small = NamingModel()
+    small.name = "small"
+    async with naming(
+        store, tmp_path, model, others={"small": small}, auxiliary={"title": {"mode": "auto", "model": "small"}}
+    ) as gateway:
+        await gateway.ask("hello")
+        await named(gateway)
+        assert await gateway.rows("SELECT model FROM model_calls WHERE purpose = 'title'") == [("small",)]
+    assert not model.asked_for_titles
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("auto", "fast"), ("same-as-main", "scripted")])
+async def test_by_itself_a_title_comes_from_the_model_that_has_answered(
+    store: Store, tmp_path: Path, model: NamingModel, mode: str, expected: str
+) -> None:
+    fast = NamingModel()
+    fast.name = "fast"
+    async with naming(
+        store,
+        tmp_path,
+        model,
+        others={"fast": fast},
+        model={"aliases": {"quick": "fast"}},
+        auxiliary={"title": {"mode": mode}},
+    ) as gateway:
+        await gateway.ask("/model quick")
+        await gateway.ask("hello")
+        await named(gateway)
+        query = "SELECT purpose, model FROM model_calls ORDER BY id"
+        assert await gateway.rows(query) == [("turn", "fast"), ("title", expected)]
+
+
+async def test_what_was_taken_back_is_not_what_a_conversation_is_called_after(
+    store: Store, tmp_path: Path, model: NamingModel
+) -> None:
+    model.title = lambda _request: ModelUnavailable("down")
+    async with naming(store, tmp_path, model) as gateway:
+        await gateway.ask("about herons")
+        await tried(gateway, 1)
+        await gateway.ask("/undo")
+        model.title = lambda _request: answer("Storks")
+        await gateway.ask("about storks")
+        await named(gateway)
+    asked = model.asked_for_titles[-1].transcript[0].text or ""
+    assert "storks" in asked
+    assert "herons" not in asked
+
+
+async def test_secrets_stay_here(store: Store, tmp_path: Path, model: NamingModel) -> None:
+    model.title = lambda _request: answer("Key sk-abcdefghijklmnop1234567890")
+    async with naming(store, tmp_path, model) as gateway:
+        await gateway.ask("my key is sk-abcdefghijklmnop1234567890")
+        await tried(gateway, 1)
+        assert await title_of(gateway) is None
+    assert "sk-abc" not in (model.asked_for_titles[0].transcript[0].text or "")
