@@ -35,7 +35,7 @@ from agent.model.line import ModelLine
 from bench import peer_compressor
 from bench.conversation import Conversation, as_chat_messages, as_new_message
 from bench.measure import Measure, table
-from gateway.cli.run import SWITCH_SECONDS
+from gateway.process import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
 from hermes_state.lineage import SplitPlan, split
 from hermes_state.redaction import redact

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, tzinfo
 from typing import TypedDict
 from zoneinfo import ZoneInfo
 
+from agent.model.base import Caps
 from agent.model.caps import CapLimits, DaySpending, NoPrice, SpendingCaps
-from agent.model.line import Caps
 from agent.model.prices import FREE, Price, price_of
 from gateway.auxiliary import named_routes
 from gateway.config.settings import Config

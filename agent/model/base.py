@@ -37,6 +37,13 @@ class Payer:
 NOBODY = Payer()
 
 
+class Caps(Protocol):
+    """What may be spent."""
+
+    async def check(self, payer: Payer) -> None:
+        """Return if another call may be made for `payer`; raises `SpendingCapReached`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
     """One model call. It carries stored rows: each protocol renders them through `wire`."""

@@ -57,7 +57,7 @@ class DaySpending:
 
 
 class SpendingCaps:
-    """See `line.Caps`. For models whose price is known."""
+    """See `base.Caps`. For models whose price is known."""
 
     def __init__(self, store: Store, limits: CapLimits, day: DaySpending, clock: Clock) -> None:
         self._store = store
@@ -85,7 +85,7 @@ def _hold(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
 
 
 class NoPrice:
-    """See `line.Caps`. For a model whose price nobody knows, while there are caps: it might cost anything."""
+    """See `base.Caps`. For a model whose price nobody knows, while there are caps: it might cost anything."""
 
     def __init__(self, model: str) -> None:
         self._model = model

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from agent.model.base import ChatModel, Finish, ModelReply, ModelRequest, Payer
+from agent.model.base import Caps, ChatModel, Finish, ModelReply, ModelRequest, Payer
 from agent.model.circuits import Circuit
 from agent.model.failures import OUTCOME_CANCELLED, OUTCOME_OK, paid_for, remedy_for
 from agent.model.prices import Price, cost_of
@@ -51,13 +51,6 @@ class Completion:
 
     reply: ModelReply
     call: ModelCallRecord
-
-
-class Caps(Protocol):
-    """What may be spent."""
-
-    async def check(self, payer: Payer) -> None:
-        """Return if another call may be made for `payer`; raises `SpendingCapReached`."""
 
 
 class Line:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from agent.model.base import Payer
+from agent.model.base import Caps, Payer
 from agent.model.connections import Connections
 from agent.model.failures import OUTCOME_OK
-from agent.model.line import Caps, Line, RecordFailure, RetryPolicy
+from agent.model.line import Line, RecordFailure, RetryPolicy
 from agent.model.openai_errors import errors_translated
 from agent.model.pools import Endpoint
 from agent.model.prices import Price

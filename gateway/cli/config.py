@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import SecretStr
 
-from agent.context.plugins import load_engine
 from agent.model.extras import missing_extra
+from gateway.auxiliary import all_routes
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
@@ -25,10 +25,12 @@ def check(as_json: Json = False) -> None:
 
     Exit code 78 when `run` would refuse; warnings alone are fine.
     """
+    from agent.context.plugins import load_engine  # takes the agent with it
+
     try:
         loaded = load_config(process_environment())
         load_engine(loaded.config.context.engine, loaded.home)
-        for route in loaded.config.model.routes:
+        for route in all_routes(loaded.config):
             if (missing := missing_extra(route.protocol)) is not None:
                 raise ConfigError(missing)
     except ConfigError as error:

@@ -6,9 +6,9 @@ import typer
 
 from gateway.cli.output import Json, print_json
 from gateway.config import process_environment
-from gateway.doctor import Verdict, examine
 
-_SIGNS = {Verdict.FINE: "ok", Verdict.SKIPPED: "--", Verdict.WARNING: "!!", Verdict.FAILED: "XX"}
+_SIGNS = {"fine": "ok", "skipped": "--", "warning": "!!", "failed": "XX"}
+"""By `Verdict`."""
 
 
 def doctor(
@@ -20,6 +20,8 @@ def doctor(
     Changes nothing and is safe beside a running gateway. A configured model's server is asked for its list of
     models. Exit code 1 when something failed, 78 when it is the configuration.
     """
+    from gateway.doctor import Verdict, examine  # it knows the whole agent, which takes its time to import
+
     findings = []
     for finding in examine(process_environment(), is_online=is_online):
         findings.append(finding)

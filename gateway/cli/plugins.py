@@ -2,7 +2,6 @@
 
 import typer
 
-from agent.context.plugins import list_plugins, unknown_engine
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import load_config, process_environment
 
@@ -15,6 +14,8 @@ def list_engines(as_json: Json = False) -> None:
 
     Exit code 78 when the one that `context.engine` names cannot be used.
     """
+    from agent.context.plugins import list_plugins, unknown_engine  # which take the agent with them
+
     loaded = load_config(process_environment())
     configured = loaded.config.context.engine
     reports = list_plugins(loaded.home, configured)

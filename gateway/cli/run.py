@@ -1,24 +1,8 @@
 """`hermes-gateway run`: the daemon in the foreground."""
 
-import asyncio
-import os
-import sys
-from collections.abc import Mapping
-from typing import Any
-
-import structlog
 import typer
 
-from gateway.config import LoadedConfig, load_config, process_environment
-from gateway.config.home import prepare_home
-from gateway.logs import configure_logging
-from hermes_state.errors import HermesError
-
-log = structlog.get_logger()
-
-SWITCH_SECONDS = 0.001
-"""How long a thread computes before the event loop may go on: it has to wait at every step while a long conversation is
-being compressed, and Python's own five milliseconds add up."""
+from gateway.config import process_environment
 
 
 def run() -> None:
@@ -27,34 +11,6 @@ def run() -> None:
     With nothing configured it serves the web chat on 127.0.0.1 with the offline model. SIGHUP reloads the
     configuration. Exit codes: 0 clean, 75 token or database held by another process, 78 configuration.
     """
+    from gateway.process import serve  # what writes the logs takes longer to import than all of the command line
+
     raise typer.Exit(serve(process_environment()))
-
-
-def serve(environ: Mapping[str, str], **options: Any) -> int:
-    """Load, prepare the process and run the daemon; returns its exit code. `options` go to `run_daemon`.
-
-    Raises `ConfigError` and `OwnedElsewhere` before anything was started, `StoreUnavailable` when the database cannot
-    be used. Any other error is ours: it is logged, without secrets, and ends the process with exit code 1.
-    """
-    loaded = load_config(environ)
-    prepare_process(loaded)
-    # The SDKs take half a second to import; `--help`, `status` and a configuration error need none of them.
-    from gateway.daemon import run_daemon
-
-    try:
-        return asyncio.run(run_daemon(loaded, environ=environ, **options))
-    except HermesError:
-        raise
-    except Exception:  # Python's own traceback would not reach the log file, nor pass the redaction
-        log.exception("daemon.crashed")
-        return 1
-
-
-def prepare_process(loaded: LoadedConfig) -> None:
-    """Private files from here on, the state directory, logs, and a line for each warning."""
-    os.umask(0o077)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    prepare_home(loaded.home)
-    configure_logging(loaded.config.logging, secrets=loaded.secrets(), directory=loaded.logs)
-    for warning in loaded.warnings:
-        log.warning("config.warned", reason=warning)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.model.base import Finish, ModelReply, ModelRequest, Payer
+from agent.model.base import Caps, Finish, ModelReply, ModelRequest, Payer
 from agent.model.failures import REMEDIES, paid_for, remedy_for, sentence_for
-from agent.model.line import RECORD_SECONDS, Caps, Completion, ModelLine, RecordFailure, RetryPolicy
+from agent.model.line import RECORD_SECONDS, Completion, ModelLine, RecordFailure, RetryPolicy
 from agent.model.prices import Price
 from agent.sizes import estimated_text_tokens
 from hermes_state import errors

@@ -13,8 +13,8 @@ from typing import Any
 
 from agent.tools.registry import Tool, ToolContext
 from gateway import daemon as preloaded  # imported here so that the fork server has it, and each start is quick
-from gateway.cli.run import serve
 from gateway.config import process_environment
+from gateway.process import serve
 from hermes_state.lineage import SplitPlan, split
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import Effect, Origin, Role, SystemClock

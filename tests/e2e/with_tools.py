@@ -4,8 +4,8 @@ import sys
 from typing import Any
 
 from agent.tools.registry import Tool, ToolContext
-from gateway.cli.run import serve
 from gateway.config import process_environment
+from gateway.process import serve
 from hermes_state.values import Effect
 
 _LINE = "the register names a boat, the day on which it came in, and what it brought: barrels, ropes, lamps and salt"
