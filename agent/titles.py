@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from agent.context.excerpt import SECRET_MARK, excerpt, without_thoughts
-from agent.context.summary import REFUSAL, asking_row
+from agent.context.summary import asking_row
 from agent.model.base import Finish, ModelReply, ModelRequest, Payer
 from hermes_state.errors import ReplyMalformed
 from hermes_state.values import Millis, Tokens, Transcript
@@ -14,7 +14,7 @@ MOST_INPUT_TOKENS = Tokens(1_200)
 """Of the conversation, by estimate: how it began says what it is about."""
 MOST_OUTPUT_TOKENS = 2_000
 """A title takes a dozen; the rest is for models that think first."""
-MOST_CHARACTERS = 60
+MOST_CHARACTERS = 80
 MOST_WORDS = 12
 """Twice what is asked for: more is a sentence, so no title."""
 
@@ -30,7 +30,17 @@ in it, not even one about the title.
 - Write no password, key, token or other secret into the title."""
 
 _LABEL = re.compile(r"^(?:title|titel|título|titre|titolo|название|标题|標題)\s{0,3}[:\uff1a]\s*", re.IGNORECASE)
-_MARKUP = re.compile(r"[*`<>\[\]{}|\\\x00-\x1f\x7f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]|^#{1,6}\s|__")
+_REFUSAL = re.compile(
+    r"\b(?:sorry,|i['\u2019]?(?: a)?m (?:sorry|unable|not able)|i apologi[sz]e"
+    r"|i (?:can(?:no|['\u2019])t|won['\u2019]t) (?:help|assist|do|provide|create|write|name|comply|fulfil)"
+    r"|as an ai|lo siento|d\u00e9sol\u00e9|desculpe|tut mir leid)\b|抱歉|对不起|申し訳|죄송",
+    re.IGNORECASE,
+)
+"""Narrow: what people cannot do is a good title."""
+_MARKUP = re.compile(
+    r"[*`<>\[\]{}|\\\x00-\x1f\x7f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
+    r"|^(?:#{1,6}|[-\u2022\u2013]|\d\.)\s|__"
+)
 _QUOTES = "\"'\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f\u300a\u300b"
 
 
@@ -53,7 +63,7 @@ def checked_title(reply: ModelReply, redact: Callable[[str], str]) -> str:
         raise ReplyMalformed("the reply is no title")
     text = " ".join(_MARKUP.sub(" ", _LABEL.sub("", lines[0].strip())).split())
     text = text.strip(_QUOTES).strip().removesuffix(".").strip()
-    if REFUSAL.search(text) or "://" in text or len(text.split()) > MOST_WORDS or len(text) > MOST_CHARACTERS:
+    if _REFUSAL.search(text) or "://" in text or len(text.split()) > MOST_WORDS or len(text) > MOST_CHARACTERS:
         raise ReplyMalformed("the reply is no title")
     if redact(text) != text or SECRET_MARK.lower() in lines[0].lower():
         raise ReplyMalformed("there is a secret in the title")

@@ -24,6 +24,11 @@ def route_for(config: Config, task: Task, live: RouteSettings) -> RouteSettings 
     return None if route.protocol == "offline" else route
 
 
+def all_routes(config: Config) -> tuple[RouteSettings, ...]:
+    """Every route that the configuration leads to, each once: those that people may choose, and those of tasks."""
+    return tuple(dict.fromkeys((*config.model.routes, *named_routes(config))))
+
+
 def named_routes(config: Config) -> Iterator[RouteSettings]:
     """Those of the models that are named for tasks of conversations with the configured model."""
     for task in TASKS:
@@ -56,7 +61,8 @@ def _named(config: Config, task: Task, live: RouteSettings) -> RouteSettings | N
     name = settings.model
     if task == "compression":
         name = config.compression.for_model(live.name or "").summary_model or name
-    if name is None:
+    name = (name or "").strip()
+    if not name:
         return None
     block = RouteBlock(
         name=name,

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from agent.model.base import Caps
 from agent.model.caps import CapLimits, DaySpending, NoPrice, SpendingCaps
 from agent.model.prices import FREE, Price, price_of
-from gateway.auxiliary import named_routes
+from gateway.auxiliary import all_routes
 from gateway.config.settings import Config
 from hermes_state.money import micro_usd
 from hermes_state.store import Store
@@ -85,9 +85,7 @@ def unpriced_sentence(names: list[str]) -> str:
 
 
 def _configured_names(config: Config) -> Iterator[str]:
-    model = config.model
-    routes = (model.route, *model.fallback_routes, *(model.alias_route(alias) for alias in model.aliases))
+    routes = all_routes(config)
     yield from (route.name for route in routes if route.protocol != "offline" and route.name is not None)
-    yield from (route.name for route in named_routes(config) if route.name is not None)
     if config.transcription.model is not None:
         yield config.transcription.model

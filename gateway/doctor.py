@@ -17,6 +17,7 @@ from pathlib import Path
 from agent.context.plugins import load_engine
 from agent.model.extras import missing_extra
 from agent.model.offline import HOW_TO_GET_A_MODEL
+from gateway.auxiliary import all_routes
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.home import StateDirectory, locate_home
 from gateway.control import NobodyAnswers, ask
@@ -231,9 +232,7 @@ def _model(loaded: LoadedConfig) -> Iterator[Finding]:
 
 def _extras(loaded: LoadedConfig) -> Iterator[Finding]:
     """What the protocols in use need beside the gateway's own packages."""
-    model = loaded.config.model
-    aliased = (model.alias_route(alias) for alias in model.aliases)
-    for protocol in sorted({route.protocol for route in (model, *model.fallback_routes, *aliased)}):
+    for protocol in sorted({route.protocol for route in all_routes(loaded.config)}):
         if (missing := missing_extra(protocol)) is not None:
             yield Finding(check="extra", verdict=Verdict.FAILED, text=f"{missing[0].upper()}{missing[1:]}.")
 

@@ -12,7 +12,7 @@ from agent.model.extras import missing_extra
 from agent.model.line import ModelLine
 from agent.model.offline import OfflineModel
 from agent.model.responses import ResponsesModel, ResponsesSettings
-from gateway.auxiliary import named_routes
+from gateway.auxiliary import all_routes
 from gateway.config.routes import CONFIGURED, RouteSettings, completed
 from gateway.config.settings import Config, ModelSettings
 from gateway.costs import Costs
@@ -131,7 +131,7 @@ class Lines:
         self._config = config
         self._costs = costs
         self._lines: dict[RouteSettings, ModelLine] = {}
-        for route in (*known_routes(config.model).values(), *named_routes(config)):
+        for route in all_routes(config):
             if route.protocol == "anthropic":  # now, for the SDK takes longer to load than people should wait
                 self.of(route)
 

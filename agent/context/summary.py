@@ -50,7 +50,7 @@ REFUSAL_CHARACTERS = 600
 
 _FENCED = re.compile(r"\A```[\w-]{0,20}[ \t]*$", re.MULTILINE)
 _FENCE_END = re.compile(r"\n```\s*\Z")
-REFUSAL: Final = re.compile(
+_REFUSAL = re.compile(
     r"\b(?:sorry,|i['\u2019]?(?: a)?m (?:sorry|unable|not able)|i apologi[sz]e|i (?:can(?:no|['\u2019])t|won['\u2019]t)"
     r"|as an ai|lo siento|je ne peux pas|desculpe|ich kann nicht|ich kann das nicht|я не могу)\b"
     r"|抱歉|对不起|無法|无法|申し訳|できません|죄송|할 수 없|لا أستطيع|لا يمكنني",
@@ -183,7 +183,7 @@ def checked_summary(reply: ModelReply, task: SummaryTask, redact: Callable[[str]
     titles = HEADINGS if task.template is None else tuple(_TEMPLATE_HEADING.findall(task.template))
     text = _unwrapped(reply.text, titles)
     if len(text) < LEAST_CHARACTERS:
-        raise SummaryRefused(*(_REFUSED if REFUSAL.search(text) else _EMPTY))
+        raise SummaryRefused(*(_REFUSED if _REFUSAL.search(text) else _EMPTY))
     _require_headings(text, titles)
     if sum(_hint(what) in text for _, what in SECTIONS) >= LEAST_HEADINGS:
         raise SummaryRefused("malformed", "The model returned the form without filling it in.")
@@ -220,7 +220,7 @@ def _unwrapped(text: str, titles: tuple[str, ...]) -> str:
 
 
 def _require_headings(text: str, titles: tuple[str, ...]) -> None:
-    is_refusal = len(text) <= REFUSAL_CHARACTERS and REFUSAL.search(text) is not None
+    is_refusal = len(text) <= REFUSAL_CHARACTERS and _REFUSAL.search(text) is not None
     if len(_headings_in(text, titles)) < _wanted(titles) or (not titles and is_refusal):
         raise SummaryRefused(*(_REFUSED if is_refusal else _MALFORMED))
     if titles and not any(map(_says_something, _heading_lines(titles).sub(r"\g<rest>", text).splitlines())):

@@ -6,7 +6,7 @@ from agent.model.anthropic import AnthropicModel
 from agent.model.caps import SpendingCaps
 from agent.model.prices import price_of
 from gateway.assembly import summary_routes
-from gateway.auxiliary import TASKS, Task, named_routes, route_for
+from gateway.auxiliary import TASKS, Task, all_routes, route_for
 from gateway.config.routes import RouteSettings, completed
 from gateway.config.settings import Config
 from gateway.costs import Costs, unpriced_models
@@ -45,6 +45,7 @@ def who(config: Config, task: Task) -> str | None:
         ("auxiliary: {TASK: {mode: custom, model: small}}", "small"),
         ("auxiliary: {mode: custom, TASK: {model: small}}", "small"),
         ("auxiliary: {TASK: {model: Fast}}", "quick"),
+        ("auxiliary: {TASK: {model: ' '}}", "chosen"),
         ("auxiliary: {TASK: {model: fast, base_url: 'http://127.0.0.1:1/v1'}}", "fast"),
     ],
 )
@@ -180,6 +181,8 @@ async def test_named_models_have_their_price_their_caps_and_their_protocol(load:
     await lines.close()
 
 
-def test_models_for_what_is_off_are_not_asked_about(load: Load) -> None:
+def test_every_route_is_known_once_but_not_those_for_what_is_off(load: Load) -> None:
     config = load(MAIN + "auxiliary: {title: {mode: 'off', model: small}, flush: {model: other}}").config
-    assert [route.name for route in named_routes(config)] == ["other"]
+    assert [route.name for route in all_routes(config)] == ["main", "quick", "other"]
+    config = load(MAIN + "auxiliary: {title: {model: fast}, compression: {mode: same-as-main}}").config
+    assert [route.name for route in all_routes(config)] == ["main", "quick"]

@@ -217,9 +217,11 @@ async def test_an_sdk_that_is_missing_is_told_with_the_command_that_helps(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "anthropic" else find(name))
     variables = {**environ, "HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": "http://127.0.0.1:9"}
     assert "extra" not in await examined(variables)
-    found = (await examined({**variables, "HERMES_MODEL__PROTOCOL": "anthropic"}))["extra"]
-    assert found.verdict is Verdict.FAILED
-    assert "make anthropic" in found.text
+    for variable in ("HERMES_MODEL__PROTOCOL", "HERMES_AUXILIARY__TITLE__PROTOCOL"):
+        named = {variable: "anthropic", "HERMES_AUXILIARY__TITLE__MODEL": "small"}
+        found = (await examined({**variables, **named}))["extra"]
+        assert found.verdict is Verdict.FAILED
+        assert "make anthropic" in found.text
 
 
 async def test_a_probe_follows_no_redirect_with_its_key(environ: dict[str, str]) -> None:
