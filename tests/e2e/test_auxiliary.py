@@ -1,0 +1,38 @@
+"""Summaries by a model of their own over any protocol, and by whom the mode says where none is named."""
+
+import pytest
+
+from tests.e2e.world import World
+
+TALK = [f"fact {number}: " + "words " * 400 for number in range(8)]
+SUMMARIES = "SELECT route, model, outcome, input_tokens > 0 FROM model_calls WHERE purpose = 'summary'"
+
+
+async def compressed(world: World) -> None:
+    await world.converse(*TALK)
+    await world.say("/compress")
+    assert await world.replies(1, match="Compressed")
+
+
+@pytest.mark.parametrize("spoken", ["chat_completions", "responses", "anthropic"])
+async def test_a_model_of_its_own_writes_summaries_over_any_protocol(world: World, spoken: str) -> None:
+    await world.gateway.start(
+        HERMES_AUXILIARY__COMPRESSION__MODEL="lab-32k",
+        HERMES_AUXILIARY__COMPRESSION__PROTOCOL=spoken,
+        HERMES_AUXILIARY__COMPRESSION__BASE_URL=world.llm.url + ("" if spoken == "anthropic" else "/v1"),
+    )
+    await compressed(world)
+    [(route, model, outcome, is_counted)] = world.query(SUMMARIES)
+    assert route.startswith(f"{spoken}:")
+    assert (model, outcome, is_counted) == ("lab-32k", "ok", 1)
+    assert not await world.violations()
+
+
+@pytest.mark.parametrize(("mode", "summariser"), [("auto", "lab-64k"), ("same-as-main", "lab-128k")])
+async def test_the_mode_says_whether_the_chosen_model_summarises(world: World, mode: str, summariser: str) -> None:
+    await world.gateway.start(HERMES_AUXILIARY__MODE=mode, HERMES_MODEL__ALIASES='{"other": "lab-64k"}')
+    await world.converse("/model other")
+    await compressed(world)
+    assert [row[1] for row in world.query(SUMMARIES)] == [summariser]
+    answered = world.query("SELECT DISTINCT model FROM model_calls WHERE purpose = 'turn'")
+    assert answered == [("lab-64k",)]
