@@ -173,11 +173,18 @@ async def test_a_title_that_fails_is_tried_again_after_the_next_answers_then_giv
 async def test_titles_that_fail_do_not_put_the_route_of_answers_to_rest(
     store: Store, tmp_path: Path, model: NamingModel
 ) -> None:
-    model.title = lambda _request: ModelUnavailable("down")
+    everybody_is_answered = asyncio.Event()
+
+    async def fail(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
+        await everybody_is_answered.wait()
+        raise ModelUnavailable("down")
+
+    model.title = lambda _request: fail
     async with naming(store, tmp_path, model) as gateway:
-        for number in range(5):
+        for number in range(MOST_FAILURES + 1):
             await gateway.ask("hello", chat=ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=f"{10 + number}"))
-        await tried(gateway, 5)
+        everybody_is_answered.set()
+        await tried(gateway, MOST_FAILURES + 1)
         assert gateway.live.agents.configured.line.circuit.rest is None
 
 
