@@ -4,9 +4,8 @@ import time
 
 from aiohttp import web
 
-from tests.fakes.labkit import j
 from tests.fakes.llm_errors import openai_error, overflow_error
-from tests.fakes.llm_http import Call, misbehave, send_stream, sse
+from tests.fakes.llm_http import Call, misbehave, send_stream, send_whole, sse
 from tests.fakes.llm_legality import Json, check_openai
 from tests.fakes.llm_state import prompt_of
 
@@ -44,7 +43,7 @@ async def chat_completions(call: Call) -> web.StreamResponse:
     usage = _usage(call, reply, sizes.prompt, cached)
     if call.is_stream:
         return await send_stream(call, reply, _frames(call, reply, usage))
-    return j(_whole(call, reply, usage), headers={"x-request-id": call.row["id"]})
+    return await send_whole(call, reply, _whole(call, reply, usage), {"x-request-id": call.row["id"]})
 
 
 def _require_legal(call: Call) -> None:

@@ -100,10 +100,20 @@ _OPENAI: Mapping[str, tuple[int, str, str, str | None]] = {
 }
 _ANTHROPIC: Mapping[str, tuple[int, str, str]] = {
     "429": (429, "This request would exceed your account's rate limit. Please try again later.", "rate_limit_error"),
+    "quota": (
+        400,
+        "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade or "
+        "purchase credits.",
+        "invalid_request_error",
+    ),
+    "402": (402, "There is an issue with your billing or payment information.", "billing_error"),
+    "404": (404, "model: x", "not_found_error"),
     "529": (529, "Overloaded", "overloaded_error"),
+    "503": (503, "Service unavailable", "api_error"),
     "500": (500, "Internal server error", "api_error"),
     "401": (401, "invalid x-api-key", "authentication_error"),
     "413": (413, "Request exceeds the maximum size", "request_too_large"),
+    "content_filter": (400, "Output blocked by content filtering policy", "invalid_request_error"),
     "context": (400, "prompt is too long: 213462 tokens > 200000 maximum", "invalid_request_error"),
 }
 

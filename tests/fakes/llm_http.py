@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from aiohttp import web
 
 from tests.fakes import labkit
+from tests.fakes.labkit import j
 from tests.fakes.llm_errors import Model, scripted_error
 from tests.fakes.llm_legality import Json, compact
 from tests.fakes.llm_state import LLM, Prompt
@@ -98,9 +99,7 @@ async def misbehave(call: Call, reply: Json, dialect: str) -> web.Response | Non
     if reply.get("delay"):
         await hold(call, float(reply["delay"]))
     if reply.get("hang"):
-        call.row["outcome"] = "hung"
-        await hold(call, labkit.FOREVER_SECONDS if reply["hang"] is True else float(reply["hang"]))
-        raise labkit.Hangups
+        await _hang(call, labkit.FOREVER_SECONDS if reply["hang"] is True else float(reply["hang"]))
     if reply.get("reset"):
         raise labkit.Hangups
     if reply.get("error"):
@@ -119,10 +118,18 @@ def _is_anthropic(call: Call) -> bool:
 
 
 def _error_frame(call: Call) -> bytes:
+    error = _late_error(call)
+    return sse(error, "error" if error.get("type") == "error" else None)
+
+
+def _late_error(call: Call) -> Json:
+    """An error after a 200, as each protocol shapes it."""
     message = "The server had an error while processing your request"
     if _is_anthropic(call):
-        return sse({"type": "error", "error": {"type": "overloaded_error", "message": message}}, "error")
-    return sse({"error": {"message": message, "type": "server_error", "code": None, "param": None}})
+        return {"type": "error", "error": {"type": "overloaded_error", "message": message}}
+    if call.is_stream and call.request.path.endswith("/responses"):
+        return {"type": "error", "code": "server_error", "message": message, "param": None, "sequence_number": 0}
+    return {"error": {"message": message, "type": "server_error", "code": None, "param": None}}
 
 
 async def hold(call: Call, seconds: float) -> None:
@@ -133,6 +140,40 @@ async def hold(call: Call, seconds: float) -> None:
             call.row["outcome"] = "client_gone"
             raise labkit.Hangups
         await asyncio.sleep(min(left, _LOOK_SECONDS))
+
+
+async def _hang(call: Call, seconds: float) -> NoReturn:
+    """Say nothing more, then cut the connection."""
+    call.row["outcome"] = "hung"
+    await call.llm.requests.touch()
+    await hold(call, seconds)
+    raise labkit.Hangups
+
+
+async def send_whole(call: Call, reply: Json, whole: Json, headers: Mapping[str, str]) -> web.StreamResponse:
+    """Send a reply that is one body. What would break a stream somewhere breaks this one half way."""
+    if reply.get("error_mid") is not None:
+        call.row["outcome"] = "error_mid_stream"
+        return j(_late_error(call), headers=headers)
+    body = json.dumps(whole).encode()
+    half = body[: len(body) // 2]
+    if reply.get("malformed"):
+        return web.Response(body=half, headers=headers, content_type="application/json")
+    if reply.get("truncate") is None and reply.get("hang_after") is None:
+        return j(whole, headers=headers)
+    response = web.StreamResponse(headers={**headers, "Content-Type": "application/json"})
+    response.content_length = len(body)
+    response.force_close()
+    await response.prepare(call.request)
+    await response.write(half)
+    if reply.get("truncate") is None:
+        await _hang(call, float(reply.get("hang_seconds", labkit.FOREVER_SECONDS)))
+    call.row["outcome"] = "truncated"
+    if reply.get("truncate_how") == "reset":
+        raise labkit.Hangups
+    if call.request.transport is not None:
+        call.request.transport.close()  # the rest that was announced never comes
+    return response
 
 
 async def send_stream(call: Call, reply: Json, frames: Sequence[bytes]) -> web.StreamResponse:
@@ -161,9 +202,7 @@ async def _send_frames(call: Call, reply: Json, frames: Sequence[bytes], respons
                 raise labkit.Hangups
             return
         if reply.get("hang_after") is not None and n >= int(reply["hang_after"]):
-            call.row["outcome"] = "hung"
-            await hold(call, float(reply.get("hang_seconds", labkit.FOREVER_SECONDS)))
-            raise labkit.Hangups
+            await _hang(call, float(reply.get("hang_seconds", labkit.FOREVER_SECONDS)))
         while n == reply.get("pause_after") and not call.llm.resumed.is_set():
             call.row["paused"] = True
             await hold(call, _LOOK_SECONDS)

@@ -9,12 +9,12 @@ from aiohttp import web
 
 from tests.fakes.labkit import j
 from tests.fakes.llm_errors import Model, anthropic_error, overflow_error
-from tests.fakes.llm_http import Call, misbehave, send_stream, sse
+from tests.fakes.llm_http import Call, misbehave, send_stream, send_whole, sse
 from tests.fakes.llm_legality import Json, check_anthropic, compact, text_of
 from tests.fakes.llm_state import LLM, prompt_of, without_cache_control
 
 _MAX_BREAKPOINTS = 4
-_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 
 
 async def messages(call: Call) -> web.StreamResponse:
@@ -65,7 +65,7 @@ async def messages(call: Call) -> web.StreamResponse:
     if call.is_stream:
         return await send_stream(call, reply, _frames(call, reply, head, content, stop, usage))
     whole = head | {"content": content, "stop_reason": stop, "usage": usage}
-    return j(whole, headers={"request-id": call.row["id"]})
+    return await send_whole(call, reply, whole, {"request-id": call.row["id"]})
 
 
 async def count_tokens(call: Call) -> web.StreamResponse:

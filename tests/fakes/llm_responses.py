@@ -7,9 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.fakes.labkit import j
 from tests.fakes.llm_errors import openai_error, overflow_error
-from tests.fakes.llm_http import Call, misbehave, send_stream, sse
+from tests.fakes.llm_http import Call, misbehave, send_stream, send_whole, sse
 from tests.fakes.llm_items import check_items
 from tests.fakes.llm_legality import Json, text_of
 from tests.fakes.llm_state import prompt_of
@@ -69,7 +68,7 @@ async def responses(call: Call) -> web.StreamResponse:
         llm.stored_responses[base["id"]] = items + output
     if call.is_stream:
         return await send_stream(call, reply, _frames(call, reply, base, output, final))
-    return j(final, headers={"x-request-id": call.row["id"]})
+    return await send_whole(call, reply, final, {"x-request-id": call.row["id"]})
 
 
 def _all_items(call: Call) -> list[Json]:
