@@ -24,6 +24,7 @@ from agent.model.caching import CacheTtl, apply_anthropic_cache_control, caching
 from agent.model.failures import paid_for
 from agent.model.pools import LIMITS, Endpoint, Pools, whole_json
 from agent.model.shapes_anthropic import body_parts, stored_reasoning
+from agent.model.sharing import LoopShare
 from hermes_state.errors import (
     ModelError,
     ModelTimeout,
@@ -106,8 +107,10 @@ class AnthropicModel:
         try:
             async with self._posted(orjson.dumps(body)) as said:
                 if self._streams:
+                    share = LoopShare()
                     async for event in said:
                         reply.add(event)
+                        await share.give_way()
                 else:
                     reply.add_whole(await whole_json(said.response))
             return reply.finished()

@@ -9,6 +9,7 @@ from agent.model.connections import Connections
 from agent.model.failures import paid_for
 from agent.model.openai_errors import Refusal, refusal_of
 from agent.model.pools import Endpoint
+from agent.model.sharing import LoopShare
 from hermes_state.errors import ModelError
 from hermes_state.values import CanonicalUsage, MicroUsd
 
@@ -83,8 +84,10 @@ class OpenAIModel(ABC, Generic[D]):
     async def _asked(self, payload: bytes, reply: Collector) -> ModelReply:
         try:
             async with self._connections.posted(self._path, payload, streams=self._streams) as events:
+                share = LoopShare()
                 async for event in events:
                     reply.add(event)
+                    await share.give_way()
             return reply.finished()
         except ModelError as error:
             paid_for(error, reply.usage, reply.cost)
