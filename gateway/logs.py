@@ -25,7 +25,7 @@ FILE_BYTES = 10_000_000
 FILES_KEPT = 5
 
 QUIET_LOGGERS = (
-    *("telegram", "httpx", "httpcore", "discord", "openai", "httpx2", "httpcore2"),
+    *("telegram", "httpx", "httpcore", "discord", "openai", "anthropic", "httpx2", "httpcore2"),
     *("aiohttp", "apscheduler", "aiosqlite", "asyncio", "markdown_it", "urllib3"),
 )
 """Libraries that speak only from WARNING up: below it they print addresses with tokens in them, and whole bodies."""

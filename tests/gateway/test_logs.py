@@ -34,7 +34,7 @@ def _untouched_logging() -> Iterator[None]:
     """Logging is global: put back what configuring changes."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    levels = {name: logging.getLogger(name).level for name in ("telegram", "discord", "httpx", "openai")}
+    levels = {name: logging.getLogger(name).level for name in ("telegram", "discord", "httpx", "openai", "anthropic")}
     yield
     for handler in list(root.handlers):
         if handler not in handlers:
@@ -106,7 +106,8 @@ def test_the_format_can_be_fixed(stream: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["telegram.ext.Updater", "httpx", "discord.gateway", "openai._base_client", "httpcore2"]
+    "name",
+    ["telegram.ext.Updater", "httpx", "discord.gateway", "openai._base_client", "anthropic._base_client", "httpcore2"],
 )
 def test_libraries_that_print_addresses_are_silent_below_warning_at_any_level(
     lines: Lines, name: str, stream: io.StringIO
