@@ -177,6 +177,7 @@ class ReasoningRefused(ModelError):
 
 
 _REASONING = re.compile(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", re.IGNORECASE)
+_FILTERED = re.compile(r"blocked by (?:our )?content filtering policy", re.IGNORECASE)
 _NO_CREDIT = re.compile(r"credit balance is too low", re.IGNORECASE)
 _NO_BUDGET = re.compile(r"spend_limit_reached$|^organization_on_hold$")
 """Codes of errors that waiting does not help against, though they come as rate limits and the like."""
@@ -202,6 +203,8 @@ def answered_error(status: int, headers: Mapping[str, str], body: object) -> Mod
     text = str(fields.get("message"))[:2_000]
     if status == 400 and _REASONING.search(text):
         return ReasoningRefused("HTTP 400 invalid_request_error")
+    if status == 400 and _FILTERED.search(text):
+        return ContentFiltered("HTTP 400 invalid_request_error")
     details = fields.get("details")
     code = str(details.get("error_code")) if isinstance(details, Mapping) else ""
     if _NO_BUDGET.search(code) or (status == 400 and _NO_CREDIT.search(text)):

@@ -83,12 +83,12 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
     what = f"HTTP {status} {named}" if _NAME.fullmatch(named) else f"HTTP {status}"
     if code in _QUOTA_CODES or kind in _QUOTA_CODES or status == 402:
         return QuotaExceeded(what)
+    if code in _FILTER_CODES or kind in _FILTER_CODES or (status == 403 and _is_flagged(fields)):
+        return ContentFiltered(what)
     if status in (401, 403):
         return AuthRejected(what)
     if status == 429:
         return ModelRateLimited(what, retry_after=retry_after_seconds(headers))
-    if code in _FILTER_CODES or kind in _FILTER_CODES:
-        return ContentFiltered(what)
     if status in (400, 422) and _OUTPUT_CAP.search(text) and _WINDOW.search(text) is None:
         return OutputCapTooLarge(what, cap=_number(_CAP, text))
     if status == 413 or code in _OVERFLOW_CODES or kind in _OVERFLOW_CODES or _is_overflow(status, fields, text):
@@ -124,6 +124,12 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
         if 0 <= seconds <= _LONGEST_WAIT_SECONDS:
             return seconds
     return None
+
+
+def _is_flagged(fields: Mapping[str, Any]) -> bool:
+    """OpenRouter says so of a prompt that its moderation refuses, and by nothing else than this."""
+    metadata = fields.get("metadata")
+    return isinstance(metadata, Mapping) and "flagged_input" in metadata
 
 
 def _is_overflow(status: int, fields: Mapping[str, Any], text: str) -> bool:
