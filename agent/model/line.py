@@ -86,7 +86,7 @@ class Line:
 
         Every failed attempt goes to `record_failure` before anything else happens; the last one's `ModelError` is
         raised. On a route that rests, or has just rested, there is only one. `within`: seconds for all attempts
-        together. `used`: an estimate of what an attempt that was cancelled has used, by the text that had come.
+        together. `used`: an estimate of what an attempt that broke off has used, by the text that had come.
         """
         failures: Counter[str] = Counter()
         is_on_trial = self.circuit.is_on_trial
@@ -107,9 +107,13 @@ class Line:
                 await _even_so(record_failure(cut))
                 raise
             except ModelError as error:
-                remedy = remedy_for(error)
-                failed = self._record(purpose, remedy.outcome, _since(started), error.usage, cost=error.reported_cost)
-                await record_failure(failed)
+                remedy, usage, is_estimated = remedy_for(error), error.usage, False
+                if usage is None and used is not None and watch.has_text:
+                    usage, is_estimated = used(watch.text), True  # what was written is charged, whatever became of it
+                cost, took_ms = error.reported_cost, _since(started)
+                await record_failure(
+                    self._record(purpose, remedy.outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
+                )
                 failures[remedy.outcome] += 1
                 pause = None if is_on_trial else self._pause(error, failures, has_text=watch.has_text)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
@@ -181,7 +185,8 @@ class ModelLine(Line):
 
         Every failed attempt goes to `record_failure` before anything else happens. The successful one is left to the
         caller, who stores it together with the reply. An attempt that is cancelled counts as failed, with an estimate
-        of what it has used. `within`: seconds for all attempts together, however steadily the reply comes in.
+        of what it has used; so does one that breaks off after some text, where the provider did not report it.
+        `within`: seconds for all attempts together, however steadily the reply comes in.
         """
 
         def used(text: str) -> CanonicalUsage:

@@ -173,6 +173,20 @@ async def test_a_call_that_failed_keeps_what_the_provider_reported() -> None:
     assert done.call.cost == 50
 
 
+async def test_a_call_that_breaks_off_after_some_text_is_in_the_ledger_with_an_estimate() -> None:
+    used = CanonicalUsage(input=3, output=1)
+    text = "x" * 400
+    told = paid_for(ModelUnavailable("x"), used)
+    done, (told_row, broken), _ = await run(Scripted((text, told), (text, ReplyMalformed("x")), GOOD), price=PRICE)
+    assert isinstance(done, Completion)
+    assert (told_row.usage, told_row.is_estimated) == (used, False), "who knows it better is believed"
+    assert broken.is_estimated
+    assert broken.usage is not None
+    assert broken.usage.output == estimated_text_tokens(text)
+    assert broken.cost is not None
+    assert broken.cost > 0
+
+
 async def test_what_the_provider_says_that_it_costs_wins_over_the_price() -> None:
     done, _, _ = await run(Scripted(replace(GOOD, cost=MicroUsd(7))), price=PRICE)
     assert isinstance(done, Completion)
