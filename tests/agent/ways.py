@@ -1,0 +1,152 @@
+"""The ways to a model, every protocol streamed and whole, and a chat that talks over one of them."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from sqlite3 import Connection
+from typing import Any
+
+from agent.model.anthropic import AnthropicModel, AnthropicSettings
+from agent.model.base import ChatModel
+from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.failures import sentence_for
+from agent.model.responses import ResponsesModel, ResponsesSettings
+from agent.tools.registry import Tool, ToolContext, ToolRegistry
+from agent.turn import Agent
+from hermes_state import journal
+from hermes_state.errors import ModelError
+from hermes_state.journal import RunningTurn
+from hermes_state.values import Effect, Role, TurnId
+from tests.agent.conftest import Chat, Sink, settings
+from tests.lines import line_to
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One protocol, streamed or not, on the fake server."""
+
+    protocol: str
+    make: Callable[..., ChatModel]
+    root: str
+    """What stands behind the server's address."""
+    before_text: int
+    """Events that open a streamed answer."""
+    before_arguments: int
+    """Events that open a streamed answer that is a tool call."""
+    streams: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.protocol} {'streamed' if self.streams else 'whole'}"
+
+    @asynccontextmanager
+    async def dialled(self, url: str, model: str = "lab-128k", **endpoint: Any) -> AsyncIterator[ChatModel]:
+        """A model on the server at `url`; `endpoint`: settings of `pools.Endpoint`."""
+        values = {"connect_seconds": 20.0, "read_seconds": 20.0} | endpoint
+        made = self.make(model=model, api_key="lab-key", base_url=f"{url}{self.root}", streams=self.streams, **values)
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
+def _chat_completions(**values: Any) -> ChatModel:
+    return ChatCompletionsModel(ChatCompletionsSettings(**values))
+
+
+def _responses(**values: Any) -> ChatModel:
+    return ResponsesModel(ResponsesSettings(**values))
+
+
+def _anthropic(**values: Any) -> ChatModel:
+    return AnthropicModel(AnthropicSettings(**values))
+
+
+CHAT_COMPLETIONS = {"protocol": "chat_completions", "make": _chat_completions, "root": "/v1"}
+RESPONSES = {"protocol": "responses", "make": _responses, "root": "/v1"}
+ANTHROPIC = {"protocol": "anthropic", "make": _anthropic, "root": ""}
+WAYS = [
+    Way(**kind, before_text=before_text, before_arguments=before_arguments, streams=streams)  # type: ignore[arg-type]
+    for kind, before_text, before_arguments in ((CHAT_COMPLETIONS, 1, 2), (RESPONSES, 4, 3), (ANTHROPIC, 3, 3))
+    for streams in (True, False)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a turn has left in the database."""
+
+    state: str
+    calls: list[tuple[str, str]]
+    """Outcome of each model call, and its usage: `reported`, `estimated` or `unknown`."""
+    rows: list[tuple[str, str | None]]
+    """Role and text of each stored row."""
+    told: list[tuple[str, str]]
+    """Kind and text of what the chat is sent."""
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [outcome for outcome, _ in self.calls]
+
+
+class Talk:
+    """A chat whose agent speaks over one model. It takes turns as the gateway does."""
+
+    def __init__(self, chat: Chat, model: ChatModel, **options: Any) -> None:
+        """`options`: settings of the agent."""
+        self.chat = chat
+        self.noted: list[str] = []
+        """What the tool `note` was called with."""
+        self.agent = Agent(
+            store=chat.store,
+            line=line_to(model),
+            tools=ToolRegistry([self._tool()]),
+            settings=settings(**options),
+            clock=chat.clock,
+        )
+        self.shown: list[str] = []
+
+    def _tool(self) -> Tool:
+        async def run(arguments: Mapping[str, Any], context: ToolContext) -> str:
+            self.noted.append(arguments["text"])
+            return "noted"
+
+        parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+        return Tool(name="note", description="Notes.", parameters=parameters, effect=Effect.WRITES, run=run)
+
+    async def say(self, text: str) -> Left:
+        """Write something; what the turn of it leaves, whether it is answered or fails."""
+        return await self.bring_to_an_end(await self.chat.start(text))
+
+    async def bring_to_an_end(self, turn: RunningTurn) -> Left:
+        sink = Sink()
+        self.shown = sink.shown
+        try:
+            answer = await self.agent.run(turn, sink)
+        except ModelError as error:
+            kind, sentence = type(error).__name__, sentence_for(error)
+            await self.chat.store.write(journal.fail_turn, turn.id, kind, sentence, self.chat.clock.now())
+        else:
+            await self.chat.finish(turn, answer)
+        return await self.left(turn)
+
+    async def left(self, turn: RunningTurn) -> Left:
+        return await self.chat.store.read(_left, turn.id)
+
+
+def _left(db: Connection, turn_id: TurnId) -> Left:
+    calls = """SELECT outcome, CASE WHEN estimated THEN 'estimated' WHEN input_tokens IS NULL THEN 'unknown'
+        ELSE 'reported' END FROM model_calls WHERE turn_id = ? AND purpose = 'turn' ORDER BY id"""
+    rows = "SELECT role, text FROM messages WHERE turn_id = ? AND seq > 0 ORDER BY id"
+    told = "SELECT kind, json_extract(payload, '$.markdown') FROM outbox WHERE turn_id = ? ORDER BY id"
+    return Left(
+        state=db.execute("SELECT state FROM turns WHERE id = ?", (turn_id,)).fetchone()[0],
+        calls=db.execute(calls, (turn_id,)).fetchall(),
+        rows=db.execute(rows, (turn_id,)).fetchall(),
+        told=db.execute(told, (turn_id,)).fetchall(),
+    )
+
+
+ASKED = (Role.USER.value, "go")
+"""The row of the message that the fault tests begin with."""
