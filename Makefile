@@ -14,7 +14,7 @@ ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic)
 
-.PHONY: help setup run anthropic test test-browser check fmt lint type unit bench crash months fuzz lock clean
+.PHONY: help setup run anthropic test test-browser check fmt lint type unit bench crash months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,7 +50,8 @@ run: $(VENV)/.installed $(EXTRAS) ## start the gateway; ARGS="--help" shows its 
 
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
 	@echo "Not in this run: browser tests (make test-browser), every kill point (make crash), whole months of a chat"
-	@echo "(make months); samples of the last two are in this run."
+	@echo "(make months), everything over each of the three protocols (make protocols); samples of the last three are in"
+	@echo "this run."
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not browser and not crash and not months" $(ARGS)
 
 test-browser: setup ## the web chat in a headless Chromium
@@ -62,6 +63,12 @@ crash: setup ## every kill point, one by one; takes long
 
 months: setup ## 400 turns of one chat, on each platform and in three windows
 	@$(BIN)/python -m pytest -m months $(ARGS)
+
+protocols: setup ## the end-to-end tests, sampled kills and weeks included, over the other two protocols
+	@failed=; for protocol in responses anthropic; do \
+		$(BIN)/python -m pytest -n 2 --dist worksteal --protocol $$protocol \
+			-m "not browser and not crash and not months" tests/e2e tests/crash $(ARGS) || failed="$$failed $$protocol"; \
+	done; test -z "$$failed" || { echo "failed over:$$failed" >&2; exit 1; }
 
 fuzz: setup ## ten times as many conversations for the properties of compression; takes minutes
 	@$(BIN)/python -m pytest -q -n 2 --timeout 0 --hypothesis-profile fuzz tests/agent/test_compression_properties.py $(ARGS)

@@ -8,10 +8,18 @@ import pytest
 
 from hermes_state.store import Store
 from tests.crash.seed import pytest_configure, pytest_configure_node, pytest_report_header
+from tests.e2e.protocols import pytest_addoption
 from tests.fakes.llm_http import FINDINGS
 from tests.fakes.llm_legality import untidy
 
-__all__ = ["every_message_list_is_legal", "pytest_configure", "pytest_configure_node", "pytest_report_header", "store"]
+__all__ = [
+    "every_message_list_is_legal",
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_configure_node",
+    "pytest_report_header",
+    "store",
+]
 
 
 hypothesis.settings.register_profile("fuzz", max_examples=20_000)  # asked for by `make fuzz`

@@ -8,6 +8,7 @@ Then it is run once for each of these places and each side of it, with a kill -9
     make test                                       some kills; the head of the run shows HERMES_CRASH_SEED
     make crash                                      every kill, and pairs: a second one during recovery
     make crash ARGS="-k compressing"                of one scenario
+    make crash ARGS="--protocol anthropic"          with the model spoken to over another protocol
     KILL=commit:17:before make crash ARGS="-k talking"    one kill again; two with a comma between them
     HERMES_CRASH_SEED=123 make test ARGS=tests/crash    the same sample again
 

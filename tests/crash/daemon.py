@@ -32,7 +32,7 @@ DUMP_A, DUMP_B = "DUMP-A", "DUMP-B"
 _DUMP_LINE = "the register has a line for every boat that came in and what it brought "
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__])
+_context.set_forkserver_preload([__name__, "agent.model.anthropic"])  # the latter is not imported until it is needed
 
 _KEY = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
 

@@ -8,6 +8,7 @@ from tests.crash.invariants import Label, labels_of
 from tests.crash.kills import Census, Kill
 from tests.crash.scenarios import Scenario
 from tests.crash.world import Stuck, World
+from tests.e2e.protocols import ModelProtocol
 
 LOG_LINES = 40
 
@@ -19,12 +20,12 @@ ATTEMPTS = 5
 """For a run to come to its kill point."""
 
 
-async def take_census(scenario: Scenario, folder: Path) -> Census:
+async def take_census(scenario: Scenario, protocol: ModelProtocol, folder: Path) -> Census:
     """Run without a kill, more than once. Raises `AssertionError` when even that breaks a promise."""
     found: list[tuple[list[str], list[str]]] = []
     for number in range(CENSUS_RUNS):
-        async with World(folder / str(number), (), scenario.environ) as world:
-            await _play_and_judge(scenario, world, f"{scenario.name}, no kill")
+        async with World(folder / str(number), (), protocol, scenario.environ) as world:
+            await _play_and_judge(scenario, world, f"{scenario.name} over {protocol}, no kill")
             found.append((world.commits(), world.requests))
     return Census(
         commits=min((commits for commits, _ in found), key=len),
@@ -32,15 +33,17 @@ async def take_census(scenario: Scenario, folder: Path) -> Census:
     )
 
 
-async def run_with(scenario: Scenario, kills: Sequence[Kill], folder: Path, name: str) -> set[Label]:
+async def run_with(
+    scenario: Scenario, protocol: ModelProtocol, kills: Sequence[Kill], folder: Path, name: str
+) -> set[Label]:
     """Run with a kill in the first life, and perhaps in the next; returns how what could not be known was labelled.
 
     Raises `AssertionError` with all that is wrong afterwards, or when no run came to the first kill. The lives after
     it have less to do: a kill that is beyond their end does not happen.
     """
-    what = f"{scenario.name}, {' then '.join(map(str, kills))} ({name})"
+    what = f"{scenario.name} over {protocol}, {' then '.join(map(str, kills))} ({name})"
     for attempt in range(ATTEMPTS):
-        async with World(folder / str(attempt), kills, scenario.environ) as world:
+        async with World(folder / str(attempt), kills, protocol, scenario.environ) as world:
             await _play_and_judge(scenario, world, what)
             labels, has_come_to_it = await labels_of(world), world.kill_count > 0 or world.is_kept_waiting
         shutil.rmtree(world.folder)  # hundreds of databases that nobody will look at

@@ -30,7 +30,6 @@ LONG_PARTS = [part.text for part in render(LONG_ANSWER)]
 assert len(LONG_PARTS) == 4, "the long answer is meant to have four parts"
 
 SCRIPT: list[dict[str, object]] = [
-    {"match": "goodbye", "text": GOODBYE_ANSWER, "chunk_chars": 8, "pause_after": 3},
     {"match": "hello", "text": HELLO_ANSWER},
     {"match": "blue", "match_any": "LONG ANSWER", "text": STEER_ANSWER},
     {"match_any": SPLIT_DONE, "text": LONG_ANSWER, "chunk_chars": 4000},
@@ -52,7 +51,9 @@ async def play(world: World) -> None:
     """Run the scenario to its end, kills included. Raises `Stuck`."""
     await world.telegram.post("chat", {"chat_id": CHAT})
     await world.telegram.post("chat", {"chat_id": GROUP})
-    await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
+    pause_after = world.protocol.frames(2)
+    goodbye = {"match": "goodbye", "text": GOODBYE_ANSWER, "chunk_chars": 8, "pause_after": pause_after}
+    await world.llm.post("script", [{**rule, "times": -1} for rule in (goodbye, *SCRIPT)])
     world.start()
     await _converse(world)
     await _leave(world)

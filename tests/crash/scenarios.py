@@ -24,7 +24,9 @@ class Scenario:
     labels: frozenset[Label] = frozenset()
     """What some kill makes people or the model be told."""
     samples: int
-    """Kill points of an ordinary test run."""
+    """Kill points of an ordinary test run, over the protocol that it is for."""
+    other_samples: int
+    """Kill points over each of the other protocols."""
     pairs: int
     """Pairs of them, the second while the daemon recovers from the first: all of them would be ten thousand."""
 
@@ -39,6 +41,7 @@ SCENARIOS = {
             untouched_problems_of=invariants.untouched_problems_of,
             labels=frozenset(Label),
             samples=60,
+            other_samples=6,
             pairs=60,
         ),
         Scenario(
@@ -49,6 +52,7 @@ SCENARIOS = {
             environ=compressing.ENVIRON,
             labels=frozenset({Label.POSSIBLE_REPEAT}),
             samples=30,
+            other_samples=0,
             pairs=40,
         ),
     )

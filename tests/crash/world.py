@@ -12,6 +12,7 @@ from aiohttp import web
 
 from tests.crash.daemon import Daemon
 from tests.crash.kills import Kill
+from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import TOKEN, environ_of
 from tests.fakes import fake_llm, fake_telegram, labkit
 
@@ -28,8 +29,11 @@ class Stuck(AssertionError):
 class World:
     """Fake Telegram, a fake model, and a daemon: the n-th kill ends its n-th life, and it is started again."""
 
-    def __init__(self, folder: Path, kills: Sequence[Kill], environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, kills: Sequence[Kill], protocol: ModelProtocol, environ: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
+        self.protocol = protocol
         self._changes = dict(environ or {})
         self.home = folder / "home"
         self.effects = folder / "effects"
@@ -76,7 +80,7 @@ class World:
 
     def _make_environ(self, hold_port: int) -> dict[str, str]:
         return {
-            **environ_of(self.folder, self.llm.url),
+            **environ_of(self.folder, self.llm.url, self.protocol),
             "HERMES_ACCESS__ALLOW": "telegram:42",
             "HERMES_TELEGRAM__TOKEN": TOKEN,
             "HERMES_TELEGRAM__BASE_URL": self.telegram.url,

@@ -2,22 +2,24 @@
 
 import asyncio
 import time
+from typing import Any
 
+import pytest
+
+from tests.e2e.protocols import conversation_of, prompt_of
 from tests.e2e.world import World
-
-HANGING = {"match": "hang please", "text": "one two three four five six", "chunk_chars": 4, "hang_after": 3}
 
 
 async def start_hanging_turn(world: World) -> None:
-    """A turn whose model streams three pieces and then says nothing more."""
-    await world.script(**HANGING)
+    """A turn whose model streams two pieces and then says nothing more."""
+    frames = world.protocol.frames(2)
+    await world.script(match="hang please", text="one two three four five six", chunk_chars=4, hang_after=frames)
     await world.say("hang please")
     await world.tg.get("sent", method="sendMessageDraft", wait=10, count=1)
 
 
-def last_user_text(request: dict[str, object]) -> str:
-    messages = request["body"]["messages"]  # type: ignore[index]  # JSON of the fake
-    return next(str(message["content"]) for message in reversed(messages) if message["role"] == "user")
+def last_user_text(request: dict[str, Any]) -> str:
+    return [said.text for said in prompt_of(request) if said.role == "user"][-1]
 
 
 async def test_three_pieces_of_one_long_paste_become_one_turn(world: World) -> None:
@@ -33,6 +35,7 @@ async def test_three_pieces_of_one_long_paste_become_one_turn(world: World) -> N
     assert all(piece in last_user_text(request) for piece in pieces)
 
 
+@pytest.mark.each_protocol
 async def test_five_messages_sent_during_a_turn_become_one_next_turn(world: World) -> None:
     await world.gateway.start()
     await world.script(match="first", text="done with the first", delay=2.5)
@@ -81,6 +84,7 @@ async def test_stop_all_drops_what_waits_and_says_so(world: World) -> None:
     assert world.query("SELECT state FROM inbox WHERE kind = 'message' ORDER BY id") == [("done",), ("dropped",)]
 
 
+@pytest.mark.each_protocol
 async def test_steer_joins_the_running_turn(world: World) -> None:
     await world.gateway.start()
     await world.script(
@@ -91,7 +95,7 @@ async def test_steer_joins_the_running_turn(world: World) -> None:
     await world.say("/steer use metric units")
     assert await world.replies(1, match="take it into account")
     requests = await world.asked(2)
-    assert "use metric units" in str(requests[1]["body"]["messages"])
+    assert "use metric units" in conversation_of(requests[1])
     await world.replies(2)
     assert world.query("SELECT count(*) FROM turns") == [(1,)]
     assert world.query("SELECT count(DISTINCT turn_id) FROM messages WHERE role = 'user'") == [(1,)]

@@ -1,5 +1,6 @@
 """Commands and buttons as people use them."""
 
+from tests.e2e.protocols import conversation_of
 from tests.e2e.world import World
 
 
@@ -11,7 +12,7 @@ async def test_a_button_under_sessions_goes_back_to_a_conversation(world: World)
     assert await world.replies(1, match="Back in conversation “Trains”")
     await world.say("and now?")
     await world.replies(7)
-    messages = str((await world.asked(3))[2]["body"]["messages"])
+    messages = conversation_of((await world.asked(3))[2])
     assert "about trains" in messages
     assert "about boats" not in messages
 
@@ -24,7 +25,7 @@ async def test_undo_takes_back_and_retry_asks_again(world: World) -> None:
     await world.script(match="first", text="another answer")
     await world.say("/retry")
     assert await world.replies(1, match="another answer")
-    retried = str((await world.asked(3))[2]["body"]["messages"])
+    retried = conversation_of((await world.asked(3))[2])
     assert "second" not in retried
     assert "echo" not in retried
     await world.say("/history")
@@ -41,7 +42,7 @@ async def test_an_edit_of_an_answered_message_is_told_with_the_next_turn(world: 
     assert len(await world.replies(1, wait=0)) == 1, "an edit starts no turn"
     await world.say("so when?")
     await world.replies(2)
-    assert "meet at one" in str((await world.asked(2))[1]["body"]["messages"])
+    assert "meet at one" in conversation_of((await world.asked(2))[1])
 
 
 async def test_queue_makes_a_message_wait_even_when_others_would_interrupt(world: World) -> None:

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from agent.context.summary import HEADINGS
+from tests.e2e.protocols import ModelProtocol, conversation_of, prompt_of
 from tests.e2e.test_discord import ALICE, ready
 from tests.e2e.test_discord import say as say_on_discord
 from tests.e2e.world import World, world_in
@@ -28,8 +29,8 @@ LAYERS = "SELECT layer, outcome FROM compressions ORDER BY id"
 
 def system_and_rest(request: dict[str, Any]) -> tuple[str, str]:
     """The system prompt of a request, and the rest of its messages as text."""
-    first, *rest = request["body"]["messages"]
-    return first["content"], str(rest)
+    [system] = [said.text for said in prompt_of(request) if said.role == "system"]
+    return system, conversation_of(request)
 
 
 async def talk(world: World, count: int, *, words: str = FILLER) -> None:
@@ -64,6 +65,7 @@ def configure(world: World, yaml: str) -> None:
 # ---- by hand, on each platform
 
 
+@pytest.mark.each_protocol
 async def test_compress_shortens_what_the_model_sees_and_keeps_what_was_said(world: World) -> None:
     await world.gateway.start(**SMALL)
     await talk(world, 20)
@@ -83,7 +85,7 @@ async def test_compress_shortens_what_the_model_sees_and_keeps_what_was_said(wor
     assert rest.count("CONTEXT COMPACTION — REFERENCE ONLY") == 1
     assert "compaction" in system
     assert "TICKET-0." in rest
-    assert len(last["body"]["messages"]) < 25
+    assert len(prompt_of(last)) < 25
     await world.say("/history 50")
     assert "Message 5:" in "".join(await world.replies(1, match="Message 5:"))
     assert await world.violations() == []
@@ -144,7 +146,7 @@ async def test_compress_as_a_slash_command_on_discord(discord_world: World) -> N
     await say_on_discord(world, "said meanwhile")
     [told] = await world.dc.get("sent", action="interaction_(edit|followup)", match="Compressed: ", wait=20, count=1)
     assert "with the focus “the bridge”" in told["text"]
-    assert re.search(r"Focus topic: \W?the bridge", (await summaries(world))[0]["body"]["messages"][-1]["content"])
+    assert re.search(r"Focus topic: \W?the bridge", conversation_of((await summaries(world))[0]))
     assert await world.dc.get("sent", action="send|edit", match="said meanwhile", since=told["seq"], wait=20, count=1)
     assert await world.violations() == []
 
@@ -188,8 +190,8 @@ async def page_of(world: World) -> AsyncIterator[Page]:
         yield Page(f"http://{answer.url.host}:{answer.url.port}", browser)
 
 
-async def test_compress_in_the_web_chat(tmp_path: Path) -> None:
-    async with world_in(tmp_path, telegram=False) as world:
+async def test_compress_in_the_web_chat(tmp_path: Path, protocol: ModelProtocol) -> None:
+    async with world_in(tmp_path, protocol, telegram=False) as world:
         local = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
         await world.gateway.start(**SMALL, **local)
         async with page_of(world) as page:
@@ -270,8 +272,7 @@ async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(w
     assert (await world.replies(1, match="and now"))[0].startswith("echo: ")
     assert world.query(LAYERS) == [("hygiene", "compressed")]
     assert len(await summaries(world)) == 1
-    stats = await world.llm.get("stats")
-    assert stats["outcomes"] == {"ok": stats["requests"]}
+    assert await world.outcomes() == {"ok"}
 
     await world.say("/compress undo")
     [refused] = await world.replies(1, match="whole conversation takes about")
@@ -284,8 +285,8 @@ async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(w
     await world.say("what was the first ticket?")
     assert await world.replies(1, match="first ticket")
     seen = (await turns(world))[-1]
-    assert "CONTEXT COMPACTION" not in str(seen["body"]["messages"][1:])
-    assert all(f"TICKET-{number}." in str(seen["body"]["messages"]) for number in range(17))
+    assert "CONTEXT COMPACTION" not in conversation_of(seen)
+    assert all(f"TICKET-{number}." in conversation_of(seen) for number in range(17))
     assert await world.violations() == []
 
 
@@ -371,6 +372,5 @@ async def test_every_language_is_kept_in_its_window(world: World, bytes_per_toke
     assert min(done.values()) >= 2, done
     assert max(done.values()) <= min(done.values()) + 1, done
     assert world.query("SELECT state FROM turns WHERE state <> 'finished'") == []
-    stats = await world.llm.get("stats")
-    assert set(stats["outcomes"]) == {"ok"}, "no prompt was too long"
+    assert await world.outcomes() == {"ok"}, "no prompt was too long"
     assert await world.violations() == []

@@ -32,7 +32,7 @@ async def as_json(world: World, *words: str) -> Any:
 
 async def test_what_was_used_is_told_alike_in_the_chat_and_on_the_command_line(world: World) -> None:
     await world.gateway.start(HERMES_COSTS__PRICES=PRICES)
-    await world.script(match="cached", usage={"prompt_tokens_details": {"cached_tokens": 400}}, text="from the cache")
+    await world.script(match="cached", cached=400, text="from the cache")
     await world.converse("hello", "cached", "/usage")
     requests = await world.asked(2)
     prompt = sum(row["prompt_tokens"] for row in requests)

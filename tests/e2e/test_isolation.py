@@ -3,9 +3,13 @@
 import asyncio
 import time
 
+import pytest
+
+from tests.e2e.protocols import conversation_of, prompt_of
 from tests.e2e.world import World
 
 
+@pytest.mark.each_protocol
 async def test_ten_chats_stream_while_one_hangs(world: World) -> None:
     await world.gateway.start(HERMES_ACCESS__ALLOW_ALL="true")
     await world.script(match="hang", hang=True)
@@ -40,7 +44,7 @@ async def test_a_text_document_is_read_into_the_turn(world: World) -> None:
     await world.say("", media="document", caption="read this", **document)
     await world.replies(1)
     [request] = await world.asked(1)
-    assert "the launch code is 7719" in str(request["body"]["messages"][-1]["content"])
+    assert "the launch code is 7719" in prompt_of(request)[-1].text
 
 
 async def test_a_voice_message_gets_a_friendly_sentence_and_no_turn(world: World) -> None:
@@ -58,7 +62,7 @@ async def test_in_a_shared_group_the_model_sees_who_said_what(world: World) -> N
         said = {"user_id": person, "username": name, "first_name": name}
         await world.tg.post("message", {**group, **said, "text": f"@lab_gateway_bot I am number {person}"})
         await world.replies(person - 49, chat_id=-100200, match="number")
-    text = str((await world.asked(3))[2]["body"]["messages"])
+    text = conversation_of((await world.asked(3))[2])
     assert "[Ann]" in text
     assert "[Cy]" in text
     assert "[Bo)b] I am number 51" in text, "a name cannot forge the end of its brackets"
@@ -87,7 +91,7 @@ async def test_per_user_keeps_the_people_of_a_group_apart(world: World) -> None:
         await world.tg.post("message", {**group, "user_id": person, "text": f"@lab_gateway_bot I am {person}"})
         await world.replies(number, chat_id=-100200, match="I am")
     second = (await world.asked(2))[1]
-    assert "I am 50" not in str(second["body"]["messages"])
+    assert "I am 50" not in conversation_of(second)
     assert world.query("SELECT count(*) FROM sessions") == [(2,)]
 
 

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 
+import pytest
+
 from tests.e2e.world import ROOT, World
 from tests.hermes_state.helpers import locked_by_another_process
 
@@ -159,6 +161,7 @@ async def test_the_command_line_asks_the_running_daemon(world: World) -> None:
     assert await world.replies(2, chat_id=77, match="pairing code")
 
 
+@pytest.mark.each_protocol
 async def test_nothing_that_people_wrote_and_no_token_reaches_the_log(world: World) -> None:
     await world.gateway.start()
     await world.say("my secret plan is a picnic")

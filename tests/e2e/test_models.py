@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.protocols import PROTOCOLS, ModelProtocol
 from tests.e2e.world import Control, World
 from tests.fakes import fake_llm
 from tests.fakes.labkit import Server
 
-PATHS = {
-    "chat_completions": "/v1/chat/completions",
-    "responses": "/v1/responses",
-    "anthropic": "/v1/messages",
-}
 KEY, OTHER_KEY = "lab-key-of-the-first", "lab-key-of-the-other"
 
 
@@ -28,15 +24,16 @@ async def other_provider(world: World) -> AsyncIterator[Control]:
         yield Control(server.url, world.http)
 
 
-def spare_at(other: Control, **more: object) -> str:
-    return json.dumps([{"name": "lab-64k", "base_url": f"{other.url}/v1", "api_key": OTHER_KEY, **more}])
+def spare_at(other: Control, protocol: ModelProtocol) -> str:
+    block = {"name": "lab-64k", "protocol": protocol.name, "base_url": other.url + protocol.root, "api_key": OTHER_KEY}
+    return json.dumps([block])
 
 
 async def keys_seen(llm: Control) -> set[str]:
     """The credentials that have reached a server."""
     requests: list[dict[str, Any]] = await llm.get("requests", full=1)
     return {
-        str(value)
+        str(value).removeprefix("Bearer ")
         for request in requests
         for name, value in request["headers"].items()
         if name.lower() in ("authorization", "x-api-key")
@@ -46,7 +43,9 @@ async def keys_seen(llm: Control) -> set[str]:
 async def test_a_provider_that_is_down_is_stood_in_for_and_told_once(world: World) -> None:
     async with other_provider(world) as other:
         await world.gateway.start(
-            HERMES_MODEL__API_KEY=KEY, HERMES_MODEL__NAME="lab-128k", HERMES_MODEL__FALLBACKS=spare_at(other)
+            HERMES_MODEL__API_KEY=KEY,
+            HERMES_MODEL__NAME="lab-128k",
+            HERMES_MODEL__FALLBACKS=spare_at(other, world.protocol),
         )
         await world.script(error={"kind": "401"}, times=99)
         await world.say("one")
@@ -56,8 +55,8 @@ async def test_a_provider_that_is_down_is_stood_in_for_and_told_once(world: Worl
         await world.say("two")
         [_, second] = await world.replies(2)
         assert re.fullmatch(r"echo: \S+ \S+ two", second)
-        assert await keys_seen(world.llm) == {f"Bearer {KEY}"}
-        assert await keys_seen(other) == {f"Bearer {OTHER_KEY}"}
+        assert await keys_seen(world.llm) == {KEY}
+        assert await keys_seen(other) == {OTHER_KEY}
         await world.say("/status")
         assert await world.replies(1, match="The last answer came from lab-64k, in place of lab-128k")
         rows = world.query("SELECT model, outcome FROM model_calls ORDER BY id")
@@ -67,7 +66,7 @@ async def test_a_provider_that_is_down_is_stood_in_for_and_told_once(world: Worl
 
 async def test_a_conversation_chooses_and_its_choice_survives_a_restart(world: World) -> None:
     async with other_provider(world) as other:
-        alias = json.dumps({"other": json.loads(spare_at(other))[0]})
+        alias = json.dumps({"other": json.loads(spare_at(other, world.protocol))[0]})
         settings = {"HERMES_MODEL__API_KEY": KEY, "HERMES_MODEL__NAME": "lab-128k", "HERMES_MODEL__ALIASES": alias}
         await world.gateway.start(**settings)
         await world.say("/model other")
@@ -91,7 +90,9 @@ async def test_a_conversation_chooses_and_its_choice_survives_a_restart(world: W
 async def test_half_an_answer_of_a_broken_stream_is_replaced_by_the_other_one(world: World) -> None:
     async with other_provider(world) as other:
         await world.gateway.start(
-            HERMES_MODEL__API_KEY=KEY, HERMES_MODEL__NAME="lab-128k", HERMES_MODEL__FALLBACKS=spare_at(other)
+            HERMES_MODEL__API_KEY=KEY,
+            HERMES_MODEL__NAME="lab-128k",
+            HERMES_MODEL__FALLBACKS=spare_at(other, world.protocol),
         )
         await world.script(text="HALF " * 200, truncate=20, chunk_delay=0.05, times=99)
         await other.post("script", [{"text": "the whole answer", "times": 99}])
@@ -102,15 +103,12 @@ async def test_half_an_answer_of_a_broken_stream_is_replaced_by_the_other_one(wo
         assert world.query("SELECT text FROM messages WHERE role = 'assistant'") == [("the whole answer",)]
 
 
-@pytest.mark.parametrize("protocol", PATHS)
-async def test_another_protocol_takes_up_a_turn_behind_its_tool_calls(world: World, protocol: str) -> None:
-    if protocol == "anthropic":
-        pytest.importorskip("anthropic")
+@pytest.mark.each_protocol
+@pytest.mark.parametrize("spare", PROTOCOLS.values(), ids=str)
+async def test_any_protocol_takes_up_a_turn_behind_the_tool_calls_of_any(world: World, spare: ModelProtocol) -> None:
     async with other_provider(world) as other:
-        base_url = other.url if protocol == "anthropic" else f"{other.url}/v1"
-        fallbacks = spare_at(other, protocol=protocol, base_url=base_url)
         await world.gateway.start(
-            HERMES_MODEL__API_KEY=KEY, HERMES_MODEL__NAME="lab-128k", HERMES_MODEL__FALLBACKS=fallbacks
+            HERMES_MODEL__API_KEY=KEY, HERMES_MODEL__NAME="lab-128k", HERMES_MODEL__FALLBACKS=spare_at(other, spare)
         )
         await world.script(last_role="tool", error={"kind": "402"}, times=99)
         await world.say('look [[tool:history_search {"query": "harbour"}]]')
@@ -119,7 +117,7 @@ async def test_another_protocol_takes_up_a_turn_behind_its_tool_calls(world: Wor
         assert "lab-64k answers for now: lab-128k has no credit left" in said
         assert len(await world.asked(0, wait=0)) == 2, "one step, and one refusal"
         [request] = await other.get("requests")
-        assert request["path"] == PATHS[protocol]
+        assert request["path"] == spare.path
         assert await other.get("violations") == []
         assert world.query("SELECT count(*) FROM tool_runs") == [(1,)], "what was done is not done again"
 

@@ -5,17 +5,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.e2e.protocols import ANTHROPIC, ModelProtocol
 from tests.e2e.world import World, world_in
 
 WINDOW = "claude-lab-16k"
-ANTHROPIC: dict[str, str] = {
-    "HERMES_MODEL__PROTOCOL": "anthropic",
+CLAUDE: dict[str, str] = {
     "HERMES_MODEL__NAME": WINDOW,
     "HERMES_MODEL__CONTEXT_LENGTH": "16384",
     "HERMES_MODEL__MAX_OUTPUT_TOKENS": "1024",
     "HERMES_MODEL__CACHE_TTL": "1h",
     "HERMES_AGENT__PERSONA": "You are patient and exact. " * 150,
 }
+
+
+@pytest.fixture
+def protocol() -> ModelProtocol:
+    """The one that marks what is to be cached."""
+    return ANTHROPIC
+
+
 PARAGRAPH = "The rollout of the billing service touched invoices, ledgers and the export job. " * 9
 
 
@@ -25,7 +35,7 @@ def logged(world: World, event: str) -> list[dict[str, Any]]:
 
 
 async def test_each_call_of_a_long_conversation_reads_what_the_one_before_it_left(world: World) -> None:
-    await world.gateway.start(**ANTHROPIC)
+    await world.gateway.start(**CLAUDE)
     for turn in range(14):
         tool = '[[tool:history_search {"query": "rollout"}]] ' if turn % 3 == 1 else ""
         await world.converse(f"{tool}Note {turn}: {PARAGRAPH}")
@@ -61,16 +71,18 @@ def _ttls(calls: Sequence[dict[str, Any]]) -> set[str]:
 
 
 async def test_a_model_of_another_name_is_asked_without_marks(world: World) -> None:
-    await world.gateway.start(**{**ANTHROPIC, "HERMES_MODEL__NAME": "lab-16k"})
+    await world.gateway.start(**{**CLAUDE, "HERMES_MODEL__NAME": "lab-16k"})
     await world.converse("hello")
     [told] = logged(world, "prompt_cache.configured")
     assert (told["is_on"], told["route"]) == (False, "anthropic:127.0.0.1")
     assert "cache_control" not in json.dumps([call["body"] for call in await world.asked(1)])
 
 
-async def test_a_gateway_whose_sdk_is_missing_does_not_start_and_says_how_to_get_it(tmp_path: Path) -> None:
+async def test_a_gateway_whose_sdk_is_missing_does_not_start_and_says_how_to_get_it(
+    tmp_path: Path, protocol: ModelProtocol
+) -> None:
     without = "import runpy, sys; sys.modules['anthropic'] = None; runpy.run_module('gateway', run_name='__main__')"
-    async with world_in(tmp_path, command=("-c", without, "run")) as world:
-        await world.gateway.spawn(**ANTHROPIC)
+    async with world_in(tmp_path, protocol, command=("-c", without, "run")) as world:
+        await world.gateway.spawn(**CLAUDE)
         assert await world.gateway.wait() == 78
         assert "`make anthropic`" in world.gateway.log_text()

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from tests.e2e.protocols import PROTOCOLS, ModelProtocol
 from tests.e2e.world import World
 
 ON = {"HERMES_AUXILIARY__TITLE__MODE": "auto"}
@@ -38,15 +39,14 @@ async def test_a_conversation_is_named_once_and_keeps_its_name_through_a_compres
     assert not await world.violations()
 
 
-@pytest.mark.parametrize("protocol", ["chat_completions", "responses", "anthropic"])
-async def test_a_model_of_its_own_writes_titles_over_any_protocol(world: World, protocol: str) -> None:
+@pytest.mark.parametrize("other", PROTOCOLS.values(), ids=str)
+async def test_a_model_of_its_own_writes_titles_over_any_protocol(world: World, other: ModelProtocol) -> None:
     await world.llm.post("config", {"api_key": "", "strict_keys": False})
-    root = world.llm.url + ("/v1" if protocol != "anthropic" else "")
     await world.gateway.start(
         **ON,
         HERMES_AUXILIARY__TITLE__MODEL="lab-32k",
-        HERMES_AUXILIARY__TITLE__PROTOCOL=protocol,
-        HERMES_AUXILIARY__TITLE__BASE_URL=root,
+        HERMES_AUXILIARY__TITLE__PROTOCOL=other.name,
+        HERMES_AUXILIARY__TITLE__BASE_URL=world.llm.url + other.root,
         HERMES_AUXILIARY__TITLE__API_KEY="key-for-titles",
     )
     await world.script(match=WANTED, text="Broken login")
@@ -57,7 +57,7 @@ async def test_a_model_of_its_own_writes_titles_over_any_protocol(world: World, 
         ("turn", "lab-128k", "ok", 1),
         ("title", "lab-32k", "ok", 1),
     ]
-    assert rows[1][1].startswith(protocol)
+    assert rows[1][1].startswith(other.name)
     assert not await world.violations()
 
 

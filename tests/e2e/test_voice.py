@@ -1,17 +1,21 @@
 """Voice messages become words where that is configured, and are refused kindly where it is not."""
 
+import pytest
+
+from tests.e2e.protocols import prompt_of
 from tests.e2e.world import World
 
 EARS = {"HERMES_TRANSCRIPTION__MODEL": "lab-transcribe"}
 VOICE = {"media": "voice", "file_name": "voice.ogg", "mime": "audio/ogg", "duration": 7}
 
 
+@pytest.mark.each_protocol
 async def test_a_voice_message_is_answered_and_found_by_its_words(world: World) -> None:
     await world.gateway.start(**EARS, HERMES_ACCESS__ADMINS="telegram:42")
     await world.say("", **VOICE, file_text="OggS SAYS:remind me of the heron")
     assert await world.replies(1, match="heron")
     _, request = await world.asked(2)
-    said = str(request["body"]["messages"][-1]["content"])
+    said = prompt_of(request)[-1].text
     assert "remind me of the heron" in said
     assert "was spoken" in said
     await world.say("/search heron")

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from tests.e2e.protocols import ANTHROPIC, ModelProtocol
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Control, Server
 
@@ -23,7 +24,7 @@ START_SECONDS = 30.0
 STOP_SECONDS = 40.0
 
 
-def environ_of(folder: Path, model_url: str) -> dict[str, str]:
+def environ_of(folder: Path, model_url: str, protocol: ModelProtocol) -> dict[str, str]:
     """What a gateway in `folder` is started with, whatever platforms and people it is for.
 
     It names no conversations: those calls come when they like, and most tests count calls.
@@ -34,7 +35,7 @@ def environ_of(folder: Path, model_url: str) -> dict[str, str]:
         "TMPDIR": str(folder),
         "HERMES_HOME": str(folder / "home"),
         "HERMES_MODEL__NAME": "lab-128k",
-        "HERMES_MODEL__BASE_URL": f"{model_url}/v1",
+        **protocol.environ(model_url),
         "HERMES_MODEL__API_KEY": "test",
         "HERMES_MODEL__CONTEXT_LENGTH": "128000",
         "HERMES_AUXILIARY__TITLE__MODE": "off",
@@ -107,7 +108,8 @@ class Gateway:
 class World:
     """Fake Telegram, Discord and model, and a gateway between them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, protocol: ModelProtocol) -> None:
+        self.protocol = protocol
         self.home = folder / "home"
         self._folder = folder
         self._stack = AsyncExitStack()
@@ -119,7 +121,7 @@ class World:
         self.llm_app = fake_llm.make_app()
         self.llm = Control(await self._serve(self.llm_app), session)
         environ = {
-            **environ_of(self._folder, self.llm.url),
+            **environ_of(self._folder, self.llm.url, self.protocol),
             "HERMES_ACCESS__ALLOW": "telegram:42,telegram:43,discord:100000000000000001",
             "HERMES_ACCESS__ADMINS": "telegram:1",
         }
@@ -184,11 +186,24 @@ class World:
         await self.llm.post("script", [rule])
 
     async def asked(self, count: int, *, wait: float = 15, since: int = 0, **filters: object) -> list[dict[str, Any]]:
-        """The requests that have reached the model, with their bodies; waits for `count` of them."""
+        """The requests that have reached the model, with their bodies; waits for `count` of them.
+
+        `protocols.prompt_of` reads a body, whatever its protocol.
+        """
         found: list[dict[str, Any]] = await self.llm.get(
             "requests", full=1, wait=wait, count=count, since=since, **filters
         )
         return found
+
+    async def outcomes(self) -> set[str]:
+        """How the model's requests have ended.
+
+        Where every request has to name an output limit, that of a call which sets none of its own, such as a
+        summary's, may be more than a long prompt leaves. It is lowered to what the provider says: no failure.
+        """
+        rows = await self.llm.get("requests")
+        tolerated = {"output_cap"} if self.protocol is ANTHROPIC else set()
+        return {row["outcome"] for row in rows if row["tool_tokens"] or row["outcome"] not in tolerated}
 
     async def violations(self) -> list[dict[str, Any]]:
         """What was illegal or untidy in the requests that have reached the model."""
@@ -215,9 +230,9 @@ class World:
 
 
 @asynccontextmanager
-async def world_in(folder: Path, **options: Any) -> AsyncIterator[World]:
+async def world_in(folder: Path, protocol: ModelProtocol, **options: Any) -> AsyncIterator[World]:
     """A world that is taken down at the end, whatever happens."""
-    world = World(folder)
+    world = World(folder, protocol)
     await world.open(**options)
     try:
         yield world

@@ -40,6 +40,7 @@ async def chat_completions(call: Call) -> web.StreamResponse:
     if early := await misbehave(call, reply, "openai"):
         return early
     cached = llm.cached_tokens(call.model, str(body.get("prompt_cache_key", "")), sizes.blocks)
+    cached = int(reply.get("cached", cached))
     usage = _usage(call, reply, sizes.prompt, cached)
     if call.is_stream:
         return await send_stream(call, reply, _frames(call, reply, usage))

@@ -40,6 +40,7 @@ async def messages(call: Call) -> web.StreamResponse:
     if early := await misbehave(call, reply, "anthropic"):
         return early
     read, written = _use_cache(llm, call.model, blocks)
+    read = int(reply.get("cached", read))
     done = llm.completion_tokens(reply)
     call.row.update(cached_tokens=read, cache_written=written, completion_tokens=done)
     usage = {

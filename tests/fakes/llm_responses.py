@@ -51,6 +51,7 @@ async def responses(call: Call) -> web.StreamResponse:
     if early := await misbehave(call, reply, "openai"):
         return early
     cached = llm.cached_tokens(call.model, str(body.get("prompt_cache_key", "")), sizes.blocks)
+    cached = int(reply.get("cached", cached))
     done = llm.completion_tokens(reply)
     call.row.update(cached_tokens=cached, completion_tokens=done)
     usage = {

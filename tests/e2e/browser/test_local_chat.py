@@ -11,6 +11,7 @@ from aiohttp import web
 from selenium.webdriver.common.keys import Keys
 
 from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
+from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import World, world_in
 from tests.fakes.labkit import Server
 
@@ -47,9 +48,9 @@ def free_port() -> int:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
     """The daemon with nothing but the web chat and a model."""
-    async with world_in(tmp_path, telegram=False) as made:
+    async with world_in(tmp_path, protocol, telegram=False) as made:
         await made.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()))
         yield made
 
