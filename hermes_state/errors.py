@@ -100,7 +100,11 @@ class ModelError(HermesError):
 
 
 class ModelUnavailable(ModelError):
-    """Network trouble or an error on the provider's side."""
+    """Network trouble, or the provider is down or overloaded; `retry_after` as of `ModelRateLimited`."""
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class ModelTimeout(ModelError):

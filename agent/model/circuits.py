@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from agent.model.failures import remedy_for
-from hermes_state.errors import ModelError, ModelRateLimited
+from agent.model.failures import remedy_for, wanted_pause
+from hermes_state.errors import ModelError
 
 log = structlog.get_logger()
 
@@ -76,8 +76,7 @@ class Circuit:
 
     def _begin_rest(self, error: ModelError) -> None:
         seconds = REST_SECONDS[min(self._rests, len(REST_SECONDS) - 1)]
-        if isinstance(error, ModelRateLimited) and error.retry_after is not None:
-            seconds = max(seconds, min(error.retry_after, REST_SECONDS[-1]))
+        seconds = max(seconds, min(wanted_pause(error) or 0.0, REST_SECONDS[-1]))
         self._rests += 1
         self._until = self._now() + seconds
         log.warning(

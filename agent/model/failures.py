@@ -77,7 +77,7 @@ REMEDIES: tuple[Remedy, ...] = (
         outcome="unavailable",
         trouble="cannot be reached",
         attempts=4,
-        sentence="The model provider cannot be reached right now; please send /retry in a minute.",
+        sentence="The model provider cannot be reached or is overloaded right now; please send /retry in {wait}.",
     ),
     Remedy(
         kind=ContentFiltered,
@@ -161,11 +161,16 @@ def remedy_for(error: ModelError) -> Remedy:
     return next(_BY_KIND[kind] for kind in type(error).__mro__ if kind in _BY_KIND)
 
 
+def wanted_pause(error: ModelError) -> float | None:
+    """Seconds for which the provider wants to be left alone; None where it does not say."""
+    return error.retry_after if isinstance(error, (ModelRateLimited, ModelUnavailable)) else None
+
+
 def sentence_for(error: ModelError) -> str:
     """One sentence for the person: what happened and what helps."""
     wait = window = cap = key = spending = spent = opens = model = ""
-    if isinstance(error, ModelRateLimited):
-        wait = "a minute" if error.retry_after is None else _in_words(error.retry_after)
+    if isinstance(error, (ModelRateLimited, ModelUnavailable)):
+        wait = _in_words(wanted_pause(error))
     if isinstance(error, ContextOverflow) and error.window:
         window = f" of {error.window:,} tokens"
     if isinstance(error, OutputCapTooLarge) and error.cap:
@@ -181,7 +186,9 @@ def sentence_for(error: ModelError) -> str:
     )
 
 
-def _in_words(seconds: float) -> str:
+def _in_words(seconds: float | None) -> str:
+    if seconds is None:
+        return "a minute"
     if seconds < 1.5:
         return "a second"
     if seconds < 90:

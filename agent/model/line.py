@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from agent.model.base import Caps, ChatModel, Finish, ModelReply, ModelRequest, Payer
 from agent.model.circuits import Circuit
-from agent.model.failures import OUTCOME_CANCELLED, OUTCOME_OK, paid_for, remedy_for
+from agent.model.failures import OUTCOME_CANCELLED, OUTCOME_OK, paid_for, remedy_for, wanted_pause
 from agent.model.prices import Price, cost_of
 from agent.model.usage import estimated_reply_usage
-from hermes_state.errors import ModelError, ModelRateLimited, ModelTimeout, ReplyMalformed, StateError
+from hermes_state.errors import ModelError, ModelTimeout, ReplyMalformed, StateError
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord
 
 T = TypeVar("T")
@@ -128,8 +128,7 @@ class Line:
         is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.most_attempts
         if is_hopeless or not _may_repeat(error, policy, has_text=has_text):
             return None
-        retry_after = error.retry_after if isinstance(error, ModelRateLimited) else None
-        return policy.pause(failures.total(), retry_after)
+        return policy.pause(failures.total(), wanted_pause(error))
 
     def _record(
         self,
@@ -245,9 +244,7 @@ class _Watch:
 def _may_repeat(error: ModelError, policy: RetryPolicy, *, has_text: bool) -> bool:
     if isinstance(error, ModelTimeout):
         return not has_text  # a model that began and stalled takes as long again
-    if isinstance(error, ModelRateLimited):
-        return (error.retry_after or 0.0) <= policy.longest_retry_after
-    return True
+    return (wanted_pause(error) or 0.0) <= policy.longest_retry_after
 
 
 def _checked(reply: ModelReply) -> ModelReply:

@@ -94,7 +94,7 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
     if status == 413 or code in _OVERFLOW_CODES or kind in _OVERFLOW_CODES or _is_overflow(status, fields, text):
         return _too_long(what, fields, text)
     if status >= 500 or status in (408, 409, 425):
-        return ModelUnavailable(what)
+        return ModelUnavailable(what, retry_after=retry_after_seconds(headers))
     return ModelError(what) if status in _BLAMES_REQUEST else NotOffered(what)
 
 
@@ -115,7 +115,7 @@ def stream_error(body: object) -> ModelError:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """What a rate-limit answer asks for; None where it does not say, or only as a date, or nonsense."""
+    """How long an answer asks to be left alone; None where it does not say, or only as a date, or nonsense."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit

@@ -118,9 +118,12 @@ async def test_a_stall_after_text_is_not_repeated() -> None:
     assert model.calls == 1
 
 
+@pytest.mark.parametrize("kind", [ModelRateLimited, ModelUnavailable])
 @pytest.mark.parametrize(("seconds", "calls"), [(0.005, 2), (60.0, 1)])
-async def test_a_provider_is_waited_for_only_so_long(seconds: float, calls: int) -> None:
-    model = Scripted(ModelRateLimited("x", retry_after=seconds), GOOD)
+async def test_a_provider_is_waited_for_only_so_long(
+    seconds: float, calls: int, kind: type[ModelRateLimited | ModelUnavailable]
+) -> None:
+    model = Scripted(kind("x", retry_after=seconds), GOOD)
     await run(model)
     assert model.calls == calls
 
@@ -293,6 +296,8 @@ def test_a_person_gets_one_sentence_without_holes(remedy: object) -> None:
         (ModelRateLimited("x", retry_after=600), "in 10 minutes"),
         (ModelRateLimited("x", retry_after=7_200), "in 2 hours"),
         (ModelRateLimited("x"), "in a minute"),
+        (ModelUnavailable("x", retry_after=600), "in 10 minutes"),
+        (ModelUnavailable("x"), "in a minute"),
         (ContextOverflow("x", window=8_192), "of 8,192 tokens; /compress"),
         (ContextOverflow("x"), "memory; /compress"),
         (OutputCapTooLarge("x", cap=4_096), "(4,096 tokens)"),

@@ -124,6 +124,14 @@ FAULTS: Mapping[str, Fault] = {
     "server error": Fault(does=error("500"), says=NOT_NOW, calls=("unavailable",) * 4),
     "overload 503": Fault(does=error("503"), says=NOT_NOW, calls=("unavailable",) * 4),
     "overload 529": Fault(does=error("529"), says=NOT_NOW, calls=("unavailable",) * 4),
+    "overload for a moment": Fault(
+        does=error("503", retry_after=0.05),
+        says="right now; please send /retry in a second.",
+        calls=("unavailable",) * 4,
+    ),
+    "overload for longer than we wait": Fault(
+        does=error("529", retry_after=600), says="right now; please send /retry in 10 minutes.", calls=("unavailable",)
+    ),
     "a proxy's error page": Fault(
         does={"error": {"status": 502, "body": PAGE}}, says=NOT_NOW, calls=("unavailable",) * 4
     ),
