@@ -4,7 +4,15 @@ import argparse
 import asyncio
 import platform
 
-from bench import compression_bench, estimate_bench, gateway_bench, store_bench, turn_bench
+from bench import (
+    compression_bench,
+    estimate_bench,
+    gateway_bench,
+    import_bench,
+    model_bench,
+    store_bench,
+    turn_bench,
+)
 from bench.measure import table
 
 
@@ -15,6 +23,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     print(f"Python {platform.python_version()}, {platform.machine()}; ratios are within this run\n")
     measures = [*estimate_bench.run(), *compression_bench.run(quick), *turn_bench.run(quick), *store_bench.run(quick)]
+    measures += [*import_bench.run(quick), *asyncio.run(model_bench.run(quick))]
     measures += asyncio.run(gateway_bench.run(quick=quick))
     print(table(measures))
     raise SystemExit(0 if all(measure.holds for measure in measures) else 1)

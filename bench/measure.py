@@ -19,6 +19,8 @@ class Measure:
     yardstick: float | None = None
     at_least: bool = False
     """The bar is a minimum; otherwise it is a maximum."""
+    slack: float = 0.0
+    """By so much, in `unit`, ours may be above the yardstick even where the ratio is beyond its bar."""
 
     @property
     def ratio(self) -> float | None:
@@ -28,8 +30,15 @@ class Measure:
     @property
     def holds(self) -> bool:
         """Whether the bar is met."""
+        if self.slack and self.yardstick is not None and self.ours <= self.yardstick + self.slack:
+            return True
         value = self.ours if self.ratio is None else self.ratio
         return value >= self.bar if self.at_least else value <= self.bar
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that so large a share of them does not exceed."""
+    return sorted(values)[min(len(values) - 1, round(len(values) * share))]
 
 
 def table(measures: Sequence[Measure]) -> str:
@@ -46,7 +55,8 @@ def _line(measure: Measure) -> str:
         yardstick, ratio, bar = "", "", f"{sign} {measure.bar:g} {measure.unit}"
     else:
         yardstick = f"{_number(measure.yardstick)} {measure.unit}"
-        ratio, bar = f"{measure.ratio:.2f}x", f"{sign} {measure.bar:g}x"
+        or_slack = f", or {measure.slack:g} {measure.unit} more" if measure.slack else ""
+        ratio, bar = f"{measure.ratio:.2f}x", f"{sign} {measure.bar:g}x{or_slack}"
     return f"| {measure.name} | {ours} | {yardstick} | {ratio} | {bar} | {'yes' if measure.holds else '**no**'} |"
 
 

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,10 @@ class Subject:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def tell(self, number: signal.Signals) -> None:
+        """Send the process a signal."""
+        self._process.send_signal(number)
+
     @property
     def memory_mb(self) -> float:
         """Resident memory now."""
@@ -123,8 +128,10 @@ def floor(here: Lab, folder: Path) -> Subject:
     return Subject("floor", command, {"PATH": os.environ["PATH"]}, json.dumps({"ready": "floor"}))
 
 
-def gateway(here: Lab, folder: Path, *, has_discord: bool = False) -> Subject:
-    """The gateway with Telegram, merging off as for the floor."""
+def gateway(
+    here: Lab, folder: Path, *, has_discord: bool = False, command: Sequence[str] = ("gateway", "run")
+) -> Subject:
+    """The gateway with Telegram, merging off as for the floor. `command`: the module, and what it is given."""
     environ = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
@@ -148,7 +155,7 @@ def gateway(here: Lab, folder: Path, *, has_discord: bool = False) -> Subject:
             "HERMES_DISCORD__API_URL": here.discord.url,
             "HERMES_DISCORD__GATEWAY_URL": here.discord.url.replace("http", "ws", 1) + "/gateway",
         }
-    return Subject("gateway", ["-m", "gateway", "run"], environ, "daemon.started")
+    return Subject("gateway", ["-m", *command], environ, "daemon.started")
 
 
 async def _discard(stream: asyncio.StreamReader) -> None:

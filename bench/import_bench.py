@@ -1,0 +1,38 @@
+"""What the command line takes to import: `hermes-gateway --help` against a Python that does nothing.
+
+Processor time of the whole process: what else runs on the machine does not count, and nothing in it waits.
+"""
+
+import resource
+import statistics
+import subprocess
+import sys
+
+from bench.measure import Measure, table
+from bench.subjects import ROOT
+
+BAR = 250.0
+"""Milliseconds."""
+ROUNDS = 15
+
+
+def run(quick: bool) -> list[Measure]:
+    """The command line, less what Python takes to start; the two take turns."""
+    bare, ours = [], []
+    for _ in range(5 if quick else ROUNDS):
+        bare.append(_processor_ms("-c", "pass"))
+        ours.append(_processor_ms("-m", "gateway", "--help"))
+    took = statistics.median(ours) - statistics.median(bare)
+    print(f"`hermes-gateway --help`: {statistics.median(ours):.0f} ms, of them Python {statistics.median(bare):.0f} ms")
+    return [Measure(name="import of the command line", ours=took, unit="ms", bar=BAR)]
+
+
+def _processor_ms(*arguments: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e3
+
+
+if __name__ == "__main__":
+    print(table(run(quick="--quick" in sys.argv)))

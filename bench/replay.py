@@ -1,0 +1,102 @@
+"""A model provider that answers from memory: `python -m bench.replay FILE`.
+
+It says the same to every request of a kind, and so quickly that what its clients do is what takes the time. FILE is
+JSON: `Recorded` by kind. The address is printed when all is ready. `GET /last` gives the body of the last request,
+`GET /count` how many answers were said to their end.
+"""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[1]
+READY_SECONDS = 20.0
+
+_STREAMS = re.compile(rb'"stream":\s*true')
+_LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """An answer as a provider has sent it."""
+
+    content_type: str
+    frames: list[str]
+    """The events of a stream, each sent by itself, or one whole body."""
+
+
+def kind_of(path: str, *, streams: bool) -> str:
+    """Under which an answer is kept."""
+    return f"{path} {'streamed' if streams else 'whole'}"
+
+
+@asynccontextmanager
+async def replaying(folder: Path, replies: Mapping[str, Recorded]) -> AsyncIterator[str]:
+    """The provider as a process of its own; gives its address."""
+    file = folder / "replies.json"
+    file.write_bytes(msgspec.json.encode(replies))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.replay", str(file)), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS)
+        yield json.loads(line)["url"]
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+class _Provider:
+    def __init__(self, replies: Mapping[str, Recorded]) -> None:
+        self._replies = replies
+        self._last = b""
+        self._count = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = _LENGTH.search(head)
+                body = await reader.readexactly(int(length[1]) if length else 0)
+                if head.startswith(b"GET "):
+                    told = self._last if head.startswith(b"GET /last ") else str(self._count).encode()
+                    writer.write(_head("application/json") + b"content-length: %d\r\n\r\n%b" % (len(told), told))
+                else:
+                    self._last = body
+                    path = head.split(b" ", 2)[1].split(b"?")[0].decode()
+                    await _say(writer, self._replies[kind_of(path, streams=bool(_STREAMS.search(body)))])
+                    self._count += 1
+                await writer.drain()
+        writer.close()
+
+
+async def _say(writer: asyncio.StreamWriter, reply: Recorded) -> None:
+    writer.write(_head(reply.content_type) + b"transfer-encoding: chunked\r\n\r\n")
+    for frame in reply.frames:
+        data = frame.encode()
+        writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+        await writer.drain()
+    writer.write(b"0\r\n\r\n")
+
+
+def _head(content_type: str) -> bytes:
+    return f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\n".encode()
+
+
+async def _serve(replies: Mapping[str, Recorded]) -> None:
+    server = await asyncio.start_server(_Provider(replies).serve, "127.0.0.1", 0, limit=2**24)
+    port = server.sockets[0].getsockname()[1]
+    print(json.dumps({"url": f"http://127.0.0.1:{port}"}), flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=dict[str, Recorded])))

@@ -1,0 +1,35 @@
+"""The gateway with a heartbeat in its event loop: `python -m bench.watched_gateway FILE`.
+
+At each SIGUSR1 it writes to FILE, as JSON, by how many seconds the loop was late since the one before.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from bench.compression_bench import heartbeat
+from gateway.config import LoadedConfig, load_config
+from gateway.daemon import run_daemon
+from gateway.process import prepare_process
+
+
+async def _run(loaded: LoadedConfig, file: Path) -> None:
+    async with heartbeat() as lags:
+
+        def write() -> None:
+            written = file.with_suffix(".new")
+            written.write_text(json.dumps(lags))
+            written.replace(file)
+            lags.clear()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, write)
+        await run_daemon(loaded, environ=os.environ)
+
+
+if __name__ == "__main__":
+    given = load_config(os.environ)
+    prepare_process(given)
+    asyncio.run(_run(given, Path(sys.argv[1])))
