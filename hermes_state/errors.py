@@ -136,12 +136,23 @@ class NotOffered(ModelError):
 
 
 class ContextOverflow(ModelError):
-    """The prompt does not fit; `window` is the model's size in tokens where known."""
+    """The prompt does not fit; `window` is the model's size in tokens where known.
 
-    def __init__(self, message: str, *, prompt_tokens: int | None = None, window: int | None = None) -> None:
+    `is_of_account`: the model would hold it, but what the account may send at once is less, for now.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        prompt_tokens: int | None = None,
+        window: int | None = None,
+        is_of_account: bool = False,
+    ) -> None:
         super().__init__(message)
         self.prompt_tokens = prompt_tokens
         self.window = window
+        self.is_of_account = is_of_account
 
 
 class OutputCapTooLarge(ModelError):

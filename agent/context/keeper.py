@@ -199,7 +199,9 @@ class ContextKeeper:
             counted = None if error.prompt_tokens is None else ReportedTokens(error.prompt_tokens)
             if counted is not None:
                 await profiles.learn(room.request, counted, room.view, room.size, was_accepted=False)
-            if error.window is not None:
+            if error.window is not None and error.is_of_account:
+                profiles.assume_stated(scene.lineage_id, error.window)
+            elif error.window is not None:
                 await profiles.learn_window(scene.lineage_id, error.window)
             elif not (room.size.images or self.limits.is_urgent(room.estimated)):
                 # Images may be too many bytes; near the end of the window it was our estimate that was off.

@@ -108,9 +108,16 @@ class ProfileBook:
         guess = next((size for size in ASSUMED_WINDOWS if size < refused), None)
         if guess is None or refused <= floor or max(guess, floor) >= self.window_for(lineage_id):
             return
+        self._assume(lineage_id, Tokens(max(guess, floor)), refused)
+
+    def assume_stated(self, lineage_id: LineageId, stated: int) -> None:
+        """Keep a conversation below what the account may send at once: that is no window, it grows with the account."""
+        self._assume(lineage_id, Tokens(min(self.window, max(stated, LEAST_INPUT_WINDOW))), None)
+
+    def _assume(self, lineage_id: LineageId, window: Tokens, refused: int | None) -> None:
         if len(self._assumed) >= KEPT_GUESSES:
             self._assumed.clear()
-        self._assumed[lineage_id] = Tokens(max(guess, floor))
+        self._assumed[lineage_id] = window
         window = self.window_for(lineage_id)
         log.warning("model.window_assumed", model=self.model, lineage_id=lineage_id, window=window, refused=refused)
 

@@ -60,6 +60,9 @@ _PROMPT = re.compile(
 )
 _PROMPT_TOOLS = re.compile(rf", {_COUNT} of tool input", re.IGNORECASE)
 """What is named beside the text and belongs to the prompt, too."""
+_ABOVE_ALLOWANCE = re.compile(
+    rf"request too large\b.{{0,300}}\btokens per min.{{0,20}}: limit {_COUNT}, requested {_COUNT}", re.IGNORECASE
+)
 _WINDOW_LESS_OUTPUT = re.compile(r"request has \d{1,9} input tokens\.", re.IGNORECASE)
 """Some servers of this wording state the window less the wanted output: nothing to remember it by."""
 _CAP = re.compile(
@@ -87,6 +90,8 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
         return ContentFiltered(what)
     if status in (401, 403):
         return AuthRejected(what)
+    if status in (413, 429) and (allowance := _allowance(text)) is not None:
+        return ContextOverflow(what, window=allowance, is_of_account=True)
     if status == 429:
         return ModelRateLimited(what, retry_after=retry_after_seconds(headers))
     if status in (400, 422) and _OUTPUT_CAP.search(text) and _WINDOW.search(text) is None:
@@ -130,6 +135,12 @@ def _is_flagged(fields: Mapping[str, Any]) -> bool:
     """OpenRouter says so of a prompt that its moderation refuses, and by nothing else than this."""
     metadata = fields.get("metadata")
     return isinstance(metadata, Mapping) and "flagged_input" in metadata
+
+
+def _allowance(text: str) -> int | None:
+    """What may be sent in a minute, where one request alone is more: it would be refused for ever."""
+    found = _ABOVE_ALLOWANCE.search(text)
+    return int(found[1]) if found is not None and int(found[1]) < int(found[2]) else None
 
 
 def _is_overflow(status: int, fields: Mapping[str, Any], text: str) -> bool:

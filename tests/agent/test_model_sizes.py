@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from agent.context.state import ContextState, stored_form
+from agent.turn import scene_of
 from hermes_state import sessions
 from hermes_state.journal import RunningTurn
-from hermes_state.profiles import load_profile
 from hermes_state.values import Tokens
 from tests.agent.conftest import Chat
 from tests.agent.contexts import chat_at, fill_and_ask, look
@@ -31,8 +31,9 @@ def asked_for_turns(llm: LLM) -> list[dict[str, Any]]:
 
 
 async def learned_window(talk: Talk) -> int | None:
-    line = talk.agent.line
-    return (await talk.chat.store.read(load_profile, line.route, line.name)).learned_context
+    query, line = "SELECT learned_context FROM model_profiles WHERE route = ? AND model = ?", talk.agent.line
+    row = await talk.chat.store.read(lambda db: db.execute(query, (line.route, line.name)).fetchone())
+    return None if row is None else row[0]
 
 
 async def check_that_it_goes_on(talk: Talk, turn: RunningTurn, llm: LLM) -> None:
@@ -93,6 +94,28 @@ async def test_a_stated_window_above_the_known_one_is_not_believed(
         assert (await talk.bring_to_an_end(turn)).outcomes == ["overflow", "ok"]
         assert await learned_window(talk) is None
         assert talk.agent.context.limits.context_length == 32_768
+
+
+@every_way
+@pytest.mark.parametrize("status", [429, 413])
+async def test_a_prompt_above_what_the_account_may_send_in_a_minute_is_not_waited_for_but_made_to_fit(
+    status: int, way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    message = (
+        "Request too large for lab in organization org-lab on tokens per min (TPM): Limit 8000, Requested 11548. The "
+        "input or output tokens must be reduced in order to run successfully."
+    )
+    refusal = {"error": {"message": message, "type": "tokens", "code": "rate_limit_exceeded"}}
+    async with way.dialled(server.url) as model:
+        talk = Talk(chat_at(chat, 7), model, **BELIEVED)
+        turn = await fill_and_ask(talk.chat, talk.agent, 9_500)
+        llm.scripts.append({"times": 1, "has_tools": True, "reply": {"error": {"status": status, "body": refusal}}})
+        left = await talk.bring_to_an_end(turn)
+        assert left.outcomes == ["overflow", "ok"]
+        assert asked_for_turns(llm)[-1]["prompt_tokens"] < 8_000 - 2_048
+        assert (await talk.agent.context.standing(scene_of(turn))).limits.context_length == 8_000
+        assert await learned_window(talk) is None, "it is no property of the model"
+        await check_that_it_goes_on(talk, turn, llm)
 
 
 # ---- the output limit

@@ -8,7 +8,13 @@ from agent.model.base import ModelRequest, ToolSchema
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.failures import sentence_for
 from agent.model.provider_errors import LEAST_OUTPUT_ROOM, status_error, stream_error
-from hermes_state.errors import ContextOverflow, ModelError, ModelUnavailable, OutputCapTooLarge
+from hermes_state.errors import (
+    ContextOverflow,
+    ModelError,
+    ModelRateLimited,
+    ModelUnavailable,
+    OutputCapTooLarge,
+)
 from tests.agent.rows import human
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
@@ -160,6 +166,28 @@ def test_other_wordings_of_an_output_limit_that_is_too_large_are_known(message: 
     error = status_error(400, {}, {"message": message})
     assert isinstance(error, OutputCapTooLarge)
     assert error.cap == cap
+
+
+@pytest.mark.parametrize(
+    ("message", "window"),
+    [
+        ("Request too large for lab (for limit lab) on tokens per min (TPM): Limit 30000, Requested 37313.", 30_000),
+        (
+            "Request too large for model `lab` in organization `org` service tier `on_demand` on tokens per minute "
+            "(TPM): Limit 8000, Requested 34041, please reduce your message size and try again.",
+            8_000,
+        ),
+        ("Rate limit reached on tokens per min (TPM): Limit 30000, Used 29000, Requested 7313.", None),
+        ("Request too large for lab on tokens per min (TPM): Limit 30000, Requested 20000.", None),
+    ],
+)
+def test_a_request_that_alone_is_above_what_a_minute_allows_is_an_overflow(message: str, window: int | None) -> None:
+    error = status_error(429, {}, {"message": message, "type": "tokens", "code": "rate_limit_exceeded"})
+    if window is None:
+        assert isinstance(error, ModelRateLimited)
+    else:
+        assert isinstance(error, ContextOverflow)
+        assert (error.window, error.is_of_account) == (window, True)
 
 
 def test_an_overflow_inside_a_stream_is_one() -> None:
