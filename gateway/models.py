@@ -104,16 +104,20 @@ def make_model(route: RouteSettings, settings: ModelSettings) -> ChatModel:
         case "responses":
             return ResponsesModel(ResponsesSettings(**endpoint))
         case "anthropic":
-            return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl})
+            return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl}, route.context_length)
 
 
-def _anthropic_model(settings: dict[str, Any]) -> ChatModel:
+def _anthropic_model(settings: dict[str, Any], context_length: int) -> ChatModel:
     """Its module imports an SDK that not everybody has, and that takes a second to load."""
     missing = missing_extra("anthropic")
     if missing is not None:
         raise ConfigError(missing)
     module = importlib.import_module("agent.model.anthropic")
-    model: ChatModel = module.AnthropicModel(module.AnthropicSettings(**settings))
+    # Prompt and limit have to fit the window together, and every request names a limit: where a call sets none, such
+    # as for a summary, half of a small window leaves room for a prompt. What is too much all the same is lowered once
+    # the provider has refused it.
+    limit = min(module.DEFAULT_MAX_TOKENS, context_length // 2)
+    model: ChatModel = module.AnthropicModel(module.AnthropicSettings(**settings, default_max_tokens=limit))
     return model
 
 

@@ -21,7 +21,9 @@ from gateway.models import Lines, make_model, route_of
 from hermes_state.chats import load_chat
 from hermes_state.store import Store
 from hermes_state.values import ChatId, SystemClock
+from tests.agent.asking import ask, request
 from tests.agent.test_plugins import ENGINE
+from tests.fakes import fake_llm, labkit
 from tests.gateway.helpers import serving
 from tests.gateway.test_plugins import put
 
@@ -122,6 +124,22 @@ async def test_claude_at_home_needs_its_sdk() -> None:
     model = make_model(completed("claude-haiku-4-5", settings), settings)
     assert (model.name, model.route) == ("claude-haiku-4-5", "anthropic:api.anthropic.com")
     await model.close()
+
+
+@pytest.mark.parametrize(("context_length", "limit"), [(16_384, 8_192), (200_000, 32_000)])
+async def test_where_a_call_sets_no_limit_claude_is_asked_for_what_leaves_room_for_a_prompt(
+    context_length: int, limit: int
+) -> None:
+    pytest.importorskip("anthropic")
+    async with labkit.Server(fake_llm.make_app()) as server:
+        given = {"name": "claude-lab-200k", "protocol": "anthropic", "base_url": server.url, "api_key": "k"}
+        settings = ModelSettings.model_validate({**given, "context_length": context_length})
+        model = make_model(settings.route, settings)
+        server.app[fake_llm.LLM_KEY].models["claude-lab-200k"] = {"context": context_length, "max_output": 32_000}
+        await ask(model, request(max_output_tokens=None))
+        await model.close()
+        [row] = server.app[fake_llm.LLM_KEY].requests.rows
+    assert (row["outcome"], row["max_tokens"]) == ("ok", limit)
 
 
 async def test_images_are_for_models_that_see_them(store: Store, tmp_path: Path) -> None:
