@@ -8,8 +8,9 @@ import asyncio
 import time
 from typing import Final
 
-SLICE_SECONDS: Final = 0.0005
-"""How long one stream keeps the event loop: with twenty of them, everything else waits for some twenty milliseconds."""
+SLICE_SECONDS: Final = 0.0002
+"""How long one stream keeps the event loop: some ten events. With twenty streams everything else waits for some ten
+milliseconds; giving way after every event would take a fifth more processor time."""
 
 
 class LoopShare:

@@ -1,5 +1,6 @@
 """One agent for each model in use: made when it is first needed, from one configuration, closed with the rest."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from gateway.models import Lines, make_model, route_of
 from hermes_state.chats import load_chat
 from hermes_state.store import Store
 from hermes_state.values import ChatId, SystemClock
+from hermes_state.views import ViewCache
 from tests.agent.asking import ask, request
 from tests.agent.test_plugins import ENGINE
 from tests.fakes import fake_llm, labkit
@@ -64,6 +66,19 @@ async def test_an_agent_is_made_once_for_each_model_and_only_when_it_is_needed(s
         assert [agent for _, agent in agents.in_use()] == [agents.configured, small]
         assert small.line.circuit is not agents.configured.line.circuit
         await agents.close()
+
+
+async def test_long_conversations_are_kept_once_however_many_models_there_are(store: Store, tmp_path: Path) -> None:
+    gc.collect()
+    before = _view_caches()
+    with agents_of(store, tmp_path) as (agents, config):
+        assert len({id(agent_named(agents, config, choice)) for choice in (None, "small", "home")}) == 3
+        assert _view_caches() == before + 1
+        await agents.close()
+
+
+def _view_caches() -> int:
+    return sum(isinstance(one, ViewCache) for one in gc.get_objects())
 
 
 async def test_each_has_the_window_of_its_model(store: Store, tmp_path: Path) -> None:
