@@ -27,6 +27,8 @@ class ModelProtocol:
     """Where requests arrive."""
     frames_before_text: int
     """Events that open a streamed answer."""
+    prefix: str = ""
+    """Of the name of a model for which everything is done that this protocol can do."""
 
     def __str__(self) -> str:
         return self.name
@@ -57,6 +59,7 @@ ANTHROPIC = ModelProtocol(
     root="",
     path="/v1/messages",
     frames_before_text=3,  # start, ping, block
+    prefix="claude-",  # whose prompts are marked for caching
 )
 PROTOCOLS = {one.name: one for one in (CHAT_COMPLETIONS, RESPONSES, ANTHROPIC)}
 OPTION = "--protocol"

@@ -205,7 +205,7 @@ async def spend_on(platform: str, month: Month, folder: Path, protocol: ModelPro
 async def spend(world: World, chat: Chat, month: Month) -> None:
     """A month, and everything that has to be true behind it."""
     await chat.start(
-        HERMES_MODEL__NAME=month.model,
+        HERMES_MODEL__NAME=world.protocol.prefix + month.model,
         HERMES_MODEL__CONTEXT_LENGTH=str(month.context_length),
         HERMES_SESSIONS__MERGE_SECONDS="0",
     )
