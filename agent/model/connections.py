@@ -17,6 +17,7 @@ from agent.model.openai_errors import errors_translated
 from agent.model.pools import LIMITS, Endpoint, Pools, whole_json
 
 OPENAI_HOST: Final = "api.openai.com"
+BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
 LONGEST_CACHE_KEY: Final = 64
 """Characters; OpenAI refuses longer ones."""
 
@@ -31,7 +32,7 @@ class Connections:
             http = openai.DefaultAsyncHttpxClient(timeout=endpoint.timeout, limits=LIMITS, verify=ssl)
             return AsyncOpenAI(
                 api_key=endpoint.api_key or "none",  # local servers want no key, the SDK insists on one
-                base_url=endpoint.base_url,
+                base_url=endpoint.base_url or BASE_URL,  # else the SDK looks for one of whoever runs us
                 timeout=endpoint.timeout,
                 max_retries=0,
                 http_client=http,

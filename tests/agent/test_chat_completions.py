@@ -527,5 +527,12 @@ async def test_any_number_of_calls_run_at_once(model: ChatCompletionsModel, llm:
     assert set(map(type, await asyncio.gather(*asked, return_exceptions=True))) == {asyncio.CancelledError}
 
 
+async def test_no_address_but_the_configured_one_is_asked(
+    dial: Callable[..., ChatCompletionsModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://elsewhere.example/v1")
+    assert dial(base_url=None).route == "chat_completions:api.openai.com"
+
+
 async def test_the_route_names_protocol_and_host_and_no_credential(dial: Callable[..., ChatCompletionsModel]) -> None:
     assert dial(base_url="https://user:secret@models.example/v1").route == "chat_completions:models.example"
