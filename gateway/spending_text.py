@@ -94,12 +94,20 @@ def _calls(spent: Spent) -> str:
 
 def _purposes(usage: Usage) -> str:
     others = {purpose: spent for purpose, spent in usage.by_purpose.items() if purpose != "turn"}
-    named = ", ".join(f"{spent.calls:,} {purpose} for {money(spent)}" for purpose, spent in others.items())
+    named = ", ".join(f"{_count(spent.calls, purpose)}{_for(spent)}" for purpose, spent in others.items())
     return f"; of these {named}" if named else ""
 
 
+def _for(spent: Spent) -> str:
+    """What that came to, where it is known; that it is not stands above."""
+    return f" for {money(spent)}" if knows_cost(spent) else ""
+
+
+_PLURALS = {"summary": "summaries", "flush": "flushes"}
+
+
 def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun if number == 1 else _PLURALS.get(noun, f'{noun}s')}"
 
 
 # ---- insights ---------------------------------------------------------------------------------------------------

@@ -155,6 +155,23 @@ def test_a_conversations_usage_is_told_with_what_is_unknown_and_estimated(db: sq
     ]
 
 
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ([("title", 4_000), ("title", 5_000)], "2 titles for $0.0090"),
+        ([("summary", None), ("summary", 1_000_000)], "2 summaries for $1.00+"),
+        ([("title", None), ("summary", 1_000_000)], "1 title, 1 summary for $1.00"),
+    ],
+)
+def test_what_calls_beside_the_answers_were_for_is_told(
+    db: sqlite3.Connection, calls: list[tuple[str, int | None]], said: str
+) -> None:
+    turn = exchange(db, chat := make_chat(db), "q", "a")
+    for purpose, cost in calls:
+        ledger.record(db, None, turn.lineage_id, replace(PRICED, purpose=purpose, cost=cost), START)
+    assert usage_lines(load_usage(db, terms(), chat, turn.lineage_id))[-1].endswith(f"; of these {said}")
+
+
 def test_what_the_whole_gateway_spends_is_for_those_who_may_know(db: sqlite3.Connection) -> None:
     usage = load_usage(db, terms(), make_chat(db), None)
     assert today_lines(usage, tells_all=False) == ["- This chat today: $0.00"]
