@@ -118,7 +118,7 @@ REMEDIES: tuple[Remedy, ...] = (
         kind=SpendingCapReached,
         outcome="capped",
         attempts=1,
-        sentence="{spending} is used up{spent}, so the model was not asked. {opens}; whoever runs this gateway can "
+        sentence="{spending} is used up{spent}, so the model was not asked; {opens}, and whoever runs this gateway can "
         "raise `{key}`.",
     ),
     Remedy(
@@ -140,8 +140,8 @@ _BY_KIND = {remedy.kind: remedy for remedy in REMEDIES}
 
 
 _SPENDING = {
-    "costs.daily_cap": ("What may be spent in a day", "It opens again tomorrow"),
-    "costs.chat_daily_cap": ("What this chat may spend in a day", "It opens again tomorrow"),
+    "costs.daily_cap": ("What may be spent in a day", "it opens again tomorrow"),
+    "costs.chat_daily_cap": ("What this chat may spend in a day", "it opens again tomorrow"),
     "costs.conversation_cap": ("What one conversation may cost", "/new starts another one"),
 }
 """What a cap bounds, and what helps, by its key in the configuration."""

@@ -284,6 +284,7 @@ def test_a_person_gets_one_sentence_without_holes(remedy: object) -> None:
     kind = remedy.kind  # type: ignore[attr-defined]  # a Remedy
     said = sentence_for(kind("HTTP 400 with a secret"))
     assert said.endswith(".")
+    assert ". " not in said
     assert "secret" not in said
     assert "{" not in said
 
@@ -301,7 +302,7 @@ def test_a_person_gets_one_sentence_without_holes(remedy: object) -> None:
         (ContextOverflow("x", window=8_192), "of 8,192 tokens; /compress"),
         (ContextOverflow("x"), "memory; /compress"),
         (OutputCapTooLarge("x", cap=4_096), "(4,096 tokens)"),
-        (SpendingCapReached("x"), "opens again tomorrow; whoever runs this gateway can raise `costs.daily_cap`."),
+        (SpendingCapReached("x"), "opens again tomorrow, and whoever runs this gateway can raise `costs.daily_cap`."),
         (SpendingCapReached("x", spent=MicroUsd(1_020_000), limit=MicroUsd(1_000_000)), "($1.02 of $1.00)"),
         (SpendingCapReached("x", cap="costs.chat_daily_cap"), "this chat may spend in a day is used up"),
         (SpendingCapReached("x", cap="costs.conversation_cap"), "/new starts another one"),
