@@ -1,7 +1,7 @@
 """What a page shows: one value for a line of the chat, whether it comes from the store or has just happened."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from hermes_state.values import Button, Millis
@@ -51,7 +51,17 @@ def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[
     """One timeline of what the store holds and what this process remembers beside it.
 
     `known_refs` are those of the remembered entries that the store has, on this page or an earlier one. Remembered
-    entries older than `since` belong to an earlier page.
+    entries older than `since` belong to an earlier page. An answer keeps the notices that were shown below it and are
+    no part of the transcript.
     """
     fresh = [entry for entry in recent if entry.ref not in known_refs and entry.at >= since]
-    return sorted([*stored, *fresh], key=lambda entry: entry.at)
+    shown = {entry.ref: entry.text for entry in recent if entry.kind is EntryKind.ANSWER}
+    whole = [replace(entry, text=_with_notices(entry, shown.get(entry.ref))) for entry in stored]
+    return sorted([*whole, *fresh], key=lambda entry: entry.at)
+
+
+def _with_notices(entry: Entry, shown: str | None) -> str:
+    """The text of a stored entry; as it was shown where that only says more."""
+    if shown is None or entry.kind is not EntryKind.ANSWER or not shown.startswith(f"{entry.text}\n\n"):
+        return entry.text
+    return shown

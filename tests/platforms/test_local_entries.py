@@ -1,0 +1,32 @@
+"""One timeline of what is stored and what was said lately."""
+
+from hermes_state.values import Millis
+from platforms.local.entries import Entry, EntryKind, merge
+
+ALL = Millis(0)
+
+
+def entry(ref: str, text: str, kind: EntryKind = EntryKind.ANSWER, at: int = 1) -> Entry:
+    return Entry(ref=ref, kind=kind, at=Millis(at), text=text)
+
+
+def test_what_was_said_below_an_answer_is_still_there_when_the_page_is_loaded_again() -> None:
+    stored = [entry("q", "hello", EntryKind.PERSON), entry("a", "good day", at=2)]
+    shown = entry("a", "good day\n\n_`spare` answers for now._", at=3)
+    assert merge(stored, frozenset({"a"}), [shown], ALL) == [
+        stored[0],
+        entry("a", "good day\n\n_`spare` answers for now._", at=2),
+    ]
+
+
+def test_an_answer_that_is_stored_otherwise_stays_as_it_is_stored() -> None:
+    stored = [entry("a", "corrected", at=2)]
+    assert merge(stored, frozenset({"a"}), [entry("a", "good day", at=3)], ALL) == stored
+
+
+def test_what_is_not_stored_stands_where_it_was_said() -> None:
+    stored = [entry("a", "one", at=1), entry("b", "two", at=3)]
+    notice = entry("n", "usage", EntryKind.NOTICE, at=2)
+    assert merge(stored, frozenset(), [notice], ALL) == [stored[0], notice, stored[1]]
+    assert merge(stored, frozenset({"n"}), [notice], ALL) == stored
+    assert merge(stored, frozenset(), [notice], Millis(3)) == stored
