@@ -14,6 +14,7 @@ from agent.model.base import Payer
 from agent.model.failures import sentence_for
 from agent.model.pools import Endpoint
 from agent.model.transcription import TranscriptionLine, TranscriptionModel
+from gateway.config.routes import RouteBlock, completed
 from gateway.config.settings import Config
 from gateway.costs import Costs
 from gateway.live import Live
@@ -67,6 +68,8 @@ class Ears:
 
         Raises `Unheard` when nothing could be made out, with the reason.
         """
+        if not self.are_open:  # a reload may have closed them while the recording was fetched
+            raise Unheard("I cannot listen to recordings any more; please write to me instead.")
         line = self._line()
         payer = Payer(chat_id=row.chat_id)
 
@@ -74,7 +77,13 @@ class Ears:
             await self._store.write(_pay, row.chat_id, call, self._clock.now())
 
         try:
-            heard = await line.transcribe(data, _named(recording), payer=payer, record_failure=record_failure)
+            heard = await line.transcribe(
+                data,
+                _named(recording),
+                payer=payer,
+                record_failure=record_failure,
+                within=self._live.config.model.turn_seconds,
+            )
         except ModelError as error:
             log.warning("recording.unheard", error=type(error).__name__, detail=str(error))
             raise Unheard(_why(error)) from error
@@ -91,7 +100,7 @@ class Ears:
 
     def _line(self) -> TranscriptionLine:
         config = self._live.config
-        inputs = (config.transcription, config.model, config.costs)
+        inputs = (config.transcription, config.model, config.costs, config.agent.time_zone)
         if inputs != self._made_for:
             self._lines.append(self._make_line(config))
             self._made_for = inputs
@@ -146,20 +155,26 @@ def _length(seconds: int) -> str:
 
 
 def transcription_line(config: Config, costs: Costs) -> TranscriptionLine:
-    """The line to the configured speech-to-text model. The key of `model` goes along only to the API that it is for."""
+    """The line to the configured speech-to-text model."""
+    endpoint = endpoint_of(config)
+    return TranscriptionLine(TranscriptionModel(endpoint), **costs.terms(config, endpoint.model))
+
+
+def endpoint_of(config: Config) -> Endpoint:
+    """Where recordings are sent. The key of `model` goes along only to the API that it is for."""
     settings, model = config.transcription, config.model
     assert settings.model is not None, "asked only while a model is configured"
-    is_elsewhere = settings.base_url is not None and settings.base_url != model.base_url
-    key = settings.api_key or (None if is_elsewhere else model.api_key)
-    return TranscriptionLine(
-        TranscriptionModel(
-            Endpoint(
-                model=settings.model,
-                api_key=key.get_secret_value() if key is not None else "",
-                base_url=settings.base_url or model.base_url,
-                connect_seconds=model.connect_seconds,
-                read_seconds=model.read_seconds,
-            )
-        ),
-        **costs.terms(config, settings.model),
+    written = RouteBlock(
+        name=settings.model,
+        protocol="chat_completions",
+        base_url=settings.base_url or model.base_url,
+        api_key=settings.api_key,
+    )
+    route = completed(written, model)
+    return Endpoint(
+        model=settings.model,
+        api_key=route.api_key.get_secret_value() if route.api_key is not None else "",
+        base_url=route.base_url,
+        connect_seconds=model.connect_seconds,
+        read_seconds=model.read_seconds,
     )

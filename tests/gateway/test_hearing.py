@@ -1,0 +1,87 @@
+"""Who listens to recordings: at which API, with which key, and through a change of the configuration."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agent.model.line import RetryPolicy
+from agent.model.transcription import TranscriptionLine, TranscriptionModel
+from gateway.config.settings import Config
+from gateway.hearing import Ears, Unheard, endpoint_of
+from hermes_state import inbox
+from hermes_state.store import Store
+from hermes_state.values import AttachmentKind, InboxId, IncomingAttachment
+from tests.gateway.helpers import config_of, serving
+
+VOICE = IncomingAttachment(kind=AttachmentKind.VOICE, file_ref="v", name="voice.ogg", mime="audio/ogg", seconds=7)
+OPENAI = "https://api.openai.com/v1"
+ANTHROPIC = {"protocol": "anthropic", "name": "claude-x", "api_key": "for-anthropic"}
+LOCAL = {"name": "m", "base_url": "http://127.0.0.1:1/v1", "api_key": "for-local"}
+
+NOBODY_LISTENS = {"model": "whisper-1", "base_url": "http://127.0.0.1:1/v1"}
+
+
+@pytest.mark.parametrize(
+    ("model", "transcription", "base_url", "api_key"),
+    [
+        ({"name": "m", "api_key": "for-openai"}, {}, None, "for-openai"),
+        ({"name": "m", "api_key": "for-openai", "protocol": "responses"}, {}, None, "for-openai"),
+        (LOCAL, {}, "http://127.0.0.1:1/v1", "for-local"),
+        (LOCAL, {"base_url": "http://127.0.0.1:1/audio"}, "http://127.0.0.1:1/audio", "for-local"),
+        (LOCAL, {"base_url": "http://127.0.0.1:2/v1"}, "http://127.0.0.1:2/v1", ""),
+        (LOCAL, {"base_url": OPENAI, "api_key": "own"}, OPENAI, "own"),
+        (ANTHROPIC, {}, None, ""),
+        (ANTHROPIC, {"api_key": "for-openai"}, None, "for-openai"),
+        (ANTHROPIC | {"base_url": "http://127.0.0.1:1"}, {}, "http://127.0.0.1:1", "for-anthropic"),
+    ],
+)
+def test_a_key_goes_only_to_the_api_that_it_is_for(
+    model: dict[str, str], transcription: dict[str, str], base_url: str | None, api_key: str
+) -> None:
+    config = config_of(model=model, transcription={"model": "whisper-1", **transcription})
+    endpoint = endpoint_of(config)
+    assert (endpoint.base_url, endpoint.api_key) == (base_url, api_key)
+
+
+async def test_a_recording_that_is_being_fetched_when_listening_ends_is_refused(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, transcription=NOBODY_LISTENS) as gateway:
+        gateway.adapter.files["v"] = b"SAYS:hello"
+        begun, download = asyncio.Event(), gateway.adapter.download
+
+        async def slow(attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
+            begun.set()
+            await asyncio.sleep(0.05)
+            return await download(attachment, target, max_bytes)
+
+        gateway.adapter.download = slow  # type: ignore[method-assign]
+        await gateway.say("", files=[VOICE])
+        await begun.wait()
+        gateway.live.config = config_of()
+        assert await gateway.replies(1) == ["I cannot listen to recordings any more; please write to me instead."]
+        assert await gateway.rows("SELECT state FROM inbox") == [("done",)]
+
+
+@pytest.mark.parametrize(
+    ("change", "lines"), [({"agent": {"time_zone": "Asia/Tokyo"}}, 2), ({"sessions": {"merge_seconds": 3}}, 1)]
+)
+async def test_a_reload_that_moves_what_calls_cost_or_where_days_begin_brings_another_line(
+    store: Store, tmp_path: Path, change: dict[str, dict[str, object]], lines: int
+) -> None:
+    async with serving(store, tmp_path, is_started=False, transcription=NOBODY_LISTENS) as gateway:
+        made_for: list[Config] = []
+
+        def make_line(config: Config) -> TranscriptionLine:
+            made_for.append(config)
+            return TranscriptionLine(TranscriptionModel(endpoint_of(config)), policy=RetryPolicy(most_attempts=1))
+
+        ears = Ears(store=store, live=gateway.live, clock=gateway.clock, make_line=make_line)
+        await gateway.say("", files=[VOICE])
+        row = await store.read(inbox.load, InboxId(1))
+        assert row is not None
+        for config in (gateway.live.config, config_of(transcription=NOBODY_LISTENS, **change)):
+            gateway.live.config = config
+            with pytest.raises(Unheard):
+                await ears.hear(row, VOICE, b"")
+        assert len(made_for) == lines
+        await ears.close()
