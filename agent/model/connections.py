@@ -55,7 +55,7 @@ class Connections:
 
         Raises the kinds of `ModelError`, while it is read, too. Leaving it, however, closes the connection.
         """
-        kind = AsyncStream[object] if streams else _WholeBody
+        kind = AsyncStream[object] if streams else WholeBody
         with self.client() as client, errors_translated():
             stream = await client.post(path, cast_to=object, content=payload, stream=True, stream_cls=kind)
             async with stream:
@@ -65,7 +65,7 @@ class Connections:
         await self._pools.close()
 
 
-class _WholeBody(AsyncStream[object]):
+class WholeBody(AsyncStream[object]):
     """A reply that comes as a whole, as the only event of a stream."""
 
     async def __stream__(self) -> AsyncIterator[object]:

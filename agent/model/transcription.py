@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.model.base import Caps, Payer
-from agent.model.connections import Connections
+from agent.model.connections import Connections, WholeBody
 from agent.model.failures import OUTCOME_OK
 from agent.model.line import Line, RecordFailure, RetryPolicy
 from agent.model.openai_errors import errors_translated
@@ -47,19 +47,27 @@ class TranscriptionModel:
 
         Raises the kinds of `ModelError`.
         """
-        with self._connections.client() as client, errors_translated():
-            answer = await client.post(
-                "/audio/transcriptions",
-                cast_to=object,
-                body={"model": self.name, "response_format": "json"},
-                files=[("file", (name, recording))],
-                options={"headers": {"Content-Type": "multipart/form-data"}},
-            )
+        answer = await self._answer(recording, name)
         if not isinstance(answer, Mapping) or not isinstance(text := answer.get("text"), str):
             raise ReplyMalformed("the provider's transcript has an unknown shape")
         if len(text) > MAX_CHARACTERS:
             raise ReplyMalformed(f"a transcript with more than {MAX_CHARACTERS:,} characters")
         return well_formed(text).strip(), normalize_usage(answer.get("usage"))
+
+    async def _answer(self, recording: bytes, name: str) -> object:
+        """The body of the answer, read within the bound of all that comes as a whole."""
+        with self._connections.client() as client, errors_translated():
+            stream = await client.post(
+                "/audio/transcriptions",
+                cast_to=object,
+                body={"model": self.name, "response_format": "json"},
+                files=[("file", (name, recording))],
+                options={"headers": {"Content-Type": "multipart/form-data"}},
+                stream=True,
+                stream_cls=WholeBody,
+            )
+            async with stream:
+                return await anext(aiter(stream))
 
 
 class TranscriptionLine(Line):
@@ -77,14 +85,20 @@ class TranscriptionLine(Line):
         self.model = model
 
     async def transcribe(
-        self, recording: bytes, name: str, *, payer: Payer, record_failure: RecordFailure
+        self,
+        recording: bytes,
+        name: str,
+        *,
+        payer: Payer,
+        record_failure: RecordFailure,
+        within: float | None = None,
     ) -> Transcript:
-        """What was said, empty if nothing was. Raises the kinds of `ModelError`."""
+        """What was said, empty if nothing was; `within`: seconds for all attempts. Raises the kinds of `ModelError`."""
 
         async def attempt(_watch: object) -> tuple[str, CanonicalUsage | None]:
             return await self.model.transcribe(recording, name)
 
         (text, usage), took_ms = await self._repeated(
-            attempt, payer=payer, purpose=PURPOSE, record_failure=record_failure
+            attempt, payer=payer, purpose=PURPOSE, record_failure=record_failure, within=within
         )
         return Transcript(text=text, call=self._record(PURPOSE, OUTCOME_OK, took_ms, usage))

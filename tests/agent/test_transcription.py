@@ -4,10 +4,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.model.connections import Endpoint
-from agent.model.transcription import TranscriptionModel
-from hermes_state.errors import AuthRejected, ModelError, ModelRateLimited, ModelUnavailable, ReplyMalformed
-from hermes_state.values import CanonicalUsage
+from agent.model.base import NOBODY
+from agent.model.pools import MAX_BODY_BYTES, Endpoint
+from agent.model.transcription import TranscriptionLine, TranscriptionModel
+from hermes_state.errors import (
+    AuthRejected,
+    ModelError,
+    ModelRateLimited,
+    ModelTimeout,
+    ModelUnavailable,
+    ReplyMalformed,
+)
+from hermes_state.values import CanonicalUsage, ModelCallRecord
 from tests.fakes import fake_llm, labkit
 
 
@@ -51,3 +59,24 @@ async def test_trouble_has_its_kind(
 async def test_a_form_that_the_service_does_not_know_is_refused(listener: TranscriptionModel) -> None:
     with pytest.raises(ModelError):
         await listener.transcribe(b"SAYS:hi", "recording.txt")
+
+
+async def test_an_answer_without_an_end_is_not_read_to_it(listener: TranscriptionModel, llm: fake_llm.LLM) -> None:
+    body = '{"text": "hi", "more": "' + "x" * MAX_BODY_BYTES + '"}'
+    llm.faults.add({"match": "transcriptions", "kind": "status", "status": 200, "body": body})
+    with pytest.raises(ReplyMalformed, match="bytes"):
+        await listener.transcribe(b"SAYS:hi", "recording.ogg")
+
+
+async def test_nobody_waits_longer_than_they_want(listener: TranscriptionModel, llm: fake_llm.LLM) -> None:
+    llm.faults.add({"match": "transcriptions", "kind": "hang"})
+    failures: list[ModelCallRecord] = []
+
+    async def record(call: ModelCallRecord) -> None:
+        failures.append(call)
+
+    with pytest.raises(ModelTimeout):
+        await TranscriptionLine(listener).transcribe(
+            b"SAYS:hi", "recording.ogg", payer=NOBODY, record_failure=record, within=0.2
+        )
+    assert [(call.purpose, call.outcome) for call in failures] == [("transcription", "timeout")]

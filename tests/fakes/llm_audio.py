@@ -20,7 +20,8 @@ async def read_recording(request: web.Request) -> Json:
     file = form.get("file")
     if not isinstance(file, web.FileField):
         return {"model": str(form.get("model", ""))}
-    data = file.file.read()
+    with file.file:
+        data = file.file.read()
     said = data.partition(_MARK)[2].decode()
     return {"model": str(form.get("model", "")), "name": file.filename, "bytes": len(data), "said": said}
 
