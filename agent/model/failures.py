@@ -49,7 +49,7 @@ REMEDIES: tuple[Remedy, ...] = (
         trouble="is not open to our key",
         attempts=1,
         sentence="The model provider does not accept the API key; whoever runs this gateway has to check "
-        "`model.api_key`.",
+        "this model's `api_key`.",
     ),
     Remedy(
         kind=QuotaExceeded,
@@ -91,7 +91,7 @@ REMEDIES: tuple[Remedy, ...] = (
         trouble="is not offered by its provider",
         attempts=1,
         sentence="The model provider does not have this model at this address; whoever runs this gateway has to check "
-        "`model.name` and `model.base_url`.",
+        "its `name` and `base_url`.",
     ),
     Remedy(
         kind=ContextOverflow,
@@ -105,7 +105,7 @@ REMEDIES: tuple[Remedy, ...] = (
         outcome="output_cap",
         attempts=1,
         sentence="The configured output limit is above what the model allows{cap}; whoever runs this gateway has to "
-        "lower `model.max_output_tokens`.",
+        "lower this model's `max_output_tokens`.",
     ),
     Remedy(
         kind=ReplyMalformed,
@@ -132,8 +132,8 @@ REMEDIES: tuple[Remedy, ...] = (
         kind=ModelError,
         outcome="rejected",
         attempts=1,
-        sentence="The model provider refused the request; whoever runs this gateway should check `model.name` and "
-        "`model.base_url`.",
+        sentence="The model provider refused the request; whoever runs this gateway should check this model's "
+        "`name` and `base_url`.",
     ),
 )
 _BY_KIND = {remedy.kind: remedy for remedy in REMEDIES}

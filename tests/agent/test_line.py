@@ -279,6 +279,10 @@ def test_every_kind_of_model_error_has_its_own_row() -> None:
     assert len({remedy.outcome for remedy in REMEDIES}) == len(REMEDIES)
 
 
+def test_no_sentence_sends_people_to_the_block_of_another_model() -> None:
+    assert not [remedy.sentence for remedy in REMEDIES if "`model." in remedy.sentence]
+
+
 @pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: remedy.outcome)
 def test_a_person_gets_one_sentence_without_holes(remedy: object) -> None:
     kind = remedy.kind  # type: ignore[attr-defined]  # a Remedy

@@ -98,7 +98,7 @@ def in_call(how: str, **more: Any) -> Callable[[Way], Json]:
     return lambda way: {"tool_calls": [CALL], "chunk_chars": 6, how: way.before_arguments + 2, **more}
 
 
-NO_KEY = "does not accept the API key; whoever runs this gateway has to check `model.api_key`."
+NO_KEY = "does not accept the API key; whoever runs this gateway has to check this model's `api_key`."
 NO_CREDIT = "has no credit left; whoever runs this gateway has to top it up."
 NOT_NOW = "right now; please send /retry in a minute."
 BROKEN = "arrived broken or empty; /retry asks again."
@@ -111,9 +111,7 @@ FAULTS: Mapping[str, Fault] = {
     "the key is wrong": Fault(does=error("401"), says=NO_KEY, calls=("auth",)),
     "payment is due": Fault(does=error("402"), says=NO_CREDIT, calls=("quota",)),
     "the quota is used up": Fault(does=error("quota"), says=NO_CREDIT, calls=("quota",)),
-    "no such model": Fault(
-        does=error("404"), says="has to check `model.name` and `model.base_url`.", calls=("not_offered",)
-    ),
+    "no such model": Fault(does=error("404"), says="has to check its `name` and `base_url`.", calls=("not_offered",)),
     # ---- what passes
     "rate limit": Fault(does=error("429"), says="please send /retry in a minute.", calls=("rate_limited",) * 4),
     "rate limit for a moment": Fault(
@@ -148,7 +146,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "refused without a reason": Fault(
         does={"error": {"status": 400, "body": {"error": {"message": "Error"}}}},
-        says="refused the request; whoever runs this gateway should check `model.name` and `model.base_url`.",
+        says="refused the request; whoever runs this gateway should check this model's `name` and `base_url`.",
         calls=("rejected",),
     ),
     # ---- what cannot be read
