@@ -26,6 +26,8 @@ class ReasoningPieces:
         self._counted = counted
         self._texts: dict[str, list[str]] = {}
         self._details: list[dict[str, Any]] = []
+        self._further: list[list[str]] = []
+        """How the text of each detail goes on."""
 
     def add(self, message: Mapping[str, Any], *, is_piece: bool) -> None:
         """Take in what a message, or a piece of one, holds."""
@@ -33,9 +35,10 @@ class ReasoningPieces:
             if text := message.get(key):
                 self._texts.setdefault(key, []).append(self._counted(text))
         for detail in message.get(_DETAILS) or ():
-            self._counted(json.dumps(detail))
             if not (is_piece and self._continued(detail)):
+                self._counted(json.dumps(detail))
                 self._details.append(dict(detail))
+                self._further.append([])
 
     def _continued(self, piece: Mapping[str, Any]) -> bool:
         """Whether the piece was joined to the one before it: a signature is valid for the whole text only."""
@@ -43,22 +46,34 @@ class ReasoningPieces:
         field = _IN_PIECES.get(str(piece.get("type")))
         if field is None or any(before.get(key) != piece.get(key) for key in ("type", "index")):
             return False
-        added = piece.get(field) or ""
-        before |= {key: value for key, value in piece.items() if value is not None and key != field}
-        before[field] = (before.get(field) or "") + added
+        if not isinstance(before.get(field) or "", str):
+            raise TypeError("text is expected here")
+        self._further[-1].append(self._counted(piece.get(field) or ""))
+        # What every piece says again is not counted again: it is most of a stream of single words.
+        news = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
+        if news:
+            self._counted(json.dumps(news))
+            before |= news
         return True
 
     def whole(self, made_by: str) -> Reasoning | None:
         """What is to be stored beside the calls. Details say everything that the text beside them says."""
         fields: dict[str, Any] = {}
         if self._details:
-            fields = {_DETAILS: self._details}
+            fields = {_DETAILS: [_joined(*one) for one in zip(self._details, self._further, strict=True)]}
         elif self._texts:
             key, pieces = next(iter(self._texts.items()))
             fields = {key: "".join(pieces)}
         if not fields:
             return None
         return replayable(made_by, [fields])
+
+
+def _joined(detail: Mapping[str, Any], further: Sequence[str]) -> Mapping[str, Any]:
+    if not further:
+        return detail
+    field = _IN_PIECES[detail["type"]]
+    return {**detail, field: (detail.get(field) or "") + "".join(further)}
 
 
 def put_back(messages: Sequence[WireMessage], *, always: bool) -> None:
