@@ -98,11 +98,11 @@ def reported_cost(usage: object) -> MicroUsd | None:
     cost = _amount(_field(usage, "cost"))
     if _field(usage, "is_byok") is True:  # then `cost` is only the fee of whoever passed the call on
         cost += _amount(_field(_field(usage, "cost_details"), "upstream_inference_cost"))
-    return micro_usd(cost) if 0 < cost <= MOST_DOLLARS else None
+    return micro_usd(cost) if cost else None
 
 
 def _amount(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else 0.0
+    return float(value) if isinstance(value, int | float) and 0 < value <= MOST_DOLLARS else 0.0
 
 
 def _field(holder: object, name: str) -> object:
@@ -118,9 +118,7 @@ def _count(holder: object, name: str) -> int | None:
     value = _field(holder, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if value < 0 or not math.isfinite(value):
-        return None
-    return int(value)
+    return int(value) if 0 <= value < math.inf else None  # what has 400 digits is no float
 
 
 ASSUMED_IMAGE_TOKENS = 1_000

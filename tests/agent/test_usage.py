@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.usage import MOST_TOKENS, UsageShape, normalize_usage
+from agent.model.usage import MOST_TOKENS, UsageShape, normalize_usage, reported_cost
 from hermes_state.values import CanonicalUsage
 
 SHAPES = [None, *UsageShape]
@@ -157,7 +157,27 @@ def test_the_counts_of_anthropic_are_taken_as_they_are(fresh: int, read: int, wr
 
 
 def test_a_count_that_cannot_be_one_is_none() -> None:
-    assert normalize_usage({"prompt_tokens": 2**62}) is None
-    found = normalize_usage({"prompt_tokens": 5, "completion_tokens": 2**70})
-    assert found is not None
-    assert found.output <= 2**32
+    for count in (2**62, 10**400, float("inf")):
+        assert normalize_usage({"prompt_tokens": count}) is None
+    for count in (2**70, 10**400):
+        found = normalize_usage({"prompt_tokens": 5, "completion_tokens": count})
+        assert found is not None
+        assert found.output <= 2**32
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost"),
+    [
+        ({"cost": 0.002}, 2_000),
+        ({"cost": 0}, None),
+        ({"cost": -1}, None),
+        ({"cost": "0.002"}, None),
+        ({"cost": float("nan")}, None),
+        ({"cost": 10**400}, None),
+        ({"cost": 0.001, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.002}}, 3_000),
+        ({"cost": 0.001, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.002}}, 1_000),
+        (None, None),
+    ],
+)
+def test_what_a_provider_says_of_the_cost_is_taken_where_it_is_a_price(usage: Any, cost: int | None) -> None:
+    assert reported_cost(usage) == cost
