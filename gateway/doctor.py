@@ -20,6 +20,7 @@ from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.auxiliary import all_routes
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.home import StateDirectory, locate_home
+from gateway.config.routes import RouteSettings
 from gateway.control import NobodyAnswers, ask
 from gateway.costs import unpriced_models, unpriced_sentence
 from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
@@ -73,6 +74,7 @@ def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]
     yield from _state(loaded)
     yield from _access(loaded)
     yield from _model(loaded)
+    yield from _routes(loaded)
     yield from _extras(loaded)
     yield from _costs(loaded)
     yield from _context(loaded)
@@ -228,6 +230,22 @@ def _model(loaded: LoadedConfig) -> Iterator[Finding]:
         yield Finding(check="model", verdict=Verdict.WARNING, text=text)
     else:
         yield _from_probe("model", probe_model(model))
+
+
+def _routes(loaded: LoadedConfig) -> Iterator[Finding]:
+    """The other APIs that models are asked at: each once for each key, for one wrong key may be as good as none."""
+    seen = {_api(loaded.config.model)}
+    for route in all_routes(loaded.config):
+        if route.protocol != "offline" and _api(route) not in seen:
+            seen.add(_api(route))
+            probe = probe_model(route)
+            verdict = Verdict.FINE if probe.is_ok else Verdict.WARNING  # who stands in, or is chosen, is not all
+            yield Finding(check="route", verdict=verdict, text=f"{route.label}: {probe.text}")
+
+
+def _api(route: RouteSettings) -> tuple[str | None, str | None]:
+    """Where a route leads to, and with which key."""
+    return route.address, route.api_key.get_secret_value() if route.api_key is not None else None
 
 
 def _extras(loaded: LoadedConfig) -> Iterator[Finding]:

@@ -72,7 +72,7 @@ def probe_model(settings: RouteSettings, *, may_call: bool = False) -> Probe:
     if status == 200:
         return Probe(is_ok=True, text=f"The model's server answers at {base}{_listed(body, settings.name)}.")
     if status in (401, 403):
-        reason = "does not accept the key" if settings.api_key else "wants a key (model.api_key)"
+        reason = "does not accept the key" if settings.api_key else "wants a key (api_key)"
         return Probe(is_ok=False, is_rejected=True, text=f"The model's server at {base} {reason}.")
     if status in (404, 405) and not may_call:
         return Probe(is_ok=True, text=f"The model's server answers at {base}; it lists no models to compare with.")

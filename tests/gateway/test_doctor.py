@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib.util
+import json
 import os
 import sqlite3
 from collections.abc import Mapping
@@ -196,6 +197,32 @@ async def test_the_models_server_is_asked(environ: dict[str, str]) -> None:
     gone = (await examined(variables))["model"]
     assert gone.verdict is Verdict.FAILED
     assert "cannot be reached" in gone.text
+
+
+async def test_every_api_of_the_configuration_is_asked_once(environ: dict[str, str]) -> None:
+    async def models(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != "Bearer right":
+            raise web.HTTPUnauthorized
+        return web.json_response({"data": [{"id": "llama"}]})
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    async with Server(fake_llm.make_app()) as llm, Server(app) as other:
+        aliases = {
+            "fast": "small",
+            "home": {"name": "llama", "base_url": f"{other.url}/v1"},
+            "wrong": {"name": "llama", "base_url": f"{other.url}/v1", "api_key": "not-this-one"},
+            "same": {"name": "other", "base_url": f"{other.url}/v1", "api_key": "not-this-one"},
+            "right": {"name": "llama", "base_url": f"{other.url}/v1", "api_key": "right"},
+        }
+        variables = {**environ, "HERMES_MODEL__NAME": "lab-model", "HERMES_MODEL__BASE_URL": f"{llm.url}/v1"}
+        variables["HERMES_MODEL__ALIASES"] = json.dumps(aliases)
+        found = await asyncio.to_thread(lambda: list(examine(variables, is_online=False)))
+    assert [(one.verdict, one.text) for one in found if one.check == "route"] == [
+        (Verdict.WARNING, f"llama: The model's server at {other.url}/v1 wants a key (api_key)."),
+        (Verdict.WARNING, f"llama: The model's server at {other.url}/v1 does not accept the key."),
+        (Verdict.FINE, f"llama: The model's server answers at {other.url}/v1."),
+    ]
 
 
 @pytest.mark.parametrize("tail", ["", "/v1"])
