@@ -1,7 +1,7 @@
 """What the configuration says of costs, as the lines to models need it: the price of each, and the caps."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, tzinfo
+from datetime import tzinfo
 from typing import TypedDict
 from zoneinfo import ZoneInfo
 
@@ -54,7 +54,7 @@ def cap_limits(config: Config) -> CapLimits:
         daily=_limit(costs.daily_cap),
         chat_daily=_limit(costs.chat_daily_cap),
         conversation=_limit(costs.conversation_cap),
-        zone=day_zone(config),
+        zone=_day_zone(config),
     )
 
 
@@ -62,10 +62,10 @@ def _limit(amount: float | None) -> MicroUsd | None:
     return None if amount is None else micro_usd(amount)
 
 
-def day_zone(config: Config) -> tzinfo:
-    """Where days begin: `agent.time_zone`, else as on this machine."""
+def _day_zone(config: Config) -> tzinfo | None:
+    """Where days begin. The machine's own zone is not asked for here: what it says now is another in half a year."""
     name = config.agent.time_zone
-    return ZoneInfo(name) if name is not None else datetime.now().astimezone().tzinfo or UTC
+    return None if name is None else ZoneInfo(name)
 
 
 def unpriced_models(config: Config) -> list[str]:

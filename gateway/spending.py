@@ -5,11 +5,11 @@ The reports are what `--json` prints. Money is in US dollars, None where it is n
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from sqlite3 import Connection
 from typing import Any, TypeAlias
 
-from agent.model.caps import CapLimits, day_start
+from agent.model.caps import CapLimits, day_of, day_start, midnight
 from gateway.config.settings import Config
 from gateway.costs import cap_limits
 from hermes_state.chats import load_chat
@@ -184,11 +184,9 @@ NO_CHAT = "no chat"
 def load_insights(db: Connection, terms: Terms, days: int, within: ChatId | None = None) -> Insights:
     """Of so many days, today included. `within`: of one chat alone."""
     zone = terms.limits.zone
-    today = datetime.fromtimestamp(terms.now / 1_000, zone).date()
-    first = today - timedelta(days=days - 1)
-    since = Millis(round(datetime(first.year, first.month, first.day, tzinfo=zone).timestamp() * 1_000))
-    slices = load_slices(db, since, within)
-    by_day = _added(slices, lambda one: datetime.fromtimestamp(one.at / 1_000, zone).date())
+    first = day_of(terms.now, zone) - timedelta(days=days - 1)
+    slices = load_slices(db, midnight(first, zone), within)
+    by_day = _added(slices, lambda one: day_of(one.at, zone))
     every_day = (first + timedelta(days=number) for number in range(days))
     by_chat = {
         NO_CHAT if chat_id is None else load_chat(db, chat_id).key.name: spent

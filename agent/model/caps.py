@@ -5,7 +5,7 @@ by no more than what they cost.
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, tzinfo
+from datetime import UTC, date, datetime, time, tzinfo
 
 from agent.model.base import Payer
 from hermes_state.errors import PriceUnknown, SpendingCapReached
@@ -17,22 +17,33 @@ from hermes_state.values import Clock, MicroUsd, Millis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapLimits:
-    """The most that may be spent; None: as much as one likes. Days begin at midnight in `zone`."""
+    """The most that may be spent; None: as much as one likes.
+
+    Days begin at midnight in `zone`; None: where this machine is, as its clock goes on that day.
+    """
 
     daily: MicroUsd | None = None
     chat_daily: MicroUsd | None = None
     conversation: MicroUsd | None = None
-    zone: tzinfo = UTC
+    zone: tzinfo | None = UTC
 
     @property
     def has_any(self) -> bool:
         return any(cap is not None for cap in (self.daily, self.chat_daily, self.conversation))
 
 
-def day_start(now: Millis, zone: tzinfo) -> Millis:
+def day_start(now: Millis, zone: tzinfo | None) -> Millis:
     """The last midnight in `zone`."""
-    today = datetime.fromtimestamp(now / 1_000, zone).date()
-    return Millis(round(datetime.combine(today, time.min, zone).timestamp() * 1_000))
+    return midnight(day_of(now, zone), zone)
+
+
+def day_of(moment: Millis, zone: tzinfo | None) -> date:
+    return datetime.fromtimestamp(moment / 1_000, zone).date()
+
+
+def midnight(day: date, zone: tzinfo | None) -> Millis:
+    """When a day begins in `zone`."""
+    return Millis(round(datetime.combine(day, time.min, zone).timestamp() * 1_000))
 
 
 class DaySpending:

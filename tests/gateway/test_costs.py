@@ -1,17 +1,21 @@
 """What the configuration says of costs: read, refused, and turned into terms for the lines to models."""
 
+import time
+from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from agent.model.caps import CapLimits, NoPrice, SpendingCaps
+from agent.model.caps import CapLimits, NoPrice, SpendingCaps, day_start
 from agent.model.prices import FREE
 from gateway.config import ConfigRejected, load_config
 from gateway.config.settings import Config
 from gateway.costs import Costs, cap_limits, price_in, unpriced_models, unpriced_sentence
 from hermes_state.store import Store
-from hermes_state.values import MicroUsd, SystemClock
+from hermes_state.values import MicroUsd, Millis, SystemClock
+
+BERLIN = ZoneInfo("Europe/Berlin")
 
 
 def loaded(folder: Path, yaml: str = "", **environ: str) -> Config:
@@ -22,7 +26,7 @@ def loaded(folder: Path, yaml: str = "", **environ: str) -> Config:
 
 def test_nothing_is_capped_by_default(tmp_path: Path) -> None:
     config = loaded(tmp_path / "home")
-    assert cap_limits(config) == CapLimits(zone=cap_limits(config).zone)
+    assert cap_limits(config) == CapLimits(zone=None)
     assert not config.costs.has_caps
     assert unpriced_models(config) == []
 
@@ -37,8 +41,28 @@ def test_caps_are_dollars_and_days_begin_in_the_agents_time_zone(tmp_path: Path)
         daily=MicroUsd(5_000_000),
         chat_daily=MicroUsd(500_000),
         conversation=MicroUsd(2_250_000),
-        zone=ZoneInfo("Europe/Berlin"),
+        zone=BERLIN,
     )
+
+
+@pytest.mark.parametrize(
+    ("noon", "midnight"),
+    [
+        (datetime(2026, 1, 15, 12, tzinfo=BERLIN), datetime(2026, 1, 15, tzinfo=BERLIN)),
+        (datetime(2026, 7, 15, 12, tzinfo=BERLIN), datetime(2026, 7, 15, tzinfo=BERLIN)),
+    ],
+)
+def test_days_of_the_machine_begin_at_midnight_in_winter_and_in_summer(
+    noon: datetime, midnight: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        zone = cap_limits(Config()).zone
+        assert day_start(Millis(round(noon.timestamp() * 1_000)), zone) == midnight.timestamp() * 1_000
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_prices_come_from_the_file_or_as_json_from_a_variable(tmp_path: Path) -> None:
