@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.e2e.protocols import PROTOCOLS, ModelProtocol
 from tests.e2e.world import World
 
 TALK = [f"fact {number}: " + "words " * 400 for number in range(8)]
@@ -14,16 +15,16 @@ async def compressed(world: World) -> None:
     assert await world.replies(1, match="Compressed")
 
 
-@pytest.mark.parametrize("spoken", ["chat_completions", "responses", "anthropic"])
-async def test_a_model_of_its_own_writes_summaries_over_any_protocol(world: World, spoken: str) -> None:
+@pytest.mark.parametrize("other", PROTOCOLS.values(), ids=str)
+async def test_a_model_of_its_own_writes_summaries_over_any_protocol(world: World, other: ModelProtocol) -> None:
     await world.gateway.start(
         HERMES_AUXILIARY__COMPRESSION__MODEL="lab-32k",
-        HERMES_AUXILIARY__COMPRESSION__PROTOCOL=spoken,
-        HERMES_AUXILIARY__COMPRESSION__BASE_URL=world.llm.url + ("" if spoken == "anthropic" else "/v1"),
+        HERMES_AUXILIARY__COMPRESSION__PROTOCOL=other.name,
+        HERMES_AUXILIARY__COMPRESSION__BASE_URL=world.llm.url + other.root,
     )
     await compressed(world)
     [(route, model, outcome, is_counted)] = world.query(SUMMARIES)
-    assert route.startswith(f"{spoken}:")
+    assert route.startswith(f"{other}:")
     assert (model, outcome, is_counted) == ("lab-32k", "ok", 1)
     assert not await world.violations()
 
