@@ -40,6 +40,7 @@ class ChatDialect:
     """What servers differ in. Starts out as most of them take it, and learns from what is refused."""
 
     limit_key: str = _LIMIT_KEY
+    has_stream_options: bool = True
     replays_reasoning: bool = True
     insists_on_reasoning: bool = False
 
@@ -48,6 +49,8 @@ class ChatDialect:
         match refusal:
             case Refusal.LIMIT_NAME:
                 return replace(self, limit_key=_NEWER_LIMIT_KEY)
+            case Refusal.STREAM_OPTIONS:
+                return replace(self, has_stream_options=False)
             case Refusal.MISSING_REASONING:
                 return replace(self, insists_on_reasoning=True)
             case Refusal.REPLAYED_REASONING:
@@ -92,7 +95,9 @@ def encoded_request(
         messages = apply_anthropic_cache_control(messages, cache_ttl)
     body: dict[str, Any] = {"model": model, "messages": messages}
     if streams:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body["stream"] = True
+        if dialect.has_stream_options:
+            body["stream_options"] = {"include_usage": True}
     if request.max_output_tokens is not None:
         body[dialect.limit_key] = request.max_output_tokens
     if request.tools:

@@ -12,6 +12,8 @@ import openai
 from agent.model.provider_errors import status_error, stream_error
 from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, NotOffered, ReplyMalformed
 
+_NEWER_LIMIT = re.compile(r"max_tokens\b.{0,80}\buse\b.{0,10}max_completion_tokens", re.IGNORECASE)
+"""Servers that pass on what OpenAI said may leave its codes out."""
 _UNSUPPORTED_ENCRYPTION = re.compile(r"encrypted[ _]content is not supported", re.IGNORECASE)
 _MISSING_REASONING = re.compile(r"reasoning_content.{0,60}must be passed back", re.IGNORECASE | re.DOTALL)
 _REASONING = re.compile(r"\b(?:reasoning|thinking|encrypted[ _]content)", re.IGNORECASE)
@@ -22,6 +24,8 @@ class Refusal(StrEnum):
 
     LIMIT_NAME = "limit_name"
     """The output limit goes by another name there."""
+    STREAM_OPTIONS = "stream_options"
+    """A stream cannot be asked to end with what it used: it does so anyway, or never."""
     ENCRYPTED_REASONING = "encrypted_reasoning"
     """The model has no reasoning that could be sent along."""
     MISSING_REASONING = "missing_reasoning"
@@ -53,8 +57,10 @@ def refusal_of(error: ModelError) -> Refusal | None:
     if type(error) not in (ModelError, NotOffered) or not isinstance(cause, openai.APIStatusError):
         return None
     text, param = cause.message[:2_000], str(cause.param or "")
-    if cause.code == "unsupported_parameter" and param == "max_tokens":
+    if (cause.code == "unsupported_parameter" and param == "max_tokens") or _NEWER_LIMIT.search(text):
         return Refusal.LIMIT_NAME
+    if "stream_options" in text or param.startswith("stream_options"):
+        return Refusal.STREAM_OPTIONS
     if param.startswith("include") or _UNSUPPORTED_ENCRYPTION.search(text):
         return Refusal.ENCRYPTED_REASONING
     if _MISSING_REASONING.search(text):

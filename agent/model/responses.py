@@ -42,7 +42,7 @@ class ResponsesDialect:
                 return replace(self, asks_for_reasoning=False)
             case Refusal.REPLAYED_REASONING:
                 return replace(self, replays_reasoning=False)
-            case Refusal.LIMIT_NAME | Refusal.MISSING_REASONING:
+            case Refusal.LIMIT_NAME | Refusal.STREAM_OPTIONS | Refusal.MISSING_REASONING:
                 return self
 
 

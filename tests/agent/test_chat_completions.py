@@ -145,15 +145,41 @@ async def test_a_long_text_is_shown_in_growing_steps_and_whole_in_the_end(
     assert [len(text) for text in shown[:3]] == [100, 200, 300]
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        {"message": "Unsupported parameter", "code": "unsupported_parameter", "param": "max_tokens"},
+        {"message": "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.", "code": 400},
+    ],
+)
 async def test_a_model_that_knows_the_output_limit_by_its_newer_name_is_asked_so_from_then_on(
-    model: ChatCompletionsModel, llm: LLM
+    model: ChatCompletionsModel, llm: LLM, refusal: dict[str, Any]
 ) -> None:
-    refusal = {"message": "Unsupported parameter", "code": "unsupported_parameter", "param": "max_tokens"}
     llm.scripts.append({"times": 1, "reply": {"error": {"status": 400, "body": {"error": refusal}}}})
     await ask(model)
     await ask(model)
     limits = [sorted(set(sent["body"]) & {"max_tokens", "max_completion_tokens"}) for sent in llm.requests.rows]
     assert limits == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        {"error": {"message": "Unrecognized request argument supplied: stream_options", "param": None}},
+        {
+            "detail": [
+                {"type": "extra_forbidden", "loc": ["body", "stream_options"], "msg": "Extra inputs are forbidden"}
+            ]
+        },
+    ],
+)
+async def test_a_server_that_knows_no_options_of_a_stream_is_asked_without_them_from_then_on(
+    model: ChatCompletionsModel, llm: LLM, refusal: dict[str, Any]
+) -> None:
+    llm.scripts.append({"times": 1, "reply": {"error": {"status": 422, "body": refusal}}})
+    await ask(model)
+    await ask(model)
+    assert ["stream_options" in sent["body"] for sent in llm.requests.rows] == [True, False, False]
 
 
 # ---- servers that do not stream
