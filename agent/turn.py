@@ -21,7 +21,7 @@ from agent.context.port import Engine
 from agent.context.profiles import ProfileBook
 from agent.context.rooms import Room
 from agent.images import load_image_urls
-from agent.model.base import Finish, ModelReply, ModelRequest, Payer, maker_of
+from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest, Payer, maker_of
 from agent.model.line import Completion, ModelLine
 from agent.model.wire import WireStyle
 from agent.prompt import DEFAULT_PERSONA, system_prompt
@@ -74,9 +74,10 @@ class PreviewSink(Protocol):
 class AgentSettings:
     """What a turn needs to know of the configuration."""
 
-    context_length: Tokens
-    max_output_tokens: Tokens
-    """Reserved out of `context_length`; the rest is the input window. Less where the provider states a smaller one."""
+    context_length: Tokens | None = None
+    """None: what the provider says, or the catalogue."""
+    max_output_tokens: Tokens | None = None
+    """Reserved out of the context; the rest is the input window. Less where the provider states a smaller one."""
     sees_images: bool = False
     attachments: Path | None = None
     """Where the paths of stored images start."""
@@ -146,7 +147,8 @@ class Agent:
         self._settings = settings
         self._clock = clock
         self._views = views or ViewCache(store)
-        own = SummaryRoute(line=line, context_length=settings.context_length)
+        own = SummaryRoute(line=line)
+        configured = ModelLimits(context_length=settings.context_length, max_output_tokens=settings.max_output_tokens)
         engine: Engine = Compressor(settings=settings.context.compressor, redact=redact, clock=clock)
         if make_engine is not None:
             engine = make_engine(engine)
@@ -161,8 +163,7 @@ class Agent:
             prompts=self,
             engine=engine,
             routes=[own] if summary_routes is None else summary_routes,
-            profiles=ProfileBook(store, line.route, line.name, settings.context_length, clock),
-            reserved_output=settings.max_output_tokens,
+            profiles=ProfileBook(store, line.route, line.name, configured, clock, fetch=line.model.fetch_limits),
             settings=settings.context,
             listeners=listeners,
             before_split=before_split,

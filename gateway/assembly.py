@@ -13,6 +13,7 @@ from agent.context.foreign import ForeignEngine
 from agent.context.plugins import load_engine
 from agent.context.port import Engine
 from agent.context.seats import ModelFacts
+from agent.model.capacity import ASSUMED_CONTEXT, listed_limits
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
@@ -25,7 +26,7 @@ from gateway.config.routes import RouteSettings
 from gateway.config.section import Section
 from gateway.config.settings import Config
 from gateway.models import Lines
-from gateway.window import context_settings
+from gateway.window import capacity_in, configured_limits, context_settings
 from hermes_state.redaction import Redactor
 from hermes_state.store import Store
 from hermes_state.values import Clock, Tokens
@@ -137,8 +138,8 @@ def _agent_settings(loaded: LoadedConfig, route: RouteSettings) -> AgentSettings
     habits = loaded.config.agent
     zone = ZoneInfo(habits.time_zone) if habits.time_zone is not None else datetime.now().astimezone().tzinfo
     return AgentSettings(
-        context_length=Tokens(route.context_length),
-        max_output_tokens=Tokens(route.max_output_tokens),
+        context_length=configured_limits(route).context_length,
+        max_output_tokens=configured_limits(route).max_output_tokens,
         sees_images=route.sees_images,
         attachments=loaded.attachments,
         zone=zone or UTC,
@@ -153,10 +154,19 @@ def summary_routes(config: Config, live: RouteSettings, lines: Lines) -> list[Su
 
     The built-in offline model never is: it cannot write one.
     """
+    mark, routes = settings_mark(config), []
     named = route_for(config, "compression", live)
-    routes = [*([] if named is None or named == live else [named]), *([] if live.protocol == "offline" else [live])]
-    mark = settings_mark(config)
-    return [SummaryRoute(line=lines.of(one), context_length=Tokens(one.context_length), mark=mark) for one in routes]
+    if named is not None and named != live:
+        routes.append(SummaryRoute(line=lines.of(named), context_length=_context_of(named, config), mark=mark))
+    if live.protocol != "offline":
+        routes.append(SummaryRoute(line=lines.of(live), mark=mark))
+    return routes
+
+
+def _context_of(route: RouteSettings, config: Config) -> Tokens:
+    """The context of a model that only writes summaries, whose provider is not asked."""
+    listed = listed_limits(route.label).context_length
+    return Tokens(route.context_length or listed or config.model.context_length or ASSUMED_CONTEXT)
 
 
 def _engine_maker(
@@ -175,7 +185,7 @@ def _engine_maker(
     def around(route: RouteSettings, built_in: Engine) -> Engine:
         facts = ModelFacts(
             name=route.label,
-            context_length=Tokens(route.context_length),
+            context_length=capacity_in(route).context_length,
             base_url=route.base_url or "",
             api_key=route.api_key.get_secret_value() if route.api_key is not None else "",
             provider=route.protocol,

@@ -75,6 +75,4 @@ def _named(config: Config, task: Task, live: RouteSettings) -> RouteSettings | N
         route = main.alias_route(name.lower())
         size = settings.context_length
         return route if size is None else route.model_copy(update={"context_length": size})
-    if block.context_length is None:
-        block = block.model_copy(update={"context_length": main.context_length})
     return completed(block, main)

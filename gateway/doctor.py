@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,10 +22,11 @@ from gateway.auxiliary import all_routes
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.home import StateDirectory, locate_home
 from gateway.config.routes import RouteSettings
+from gateway.config.settings import Config
 from gateway.control import NobodyAnswers, ask
 from gateway.costs import unpriced_models, unpriced_sentence
 from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
-from gateway.window import fixed_prompt_tokens, window_limits
+from gateway.window import WINDOW_FROM, Window, fixed_prompt_tokens, load_configured_profile, window_of
 from hermes_state.connections import check_engine
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
 from hermes_state.lock import holder, is_free
@@ -71,13 +73,14 @@ def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]
     yield Finding(check="config", verdict=Verdict.FINE, text=_sources(loaded))
     yield from _warnings(loaded.warnings)
     yield from _home(loaded.home)
-    yield from _state(loaded)
+    state = list(_state(loaded))
+    yield from state
     yield from _access(loaded)
     yield from _model(loaded)
     yield from _routes(loaded)
     yield from _extras(loaded)
     yield from _costs(loaded)
-    yield from _context(loaded)
+    yield from _context(loaded, state)
     yield from _tokens(loaded, is_online=is_online)
     yield from _service(environ, loaded)
 
@@ -202,25 +205,37 @@ def _access(loaded: LoadedConfig) -> Iterator[Finding]:
         yield Finding(check="access", verdict=verdict, text=f"The configuration names nobody: {advice}")
 
 
-def _context(loaded: LoadedConfig) -> Iterator[Finding]:
-    limits, fixed = window_limits(loaded.config), fixed_prompt_tokens(loaded.config)
-    threshold, by = limits.threshold, ""
+def _context(loaded: LoadedConfig, told: Sequence[Finding]) -> Iterator[Finding]:
+    """A running daemon has told it: it knows best, and nobody else looks into the file meanwhile."""
     try:
         engine = load_engine(loaded.config.context.engine, loaded.home)
     except ConfigError as error:
         yield Finding(check="context", verdict=Verdict.FAILED, text=str(error))
-    else:
-        if engine is not None:  # when it acts is its own affair; hygiene does not wait for it
-            threshold, by = limits.hygiene, f" at the latest, by the context engine {engine.name}"
+        return
+    if any(finding.check == "context" for finding in told):
+        return
+    profile = None
+    with suppress(HermesError), open_resting(loaded.database) as db:  # another finding says what is wrong with it
+        profile = load_configured_profile(db, loaded.config) if db is not None else None
+    name = engine.name if engine is not None else None
+    yield context_finding(loaded.config, window_of(loaded.config, profile), name)
+
+
+def context_finding(config: Config, window: Window, engine: str | None) -> Finding:
+    """How large the configured model's window is, who says so, and where a plugin's engine or ours compresses."""
+    limits, fixed = window.limits, fixed_prompt_tokens(config)
+    threshold, by = limits.threshold, ""
+    if engine is not None:  # when it acts is its own affair; hygiene does not wait for it
+        threshold, by = limits.hygiene, f" at the latest, by the context engine {engine}"
     text = (
-        f"Conversations are compressed from {threshold:,} of {limits.input_window:,} tokens on{by}; "
-        f"the system prompt and the tools take about {fixed:,} of them."
+        f"The model's window has {limits.context_length:,} tokens, {WINDOW_FROM[window.window_from]}. Conversations "
+        f"are compressed from {threshold:,} of {limits.input_window:,} tokens on{by}; the system prompt and the tools "
+        f"take about {fixed:,} of them."
     )
     if fixed * 2 < threshold:
-        yield Finding(check="context", verdict=Verdict.FINE, text=text)
-    else:
-        text += " That is half of it or more: use a model with a larger window, and set model.context_length."
-        yield Finding(check="context", verdict=Verdict.WARNING, text=text)
+        return Finding(check="context", verdict=Verdict.FINE, text=text)
+    text += " That is half of it or more: use a model with a larger window, or set model.context_length if it has one."
+    return Finding(check="context", verdict=Verdict.WARNING, text=text)
 
 
 def _model(loaded: LoadedConfig) -> Iterator[Finding]:

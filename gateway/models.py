@@ -16,6 +16,7 @@ from gateway.auxiliary import all_routes
 from gateway.config.routes import CONFIGURED, RouteSettings, completed
 from gateway.config.settings import Config, ModelSettings
 from gateway.costs import Costs
+from gateway.window import capacity_in
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.pairings import Role
 
@@ -104,7 +105,7 @@ def make_model(route: RouteSettings, settings: ModelSettings) -> ChatModel:
         case "responses":
             return ResponsesModel(ResponsesSettings(**endpoint))
         case "anthropic":
-            return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl}, route.context_length)
+            return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl}, capacity_in(route).context_length)
 
 
 def _anthropic_model(settings: dict[str, Any], context_length: int) -> ChatModel:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from agent.context.plugins import BUILT_IN
 from agent.model.circuits import Rest
 from agent.model.line import ModelLine
 from gateway.access import Access, Verdict
@@ -12,7 +13,7 @@ from gateway.adapters import Adapters
 from gateway.config import LoadedConfig
 from gateway.control import Handler
 from gateway.delivery import Delivery
-from gateway.doctor import Finding, database_finding
+from gateway.doctor import Finding, context_finding, database_finding
 from gateway.doctor import Verdict as Severity
 from gateway.lanes import Lanes
 from gateway.live import Live
@@ -21,6 +22,7 @@ from gateway.moments import when
 from gateway.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
 from gateway.spending import REPORTS, Report, report, terms_of
 from gateway.vitals import Heartbeat
+from gateway.window import Window
 from hermes_state import pairings
 from hermes_state.errors import CommandError
 from hermes_state.pairings import Role
@@ -134,10 +136,14 @@ class Operator:
         return shown(pairing)
 
     async def examine(self, _args: Mapping[str, Any]) -> list[Finding]:
-        """The checks that only the running daemon can make: its database, and the models that it has given a rest."""
+        """The checks that only the running daemon can make: its database, its models' windows and rests."""
         lines = [agent.line for _, agent in self._live.agents.in_use()]
         resting = [_finding(line, rest) for line in lines if (rest := line.circuit.rest) is not None]
-        return [await self._store.read(database_finding), *resting]
+        context = self._live.agents.configured.context
+        window = Window(limits=await context.load_limits(), window_from=context.window_from)
+        engine = context.engine if context.engine != BUILT_IN else None
+        told = context_finding(self._live.config, window, engine)
+        return [await self._store.read(database_finding), told, *resting]
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
         """Chains of sessions, and what was said; see `gateway.lookups`."""

@@ -30,16 +30,34 @@ _NOTHING_LEARNED = Calibration()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a provider has said about the sizes of its model when it was asked; None: it said nothing of that."""
+
+    context_length: Tokens | None
+    max_output_tokens: Tokens | None
+    at: Millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """One row of `model_profiles`; a model that is not known yet has the defaults."""
 
     calibration: Calibration = _NOTHING_LEARNED
     learned_context: Tokens | None = None
-    """The smallest context window that the provider has stated beside the configured one."""
+    """The smallest context window that the provider has stated when it refused prompts."""
+    learned_beside: Tokens | None = None
+    """The context length that was in force then: beside another one what was learned does not apply."""
+    offer: Offer | None = None
+
+    def window(self, in_force: Tokens) -> Tokens:
+        """The context length that is in force, or what was learned beside it if that is smaller."""
+        if self.learned_context is None or self.learned_beside != in_force:
+            return in_force
+        return min(in_force, self.learned_context)
 
 
 _LOAD = """
-SELECT calibration, CASE WHEN learned_beside = ? THEN learned_context END FROM model_profiles
+SELECT calibration, learned_context, learned_beside, offered_context, offered_output, offered_at FROM model_profiles
 WHERE route = ? AND model = ?
 """
 _SAVE_CALIBRATION = """
@@ -54,23 +72,32 @@ ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, learn
   learned_context = CASE WHEN learned_beside = excluded.learned_beside
     THEN min(learned_context, excluded.learned_context) ELSE excluded.learned_context END
 """
+_KEEP_OFFER = """
+INSERT INTO model_profiles (route, model, calibration, offered_context, offered_output, offered_at, updated_at)
+VALUES (?, ?, '{}', ?, ?, ?, ?)
+ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, offered_at = excluded.offered_at,
+  offered_context = excluded.offered_context, offered_output = excluded.offered_output
+"""
 _decode = msgspec.json.Decoder(Calibration).decode
 
 
-def load_profile(db: Connection, route: str, model: str, configured: Tokens) -> ModelProfile:
-    """What is known of a model whose context length is configured so.
-
-    A window that was learned beside another configured length does not apply: whoever set the new one knows better, or
-    is told again. A calibration that cannot be read counts as none: it is learned again.
-    """
-    row = db.execute(_LOAD, (configured, route, model)).fetchone()
+def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
+    """What is known of a model. A calibration that cannot be read counts as none: it is learned again."""
+    row = db.execute(_LOAD, (route, model)).fetchone()
     if row is None:
         return ModelProfile()
+    calibration, learned, beside, context, output, at = row
     try:
-        calibration = _decode(row[0])
+        known = _decode(calibration)
     except msgspec.DecodeError:
-        calibration = _NOTHING_LEARNED
-    return ModelProfile(calibration=calibration, learned_context=row[1])
+        known = _NOTHING_LEARNED
+    offer = None if at is None else Offer(context_length=context, max_output_tokens=output, at=at)
+    return ModelProfile(calibration=known, learned_context=learned, learned_beside=beside, offer=offer)
+
+
+def keep_offer(db: Connection, route: str, model: str, offer: Offer) -> None:
+    """Keep what the provider says, in place of what it said before."""
+    db.execute(_KEEP_OFFER, (route, model, offer.context_length, offer.max_output_tokens, offer.at, offer.at))
 
 
 def save_calibration(db: Connection, route: str, model: str, calibration: Calibration, now: Millis) -> None:
@@ -78,6 +105,6 @@ def save_calibration(db: Connection, route: str, model: str, calibration: Calibr
     db.execute(_SAVE_CALIBRATION, (route, model, msgspec.json.encode(calibration).decode(), now))
 
 
-def learn_context(db: Connection, route: str, model: str, stated: Tokens, configured: Tokens, now: Millis) -> None:
-    """Keep a window that the provider stated, unless a smaller one is known beside the same configured length."""
-    db.execute(_LEARN_CONTEXT, (route, model, stated, configured, now))
+def learn_context(db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis) -> None:
+    """Keep a window that the provider stated, unless a smaller one is known beside the same context length."""
+    db.execute(_LEARN_CONTEXT, (route, model, stated, beside, now))

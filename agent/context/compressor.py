@@ -78,7 +78,8 @@ class SummaryRoute:
     """A model that can write summaries."""
 
     line: ModelLine
-    context_length: Tokens
+    context_length: Tokens | None = None
+    """None: that of the conversation."""
     mark: str = ""
     """Of the settings behind it."""
 
@@ -348,7 +349,7 @@ class Compressor:
             previous=plan.middle.previous.text if plan.middle.previous is not None else None,
             focus=job.focus,
             target=job.limits.summary_tokens(plan.content_tokens),
-            input_limit=summary_input_tokens(route.context_length),
+            input_limit=summary_input_tokens(route.context_length or job.limits.context_length),
             now=self._clock.now(),
             zone=self._settings.zone,
             template=self._settings.summary_template,

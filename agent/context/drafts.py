@@ -76,9 +76,12 @@ class Drafts:
 
     def _as_known(self, route: SummaryRoute, job: CompressionJob) -> SummaryRoute:
         """The conversation's own model reads no more for a summary than for a turn, whatever is configured."""
+        window = job.limits.context_length
+        if route.context_length is None:
+            return replace(route, context_length=window)
         if not self._rooms.profiles.is_about(route.line.model):
             return route
-        return replace(route, context_length=min(route.context_length, job.limits.context_length))
+        return replace(route, context_length=min(route.context_length, window))
 
     async def commit(self, scene: Scene, drafted: Drafted) -> CompressionOutcome:
         """Settle a draft in a transaction of its own."""

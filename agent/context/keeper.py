@@ -25,6 +25,7 @@ from agent.context.profiles import ProfileBook
 from agent.context.rooms import Prompts, Room, Rooms, Standing
 from agent.context.state import ContextState, state_of, stored_form
 from agent.context.undo import Undoing, settle_undo
+from agent.model.capacity import Source
 from hermes_state import sessions
 from hermes_state.errors import ContextOverflow, StoreUnavailable
 from hermes_state.lineage import Layer, plan_undo
@@ -74,7 +75,6 @@ class ContextKeeper:
         engine: Engine,
         routes: Sequence[SummaryRoute],
         profiles: ProfileBook,
-        reserved_output: Tokens,
         settings: ContextSettings,
         listeners: Sequence[Listener],
         before_split: Sequence[BeforeSplit] = (),
@@ -90,7 +90,6 @@ class ContextKeeper:
             views=views,
             prompts=prompts,
             profiles=profiles,
-            reserved_output=reserved_output,
             settings=settings.limits,
         )
         self._drafts = Drafts(
@@ -109,6 +108,16 @@ class ContextKeeper:
     def limits(self) -> Limits:
         """The model's, as they are now; for a conversation whose prompt was refused a smaller window may be assumed."""
         return self._rooms.limits
+
+    @property
+    def window_from(self) -> Source:
+        """Who says how large the model's window is."""
+        return self._rooms.profiles.source_for(None)
+
+    async def load_limits(self) -> Limits:
+        """The model's, with what was learned before this process."""
+        await self._rooms.profiles.load()
+        return self.limits
 
     @property
     def is_automatic(self) -> bool:
@@ -138,6 +147,7 @@ class ContextKeeper:
 
     async def tidy(self, scene: Scene) -> None:
         """Hygiene: before a turn starts, at the far end of the window. Keeps the turn waiting only so long."""
+        await self._rooms.profiles.ask()
         await self._drafts.take_finished(scene)
         room = await self._rooms.load(scene)
         limits, rows = self._limits(room), len(room.view.transcript)
@@ -168,6 +178,7 @@ class ContextKeeper:
 
     async def make_room(self, scene: Scene, view: View, layer: Layer) -> Room:
         """Before a model call: compress from the threshold on, more than once while it helps."""
+        await self._rooms.profiles.ask()
         has_changed = await self._drafts.take_finished(scene) is not None
         room = await (self._rooms.load(scene) if has_changed else self._rooms.measure(scene, view))
         for _ in range(MOST_PASSES):
@@ -215,6 +226,7 @@ class ContextKeeper:
 
     async def draft_by_hand(self, scene: Scene, *, focus: str | None = None, keep_turns: int | None = None) -> Drafted:
         """`/compress`: always, and what holds the automatic layers back is forgotten. `settle` commits it."""
+        await self._rooms.profiles.ask()
         await self._drafts.drop(scene.lineage_id)
         room = await self._rooms.load(scene)
         job = self._job(room, "manual", focus=focus, keep_turns=keep_turns)

@@ -9,6 +9,7 @@ from agent.context.events import Scene
 from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.context.profiles import ProfileBook
 from agent.model.base import ModelRequest
+from agent.model.capacity import Source
 from agent.model.wire import WireStyle
 from hermes_state.lineage import count_compressions
 from hermes_state.store import Store
@@ -52,6 +53,8 @@ class Standing:
     fixed: EstimatedTokens
     """Of the prompt, what no compression shortens: the system prompt and the tools' schemas."""
     limits: Limits
+    window_from: Source
+    """Who says how large the window is."""
     threshold: Tokens
     """Where it is compressed by itself."""
     compressions: int
@@ -90,13 +93,11 @@ class Rooms:
         views: ViewCache,
         prompts: Prompts,
         profiles: ProfileBook,
-        reserved_output: Tokens,
         settings: LimitSettings,
     ) -> None:
         self._store = store
         self._views = views
         self._prompts = prompts
-        self._reserved_output = reserved_output
         self._settings = settings
         self.profiles = profiles
         self._looks: dict[LineageId, Room] = {}
@@ -116,10 +117,7 @@ class Rooms:
         return self._limits_of(self.profiles.window_for(lineage_id))
 
     def _limits_of(self, window: Tokens) -> Limits:
-        """In a window smaller than the configured one the answer's room gives way first, down to a quarter."""
-        lost = self.profiles.configured - window
-        reserved = min(self._reserved_output, max(window // 4, self._reserved_output - lost))
-        return limits_of(window, reserved, self._settings)
+        return limits_of(window, self.profiles.capacity.output_in(window), self._settings)
 
     async def load(self, scene: Scene) -> Room:
         """The conversation as it is stored now."""
@@ -175,6 +173,7 @@ class Rooms:
             prompt=room.estimated,
             fixed=self.estimator.whole(replace(room.request, transcript=())),
             limits=limits,
+            window_from=self.profiles.source_for(scene.lineage_id),
             threshold=limits.threshold,
             compressions=await self._store.read(count_compressions, scene.lineage_id),
         )

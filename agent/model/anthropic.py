@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
+from urllib.parse import quote
 
 import anthropic
 import httpx2
@@ -22,6 +23,7 @@ from agent.model.anthropic_reply import CollectedReply, ReasoningRefused, answer
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, maker_of
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, caching_for
 from agent.model.failures import paid_for
+from agent.model.offers import MOST_BYTES, within_reason
 from agent.model.pools import LIMITS, Endpoint, Pools, whole_json
 from agent.model.shapes_anthropic import body_parts, stored_reasoning
 from agent.model.sharing import LoopShare
@@ -65,13 +67,16 @@ class AnthropicModel:
     async def close(self) -> None:
         await self._pools.close()
 
-    async def fetch_limits(self) -> ModelLimits:
+    async def fetch_limits(self) -> ModelLimits | None:
         """See `ChatModel.fetch_limits`."""
-        try:
-            with self._pools.client() as client, _errors_translated():
-                said: Any = await client.get(f"/v1/models/{self.name}", cast_to=object)
-        except ModelError:
-            return ModelLimits()
+        return await within_reason(self.name, self._asked_for_limits)
+
+    async def _asked_for_limits(self) -> ModelLimits:
+        path = f"/v1/models/{quote(self.name, safe='/:@')}"
+        with self._pools.client() as client, _errors_translated():
+            stream = await client.get(path, cast_to=object, stream=True, stream_cls=AsyncStream[object])
+            async with stream:
+                said = await whole_json(stream.response, MOST_BYTES)
         if not isinstance(said, Mapping):
             return ModelLimits()
         return ModelLimits(

@@ -109,8 +109,11 @@ class ChatModel(Protocol):
         Raises the kinds of `ModelError`. Cancelling it closes the connection.
         """
 
-    async def fetch_limits(self) -> ModelLimits:
-        """What the provider says about the model's sizes. Costs nothing and raises nothing: no answer is none."""
+    async def fetch_limits(self) -> ModelLimits | None:
+        """What the provider says about the model's sizes. Costs nothing, takes seconds at most and raises nothing.
+
+        None where the provider could not be asked just now, or may know more after a call.
+        """
 
     async def close(self) -> None:
         """Let go of connections."""

@@ -49,6 +49,18 @@ class Connections:
         """A client with room for one more call, for the length of that call."""
         return self._pools.client()
 
+    @property
+    def base_url(self) -> str:
+        """The root of the API."""
+        return str(self._pools.first.base_url)
+
+    async def fetched(self, address: str, most_bytes: int) -> object:
+        """The JSON at an address of the provider's host. Raises the kinds of `ModelError`."""
+        with self.client() as client, errors_translated():
+            stream = await client.get(address, cast_to=object, stream=True, stream_cls=AsyncStream[object])
+            async with stream:
+                return await whole_json(stream.response, most_bytes)
+
     @asynccontextmanager
     async def posted(self, path: str, payload: bytes, *, streams: bool) -> AsyncIterator[AsyncIterable[object]]:
         """Send a request; what comes back is JSON: the events of a stream, or one whole body.

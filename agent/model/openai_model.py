@@ -7,6 +7,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, maker_of
 from agent.model.connections import Connections
 from agent.model.failures import paid_for
+from agent.model.offers import MOST_BYTES, offered_limits
 from agent.model.openai_errors import Refusal, refusal_of
 from agent.model.pools import Endpoint
 from agent.model.sharing import LoopShare
@@ -51,9 +52,13 @@ class OpenAIModel(ABC, Generic[D]):
         self.route = f"{protocol}:{self.host}"
         self._maker = maker_of(self.route, self.name)
 
-    async def fetch_limits(self) -> ModelLimits:
+    async def fetch_limits(self) -> ModelLimits | None:
         """See `ChatModel.fetch_limits`."""
-        return ModelLimits()
+
+        async def get(address: str) -> object:
+            return await self._connections.fetched(address, MOST_BYTES)
+
+        return await offered_limits(get, self.name, self._connections.base_url)
 
     async def close(self) -> None:
         await self._connections.close()

@@ -90,7 +90,7 @@ class Pools(Generic[C]):
             await pool.client.close()
 
 
-async def whole_json(response: httpx2.Response) -> object:
+async def whole_json(response: httpx2.Response, most_bytes: int = MAX_BODY_BYTES) -> object:
     """A body that is one JSON value, read within a bound: the SDKs would read whatever comes.
 
     Raises `ReplyMalformed` for one that is too long, `ValueError` for what is no JSON.
@@ -99,8 +99,8 @@ async def whole_json(response: httpx2.Response) -> object:
         body = bytearray()
         async for piece in response.aiter_bytes():
             body += piece
-            if len(body) > MAX_BODY_BYTES:
-                raise ReplyMalformed(f"a reply with more than {MAX_BODY_BYTES:,} bytes")
+            if len(body) > most_bytes:
+                raise ReplyMalformed(f"a reply with more than {most_bytes:,} bytes")
         whole: object = json.loads(body)
         return whole
     finally:

@@ -1,11 +1,11 @@
 """What a model costs: the price of a name, and what a call comes to."""
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from agent.model.names import spellings
 from agent.model.price_list import BUILT_IN
 from hermes_state.values import CanonicalUsage, MicroUsd
 
@@ -46,7 +46,7 @@ def price_of(
     built-in list. In each the longest pattern wins that the name matches: as it is, without what stands before the
     last `/`, or without the date at its end.
     """
-    names = list(_names(model))
+    names = list(spellings(model))
     is_claude = any("claude" in name for name in names)
     found = _longest(names, configured)
     if found is not None:
@@ -78,19 +78,6 @@ _CLAUDE_READ = 0.1
 def _claude_write(input_price: float, keeps_cache_for_an_hour: bool) -> float:
     """Anthropic asks 1.25 times the input for what it keeps for five minutes, twice the input for an hour."""
     return input_price * (2.0 if keeps_cache_for_an_hour else 1.25)
-
-
-_DATE = re.compile(r"[-@](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|\d{2}-\d{2}|latest)$")
-
-
-def _names(model: str) -> Iterator[str]:
-    """What a model may be called in a price list: `openai/gpt-5-2025-08-07` is also `gpt-5-2025-08-07` and `gpt-5`."""
-    name = model.strip().lower()
-    yield name
-    bare = name.rpartition("/")[2]
-    yield bare
-    yield _DATE.sub("", name)
-    yield _DATE.sub("", bare)
 
 
 def _longest(names: Iterable[str], patterns: Iterable[str]) -> str | None:

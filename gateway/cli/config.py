@@ -11,8 +11,9 @@ from gateway.auxiliary import all_routes
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
-from gateway.config.fields import FIELDS, dotted, values_of
+from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
 from gateway.config.routes import RouteBlock
+from gateway.window import FIGURE_FROM, capacity_in
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import MARK, redact
 
@@ -53,6 +54,8 @@ def show(as_json: Json = False) -> None:
     """Show every setting, its value and where it comes from. Secrets are masked."""
     loaded = load_config(process_environment())
     rows = [(dotted(key), _shown(value), loaded.sources[dotted(key)]) for key, value in values_of(loaded.config)]
+    sizes = _sizes(loaded)
+    rows = [sizes.get(name, (name, value, source)) for name, value, source in rows]
     if as_json:
         settings = {name: {"value": value, "source": source} for name, value, source in rows}
         print_json({"home": str(loaded.home), "settings": settings, "warnings": loaded.warnings})
@@ -78,6 +81,20 @@ def keys(
         for row in describe_settings():
             allowed = f", {row.allowed}" if row.allowed else ""
             typer.echo(f"{row.key} (default {row.default}{allowed})\n    {row.text}")
+
+
+def _sizes(loaded: LoadedConfig) -> Mapping[str, tuple[str, Any, str]]:
+    """What holds for the sizes of the model that are not configured, until its provider is asked."""
+    model, capacity = loaded.config.model, capacity_in(loaded.config.model)
+    known = {
+        "model.context_length": (model.context_length, capacity.context_length, capacity.context_from),
+        "model.max_output_tokens": (model.max_output_tokens, capacity.max_output_tokens, capacity.output_from),
+    }
+    return {
+        name: (name, tokens, f"{DEFAULT_SOURCE}: {FIGURE_FROM[source]}; the provider is asked at its first turn")
+        for name, (configured, tokens, source) in known.items()
+        if configured is None
+    }
 
 
 def _summary(loaded: LoadedConfig) -> str:

@@ -9,6 +9,7 @@ from gateway.commands.registry import Command, Effect, Invocation, Kind, say
 from gateway.config.routes import CONFIGURED, RouteSettings
 from gateway.config.settings import ModelSettings
 from gateway.models import choose, known_routes, name_of, nearest, place_of, route_of
+from gateway.window import WINDOW_FROM
 from hermes_state import sessions
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.sessions import Session
@@ -26,7 +27,7 @@ async def model(invocation: Invocation) -> Effect:
     if session is not None and session.ended_at is not None:
         session = None
     if not invocation.argument:
-        return _listed(invocation, session)
+        return await _listed(invocation, session)
     choice = choose(settings, invocation.argument, invocation.role)
     route = route_of(settings, choice)
     assert route is not None, "a choice that has just been made is known"
@@ -34,7 +35,7 @@ async def model(invocation: Invocation) -> Effect:
         agent = desk.live.agents.of(route)
     except ConfigError as error:
         raise CommandError(f"That model cannot be used here: {error}.") from error
-    told = [_chosen(settings, choice, route, agent)]
+    told = [_chosen(settings, choice, route, await _window(agent))]
     if session is not None:
         told += await _room(invocation, session, agent)
     if choice is not None and choice not in known_routes(settings):
@@ -50,14 +51,19 @@ def _choose(chat_id: ChatId, choice: str | None, told: str, db: Connection, now:
     return told
 
 
-def _chosen(settings: ModelSettings, choice: str | None, route: RouteSettings, agent: Agent) -> str:
-    window = f"{agent.context.limits.context_length:,} tokens"
+async def _window(agent: Agent) -> str:
+    """Who says it tells how sure it is: a model that was never used here has not been asked for."""
+    limits = await agent.context.load_limits()
+    return f"window {limits.context_length:,} tokens ({WINDOW_FROM[agent.context.window_from]})"
+
+
+def _chosen(settings: ModelSettings, choice: str | None, route: RouteSettings, window: str) -> str:
     if choice is None:
-        return f"The configured model answers from the next message on: {_said(settings, route)}, window {window}."
+        return f"The configured model answers from the next message on: {_said(settings, route)}, {window}."
     name = name_of(settings, choice)
     called = f"{name}: " if name != route.label else ""
     return (
-        f"From the next message on this conversation is answered by {called}{_said(settings, route)}, window {window}; "
+        f"From the next message on this conversation is answered by {called}{_said(settings, route)}, {window}; "
         f"`/model {CONFIGURED}` goes back."
     )
 
@@ -72,15 +78,14 @@ async def _room(invocation: Invocation, session: Session, agent: Agent) -> list[
     return [f"This conversation takes about {standing.prompt:,} tokens, so it is compressed before the next answer."]
 
 
-def _listed(invocation: Invocation, session: Session | None) -> Effect:
+async def _listed(invocation: Invocation, session: Session | None) -> Effect:
     live = invocation.desk.live
     settings = live.config.model
     choice = session.chosen_model if session is not None else None
     route = route_of(settings, choice)
     if route is None:
         choice, route = None, settings.route
-    limits = live.agent_for(choice).context.limits
-    lines = [f"Model: {_said(settings, route)}, window {limits.context_length:,} tokens"]
+    lines = [f"Model: {_said(settings, route)}, {await _window(live.agent_for(choice))}"]
     current = settings.label if choice is None else name_of(settings, choice)
     known = known_routes(settings)
     lines += [_line(settings, name, one, current) for name, one in list(known.items())[:SHOWN]]

@@ -10,6 +10,7 @@ from agent.model.caching import cache_state
 from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.commands.registry import Command, Desk, Effect, Invocation, Kind, TurnStop, say
 from gateway.models import name_of, route_of
+from gateway.window import WINDOW_FROM
 from hermes_state import inbox, journal
 from hermes_state.chats import Chat
 from hermes_state.errors import CommandError
@@ -218,7 +219,8 @@ async def _context_lines(invocation: Invocation, session: Session) -> list[str]:
         acts = "compressed only by /compress"
     done = f"; compressed {counted(standing.compressions, 'time')} so far" if standing.compressions else ""
     lines = [
-        f"- Context: about {standing.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate), {acts}{done}"
+        f"- Context: about {standing.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate), {acts}{done}",
+        f"- Window: {limits.context_length:,} tokens, {WINDOW_FROM[standing.window_from]}",
     ]
     if standing.is_crowded:
         lines.append(

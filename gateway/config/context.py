@@ -199,7 +199,7 @@ class AuxiliaryTask(Section):
         ge=1_024,
         le=20_000_000,
         unit="tokens",
-        default_text="`model.context_length`",
+        default_text="from the built-in list, else `model.context_length`, else 32768",
         text="Its context window; bounds what it is shown, never where conversations are compressed.",
     )
 

@@ -14,14 +14,12 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ValidationError
 
+from agent.model.catalog import sees_images
 from gateway.config.section import Section, setting
 from gateway.config.types import AnyCase, Secret, Url, listed
 
 MIN_INPUT_WINDOW = 2_048
 """Tokens. Below this a system prompt and one exchange do not fit."""
-
-DEFAULT_OUTPUT_TOKENS = 8_192
-"""Tokens reserved for the answer, unless a quarter of a small context is less."""
 
 DEFAULT_MODEL = "gpt-4.1-mini"
 """What a key alone gets: the customary variable in the environment must be enough to chat."""
@@ -49,11 +47,6 @@ def _protocol(data: dict[str, Any]) -> str:
     return "chat_completions" if is_set else "offline"
 
 
-def _output_tokens(data: dict[str, Any]) -> int:
-    context: int = data.get("context_length", 32_768)
-    return max(1, min(DEFAULT_OUTPUT_TOKENS, context // 4))
-
-
 class RouteSettings(Section):
     """A model at an API, complete."""
 
@@ -73,16 +66,18 @@ class RouteSettings(Section):
         default_text="`offline` while none of key, base URL and name is set, else `chat_completions`",
         text="How the model is spoken to. `offline` is built in and says so in every answer.",
     )
-    context_length: int = setting(
-        32_768,
+    context_length: int | None = setting(
+        None,
+        default_text="as the provider says, else from the built-in list, else 32768",
         ge=1_024,
         le=20_000_000,
         unit="tokens",
         text="Size of the model's context window.",
     )
-    max_output_tokens: int = setting(
-        default_factory=_output_tokens,
-        default_text="the smaller of 8192 and 25 % of `model.context_length`",
+    max_output_tokens: int | None = setting(
+        None,
+        default_text="as the provider says, else from the built-in list, at most a third of the context; else the "
+        "smaller of 8192 and 25 % of it",
         ge=1,
         le=10_000_000,
         unit="tokens",
@@ -98,15 +93,10 @@ class RouteSettings(Section):
     )
 
     @property
-    def input_window(self) -> int:
-        """Tokens that a prompt may have: the context less the reserved output."""
-        return self.context_length - self.max_output_tokens
-
-    @property
     def sees_images(self) -> bool:
         if isinstance(self.images, bool):
             return self.images
-        return self.name is not None and _SEEING_MODELS.search(self.name.lower()) is not None
+        return self.name is not None and sees_images(self.name)
 
     @property
     def label(self) -> str:
@@ -132,18 +122,16 @@ class RouteSettings(Section):
                     "offline"
                 )
             return f"{key}.name is missing: name the model to use"
-        if self.input_window < MIN_INPUT_WINDOW:
+        if self.context_length is None:
+            return None
+        output = self.max_output_tokens or self.context_length // 4
+        window = self.context_length - output
+        if window < MIN_INPUT_WINDOW:
             return (
-                f"{key}.context_length ({self.context_length}) less {key}.max_output_tokens ({self.max_output_tokens}) "
-                f"leaves {self.input_window} tokens for the prompt; at least {MIN_INPUT_WINDOW} are needed"
+                f"{key}.context_length ({self.context_length}) less {key}.max_output_tokens ({output}) leaves {window} "
+                f"tokens for the prompt; at least {MIN_INPUT_WINDOW} are needed"
             )
         return None
-
-
-_SEEING_MODELS = re.compile(
-    r"gpt-4o|gpt-4\.1|gpt-[5-9]|\bo[34]\b|claude|gemini|vision|llava|pixtral|minicpm-v|internvl|moondream"
-    r"|gemma-?3|llama-?4|[-_]vl\b|vl-"
-)
 
 
 class RouteBlock(Section):

@@ -15,6 +15,7 @@ from agent.context.outcomes import Compressed, NotNeeded, Why
 from agent.context.profiles import ProfileBook
 from agent.context.state import Awaited, ContextState, stored_form
 from agent.context.summary import HEADINGS
+from agent.model.base import ModelLimits
 from agent.model.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
 from agent.turn import MOST_OVERFLOWS, Agent, Answer, scene_of
@@ -41,6 +42,7 @@ from tests.agent.test_estimate import request, view
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 
+WIDE = ModelLimits(context_length=Tokens(131_072), max_output_tokens=Tokens(8_192))
 OFF = ContextSettings(is_enabled=False)
 MUCH = "the harbour master counted every boat twice and wrote it down with great care " * 30
 """About six hundred tokens."""
@@ -294,7 +296,7 @@ async def test_a_model_that_takes_far_less_than_configured_and_never_says_so_is_
 async def test_no_window_is_guessed_below_what_was_accepted(
     refused: int, before: int | None, window: int, chat: Chat
 ) -> None:
-    book, lineage_id = ProfileBook(chat.store, "lab", "model", Tokens(131_072), chat.clock), LineageId(1)
+    book, lineage_id = ProfileBook(chat.store, "lab", "model", WIDE, chat.clock), LineageId(1)
     rows = [human("word " * 60_000)]
     for reported, was_accepted in ((60_000, True), (120_000, False), (10**9, True)):
         await book.learn(request(rows), ReportedTokens(reported), view(rows), was_accepted=was_accepted)
@@ -303,7 +305,7 @@ async def test_no_window_is_guessed_below_what_was_accepted(
 
 
 async def test_a_guess_gives_way_to_a_larger_prompt_that_is_accepted(chat: Chat) -> None:
-    book, lineage_id = ProfileBook(chat.store, "lab", "model", Tokens(131_072), chat.clock), LineageId(1)
+    book, lineage_id = ProfileBook(chat.store, "lab", "model", WIDE, chat.clock), LineageId(1)
     book.assume_window(lineage_id, EstimatedTokens(70_000), None)
     assert book.window_for(lineage_id) == 64_000
     rows = [human("word " * 60_000)]

@@ -10,7 +10,7 @@ from agent.context.events import Scene
 from agent.context.limits import LEAST_INPUT_WINDOW, LimitSettings, limits_of
 from agent.context.profiles import ProfileBook
 from agent.context.rooms import Rooms
-from agent.model.base import ModelRequest
+from agent.model.base import ModelLimits, ModelRequest
 from agent.model.chat_completions import ChatCompletionsModel
 from agent.turn import Agent, scene_of
 from hermes_state.profiles import learn_context
@@ -21,6 +21,10 @@ from hermes_state.views import ViewCache
 from tests.agent.conftest import Chat, FixedClock, Sink
 
 
+def configured(context: int, reserved: int) -> ModelLimits:
+    return ModelLimits(context_length=Tokens(context), max_output_tokens=Tokens(reserved))
+
+
 def rooms_of(
     chat: Chat, agent: Agent, model: ChatCompletionsModel, *, context: int = 131_072, reserved: int = 8_192
 ) -> Rooms:
@@ -28,8 +32,7 @@ def rooms_of(
         store=chat.store,
         views=ViewCache(chat.store),
         prompts=agent,
-        profiles=ProfileBook(chat.store, model.route, model.name, Tokens(context), chat.clock),
-        reserved_output=Tokens(reserved),
+        profiles=ProfileBook(chat.store, model.route, model.name, configured(context, reserved), chat.clock),
         settings=LimitSettings(),
     )
 
@@ -81,16 +84,15 @@ _news = st.lists(st.tuples(st.sampled_from(["states", "refuses"]), st.integers(1
 async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_their_distance(
     store: Store, context: int, share: float, threshold: float, hygiene: float, news: list[tuple[str, int]]
 ) -> None:
-    book = ProfileBook(store, "lab", str(uuid4()), Tokens(context), FixedClock())
-    reserved = int((context - LEAST_INPUT_WINDOW) * share)
-    configured = LimitSettings(threshold=threshold, hygiene_threshold=hygiene)
+    reserved = max(1, int((context - LEAST_INPUT_WINDOW) * share))
+    book = ProfileBook(store, "lab", str(uuid4()), configured(context, reserved), FixedClock())
+    lines = LimitSettings(threshold=threshold, hygiene_threshold=hygiene)
     rooms = Rooms(
         store=store,
         views=ViewCache(store),
         prompts=_NoPrompts(),
         profiles=book,
-        reserved_output=Tokens(reserved),
-        settings=configured,
+        settings=lines,
     )
     here, elsewhere = LineageId(1), LineageId(2)
     for what, tokens in news:

@@ -96,7 +96,11 @@ class LLM:
             "cache_step": 128,
             "api_key": "",
             "log_bodies": True,
+            "tells_sizes": True,
+            "models_status": 200,
         }
+        self.questions = 0
+        """How often somebody asked which models there are, or about one."""
         self.request_ids = itertools.count(1)
         self._call_ids = itertools.count(1)
 

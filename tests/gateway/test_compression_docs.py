@@ -14,9 +14,9 @@ from agent.context.state import (
     TIMEOUT_LADDER_SECONDS,
 )
 from agent.context.summary import HEADINGS
+from agent.model.capacity import USUAL_OUTPUT
 from agent.turn import MOST_OVERFLOWS
 from gateway.config.docs import describe_settings
-from gateway.config.settings import ModelSettings
 from gateway.notices import ACCURACY_FROM
 from tests.gateway.test_docs import between
 
@@ -27,9 +27,7 @@ BLOCKS = ("compression.", "hygiene.", "auxiliary.mode", "auxiliary.compression."
 
 def limits_table() -> str:
     """Every limit at the default settings."""
-    limits = [
-        limits_of(window, ModelSettings(context_length=window).max_output_tokens, LimitSettings()) for window in WINDOWS
-    ]
+    limits = [limits_of(window, min(USUAL_OUTPUT, window // 4), LimitSettings()) for window in WINDOWS]
     rows = {
         "input window (the rest is reserved for the answer)": [one.input_window for one in limits],
         "notice to the chat": [one.threshold * PRESSURE_PERCENT // 100 for one in limits],
@@ -88,7 +86,7 @@ def test_the_numbers_in_the_text_are_those_of_the_code() -> None:
 
 def test_the_worked_example_adds_up() -> None:
     """The window of the example, as the table has it, and its own sums."""
-    limits = limits_of(200_000, ModelSettings(context_length=200_000).max_output_tokens, LimitSettings())
+    limits = limits_of(200_000, USUAL_OUTPUT, LimitSettings())
     example = " ".join(PAGE.partition("## A worked example")[2].partition("\n## ")[0].split())
     assert f"from {limits.threshold:,} tokens on" in example
     assert f"{limits.tail:,} tokens for the kept end" in example

@@ -11,6 +11,7 @@ import yaml as pyyaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.model.capacity import Source
 from gateway.assembly import settings_mark
 from gateway.config import (
     CUSTOMARY,
@@ -23,6 +24,7 @@ from gateway.config import (
 from gateway.config.fields import FIELDS, field_range, values_of, variable_name
 from gateway.config.routes import DEFAULT_MODEL
 from gateway.config.settings import Config
+from gateway.window import capacity_in
 from hermes_state.errors import ConfigError
 
 Load: TypeAlias = Callable[..., LoadedConfig]
@@ -71,7 +73,7 @@ def test_the_fixed_settings_have_their_fixed_defaults(load: Load) -> None:
     assert config.access.allow_all is False
     assert config.access.allow == config.access.admins == ()
     assert config.model.turn_seconds == 900
-    assert config.model.max_output_tokens == 8_192
+    assert config.model.max_output_tokens is None
     sessions = config.sessions
     assert (sessions.groups, sessions.busy_mode, sessions.merge_seconds) == ("shared", "queue", 2)
     assert (sessions.max_turns, sessions.max_waiting, sessions.idle_reset_hours) == (256, 100, None)
@@ -348,9 +350,17 @@ def test_reserved_output_is_a_quarter_of_the_context_at_most_8192(context: int) 
         with pytest.raises(ConfigError, match=r"model\.context_length"):
             load_config(values)
     else:
-        model = load_config(values).config.model
-        assert model.max_output_tokens == expected
-        assert model.input_window == context - expected
+        capacity = capacity_in(load_config(values).config.model)
+        assert (capacity.context_length, capacity.max_output_tokens) == (context, expected)
+
+
+def test_sizes_need_not_be_configured(load: Load) -> None:
+    for yaml in ("model: {name: gpt-4.1-mini}", "model: {name: gpt-4.1-mini, max_output_tokens: 4000000}"):
+        model = load(yaml).config.model
+        assert model.context_length is None
+        capacity = capacity_in(model)
+        assert (capacity.context_length, capacity.context_from) == (1_047_576, Source.CATALOGUE)
+        assert capacity.max_output_tokens == min(model.max_output_tokens or 32_768, 1_047_576 // 2)
 
 
 def test_an_input_window_too_small_is_refused_with_the_figures(load: Load) -> None:

@@ -17,6 +17,7 @@ from hermes_state.profiles import (
     MOST_SCALE,
     Calibration,
     ModelProfile,
+    Offer,
 )
 from hermes_state.store import Store
 from hermes_state.values import Millis, Tokens
@@ -29,7 +30,7 @@ LEARNED = Calibration(scale=1.31, image_tokens=765.5, samples=4, image_samples=2
 
 
 async def test_a_model_that_is_not_known_has_the_defaults(store: Store) -> None:
-    assert await store.read(profiles.load_profile, ROUTE, MODEL, SET) == ModelProfile()
+    assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile()
 
 
 async def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
@@ -39,35 +40,59 @@ async def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     await first.close()
     second = await Store.open(tmp_path / "state.db")
     try:
-        found = await second.read(profiles.load_profile, ROUTE, MODEL, SET)
+        found = await second.read(profiles.load_profile, ROUTE, MODEL)
     finally:
         await second.close()
-    assert found == ModelProfile(calibration=LEARNED, learned_context=Tokens(65_536))
+    assert found == ModelProfile(calibration=LEARNED, learned_context=Tokens(65_536), learned_beside=SET)
 
 
 async def test_models_and_routes_are_kept_apart(store: Store) -> None:
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    assert await store.read(profiles.load_profile, ROUTE, "another", SET) == ModelProfile()
-    assert await store.read(profiles.load_profile, "elsewhere", MODEL, SET) == ModelProfile()
+    assert await store.read(profiles.load_profile, ROUTE, "another") == ModelProfile()
+    assert await store.read(profiles.load_profile, "elsewhere", MODEL) == ModelProfile()
 
 
 async def test_a_window_only_becomes_smaller(store: Store) -> None:
     for stated in (65_536, 131_072, 32_768, 40_000):
         await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(stated), SET, NOW)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL, SET)
-    assert found == ModelProfile(learned_context=Tokens(32_768))
+    found = await store.read(profiles.load_profile, ROUTE, MODEL)
+    assert found == ModelProfile(learned_context=Tokens(32_768), learned_beside=SET)
 
 
 async def test_a_window_holds_beside_the_context_length_it_was_learned_with(store: Store) -> None:
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(32_768), SET, NOW)
+    found = await store.read(profiles.load_profile, ROUTE, MODEL)
+    assert found.window(SET) == 32_768
     for other in (SET - 1, SET + 1, 32_768):
-        found = await store.read(profiles.load_profile, ROUTE, MODEL, Tokens(other))
-        assert found == ModelProfile(calibration=LEARNED)
+        assert found.window(Tokens(other)) == other
     larger = Tokens(200_000)
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), larger, NOW)
-    assert (await store.read(profiles.load_profile, ROUTE, MODEL, larger)).learned_context == 65_536
-    assert (await store.read(profiles.load_profile, ROUTE, MODEL, SET)).learned_context is None
+    found = await store.read(profiles.load_profile, ROUTE, MODEL)
+    assert (found.window(larger), found.window(SET)) == (65_536, SET)
+    assert found.calibration == LEARNED
+
+
+async def test_what_a_provider_says_takes_the_place_of_what_it_said_before(store: Store) -> None:
+    await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
+    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(32_768), SET, NOW)
+    for context, output in ((65_536, 8_192), (None, 4_096), (None, None)):
+        offer = Offer(
+            context_length=None if context is None else Tokens(context),
+            max_output_tokens=None if output is None else Tokens(output),
+            at=NOW,
+        )
+        await store.write(profiles.keep_offer, ROUTE, MODEL, offer)
+        found = await store.read(profiles.load_profile, ROUTE, MODEL)
+        assert found == ModelProfile(
+            calibration=LEARNED, learned_context=Tokens(32_768), learned_beside=SET, offer=offer
+        )
+
+
+async def test_an_offer_may_be_the_first_that_is_known_of_a_model(store: Store) -> None:
+    offer = Offer(context_length=Tokens(65_536), max_output_tokens=None, at=NOW)
+    await store.write(profiles.keep_offer, ROUTE, MODEL, offer)
+    assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile(offer=offer)
 
 
 async def test_a_window_learned_before_that_was_noted_is_learned_again(tmp_path: Path) -> None:
@@ -79,14 +104,14 @@ async def test_a_window_learned_before_that_was_noted_is_learned_again(tmp_path:
         row = (ROUTE, MODEL, msgspec.json.encode(LEARNED).decode(), 65_536, NOW)
         db.execute("INSERT INTO model_profiles VALUES (?, ?, ?, ?, ?)", row)
         migrate(db, path)
-        assert profiles.load_profile(db, ROUTE, MODEL, SET) == ModelProfile(calibration=LEARNED)
+        assert profiles.load_profile(db, ROUTE, MODEL) == ModelProfile(calibration=LEARNED)
 
 
 async def test_a_new_calibration_leaves_the_window(store: Store) -> None:
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL, SET)
-    assert found == ModelProfile(calibration=LEARNED, learned_context=Tokens(65_536))
+    found = await store.read(profiles.load_profile, ROUTE, MODEL)
+    assert found == ModelProfile(calibration=LEARNED, learned_context=Tokens(65_536), learned_beside=SET)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +120,8 @@ async def test_a_new_calibration_leaves_the_window(store: Store) -> None:
 async def test_a_calibration_that_cannot_be_right_is_learned_again(store: Store, stored: str) -> None:
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
     await store.write(lambda db: db.execute("UPDATE model_profiles SET calibration = ?", (stored,)) and None)
-    found = await store.read(profiles.load_profile, ROUTE, MODEL, SET)
-    assert found == ModelProfile(learned_context=Tokens(65_536))
+    found = await store.read(profiles.load_profile, ROUTE, MODEL)
+    assert found == ModelProfile(learned_context=Tokens(65_536), learned_beside=SET)
 
 
 @given(
