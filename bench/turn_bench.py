@@ -16,7 +16,7 @@ from sqlite3 import Connection
 from agent.context.estimate import Size
 from agent.context.events import Pressure, Scene
 from agent.context.rooms import Room
-from agent.model.base import Finish, ModelReply, ModelRequest
+from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest
 from agent.model.line import ModelLine
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
@@ -59,6 +59,9 @@ class InstantModel:
     route = "bench"
     name = "instant"
     prompt_tokens = 1_000
+
+    async def fetch_limits(self) -> ModelLimits | None:
+        return None
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """The same words each time."""

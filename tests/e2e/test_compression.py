@@ -21,7 +21,11 @@ from tests.e2e.world import World, world_in
 from tests.platforms.local_harness import Screen, Shown
 
 FILLER = "We looked at the harbour, the old bridge and the market, and wrote down what each of them costs. " * 12
-SMALL = {"HERMES_MODEL__NAME": "lab-32k", "HERMES_MODEL__CONTEXT_LENGTH": "32768"}
+SMALL = {
+    "HERMES_MODEL__NAME": "lab-32k",
+    "HERMES_MODEL__CONTEXT_LENGTH": "32768",
+    "HERMES_MODEL__MAX_OUTPUT_TOKENS": "8192",
+}
 WORKING = "Compressing this conversation"
 REPORTED = "SELECT reported_prompt_tokens FROM sessions ORDER BY id DESC LIMIT 1"
 LAYERS = "SELECT layer, outcome FROM compressions ORDER BY id"
@@ -267,7 +271,8 @@ async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(w
     assert world.query(LAYERS) == []
     assert await world.gateway.stop() == 0
     length = await lowered(world, 0.92)
-    await world.gateway.start(HERMES_MODEL__CONTEXT_LENGTH=str(length))
+    output = str(length // 4)
+    await world.gateway.start(HERMES_MODEL__CONTEXT_LENGTH=str(length), HERMES_MODEL__MAX_OUTPUT_TOKENS=output)
     await world.converse("and now?")
     assert (await world.replies(1, match="and now"))[0].startswith("echo: ")
     assert world.query(LAYERS) == [("hygiene", "compressed")]
@@ -292,11 +297,11 @@ async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(w
 
 async def test_a_reload_to_a_smaller_window_compresses_before_the_first_call(world: World) -> None:
     del world.gateway.environ["HERMES_MODEL__CONTEXT_LENGTH"]
-    configure(world, "model: {context_length: 32768}\n")
+    configure(world, "model: {context_length: 32768, max_output_tokens: 8192}\n")
     await world.gateway.start(HERMES_MODEL__NAME="lab-32k")
     await talk(world, 17)
     length = await lowered(world, 0.80)  # the threshold stands at two thirds, hygiene at nine tenths
-    configure(world, f"model: {{context_length: {length}}}\n")
+    configure(world, f"model: {{context_length: {length}, max_output_tokens: {length // 4}}}\n")
     await reload(world)
     await world.converse("and now?")
     assert world.query(LAYERS) == [("preflight", "compressed")]

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from agent.model.base import Finish, ModelReply, ModelRequest
+from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
@@ -245,6 +245,9 @@ class ScriptedModel:
             return step if isinstance(step, ModelReply) else await step(request, on_text)
         finally:
             self.running -= 1
+
+    async def fetch_limits(self) -> ModelLimits | None:
+        return ModelLimits()
 
     async def close(self) -> None:
         return None

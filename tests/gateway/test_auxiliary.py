@@ -11,7 +11,7 @@ from gateway.config.routes import RouteSettings, completed
 from gateway.config.settings import Config
 from gateway.costs import Costs, unpriced_models
 from gateway.models import Lines, route_of
-from gateway.window import window_limits
+from gateway.window import window_of
 from hermes_state.store import Store
 from hermes_state.values import SystemClock
 from tests.gateway.test_config import Load, home, load, refusal
@@ -131,7 +131,7 @@ def test_a_summary_models_window_bounds_its_input_alone(load: Load) -> None:
     route = route_for(config, "compression", config.model.route)
     assert route is not None
     assert route.context_length == 8_192
-    assert window_limits(config).threshold == 64_000
+    assert window_of(config).limits.threshold == 64_000
     config = load(MAIN + "auxiliary: {compression: {model: fast, context_length: 9000}, title: {model: fast}}").config
     sizes = [route_for(config, task, live(config)) for task in ("compression", "title")]
     assert [route.context_length for route in sizes if route is not None] == [9_000, 50_000]

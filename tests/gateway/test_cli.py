@@ -169,6 +169,8 @@ def test_config_show_masks_secrets_and_names_sources(run: Run) -> None:
     assert settings["model.api_key"] == {"value": "[redacted]", "source": "OPENAI_API_KEY"}
     assert settings["model.protocol"] == {"value": "chat_completions", "source": "default"}
     assert settings["discord.token"] == {"value": None, "source": "default"}
+    size = settings["model.context_length"]
+    assert (size["value"], "built-in list" in size["source"]) == (400_000, True)
     text = run("config", "show", **variables).output
     assert "HERMES_MODEL__NAME" in text
     assert TELEGRAM_TOKEN not in text

@@ -73,7 +73,7 @@ def test_the_fixed_settings_have_their_fixed_defaults(load: Load) -> None:
     assert config.access.allow_all is False
     assert config.access.allow == config.access.admins == ()
     assert config.model.turn_seconds == 900
-    assert config.model.max_output_tokens is None
+    assert (config.model.context_length, config.model.max_output_tokens) == (None, None)
     sessions = config.sessions
     assert (sessions.groups, sessions.busy_mode, sessions.merge_seconds) == ("shared", "queue", 2)
     assert (sessions.max_turns, sessions.max_waiting, sessions.idle_reset_hours) == (256, 100, None)

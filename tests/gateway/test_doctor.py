@@ -341,6 +341,7 @@ def snapshot(home: Path) -> dict[str, bytes]:
 def test_a_window_that_the_prompt_itself_fills_is_told(environ: dict[str, str]) -> None:
     [fine] = [finding for finding in examine(environ, is_online=False) if finding.check == "context"]
     assert (fine.verdict, "16,384 of 24,576" in fine.text) == (Verdict.FINE, True)
+    assert "32,768 tokens, assumed, for nobody says it" in fine.text
     environ |= {"HERMES_MODEL__CONTEXT_LENGTH": "3000", "HERMES_AGENT__PERSONA": "You are patient. " * 100}
     [crowded] = [finding for finding in examine(environ, is_online=False) if finding.check == "context"]
     assert crowded.verdict is Verdict.WARNING

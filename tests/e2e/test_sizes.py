@@ -1,0 +1,86 @@
+"""How large a model is, when nobody has configured it."""
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_compression import LAYERS, talk, turns
+from tests.e2e.world import World
+
+OFFER = "SELECT offered_context, offered_output FROM model_profiles"
+
+
+@pytest.fixture
+def unsized(world: World) -> World:
+    """A gateway whose model has no configured size."""
+    del world.gateway.environ["HERMES_MODEL__CONTEXT_LENGTH"]
+    return world
+
+
+async def questions(world: World) -> int:
+    return int((await world.llm.get("stats"))["questions"])
+
+
+async def window_line(world: World) -> str:
+    await world.say("/status")
+    [shown] = (await world.replies(1, match="Window: "))[-1:]
+    return next(line for line in shown.splitlines() if "Window: " in line)
+
+
+async def first_limit(world: World) -> Any:
+    await world.converse("hello")
+    return (await turns(world))[-1]["body"]["max_tokens"]
+
+
+async def test_the_providers_window_is_respected_and_asked_for_once(unsized: World) -> None:
+    world = unsized
+    await world.gateway.start(HERMES_MODEL__NAME="lab-32k")
+    assert await questions(world) == 0, "not at the start"
+    await talk(world, 28)
+    assert world.query(LAYERS) == [("preflight", "compressed")]
+    assert "32,768 tokens, as its provider says" in await window_line(world)
+    requests = await turns(world)
+    largest = max(row["prompt_tokens"] for row in requests)
+    assert 14_000 < largest < 16_384 + 1_000, "compressed at half of the window"
+    assert {row["body"]["max_tokens"] for row in requests} == {8_192}
+    assert (await questions(world), world.query(OFFER)) == (1, [(32_768, 8_192)])
+    assert await world.gateway.stop() == 0
+    await world.gateway.start()
+    await world.converse("and now?")
+    assert await questions(world) == 1, "a restart does not ask again"
+    assert await world.violations() == []
+
+
+async def test_where_the_provider_says_nothing_the_list_knows_the_family(unsized: World) -> None:
+    world = unsized
+    await world.llm.post("config", {"tells_sizes": False})
+    await world.llm.post("models", {"gpt-4.1-mini": {"context": 1_047_576, "max_output": 32_768}})
+    await world.gateway.start(HERMES_MODEL__NAME="gpt-4.1-mini")
+    assert await first_limit(world) == 32_768
+    assert "1,047,576 tokens, by the built-in list" in await window_line(world)
+    assert world.query(OFFER) == [(None, None)]
+    asked = await questions(world)
+    await world.converse("again")
+    assert await questions(world) == asked
+
+
+@pytest.mark.parametrize("status", [401, 404, 500])
+async def test_a_model_that_nobody_knows_is_taken_for_one_of_32768_tokens(unsized: World, status: int) -> None:
+    world = unsized
+    await world.llm.post("config", {"models_status": status})
+    await world.gateway.start(HERMES_MODEL__NAME="lab-64k")
+    assert await first_limit(world) == 8_192
+    assert "32,768 tokens, assumed" in await window_line(world)
+    assert await world.replies(1, match="echo: .*hello")
+
+
+async def test_a_provider_that_promises_too_much_is_corrected_by_its_refusal(unsized: World) -> None:
+    world = unsized
+    await world.llm.post("models", {"lab-32k": {"context": 1_000_000, "max_output": 8_192}})
+    await world.gateway.start(HERMES_MODEL__NAME="lab-32k")
+    await talk(world, 28)
+    await world.llm.post("models", {"lab-32k": {"context": 16_384, "max_output": 4_096}})
+    await world.converse("and now?")
+    assert world.query(LAYERS)[-1][1] == "compressed"
+    assert "16,384 tokens, as its provider said when it refused a prompt" in await window_line(world)
+    assert await world.violations() == []
