@@ -137,11 +137,16 @@ def test_a_summary_models_window_bounds_its_input_alone(load: Load) -> None:
     assert [route.context_length for route in sizes if route is not None] == [9_000, 50_000]
 
 
-def test_an_unnamed_size_is_that_of_the_configured_model(load: Load) -> None:
-    config = load("model: {name: m, context_length: 128000}\nauxiliary: {title: {model: s}}").config
-    route = route_for(config, "title", config.model.route)
-    assert route is not None
-    assert route.context_length == 128_000
+@pytest.mark.parametrize(("name", "size"), [("gpt-4.1", 1_047_576), ("nobody-knows", 128_000)])
+async def test_a_size_that_is_not_given_is_looked_up_and_else_that_of_the_configured_model(
+    load: Load, store: Store, name: str, size: int
+) -> None:
+    yaml = f"model: {{name: m, context_length: 128000}}\nauxiliary: {{compression: {{model: {name}}}}}"
+    config = load(yaml).config
+    lines = Lines(config, Costs(store, SystemClock()))
+    named, own = summary_routes(config, config.model.route, lines)
+    assert (named.context_length, own.context_length) == (size, None)
+    await lines.close()
 
 
 @pytest.mark.parametrize(
