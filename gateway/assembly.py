@@ -20,13 +20,14 @@ from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.agents import Agents
 from gateway.auxiliary import route_for
+from gateway.capacities import capacity_in, configured_limits
 from gateway.config import LoadedConfig
 from gateway.config.fields import secrets_of
 from gateway.config.routes import RouteSettings
 from gateway.config.section import Section
 from gateway.config.settings import Config
 from gateway.models import Lines
-from gateway.window import capacity_in, configured_limits, context_settings
+from gateway.window import context_settings
 from hermes_state.redaction import Redactor
 from hermes_state.store import Store
 from hermes_state.values import Clock, Tokens

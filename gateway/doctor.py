@@ -19,6 +19,7 @@ from agent.context.plugins import load_engine
 from agent.model.extras import missing_extra
 from agent.model.offline import HOW_TO_GET_A_MODEL
 from gateway.auxiliary import all_routes
+from gateway.capacities import WINDOW_FROM
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.home import StateDirectory, locate_home
 from gateway.config.routes import RouteSettings
@@ -26,7 +27,7 @@ from gateway.config.settings import Config
 from gateway.control import NobodyAnswers, ask
 from gateway.costs import unpriced_models, unpriced_sentence
 from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
-from gateway.window import WINDOW_FROM, Window, fixed_prompt_tokens, load_configured_profile, window_of
+from gateway.window import Window, fixed_prompt_tokens, load_configured_profile, window_of
 from hermes_state.connections import check_engine
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
 from hermes_state.lock import holder, is_free

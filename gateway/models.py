@@ -13,10 +13,10 @@ from agent.model.line import ModelLine
 from agent.model.offline import OfflineModel
 from agent.model.responses import ResponsesModel, ResponsesSettings
 from gateway.auxiliary import all_routes
+from gateway.capacities import capacity_in
 from gateway.config.routes import CONFIGURED, RouteSettings, completed
 from gateway.config.settings import Config, ModelSettings
 from gateway.costs import Costs
-from gateway.window import capacity_in
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.pairings import Role
 

@@ -1,26 +1,22 @@
 """From configuration to the window that conversations have to fit into. Light: no SDK is loaded for it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from sqlite3 import Connection
-from typing import Final
 from urllib.parse import urlsplit
 
 from agent.context.compressor import SUMMARY_SECONDS, CompressorSettings
 from agent.context.cuts import CutRules
 from agent.context.keeper import ContextSettings
 from agent.context.limits import Limits, LimitSettings, limits_of
-from agent.model.base import ModelLimits
-from agent.model.capacity import NOTHING_SAID, Capacity, Source, capacity_of
-from agent.model.catalog import TAKEN_ON
+from agent.model.capacity import Source
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.sizes import estimated_schema_tokens, estimated_text_tokens
 from agent.tools.recall import recall_tools
-from gateway.config.routes import RouteSettings
+from gateway.capacities import capacity_in
 from gateway.config.settings import Config
-from hermes_state.profiles import ModelProfile, Offer, load_profile
-from hermes_state.values import ChatKey, ChatKind, EstimatedTokens, Tokens
+from hermes_state.profiles import ModelProfile, load_profile
+from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
 
 
 def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:
@@ -57,22 +53,6 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
     )
 
 
-def configured_limits(route: RouteSettings) -> ModelLimits:
-    """What the configuration says about the size of a model."""
-    context, output = route.context_length, route.max_output_tokens
-    return ModelLimits(
-        context_length=None if context is None else Tokens(context),
-        max_output_tokens=None if output is None else Tokens(output),
-    )
-
-
-def capacity_in(route: RouteSettings, offer: Offer | None = None) -> Capacity:
-    """How large a model is, by what its provider has said as well."""
-    said = offer or NOTHING_SAID
-    offered = ModelLimits(context_length=said.context_length, max_output_tokens=said.max_output_tokens)
-    return capacity_of(route.label, configured_limits(route), offered)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """Where conversations with the configured model are compressed."""
@@ -97,21 +77,6 @@ def load_configured_profile(db: Connection, config: Config) -> ModelProfile:
     model = config.model
     host = urlsplit(model.address).hostname if model.address is not None else None
     return load_profile(db, f"{model.protocol}:{host}", model.label)
-
-
-WINDOW_FROM: Final[Mapping[Source, str]] = {
-    Source.CONFIGURED: "as configured",
-    Source.OFFERED: "as its provider says",
-    Source.CATALOGUE: f"by the built-in list of {TAKEN_ON}",
-    Source.ASSUMED: "assumed, for nobody says it; `model.context_length` does",
-    Source.LEARNED: "as its provider said when it refused a prompt",
-    Source.GUESSED: "assumed for this conversation, since a prompt was refused",
-}
-"""Who says how large a window is, for people: goes on after a comma."""
-
-
-FIGURE_FROM: Final[Mapping[Source, str]] = {**WINDOW_FROM, Source.ASSUMED: "assumed"}
-"""Shorter, for a figure that is one among others."""
 
 
 def fixed_prompt_tokens(config: Config) -> EstimatedTokens:

@@ -8,12 +8,12 @@ from pydantic import SecretStr
 
 from agent.model.extras import missing_extra
 from gateway.auxiliary import all_routes
+from gateway.capacities import FIGURE_FROM, capacity_in
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
 from gateway.config.routes import RouteBlock
-from gateway.window import FIGURE_FROM, capacity_in
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import MARK, redact
 

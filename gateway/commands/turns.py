@@ -8,9 +8,9 @@ from agent.context.events import Scene
 from agent.context.plugins import BUILT_IN
 from agent.model.caching import cache_state
 from agent.model.offline import HOW_TO_GET_A_MODEL
+from gateway.capacities import WINDOW_FROM
 from gateway.commands.registry import Command, Desk, Effect, Invocation, Kind, TurnStop, say
 from gateway.models import name_of, route_of
-from gateway.window import WINDOW_FROM
 from hermes_state import inbox, journal
 from hermes_state.chats import Chat
 from hermes_state.errors import CommandError

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.context.events import Scene
 from agent.context.foreign import ForeignEngine
 from agent.model.chat_completions import ChatCompletionsModel
 from agent.model.offline import OfflineModel
@@ -21,6 +22,7 @@ from gateway.costs import Costs
 from gateway.models import Lines, make_model, route_of
 from hermes_state.chats import load_chat
 from hermes_state.store import Store
+from hermes_state.transcripts import View
 from hermes_state.values import ChatId, SystemClock
 from hermes_state.views import ViewCache
 from tests.agent.asking import ask, request
@@ -42,13 +44,17 @@ MODEL = {
 }
 
 
+async def silence(_scene: Scene, _view: View) -> None:
+    """Nobody is told."""
+
+
 @contextmanager
 def agents_of(store: Store, home: Path, **sections: object) -> Iterator[tuple[Agents, Config]]:
     config = Config.model_validate({"model": MODEL, **sections})
     clock = SystemClock()
     loaded = LoadedConfig(config=config, home=home, warnings=(), sources={})
     lines = Lines(config, Costs(store, clock))
-    yield make_agents(loaded, lines, store=store, extra_tools=(), listeners=(), clock=clock), config
+    yield make_agents(loaded, lines, store=store, extra_tools=(), listeners=(), on_wait=silence, clock=clock), config
 
 
 def agent_named(agents: Agents, config: Config, choice: str | None) -> Agent:

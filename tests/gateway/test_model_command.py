@@ -44,7 +44,7 @@ async def test_without_a_name_it_shows_what_there_is_with_buttons(store: Store, 
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         said = await gateway.ask("/model")
         assert said.splitlines()[:5] == [
-            "Model: scripted, window 131,072 tokens",
+            "Model: scripted, window 131,072 tokens (as configured)",
             "- `scripted` (current, configured)",
             "- `fast`: small",
             "- `slow`: large",
@@ -61,7 +61,7 @@ async def test_a_choice_holds_from_the_next_turn_on_and_for_its_conversation_alo
     store: Store, tmp_path: Path
 ) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
-        assert "answered by fast: small, window 131,072 tokens" in await gateway.ask("/model Fast")
+        assert "answered by fast: small, window 131,072 tokens (as configured)" in await gateway.ask("/model Fast")
         assert await gateway.ask("q") == "from small"
         assert await gateway.ask("q", chat=GROUP) == "echo: q"
         assert "- `fast`: small (current)" in await gateway.ask("/model")
