@@ -6,6 +6,7 @@ text goes into our errors: it may quote a key or the prompt.
 
 import re
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from hermes_state.errors import (
@@ -120,7 +121,7 @@ def stream_error(body: object) -> ModelError:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """How long an answer asks to be left alone; None where it does not say, or only as a date, or nonsense."""
+    """How long an answer asks to be left alone, in seconds or until a date; None where it does not say, or nonsense."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit
@@ -128,7 +129,17 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
             continue
         if 0 <= seconds <= _LONGEST_WAIT_SECONDS:
             return seconds
-    return None
+    return _seconds_until(headers)
+
+
+def _seconds_until(headers: Mapping[str, str]) -> float | None:
+    """As far as the date lies behind that of the answer itself: clocks differ."""
+    try:
+        named, said = (parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
+        seconds = (named - said).total_seconds()
+    except (KeyError, ValueError, TypeError):
+        return None
+    return seconds if 0 <= seconds <= _LONGEST_WAIT_SECONDS else None
 
 
 def _is_flagged(fields: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.failures import sentence_for
-from agent.model.provider_errors import LEAST_OUTPUT_ROOM, status_error, stream_error
+from agent.model.provider_errors import LEAST_OUTPUT_ROOM, retry_after_seconds, status_error, stream_error
 from hermes_state.errors import (
     ContextOverflow,
     ModelError,
@@ -205,6 +205,22 @@ def test_numbers_that_make_no_sense_are_not_taken_over(value: object) -> None:
     error = status_error(400, {}, {"type": "exceed_context_size_error", "n_ctx": value, "n_prompt_tokens": value})
     assert isinstance(error, ContextOverflow)
     assert (error.prompt_tokens, error.window) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("until", "now", "seconds"),
+    [
+        ("Wed, 21 Oct 2026 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:00 GMT", 30.0),
+        ("Wed, 21 Oct 2026 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:31 GMT", None),
+        ("Wed, 21 Oct 2099 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:31 GMT", None),
+        ("Wed, 21 Oct 2026 07:28:30 -0000", "Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("Wed, 21 Oct 2026 07:28:30 GMT", "today", None),
+        ("Wed, 99 Oct 2026 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:00 GMT", None),
+    ],
+)
+def test_a_wait_may_be_named_by_the_date_of_its_end(until: str, now: str, seconds: float | None) -> None:
+    assert retry_after_seconds({"retry-after": until, "date": now}) == seconds
+    assert retry_after_seconds({"retry-after": until}) is None
 
 
 def test_a_person_is_told_of_every_way_out_of_an_overflow() -> None:
