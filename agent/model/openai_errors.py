@@ -9,7 +9,7 @@ from enum import StrEnum
 import httpx2
 import openai
 
-from agent.model.provider_errors import status_error, stream_error
+from agent.model.provider_errors import status_error, stream_error, text_of_error
 from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, NotOffered, ReplyMalformed
 
 _NEWER_LIMIT = re.compile(r"max_tokens\b.{0,80}\buse\b.{0,10}max_completion_tokens", re.IGNORECASE)
@@ -56,7 +56,7 @@ def refusal_of(error: ModelError) -> Refusal | None:
     cause = error.__cause__
     if type(error) not in (ModelError, NotOffered) or not isinstance(cause, openai.APIStatusError):
         return None
-    text, param = cause.message[:2_000], str(cause.param or "")
+    text, param = text_of_error(cause.body), str(cause.param or "")
     if (cause.code == "unsupported_parameter" and param == "max_tokens") or _NEWER_LIMIT.search(text):
         return Refusal.LIMIT_NAME
     if "stream_options" in text or param.startswith("stream_options"):

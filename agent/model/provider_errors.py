@@ -82,7 +82,7 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
     """The kind that an HTTP error answer stands for; `body` is the decoded `error` object, or the text."""
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
-    text = str(fields.get("message") or (body if isinstance(body, str) else ""))[:2_000]
+    text = text_of_error(body)
     named = code or kind
     what = f"HTTP {status} {named}" if _NAME.fullmatch(named) else f"HTTP {status}"
     if code in _QUOTA_CODES or kind in _QUOTA_CODES or status == 402:
@@ -102,6 +102,12 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
     if status >= 500 or status in (408, 409, 425):
         return ModelUnavailable(what, retry_after=retry_after_seconds(headers))
     return ModelError(what) if status in _BLAMES_REQUEST else NotOffered(what)
+
+
+def text_of_error(body: object) -> str:
+    """What a provider says, wherever it says it: some answer with a bare text, some with FastAPI's `detail`."""
+    said = (body.get("message") or body.get("detail")) if isinstance(body, Mapping) else body
+    return str(said or "")[:2_000]
 
 
 def stream_error(body: object) -> ModelError:

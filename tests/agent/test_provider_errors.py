@@ -196,6 +196,20 @@ def test_an_overflow_inside_a_stream_is_one() -> None:
     assert error.window == 4_096
 
 
+@pytest.mark.parametrize("shape", ["text", "detail", "list", "message"])
+def test_an_overflow_is_known_in_whatever_shape_it_is_said(shape: str) -> None:
+    said = "This model's maximum context length is 4096 tokens."
+    shapes: dict[str, object] = {
+        "text": said,
+        "detail": {"detail": said},
+        "list": {"detail": [{"loc": ["body"], "msg": said}]},
+        "message": {"object": "error", "message": {"detail": said}},
+    }
+    error = status_error(400, {}, shapes[shape])
+    assert isinstance(error, ContextOverflow)
+    assert error.window == 4_096
+
+
 def test_a_proxys_error_page_is_no_overflow_whatever_it_says() -> None:
     assert isinstance(status_error(502, {}, "<p>maximum context length</p>"), ModelUnavailable)
 
