@@ -22,7 +22,7 @@ from agent.context.profiles import ProfileBook
 from agent.context.rooms import Room
 from agent.images import load_image_urls
 from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest, Payer, maker_of
-from agent.model.line import Completion, ModelLine
+from agent.model.line import Completion, ModelLine, even_so
 from agent.model.wire import WireStyle
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
@@ -334,7 +334,13 @@ class Agent:
         text, reply = done.reply.text.strip(), done.reply
         if reply.finish is Finish.LENGTH:
             text = f"{text}\n\n{CUT_OFF}"
-        pressure = await self.context.after_reply(scene, room, reply.usage, is_last=True)
+        try:
+            pressure = await self.context.after_reply(scene, room, reply.usage, is_last=True)
+        except asyncio.CancelledError:
+            await even_so(
+                self._store.write(ledger.record, scene.turn_id, scene.lineage_id, done.call, self._clock.now())
+            )
+            raise
         return Answer(
             text=text, call=done.call, reported_prompt_tokens=_reported_prompt_tokens(reply), pressure=pressure
         )

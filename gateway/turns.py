@@ -10,6 +10,7 @@ from structlog.contextvars import bound_contextvars
 from agent.context.commit import keep_pressure
 from agent.context.events import Pressure
 from agent.model.failures import sentence_for
+from agent.model.line import even_so
 from gateway import cancellation
 from gateway.adapters import Adapters
 from gateway.config.routes import RouteSettings
@@ -88,12 +89,13 @@ class TurnRunner:
         ):
             try:
                 preview.open()
+                done: Answered | None = None
                 try:
                     async with asyncio.timeout(config.model.turn_seconds):
                         chosen = await self._chosen(turn, config.model)
                         done = await answered(turn, preview, agents, chosen, config.model.fallback_routes)
                 finally:
-                    await preview.close()
+                    await self._close(preview, turn, done)
                 final = self._final(turn, done, tells_pressure=config.notices.pressure)
                 await self._finish(turn, final, done.answer.pressure)
                 self._titles.answered(turn, done.by)
@@ -115,6 +117,17 @@ class TurnRunner:
                 log.exception("turn.crashed")
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
             self._delivery.wake(turn.chat_id)
+
+    async def _close(self, preview: LivePreview, turn: RunningTurn, done: Answered | None) -> None:
+        """Show no more. Who stops the turn meanwhile gives an answer up that was paid for: its cost is kept."""
+        try:
+            await preview.close()
+        except asyncio.CancelledError:
+            if done is not None:
+                await even_so(
+                    self._store.write(ledger.record, turn.id, turn.lineage_id, done.answer.call, self._clock.now())
+                )
+            raise
 
     async def _finish(self, turn: RunningTurn, final: FinalAnswer, pressure: Pressure | None) -> None:
         """Store the answer. Raises `TurnClosed` when the turn was stopped meanwhile; then only its cost is kept."""

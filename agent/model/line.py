@@ -104,7 +104,7 @@ class Line:
             except asyncio.CancelledError:
                 usage = used(watch.text) if used is not None else None
                 cut = self._record(purpose, OUTCOME_CANCELLED, _since(started), usage, is_estimated=usage is not None)
-                await _even_so(record_failure(cut))
+                await even_so(record_failure(cut))
                 raise
             except ModelError as error:
                 remedy, usage, is_estimated = remedy_for(error), error.usage, False
@@ -214,7 +214,7 @@ async def _by(deadline: float | None, call: Awaitable[T]) -> T:
         raise ModelTimeout("the reply took too long") from error
 
 
-async def _even_so(write: Awaitable[None]) -> None:
+async def even_so(write: Awaitable[None]) -> None:
     """Write although we are cancelled, but hold nobody up for it."""
     with suppress(StateError, TimeoutError):
         async with asyncio.timeout(RECORD_SECONDS):

@@ -20,6 +20,7 @@ from hermes_state.transcripts import load_view
 from hermes_state.values import Effect, Message, ModelCallRecord, Role, Tokens, ToolCall
 from tests.agent.conftest import Chat, Sink, settings
 from tests.fakes.fake_llm import LLM
+from tests.hermes_state.helpers import one_batch
 from tests.lines import line_to
 
 ANY_OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -389,6 +390,24 @@ async def test_a_reply_that_comes_to_a_turn_that_was_stopped_was_paid_for(chat: 
     with pytest.raises(TurnClosed):
         await running
     assert shop.ran == []
+    assert await chat.ledger() == [("turn", "ok")]
+
+
+async def test_an_answer_that_is_cut_off_while_its_count_is_noted_was_paid_for(
+    chat: Chat, shop: Workshop, llm: LLM
+) -> None:
+    llm.add_scripts([{"match": "go", "pause_after": 1, "text": "an answer"}])
+    turn = await chat.start("go")
+    running = asyncio.create_task(shop.agent().run(turn, Sink()))
+    while not llm.requests.rows:  # noqa: ASYNC110 - the server's list has no event
+        await asyncio.sleep(0.001)
+    async with one_batch(chat.store):
+        llm.resumed.set()
+        await asyncio.sleep(0.2)  # the reply is whole long before, and its end waits for the writer
+        running.cancel()
+        await asyncio.sleep(0.01)
+    await asyncio.wait([running])
+    assert running.cancelled()
     assert await chat.ledger() == [("turn", "ok")]
 
 

@@ -323,6 +323,24 @@ async def test_an_answer_to_a_turn_that_was_stopped_meanwhile_was_paid_for(store
         assert await gateway.rows("SELECT outcome, input_tokens FROM model_calls") == [("ok", 100)]
 
 
+async def test_an_answer_that_is_stopped_while_its_last_preview_is_on_its_way_was_paid_for(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang(says="fin")
+        gateway.model.script.append(hang)
+        gateway.adapter.may_show.clear()
+        await gateway.say("long")
+        await eventually(lambda: gateway.adapter.previews, "a preview is on its way")
+        hang.release()
+        await settled()
+        await gateway.say("/stop")
+        await settled()
+        gateway.adapter.may_show.set()
+        await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'stopped'")
+        assert await gateway.rows("SELECT outcome, input_tokens FROM model_calls") == [("ok", 100)]
+
+
 # ---- interrupt, steer
 
 
