@@ -38,7 +38,7 @@ def known_routes(model: ModelSettings) -> dict[str, RouteSettings]:
 
 def route_of(model: ModelSettings, choice: str | None) -> RouteSettings | None:
     """The route of a stored choice; None where the configuration does not know it any more."""
-    if choice is None:
+    if choice is None or choice == model.label:  # it may have become that since it was chosen
         return model.route
     if choice.startswith(_EXACT):
         return completed(choice.removeprefix(_EXACT), model)

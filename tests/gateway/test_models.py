@@ -59,3 +59,8 @@ def test_an_admin_may_choose_any_model_at_the_same_provider() -> None:
 def test_a_choice_that_the_configuration_no_longer_names_leads_nowhere() -> None:
     assert route_of(ModelSettings(name="big"), "fast") is None
     assert route_of(ModelSettings(name="big"), "=anything") is not None, "an admin's own choice names no configuration"
+
+
+def test_a_choice_that_has_become_the_configured_model_is_still_known() -> None:
+    swapped = ModelSettings(name="Spare", fallbacks=("big",))
+    assert route_of(swapped, "Spare") == swapped.route
