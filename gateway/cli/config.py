@@ -125,7 +125,12 @@ def _text(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "-"
+    if isinstance(value, (list, Mapping)):
+        return ", ".join(map(_name, value)) or "-"
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _name(one: Any) -> str:
+    """Of an entry that is a block, what it is called; `--json` shows all of it."""
+    return str(one.get("name", one) if isinstance(one, Mapping) else one)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 import yaml
 
+from agent.model.extras import missing_extra
 from gateway.config import LoadedConfig, load_config, process_environment
 from gateway.config.home import check_home, locate_home, prepare_home
 from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
@@ -19,8 +20,11 @@ TELEGRAM_TOKEN = "HERMES_TELEGRAM__TOKEN"
 DISCORD_TOKEN = "HERMES_DISCORD__TOKEN"
 MODEL_KEY = "HERMES_MODEL__API_KEY"
 MODEL_NAME = "HERMES_MODEL__NAME"
+MODEL_PROTOCOL = "HERMES_MODEL__PROTOCOL"
 MODEL_BASE_URL = "HERMES_MODEL__BASE_URL"
 ADMINS = "HERMES_ACCESS__ADMINS"
+
+_OF_A_MODEL = (MODEL_PROTOCOL, MODEL_BASE_URL, MODEL_KEY)
 
 SECRETS = (TELEGRAM_TOKEN, DISCORD_TOKEN, MODEL_KEY)
 """These go to `.env`; the rest goes to `config.yaml`."""
@@ -37,7 +41,11 @@ _QUESTIONS = (
     _Question(TELEGRAM_TOKEN, "Telegram bot token from @BotFather (empty: no Telegram)", is_secret=True),
     _Question(DISCORD_TOKEN, "Discord bot token (empty: no Discord)", is_secret=True),
     _Question(MODEL_NAME, "Name of the model (empty: the built-in offline model)"),
-    _Question(MODEL_BASE_URL, "Address of its API (empty: OpenAI's)"),
+    _Question(
+        MODEL_PROTOCOL,
+        "How its API is spoken to: anthropic, responses or chat_completions (empty: chat_completions, as most are)",
+    ),
+    _Question(MODEL_BASE_URL, "Address of its API (empty: OpenAI's or Anthropic's own)"),
     _Question(MODEL_KEY, "Key for that API (empty: none)", is_secret=True),
     _Question(ADMINS, "Your own id, such as telegram:42 (empty: `hermes-gateway pair approve` later)"),
 )
@@ -47,6 +55,10 @@ def init(
     telegram_token: Annotated[str, typer.Option(help="Telegram bot token.", show_default=False)] = "",
     discord_token: Annotated[str, typer.Option(help="Discord bot token.", show_default=False)] = "",
     model_name: Annotated[str, typer.Option(help="Name of the model.", show_default=False)] = "",
+    model_protocol: Annotated[
+        str,
+        typer.Option(help="How its API is spoken to: chat_completions, responses or anthropic.", show_default=False),
+    ] = "",
     model_base_url: Annotated[str, typer.Option(help="Address of its API.", show_default=False)] = "",
     model_key: Annotated[str, typer.Option(help="Key for that API.", show_default=False)] = "",
     admin: Annotated[str, typer.Option(help="Id of the first admin, such as telegram:42.", show_default=False)] = "",
@@ -66,7 +78,7 @@ def init(
     check_home(home)
     given = {
         **{TELEGRAM_TOKEN: telegram_token, DISCORD_TOKEN: discord_token, MODEL_NAME: model_name},
-        **{MODEL_BASE_URL: model_base_url, MODEL_KEY: model_key, ADMINS: admin},
+        **{MODEL_PROTOCOL: model_protocol, MODEL_BASE_URL: model_base_url, MODEL_KEY: model_key, ADMINS: admin},
     }
     is_interactive = sys.stdin.isatty()
     _may_replace(home, is_interactive=is_interactive, is_forced=is_forced)
@@ -82,6 +94,8 @@ def init(
         _try_all(loaded, answers, is_interactive=is_interactive)
     _write(home, answers)
     load_config(environ)  # proves that what was written is what `run` accepts
+    if (missing := missing_extra(loaded.config.model.protocol)) is not None:
+        typer.echo(f"{missing[0].upper()}{missing[1:]}.")
     typer.echo(f"Written to {home}. Start with: hermes-gateway run")
 
 
@@ -105,7 +119,7 @@ def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], objec
     answers: dict[str, str] = {}
     for question in _QUESTIONS:
         answer = given[question.variable]
-        needs_name = question.variable in (MODEL_BASE_URL, MODEL_KEY) and MODEL_NAME not in answers
+        needs_name = question.variable in _OF_A_MODEL and MODEL_NAME not in answers
         if not answer and not needs_name:
             answer = _ask(question)
             while answer and (complaint := _complaint(question.variable, load, {**answers, question.variable: answer})):
@@ -148,7 +162,7 @@ def _try_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interactive
         probes.append(lambda: probe_telegram(config.telegram))
     if DISCORD_TOKEN in answers:
         probes.append(lambda: probe_discord(config.discord))
-    if any(name in answers for name in (MODEL_NAME, MODEL_BASE_URL, MODEL_KEY)) and config.model.protocol != "offline":
+    if any(name in answers for name in (MODEL_NAME, *_OF_A_MODEL)) and config.model.protocol != "offline":
         probes.append(lambda: probe_model(config.model, may_call=True))
     for probe in probes:
         seen = probe()
@@ -164,9 +178,8 @@ def _write(home: Path, answers: Mapping[str, str]) -> None:
     prepare_home(home)
     secrets = {name: value for name, value in answers.items() if name in SECRETS}
     settings: dict[str, object] = {}
-    model = {
-        key: answers[name] for name, key in ((MODEL_NAME, "name"), (MODEL_BASE_URL, "base_url")) if name in answers
-    }
+    named = ((MODEL_NAME, "name"), (MODEL_PROTOCOL, "protocol"), (MODEL_BASE_URL, "base_url"))
+    model = {key: answers[name] for name, key in named if name in answers}
     if model:
         settings["model"] = model
     if ADMINS in answers:

@@ -176,6 +176,16 @@ def test_config_show_masks_secrets_and_names_sources(run: Run) -> None:
     assert TELEGRAM_TOKEN not in text
 
 
+def test_config_show_names_what_a_block_holds(run: Run) -> None:
+    aliases = {"fast": "small", "claude": {"name": "claude-x", "protocol": "anthropic", "api_key": "sk-secret"}}
+    models = {"HERMES_MODEL__NAME": "m", "HERMES_MODEL__ALIASES": json.dumps(aliases)}
+    fallbacks = {"HERMES_MODEL__FALLBACKS": json.dumps(["fast", {"name": "spare", "api_key": "sk-secret"}])}
+    shown = {line.split()[0]: line for line in run("config", "show", **models, **fallbacks).output.splitlines() if line}
+    assert " fast, claude  " in shown["model.aliases"]
+    assert " fast, spare  " in shown["model.fallbacks"]
+    assert " -  " in shown["costs.prices"]
+
+
 def test_an_address_is_shown_without_the_password_in_it(run: Run) -> None:
     address = {"HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": "https://me:geheim@example.org/v1"}
     assert "geheim" not in run("config", "show", "--json", **address).output
@@ -388,6 +398,22 @@ async def test_init_writes_nothing_when_a_token_is_refused(run: Run, home: Path)
     assert content(home) is None
 
 
+async def test_init_speaks_to_a_model_as_it_is_told_to(run: Run, home: Path) -> None:
+    async with Server(fake_llm.make_app()) as llm:
+        model = ("--model-name", "claude-lab", "--model-protocol", "anthropic", "--model-base-url", llm.url)
+        done = await threaded(run, "init", *model)
+    assert done.exit_code == 0, done.exception
+    assert f"answers at {llm.url}/v1" in done.output
+    assert json.loads(run("config", "show", "--json").output)["settings"]["model.protocol"]["value"] == "anthropic"
+
+
+def test_init_says_what_a_protocol_still_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.cli.init.missing_extra", lambda protocol: f"{protocol} needs more")
+    done = run("init", "--model-name", "claude-lab", "--model-protocol", "anthropic", "--no-test")
+    assert done.exit_code == 0, done.exception
+    assert "Anthropic needs more." in done.output
+
+
 async def test_init_tries_a_key_that_comes_without_a_model_s_name(run: Run, home: Path) -> None:
     async with Server(fake_llm.make_app()) as llm:
         done = await threaded(run, "init", "--model-base-url", f"{llm.url}/v1", "--model-key", "sk-lab")
@@ -425,6 +451,7 @@ def test_init_asks_at_a_terminal_and_does_not_echo_secrets(environ: dict[str, st
         "Telegram bot token": TELEGRAM_TOKEN,
         "Discord bot token": "",
         "Name of the model": "lab-model",
+        "How its API is spoken to": "anthropic",
         "Address of its API": "http://127.0.0.1:9/v1",
         "Key for that API": "sk-typed-by-hand",
         "Your own id": "telegram:42",
@@ -436,6 +463,7 @@ def test_init_asks_at_a_terminal_and_does_not_echo_secrets(environ: dict[str, st
     assert modes(home) == {"config.yaml": 0o600, ".env": 0o600}
     assert "sk-typed-by-hand" in (home / ".env").read_text()
     assert "lab-model" in (home / "config.yaml").read_text()
+    assert "protocol: anthropic" in (home / "config.yaml").read_text()
 
 
 def test_init_asks_again_for_the_one_answer_that_is_wrong(environ: dict[str, str], home: Path) -> None:
@@ -443,6 +471,8 @@ def test_init_asks_again_for_the_one_answer_that_is_wrong(environ: dict[str, str
         "Telegram bot token": TELEGRAM_TOKEN,
         "Discord bot token": "",
         "Name of the model": "lab-model",
+        "How its API is spoken to": "antropic",
+        "must be one of": "",
         "Address of its API": "localhost",
         "must be an address": "http://127.0.0.1:9/v1",
         "Key for that API": "",
@@ -452,6 +482,7 @@ def test_init_asks_again_for_the_one_answer_that_is_wrong(environ: dict[str, str
     assert "Start with: hermes-gateway run" in at_a_terminal(environ, ["init", "--no-test"], answers)
     config = (home / "config.yaml").read_text()
     assert "http://127.0.0.1:9/v1" in config
+    assert "protocol" not in config
     assert "telegram:42" in config
 
 
