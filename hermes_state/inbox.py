@@ -278,7 +278,7 @@ def replace_text(db: Connection, inbox_id: InboxId, text: str) -> bool:
     return True
 
 
-def note_heard(db: Connection, inbox_id: InboxId, recording: IncomingAttachment, transcript: str) -> None:
+def note_heard(db: Connection, inbox_id: InboxId, recording: IncomingAttachment, transcription: str) -> None:
     """Put what was said in a recording in its place, unless the message is gone by now."""
     row = db.execute("SELECT payload FROM inbox WHERE id = ? AND state = 'new'", (inbox_id,)).fetchone()
     if row is None:
@@ -287,7 +287,7 @@ def note_heard(db: Connection, inbox_id: InboxId, recording: IncomingAttachment,
     payload = msgspec.structs.replace(
         before,
         attachments=tuple(one for one in before.attachments if one != recording),
-        heard=(*before.heard, transcript),
+        heard=(*before.heard, transcription),
     )
     db.execute("UPDATE inbox SET payload = ? WHERE id = ?", (_encode(payload).decode(), inbox_id))
 

@@ -20,11 +20,11 @@ PURPOSE: Final = "transcription"
 """In the ledger."""
 
 MAX_CHARACTERS: Final = 200_000
-"""Of one transcript: people say about 1,000 in a minute."""
+"""Of one transcription: people say about 1,000 in a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transcript:
+class Transcription:
     """What was said, and the call's row for the ledger."""
 
     text: str
@@ -49,9 +49,9 @@ class TranscriptionModel:
         """
         answer = await self._answer(recording, name)
         if not isinstance(answer, Mapping) or not isinstance(text := answer.get("text"), str):
-            raise ReplyMalformed("the provider's transcript has an unknown shape")
+            raise ReplyMalformed("the provider's transcription has an unknown shape")
         if len(text) > MAX_CHARACTERS:
-            raise ReplyMalformed(f"a transcript with more than {MAX_CHARACTERS:,} characters")
+            raise ReplyMalformed(f"a transcription with more than {MAX_CHARACTERS:,} characters")
         return well_formed(text).strip(), normalize_usage(answer.get("usage"))
 
     async def _answer(self, recording: bytes, name: str) -> object:
@@ -92,7 +92,7 @@ class TranscriptionLine(Line):
         payer: Payer,
         record_failure: RecordFailure,
         within: float | None = None,
-    ) -> Transcript:
+    ) -> Transcription:
         """What was said, empty if nothing was; `within`: seconds for all attempts. Raises the kinds of `ModelError`."""
 
         async def attempt(_watch: object) -> tuple[str, CanonicalUsage | None]:
@@ -101,4 +101,4 @@ class TranscriptionLine(Line):
         (text, usage), took_ms = await self._repeated(
             attempt, payer=payer, purpose=PURPOSE, record_failure=record_failure, within=within
         )
-        return Transcript(text=text, call=self._record(PURPOSE, OUTCOME_OK, took_ms, usage))
+        return Transcription(text=text, call=self._record(PURPOSE, OUTCOME_OK, took_ms, usage))
