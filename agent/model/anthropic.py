@@ -24,7 +24,7 @@ from agent.model.base import ModelLimits, ModelReply, ModelRequest, maker_of
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, caching_for
 from agent.model.failures import paid_for
 from agent.model.offers import MOST_BYTES, within_reason
-from agent.model.pools import LIMITS, Endpoint, Pools, whole_json
+from agent.model.pools import LIMITS, Endpoint, Pools, ssl_context, whole_json
 from agent.model.shapes_anthropic import body_parts, stored_reasoning
 from agent.model.sharing import LoopShare
 from hermes_state.errors import (
@@ -135,7 +135,6 @@ class AnthropicModel:
 
 
 def _pools(settings: AnthropicSettings) -> Pools[AsyncAnthropic]:
-    ssl = httpx2.create_ssl_context()  # 30 ms or more, so all pools share one
     # The SDK adds the version to the path itself; people who are used to other SDKs have it in the address.
     base_url = re.sub(r"/v1/?$", "", settings.base_url or BASE_URL)
 
@@ -145,7 +144,9 @@ def _pools(settings: AnthropicSettings) -> Pools[AsyncAnthropic]:
             base_url=base_url,
             timeout=settings.timeout,
             max_retries=0,
-            http_client=anthropic.DefaultAsyncHttpxClient(timeout=settings.timeout, limits=LIMITS, verify=ssl),
+            http_client=anthropic.DefaultAsyncHttpxClient(
+                timeout=settings.timeout, limits=LIMITS, verify=ssl_context()
+            ),
         )
 
     return Pools(make)

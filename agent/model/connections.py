@@ -14,7 +14,7 @@ import openai
 from openai import AsyncOpenAI, AsyncStream
 
 from agent.model.openai_errors import errors_translated
-from agent.model.pools import LIMITS, Endpoint, Pools, whole_json
+from agent.model.pools import LIMITS, Endpoint, Pools, ssl_context, whole_json
 
 OPENAI_HOST: Final = "api.openai.com"
 BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
@@ -26,10 +26,8 @@ class Connections:
     """SDK clients of one provider, for any number of calls at once."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        ssl = httpx2.create_ssl_context()  # 30 ms or more, so all pools share one
-
         def make() -> AsyncOpenAI:
-            http = openai.DefaultAsyncHttpxClient(timeout=endpoint.timeout, limits=LIMITS, verify=ssl)
+            http = openai.DefaultAsyncHttpxClient(timeout=endpoint.timeout, limits=LIMITS, verify=ssl_context())
             return AsyncOpenAI(
                 api_key=endpoint.api_key or "none",  # local servers want no key, the SDK insists on one
                 base_url=endpoint.base_url or BASE_URL,  # else the SDK looks for one of whoever runs us

@@ -5,7 +5,9 @@ event loop a call; pools of 32 keep it under 2. Calls fill the first pool before
 reuses the same few connections.
 """
 
+import functools
 import json
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +47,12 @@ class Endpoint:
         return httpx2.Timeout(
             connect=self.connect_seconds, read=self.read_seconds, write=self.write_seconds, pool=self.pool_seconds
         )
+
+
+@functools.cache
+def ssl_context() -> ssl.SSLContext:
+    """One for all connections to models: another one takes some 20 ms of the event loop, and a megabyte."""
+    return httpx2.create_ssl_context()
 
 
 class _Client(Protocol):
