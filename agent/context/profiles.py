@@ -16,7 +16,7 @@ import structlog
 from agent.context.estimate import Estimator, Size
 from agent.context.limits import LEAST_INPUT_WINDOW
 from agent.model.base import ChatModel, ModelLimits, ModelRequest
-from agent.model.capacity import Source, believable, capacity_of
+from agent.model.capacity import NOTHING_SAID, Source, believable, capacity_of
 from hermes_state.profiles import (
     ModelProfile,
     Offer,
@@ -129,8 +129,10 @@ class ProfileBook:
             if said is None:
                 self._ask_from = now + UNREACHED_MS
                 return
-            said = believable(said)
+            said, before = believable(said), self._known.offer
             offer = Offer(context_length=said.context_length, max_output_tokens=said.max_output_tokens, at=now)
+            if said == NOTHING_SAID and before is not None:
+                offer = replace(before, at=now)  # a key that is refused for a while makes no model smaller
             self._take(replace(self._known, offer=offer))
             log.info(
                 "model.sizes_asked",

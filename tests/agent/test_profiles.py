@@ -113,6 +113,17 @@ async def test_whoever_could_not_be_asked_is_asked_again_soon_and_what_is_known_
     assert (provider.asked, profiles.window) == (3, 16_384)
 
 
+async def test_a_provider_that_refuses_to_say_it_again_takes_nothing_back(store: Store, clock: SetClock) -> None:
+    provider = Provider(said(65_536, 8_000))
+    await book(store, clock, provider).ask()
+    clock.at = Millis(clock.at + ANSWER_KEPT_MS)
+    provider.answer = SILENT
+    for profiles in (book(store, clock, provider), book(store, clock, provider)):
+        await profiles.ask()
+        assert provider.asked == 2
+        assert (profiles.window, profiles.capacity.max_output_tokens) == (65_536, 8_000)
+
+
 async def test_nobody_is_asked_for_what_is_configured(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536, 9_000))
     whole = book(store, clock, provider, said(20_000, 4_000))
