@@ -43,7 +43,8 @@ ANSWER_KEPT_MS = 7 * 86_400_000
 """What a provider says of its model is asked for again after a week; what it did not say, after a day."""
 SILENCE_KEPT_MS = 86_400_000
 UNREACHED_MS = 60_000
-"""Until a provider that could not be asked is asked again."""
+"""Until a provider that could not be asked is asked again; twice as long after each further time, up to an hour."""
+LONGEST_UNREACHED_MS = 3_600_000
 
 Fetch = Callable[[], Awaitable[ModelLimits | None]]
 
@@ -71,6 +72,7 @@ class ProfileBook:
         self._asking = asyncio.Lock()
         self._ask_from: int = 0
         """When the provider may be asked next, by the clock; what is kept of its last answer says more."""
+        self._pause_ms = UNREACHED_MS
         self.capacity = capacity_of(model, configured)
         """The model's size by whoever knows it best, before anything is learned from refusals."""
         self._is_loaded = False
@@ -127,7 +129,8 @@ class ProfileBook:
             said = await self._fetch()
             now = self._clock.now()
             if said is None:
-                self._ask_from = now + UNREACHED_MS
+                self._ask_from = now + self._pause_ms
+                self._pause_ms = min(2 * self._pause_ms, LONGEST_UNREACHED_MS)
                 return
             said, before = believable(said), self._known.offer
             offer = Offer(context_length=said.context_length, max_output_tokens=said.max_output_tokens, at=now)

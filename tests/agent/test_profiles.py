@@ -113,6 +113,15 @@ async def test_whoever_could_not_be_asked_is_asked_again_soon_and_what_is_known_
     assert (provider.asked, profiles.window) == (3, 16_384)
 
 
+async def test_a_provider_that_cannot_be_reached_holds_up_fewer_and_fewer_turns(store: Store, clock: SetClock) -> None:
+    provider = Provider(None)
+    profiles = book(store, clock, provider)
+    for _ in range(24 * 60):
+        await profiles.ask()
+        clock.at = Millis(clock.at + 60_000)
+    assert 24 <= provider.asked <= 32, "soon at first, then every hour"
+
+
 async def test_a_provider_that_refuses_to_say_it_again_takes_nothing_back(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536, 8_000))
     await book(store, clock, provider).ask()
