@@ -174,7 +174,7 @@ def _model_lines(desk: Desk, choice: str | None) -> Iterator[str]:
     called = f"{name} ({route.label})" if name != route.label else name
     cache = cache_state(line.name, line.route, settings.cache_ttl)
     chosen = ", chosen here" if choice is not None else ""
-    yield f"- Model: {called}, route {line.route}{chosen}; prompt caching {cache.text}"
+    yield f"- Model: {called}, route {line.route}{chosen}; marks for prompt caching {cache.text}"
     rest = line.circuit.rest
     if rest is not None:
         yield f"- {route.label} {rest.why}; it is left alone for {_seconds(rest.seconds)}"
