@@ -7,6 +7,7 @@ the first whole number that satisfies it.
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
@@ -87,6 +88,7 @@ class Limits:
         return prompt >= self.urgent
 
 
+@lru_cache(maxsize=1_024)  # asked for several times in every turn, for a few windows
 def limits_of(context_length: int, reserved_output: int, settings: LimitSettings) -> Limits:
     """Every limit of a window of `context_length` tokens, `reserved_output` of them kept for the answer."""
     window = context_length - reserved_output

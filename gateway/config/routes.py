@@ -9,6 +9,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -108,7 +109,7 @@ class RouteSettings(Section):
         """Where the API is, also where none was given; None for what is built in."""
         return self.base_url or OWN_ADDRESSES.get(self.protocol)
 
-    @property
+    @cached_property
     def route(self) -> "RouteSettings":
         """The route alone, whatever else is set beside it: equal for equal routes."""
         return RouteSettings.model_construct(**{key: getattr(self, key) for key in RouteSettings.model_fields})
