@@ -15,23 +15,23 @@ from typing import Any, Protocol
 import structlog
 
 from agent.context.compressor import Compressor, SummaryRoute
+from agent.context.controller import ContextKeeper, ContextSettings
+from agent.context.engine import Engine
 from agent.context.events import BeforeSplit, Listener, OnWait, Pressure, Scene
-from agent.context.keeper import ContextKeeper, ContextSettings
-from agent.context.port import Engine
-from agent.context.profiles import ProfileBook
-from agent.context.rooms import Room
+from agent.context.learned_profile import ProfileBook
+from agent.context.measure import Room
 from agent.images import load_image_urls
 from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest, Payer, maker_of
-from agent.model.line import Completion, ModelLine, even_so
+from agent.model.client import Completion, ModelLine, even_so
 from agent.model.wire import WireStyle
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
 from hermes_state import journal, ledger, sessions
+from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
 from hermes_state.journal import ModelStep, RunningTurn
-from hermes_state.lineage import Layer
 from hermes_state.redaction import redact
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
 from hermes_state.transcripts import View
 from hermes_state.values import (
@@ -45,7 +45,7 @@ from hermes_state.values import (
     Transcript,
     TurnId,
 )
-from hermes_state.views import ViewCache
+from hermes_state.view_cache import ViewCache
 
 log = structlog.get_logger()
 

@@ -31,16 +31,16 @@ from agent.context.estimate import Estimator
 from agent.context.limits import LimitSettings, limits_of
 from agent.context.state import ContextState
 from agent.model.base import Finish, ModelReply, ModelRequest
-from agent.model.line import ModelLine
+from agent.model.client import ModelLine
 from bench import peer_compressor
 from bench.conversation import Conversation, as_chat_messages, as_new_message
 from bench.measure import Measure, table
 from gateway.process import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
-from hermes_state.lineage import SplitPlan, split
+from hermes_state.compressions import SplitPlan, split
 from hermes_state.redaction import redact
 from hermes_state.sessions import Session, start_session
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, View, append
 from hermes_state.values import (
     CanonicalUsage,

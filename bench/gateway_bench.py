@@ -19,7 +19,7 @@ from bench.prompt_bench import hand_over
 from bench.subjects import Lab, Subject, floor, gateway, lab
 from hermes_state.chats import ensure_chat
 from hermes_state.sessions import start_session
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append
 from hermes_state.values import ChatKey, ChatKind, Millis, Origin, Role, SystemClock
 

@@ -23,13 +23,13 @@ import aiohttp
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from agent.model.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.base import ChatModel, ModelRequest, Payer
 from agent.model.caps import CapLimits, DaySpending, SpendingCaps
-from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-from agent.model.line import ModelLine
+from agent.model.client import ModelLine
 from agent.model.prices import Price
-from agent.model.responses import ResponsesModel, ResponsesSettings
+from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
 from bench.compression_bench import heartbeat
@@ -39,7 +39,7 @@ from bench.replay import Recorded, kind_of, replaying
 from bench.subjects import Subject, gateway, lab
 from hermes_state import chats, ledger
 from hermes_state.sessions import ensure_active
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import (
     CanonicalUsage,
     ChatKey,

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from agent.model.base import ModelRequest
-from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from bench.corpus import Corpus
 from bench.measure import Measure
 from hermes_state.transcripts import EMPTY_BODY

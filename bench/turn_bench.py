@@ -15,9 +15,9 @@ from sqlite3 import Connection
 
 from agent.context.estimate import Size
 from agent.context.events import Pressure, Scene
-from agent.context.rooms import Room
+from agent.context.measure import Room
 from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest
-from agent.model.line import ModelLine
+from agent.model.client import ModelLine
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings, scene_of
@@ -25,11 +25,11 @@ from bench.compression_bench import heartbeat, prepared
 from bench.conversation import Conversation, as_new_message
 from bench.measure import Measure, table
 from hermes_state import chats, inbox, journal
+from hermes_state.compressions import Layer
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.journal import RunningTurn
-from hermes_state.lineage import Layer
 from hermes_state.sessions import ensure_active
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, append
 from hermes_state.values import (
     CanonicalUsage,

@@ -8,30 +8,30 @@ from functools import partial
 from zoneinfo import ZoneInfo
 
 from agent.context.compressor import SummaryRoute
+from agent.context.engine import Engine
 from agent.context.events import Listener, OnWait
-from agent.context.foreign import ForeignEngine
-from agent.context.plugins import load_engine
-from agent.context.port import Engine
-from agent.context.seats import ModelFacts
-from agent.model.capacity import ASSUMED_CONTEXT, listed_limits
+from agent.engines.adapter import ForeignEngine
+from agent.engines.instances import ModelFacts
+from agent.engines.loader import load_engine
+from agent.model.sizes import ASSUMED_CONTEXT, listed_limits
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
-from gateway.agents import Agents
-from gateway.auxiliary import route_for
-from gateway.capacities import capacity_in, configured_limits
 from gateway.config import LoadedConfig
 from gateway.config.fields import secrets_of
 from gateway.config.routes import RouteSettings
 from gateway.config.section import Section
 from gateway.config.settings import Config
-from gateway.models import Lines
-from gateway.window import context_settings
+from gateway.models.agents import Agents
+from gateway.models.auxiliary import route_for
+from gateway.models.capacity import capacity_in, configured_limits
+from gateway.models.selection import Lines
+from gateway.models.window import context_settings
 from hermes_state.redaction import Redactor
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Tokens
-from hermes_state.views import ViewCache
+from hermes_state.view_cache import ViewCache
 from platforms.base import CommandMenuItem, PlatformAdapter
 from platforms.discord.adapter import DiscordAdapter, DiscordSettings
 from platforms.local.adapter import LocalAdapter, LocalSettings

@@ -21,41 +21,41 @@ from typing import Any
 
 import structlog
 
-from agent.model.offline import HOW_TO_GET_A_MODEL
+from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
 from agent.tools.registry import Tool
-from gateway.access import Access
-from gateway.adapters import Adapters
-from gateway.agents import Agents
+from gateway.access.permissions import Access
 from gateway.assembly import agent_inputs, make_adapters, make_agents
-from gateway.attachments import AttachmentDesk
 from gateway.commands.registry import Desk
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
 from gateway.config import ConfigRejected, LoadedConfig, load_config, merge_for_reload, reload_differences
-from gateway.config.context import NoticeSettings
-from gateway.config.home import prepare_home
+from gateway.config.context_settings import NoticeSettings
+from gateway.config.files import prepare_home
 from gateway.config.settings import Config
-from gateway.control import serve_control
-from gateway.costs import Costs, unpriced_models, unpriced_sentence
-from gateway.delivery import Delivery
-from gateway.gates import Gates
-from gateway.hearing import Ears, transcription_line
-from gateway.intake import GatewayIntake
-from gateway.lanes import LaneParts, Lanes
-from gateway.live import Live
+from gateway.inbound.intake import GatewayIntake
 from gateway.logs import update_logging
-from gateway.models import Lines, caching_of
-from gateway.notices import Notices, WaitNotice
+from gateway.models.agents import Agents
+from gateway.models.pricing import Costs, unpriced_models, unpriced_sentence
+from gateway.models.runtime import Live
+from gateway.models.selection import Lines, caching_of
 from gateway.notify import notify
-from gateway.operator import Operator
+from gateway.operator.handlers import Operator
+from gateway.operator.socket import serve_control
+from gateway.outbound.adapters import Adapters
+from gateway.outbound.delivery import Delivery
+from gateway.outbound.gates import Gates
+from gateway.outbound.notices import Notices, WaitNotice
 from gateway.schedules import Schedules
-from gateway.titles import Titles
-from gateway.turns import TurnRunner
+from gateway.turns.attachments import AttachmentDesk
+from gateway.turns.lanes import LaneParts, Lanes
+from gateway.turns.runner import TurnRunner
+from gateway.turns.titles import Titles
+from gateway.turns.transcription import Ears, transcription_line
 from gateway.vitals import Heartbeat
 from hermes_state.errors import ConfigError, HermesError
-from hermes_state.lock import FileLock
 from hermes_state.redaction import Redactor
-from hermes_state.store import Store
+from hermes_state.store.lock import FileLock
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Clock, SystemClock
 from platforms.local.adapter import LocalAdapter
 

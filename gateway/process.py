@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from gateway.config import LoadedConfig, load_config
-from gateway.config.home import prepare_home
+from gateway.config.files import prepare_home
 from gateway.logs import configure_logging
 from hermes_state.errors import HermesError
 

@@ -8,11 +8,12 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from gateway.attachments import INCOMING_PREFIX
-from gateway.live import Live
-from hermes_state import attachments, retention, sessions
+from gateway.models.runtime import Live
+from gateway.turns.attachments import INCOMING_PREFIX
+from hermes_state import attachments, sessions
+from hermes_state.admin import retention
 from hermes_state.errors import StateError
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
 
 log = structlog.get_logger()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from gateway.adapters import Adapters
 from gateway.notify import notify, watchdog_seconds
-from hermes_state.store import Store
+from gateway.outbound.adapters import Adapters
+from hermes_state.store.writer import Store
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ HermesError
 │   ├── ChatUnreachable       nobody there any more (blocked, kicked, deleted): give up on this message
 │   ├── ChatMigrated          the chat has a new id: move it and go on
 │   └── TokenRejected         fatal for this adapter, not for the daemon
-├── ModelError         the turn fails or is tried again; `agent/model/failures.py` has the remedies
+├── ModelError         the turn fails or is tried again; `agent/model/errors.py` has the remedies
 │   ├── ModelUnavailable · ModelTimeout · ModelRateLimited · AuthRejected · QuotaExceeded · ContentFiltered
 │   └── NotOffered · ContextOverflow · OutputCapTooLarge · ReplyMalformed · SpendingCapReached · PriceUnknown
 ├── ToolError          goes back to the model as a tool result; the turn goes on

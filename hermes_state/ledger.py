@@ -1,9 +1,16 @@
-"""The ledger: one row for every model call, failed ones too, and the totals of the session it served."""
+"""The ledger: one row for every model call, failed ones too, and the totals of the session it served.
 
+What model calls used and cost, added up from the ledger: by conversation, chat, day, model and purpose.
+
+Money is in millionths of a US dollar. A call whose price is not known counts among `unpriced`, never as free.
+"""
+
+from dataclasses import dataclass, fields
 from sqlite3 import Connection
+from typing import Any
 
 from hermes_state.sessions import load_tip
-from hermes_state.values import ChatId, LineageId, Millis, ModelCallRecord, SessionId, TurnId
+from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCallRecord, SessionId, TurnId
 
 _RECORD_CALL = """
 INSERT INTO model_calls (chat_id, lineage_id, session_id, turn_id, purpose, route, model, outcome, estimated,
@@ -65,3 +72,138 @@ def note_report(
             "UPDATE sessions SET reported_prompt_tokens = ?, reported_at_seq = ?, model = ? WHERE id = ?",
             (reported_prompt_tokens, covered_seq, model, session_id),
         )
+
+
+NO_MONEY = MicroUsd(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What some calls came to."""
+
+    calls: int = 0
+    failed: int = 0
+    estimated: int = 0
+    """Calls whose tokens are our estimate."""
+    input: int = 0
+    output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
+    """A part of `output`."""
+    cost: MicroUsd = NO_MONEY
+    """Of the calls whose price is known."""
+    unpriced: int = 0
+    """Calls that used tokens at an unknown price."""
+
+    @property
+    def prompt(self) -> int:
+        return self.input + self.cache_read + self.cache_write
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.output
+
+    @property
+    def cached_percent(self) -> int:
+        """How much of the prompts was read from the provider's cache."""
+        return self.cache_read * 100 // self.prompt if self.prompt else 0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(Spent)})
+
+
+NOTHING = Spent()
+
+_SUMS = """count(*), coalesce(sum(outcome <> 'ok'), 0), coalesce(sum(estimated), 0), coalesce(sum(input_tokens), 0),
+  coalesce(sum(output_tokens), 0), coalesce(sum(cache_read_tokens), 0), coalesce(sum(cache_write_tokens), 0),
+  coalesce(sum(reasoning_tokens), 0), coalesce(sum(cost_microusd), 0),
+  coalesce(sum(cost_microusd IS NULL AND (input_tokens IS NOT NULL OR outcome = 'ok')), 0)"""
+
+
+def _spent(sums: tuple[Any, ...]) -> Spent:
+    return Spent(**dict(zip((one.name for one in fields(Spent)), sums, strict=True)))
+
+
+def load_by_purpose(
+    db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None
+) -> dict[str, Spent]:
+    """What a conversation came to over all its sessions, or else a chat, or else the whole gateway."""
+    where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
+    if whose is None:
+        where, whose = "? IS NULL", None
+    query = f"SELECT purpose, {_SUMS} FROM model_calls WHERE {where} GROUP BY purpose ORDER BY min(id)"
+    return {purpose: _spent(tuple(sums)) for purpose, *sums in db.execute(query, (whose,))}
+
+
+def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> Spent:
+    """What a chat, or the whole gateway, came to since then."""
+    if chat_id is None:
+        row = db.execute(f"SELECT {_SUMS} FROM model_calls WHERE created_at >= ?", (since,)).fetchone()
+    else:
+        query = f"SELECT {_SUMS} FROM model_calls WHERE chat_id = ? AND created_at >= ?"
+        row = db.execute(query, (chat_id, since)).fetchone()
+    return _spent(row)
+
+
+# ---- what caps look at before every call ------------------------------------------------------------------------
+
+
+def cost_of_conversation(db: Connection, lineage_id: LineageId) -> MicroUsd:
+    """From the totals of its sessions."""
+    query = "SELECT coalesce(sum(cost_microusd), 0) FROM sessions WHERE lineage_id = ?"
+    return MicroUsd(db.execute(query, (lineage_id,)).fetchone()[0])
+
+
+def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis) -> MicroUsd:
+    """From an index that holds all it needs."""
+    query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE chat_id = ? AND created_at >= ?"
+    return MicroUsd(db.execute(query, (chat_id, since)).fetchone()[0])
+
+
+def cost_behind(db: Connection, since: Millis, call_id: int) -> tuple[MicroUsd, int]:
+    """What the calls since then came to that were recorded behind the call `call_id`, and the newest call there is.
+
+    With its own last answer, whoever asks again and again reads each row once.
+    """
+    newest = db.execute("SELECT coalesce(max(id), 0) FROM model_calls").fetchone()[0]
+    query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE created_at >= ?"
+    if call_id:  # else by time: the first look of a day must not read the whole ledger
+        query = f"{query} AND id > ?"
+    return MicroUsd(db.execute(query, (since, call_id) if call_id else (since,)).fetchone()[0]), newest
+
+
+# ---- insights ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Calls of one quarter of an hour, chat, model and purpose."""
+
+    at: Millis
+    """The beginning of the quarter: no time zone's midnight lies inside one."""
+    chat_id: ChatId | None
+    model: str
+    purpose: str
+    spent: Spent
+
+
+QUARTER = 15 * 60_000
+
+
+def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[Slice]:
+    """Every call since then, oldest first, as few rows as tell the days of every time zone apart."""
+    within = "" if chat_id is None else "AND chat_id = ?"
+    query = f"""SELECT created_at / {QUARTER}, chat_id, model, purpose, {_SUMS} FROM model_calls
+      WHERE created_at >= ? {within} GROUP BY 1, 2, 3, 4 ORDER BY 1"""
+    rows = db.execute(query, (since,) if chat_id is None else (since, chat_id))
+    return [
+        Slice(
+            at=Millis(quarter * QUARTER),
+            chat_id=None if chat is None else ChatId(chat),
+            model=model,
+            purpose=purpose,
+            spent=_spent(tuple(sums)),
+        )
+        for quarter, chat, model, purpose, *sums in rows
+    ]

@@ -6,7 +6,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from tests.crash.seed import pytest_configure, pytest_configure_node, pytest_report_header
 from tests.e2e.protocols import pytest_addoption
 from tests.fakes.llm_http import FINDINGS

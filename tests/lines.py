@@ -1,7 +1,7 @@
 """Models as the agent calls them, with pauses too short to wait for."""
 
 from agent.model.base import ChatModel
-from agent.model.line import ModelLine, RetryPolicy
+from agent.model.client import ModelLine, RetryPolicy
 
 FAST_RETRY = RetryPolicy(first_pause=0.001, longest_pause=0.002)
 

@@ -1,4 +1,7 @@
-"""The transactions of compression: a split with everything that becomes true with it, or the trace of an attempt."""
+"""The transactions of compression: a split with everything that becomes true with it, or the trace of an attempt.
+
+Taking a compression back: the model sees again what it saw before, and everything that was said since.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,12 +9,23 @@ from sqlite3 import Connection
 
 from agent.context.compressor import CompressionJob, Draft
 from agent.context.events import Blocked, ContextEvent, HardLimit, Listener, Pressure, Scene
+from agent.context.limits import Limits
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded, Why
 from agent.context.state import ContextState, state_of, stored_form
 from hermes_state import ledger, sessions
+from hermes_state.compressions import (
+    Attempt,
+    SplitPlan,
+    UndoPlan,
+    count_compressions,
+    note_verdict,
+    record_attempt,
+    split,
+    undo_compression,
+)
 from hermes_state.errors import LineageMoved
-from hermes_state.lineage import Attempt, SplitPlan, count_compressions, note_verdict, record_attempt, split
-from hermes_state.values import Millis, SessionId
+from hermes_state.sessions import Session, load_session
+from hermes_state.values import EstimatedTokens, Millis, SessionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,3 +182,27 @@ def _tell(
     for event in events:
         for listener in listeners:
             listener(db, scene, event, now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undoing:
+    """A compression that could be taken back."""
+
+    plan: UndoPlan
+    tokens: EstimatedTokens
+    """What the whole view takes."""
+    limits: Limits
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for the whole view; otherwise the next message would compress it again."""
+        return not self.limits.is_urgent(self.tokens)
+
+
+def settle_undo(db: Connection, undoing: Undoing, now: Millis) -> Session:
+    """Do it, inside the caller's transaction; compressing by itself waits until the conversation has grown.
+
+    Raises `LineageMoved` when the conversation has changed since this was planned.
+    """
+    state = state_of(undoing.plan.tip.context_state).undone(undoing.tokens)
+    return load_session(db, undo_compression(db, undoing.plan, now, context_state=stored_form(state)))

@@ -12,23 +12,23 @@ from datetime import UTC, tzinfo
 
 import structlog
 
-from agent.context.assembly import Middle, child_context, middle_of, record_for
-from agent.context.cuts import LEAST_TAIL_ROWS, Cut, CutRules, find_cut
+from agent.context.cuts import LEAST_TAIL_ROWS, Cut, CutRules, Middle, child_context, find_cut, middle_of, record_for
+from agent.context.deterministic import recap
+from agent.context.engine_events import News, Wish
 from agent.context.estimate import Estimator
-from agent.context.fitting import fitted
+from agent.context.excerpt import fitted
 from agent.context.limits import Limits, summary_input_tokens
-from agent.context.news import News, Wish
 from agent.context.outcomes import Aborted, NotNeeded, SummaryKind, Why
 from agent.context.pruning import PruneStyle, prune
-from agent.context.recap import recap
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.context.summary import SummaryRefused, SummaryTask, checked_summary, summary_request
 from agent.handoff import framed
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.failures import remedy_for, sentence_for
-from agent.model.line import ModelLine
-from agent.sizes import estimated_text_tokens
+from agent.model.client import ModelLine
+from agent.model.errors import remedy_for, sentence_for
+from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
+from hermes_state.compressions import ContextItem, Layer
 from hermes_state.errors import (
     AuthRejected,
     ContextOverflow,
@@ -41,7 +41,6 @@ from hermes_state.errors import (
     QuotaExceeded,
     SpendingCapReached,
 )
-from hermes_state.lineage import ContextItem, Layer
 from hermes_state.transcripts import View
 from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, ModelCallRecord, Origin, Tokens, Transcript
 

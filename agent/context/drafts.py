@@ -15,17 +15,17 @@ import structlog
 
 from agent.context.commit import Drafted, rebased, settle
 from agent.context.compressor import CompressionJob, Draft, SummaryRoute
+from agent.context.engine import Engine
+from agent.context.engine_events import Continued
 from agent.context.events import BeforeSplit, Listener, Scene
-from agent.context.news import Continued
+from agent.context.measure import Prompts, Rooms
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded
-from agent.context.port import Engine
-from agent.context.rooms import Prompts, Rooms
 from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
 from hermes_state import ledger
+from hermes_state.compressions import SplitPlan
 from hermes_state.errors import StateError
-from hermes_state.lineage import SplitPlan
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import Clock, LineageId, Millis, ModelCallRecord
 
 log = structlog.get_logger()

@@ -14,7 +14,7 @@ import msgspec
 from agent.model.base import ModelRequest
 from agent.model.usage import fixed_tokens
 from agent.model.wire import WireStyle
-from agent.sizes import BLOCK_TOKENS, ROW_SIZES, RowSizes, estimated_text_tokens
+from agent.tokens import BLOCK_TOKENS, ROW_SIZES, RowSizes, estimated_text_tokens
 from hermes_state.profiles import LEAST_IMAGE, LEAST_SCALE, MOST_IMAGE, MOST_SCALE, Calibration
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View

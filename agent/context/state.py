@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from hermes_state.lineage import Layer
+from hermes_state.compressions import Layer
 from hermes_state.values import Millis
 
 STRIKES_TO_BLOCK = 2

@@ -14,7 +14,7 @@ from typing import Final
 from agent.context.excerpt import CLOSING_THOUGHT, SECRET_MARK, bounded_record, clean, excerpt, moment, without_thoughts
 from agent.handoff import defused
 from agent.model.base import Finish, ModelReply, ModelRequest
-from agent.sizes import estimated_text_tokens
+from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ModelError
 from hermes_state.redaction import MARK
 from hermes_state.transcripts import EMPTY_BODY

@@ -9,10 +9,9 @@ from datetime import UTC, date, datetime, time, tzinfo
 
 from agent.model.base import Payer
 from hermes_state.errors import PriceUnknown, SpendingCapReached
-from hermes_state.money import dollars
-from hermes_state.spending import cost_behind, cost_of_chat, cost_of_conversation
-from hermes_state.store import Store
-from hermes_state.values import Clock, MicroUsd, Millis
+from hermes_state.ledger import cost_behind, cost_of_chat, cost_of_conversation
+from hermes_state.store.writer import Store
+from hermes_state.values import Clock, MicroUsd, Millis, dollars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

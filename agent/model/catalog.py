@@ -12,8 +12,6 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Final
 
-from agent.model.names import spellings
-
 TAKEN_ON: Final = "2026-10"
 """When these were the figures of the makers, as far as is publicly known."""
 
@@ -50,6 +48,7 @@ def sees_images(model: str) -> bool:
     return any(pattern.match(name) for name in _names(model) for pattern in _SEEING)
 
 
+_DATE = re.compile(r"[-@](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|\d{2}-\d{2}|latest)$")
 _TAG = re.compile(r":[^/]*$")
 _HOSTED_TAG = re.compile(r":(?:free|nitro|floor|exacto|extended|online|thinking|beta|\d+)$")
 """Behind names of resellers, for another way to the same model; and the revision behind Amazon's."""
@@ -188,3 +187,13 @@ BUILT_IN: Final[Mapping[str, KnownModel]] = {
 _BY_LENGTH: Final = [
     (re.compile(translate(pattern)), BUILT_IN[pattern]) for pattern in sorted(BUILT_IN, key=len, reverse=True)
 ]
+
+
+def spellings(model: str) -> Iterator[str]:
+    """What a model may be called in a list: `openai/gpt-5-2025-08-07` is also `gpt-5-2025-08-07` and `gpt-5`."""
+    name = model.strip().lower()
+    yield name
+    bare = name.rpartition("/")[2]
+    yield bare
+    yield _DATE.sub("", name)
+    yield _DATE.sub("", bare)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from agent.model.names import spellings
+from agent.model.catalog import spellings
 from agent.model.price_list import BUILT_IN
 from hermes_state.values import CanonicalUsage, MicroUsd
 

@@ -5,16 +5,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.model.base import Caps, Payer
-from agent.model.connections import Connections, WholeBody
-from agent.model.failures import OUTCOME_OK
-from agent.model.line import Line, RecordFailure, RetryPolicy
-from agent.model.openai_errors import errors_translated
-from agent.model.pools import Endpoint
+from agent.model.client import Line, RecordFailure, RetryPolicy
+from agent.model.errors import OUTCOME_OK
+from agent.model.http import Connections, Endpoint, WholeBody, errors_translated
 from agent.model.prices import Price
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed
-from hermes_state.text import well_formed
-from hermes_state.values import CanonicalUsage, ModelCallRecord
+from hermes_state.values import CanonicalUsage, ModelCallRecord, well_formed
 
 PURPOSE: Final = "transcription"
 """In the ledger."""

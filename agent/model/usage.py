@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.sizes import CALL_TOKENS, ROW_SIZES, estimated_schema_tokens, estimated_text_tokens, kept_text_tokens
-from hermes_state.money import micro_usd
-from hermes_state.values import CanonicalUsage, MicroUsd
+from agent.tokens import CALL_TOKENS, ROW_SIZES, estimated_schema_tokens, estimated_text_tokens, kept_text_tokens
+from hermes_state.values import CanonicalUsage, MicroUsd, micro_usd
 
 MOST_TOKENS = 100_000_000
 """Of one call. More is no count: it would close a conversation for ever, or not fit into the database."""

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import config, costs, doctor, init, lookups, pair, plugins, run, status
+from gateway.cli import config, doctor, init, lookups, pair, plugins, run, status
+from gateway.cli import usage as costs
 from gateway.config import ConfigRejected
 from hermes_state.errors import ConfigError, ForeignFile, HermesError, OwnedElsewhere, SchemaTooNew
 

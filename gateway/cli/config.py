@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import SecretStr
 
-from agent.model.extras import missing_extra
-from gateway.auxiliary import all_routes
-from gateway.capacities import FIGURE_FROM, capacity_in
+from agent.model.protocols.extras import missing_extra
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
 from gateway.config.routes import RouteBlock
+from gateway.models.auxiliary import all_routes
+from gateway.models.capacity import FIGURE_FROM, capacity_in
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import MARK, redact
 
@@ -26,7 +26,7 @@ def check(as_json: Json = False) -> None:
 
     Exit code 78 when `run` would refuse; warnings alone are fine.
     """
-    from agent.context.plugins import load_engine  # takes the agent with it
+    from agent.engines.loader import load_engine  # takes the agent with it
 
     try:
         loaded = load_config(process_environment())

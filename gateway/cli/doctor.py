@@ -20,7 +20,7 @@ def doctor(
     Changes nothing and is safe beside a running gateway. A configured model's server is asked for its list of
     models. Exit code 1 when something failed, 78 when it is the configuration.
     """
-    from gateway.doctor import Verdict, examine  # it knows the whole agent, which takes its time to import
+    from gateway.operator.doctor import Verdict, examine  # it knows the whole agent, which takes its time to import
 
     findings = []
     for finding in examine(process_environment(), is_online=is_online):

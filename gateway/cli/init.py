@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 import yaml
 
-from agent.model.extras import missing_extra
+from agent.model.protocols.extras import missing_extra
 from gateway.config import LoadedConfig, load_config, process_environment
-from gateway.config.home import check_home, locate_home, prepare_home
-from gateway.probes import Probe, probe_discord, probe_model, probe_telegram
+from gateway.config.files import check_home, locate_home, prepare_home
+from gateway.operator.probes import Probe, probe_discord, probe_model, probe_telegram
 from hermes_state.errors import CommandError, ConfigError
 
 TELEGRAM_TOKEN = "HERMES_TELEGRAM__TOKEN"

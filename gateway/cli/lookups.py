@@ -7,13 +7,13 @@ import typer
 
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import load_config, process_environment
-from gateway.config.home import find_state
-from gateway.control import NobodyAnswers, ask
-from gateway.lookups import HISTORY_PAGE, LINKS_MOST, SEARCH_MOST, Row, answer_at_rest
-from gateway.moments import moment, when
+from gateway.config.files import find_state
+from gateway.operator.lookups import HISTORY_PAGE, LINKS_MOST, SEARCH_MOST, Row, answer_at_rest
+from gateway.operator.socket import NobodyAnswers, ask
+from gateway.times import moment, when
+from hermes_state.admin.lineage_queries import short_key
+from hermes_state.admin.overview import open_resting
 from hermes_state.errors import ConfigError
-from hermes_state.lineages import short_key
-from hermes_state.overview import open_resting
 from hermes_state.redaction import Redactor
 from hermes_state.values import Millis, Role
 

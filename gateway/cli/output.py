@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias
 import orjson
 import typer
 
-from gateway.moments import when
+from gateway.times import when
 from hermes_state.values import Millis
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]

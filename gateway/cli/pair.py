@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.access.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import process_environment
-from gateway.config.home import find_state
-from gateway.control import NobodyAnswers, ask
-from gateway.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
-from hermes_state.overview import open_resting
-from hermes_state.pairings import Pairing, Role, list_pairings
-from hermes_state.store import Store
+from gateway.config.files import find_state
+from gateway.operator.socket import NobodyAnswers, ask
+from hermes_state.admin.overview import open_resting
+from hermes_state.admin.pairings import Pairing, Role, list_pairings
+from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock, UserRef
 
 app = typer.Typer(no_args_is_help=True, help="Let people in by code, and see them out.", rich_markup_mode=None)

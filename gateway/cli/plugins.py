@@ -14,7 +14,7 @@ def list_engines(as_json: Json = False) -> None:
 
     Exit code 78 when the one that `context.engine` names cannot be used.
     """
-    from agent.context.plugins import list_plugins, unknown_engine  # which take the agent with them
+    from agent.engines.loader import list_plugins, unknown_engine  # which take the agent with them
 
     loaded = load_config(process_environment())
     configured = loaded.config.context.engine

@@ -7,10 +7,10 @@ import typer
 
 from gateway.cli.output import Json, print_json, print_tree
 from gateway.config import process_environment
-from gateway.config.home import StateDirectory, find_state
-from gateway.control import NobodyAnswers, ask
+from gateway.config.files import StateDirectory, find_state
+from gateway.operator.socket import NobodyAnswers, ask
+from hermes_state.admin.overview import load_overview, open_resting
 from hermes_state.errors import CommandError
-from hermes_state.overview import load_overview, open_resting
 
 EXIT_NOT_RUNNING = 3
 

@@ -5,18 +5,16 @@ from collections.abc import Callable
 from functools import partial
 from sqlite3 import Connection
 
-from agent.context.commit import Drafted
+from agent.context.commit import Drafted, Undoing
 from agent.context.compressor import Preview
+from agent.context.controller import ContextKeeper
 from agent.context.events import Scene
-from agent.context.feedback import summarize_manual_compression
-from agent.context.keeper import ContextKeeper
-from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why
-from agent.context.undo import Undoing
+from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why, summarize_manual_compression
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
 from gateway.commands.turns import counted
-from gateway.config.context import NoticeSettings
+from gateway.config.context_settings import NoticeSettings
 from gateway.config.fields import secrets_of
-from gateway.notices import accuracy_sentence
+from gateway.outbound.notices import accuracy_sentence
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LineageMoved
 from hermes_state.redaction import Redactor

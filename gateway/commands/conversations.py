@@ -5,7 +5,7 @@ from sqlite3 import Connection
 
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
 from gateway.commands.turns import count_in, shortened
-from gateway.moments import when
+from gateway.times import when
 from hermes_state import sessions
 from hermes_state.errors import CommandError
 from hermes_state.transcripts import load_said, taken_back

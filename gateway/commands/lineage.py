@@ -11,10 +11,9 @@ from sqlite3 import Connection
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
 from gateway.commands.turns import counted, shortened
 from gateway.config.fields import secrets_of
-from gateway.lookups import Redact, redacted_texts
-from gateway.moments import moment, when
-from hermes_state.errors import CommandError, StoreUnavailable
-from hermes_state.lineages import (
+from gateway.operator.lookups import Redact, redacted_texts
+from gateway.times import moment, when
+from hermes_state.admin.lineage_queries import (
     Compression,
     Found,
     Link,
@@ -28,8 +27,9 @@ from hermes_state.lineages import (
     search_everywhere,
     short_key,
 )
+from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
-from hermes_state.search import Order
+from hermes_state.search.search import Order
 from hermes_state.values import Button, ChatId, Message, MessageId, Millis, Role, Transcript
 
 LINKS_SHOWN = 12

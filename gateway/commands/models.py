@@ -5,11 +5,11 @@ from sqlite3 import Connection
 
 from agent.context.events import Scene
 from agent.turn import Agent
-from gateway.capacities import WINDOW_FROM
 from gateway.commands.registry import Command, Effect, Invocation, Kind, say
 from gateway.config.routes import CONFIGURED, RouteSettings
 from gateway.config.settings import ModelSettings
-from gateway.models import choose, known_routes, name_of, nearest, place_of, route_of
+from gateway.models.capacity import WINDOW_FROM
+from gateway.models.selection import choose, known_routes, name_of, nearest, place_of, route_of
 from hermes_state import sessions
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.sessions import Session

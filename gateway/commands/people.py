@@ -3,12 +3,12 @@
 from functools import partial
 from sqlite3 import Connection
 
-from agent.model.offline import HOW_TO_GET_A_MODEL
+from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
+from gateway.access.pairing import approve_pairing, revoke_pairing
 from gateway.commands.registry import Apply, Command, Effect, Invocation, Kind, Told, say
-from gateway.pairing import approve_pairing, revoke_pairing
-from hermes_state import pairings
+from hermes_state.admin import pairings
+from hermes_state.admin.pairings import Pairing, PairingState, Role
 from hermes_state.errors import CommandError
-from hermes_state.pairings import Pairing, PairingState, Role
 from hermes_state.values import Millis, UserRef
 
 

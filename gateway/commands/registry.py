@@ -8,16 +8,16 @@ from enum import StrEnum
 from sqlite3 import Connection
 from typing import Protocol, TypeAlias
 
-from gateway.access import Access
-from gateway.commands.work import LongWork
-from gateway.live import Live
+from gateway.access.permissions import Access
+from gateway.commands.long_work import LongWork
+from gateway.models.runtime import Live
 from hermes_state import outbox
+from hermes_state.admin.pairings import Role
 from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
 from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.pairings import Role
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatId, ChatKey, Clock, Millis
 from platforms.base import AdapterHealth, CommandMenuItem
 

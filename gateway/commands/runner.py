@@ -8,15 +8,15 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from gateway.commands.registry import Apply, Command, Desk, Effect, Invocation, Kind, Told, parse, say
-from gateway.delivery import Delivery
-from gateway.patience import write_patiently
+from gateway.outbound.delivery import Delivery
+from gateway.retry import write_patiently
 from hermes_state import inbox, outbox
+from hermes_state.admin.pairings import Role
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.pairings import Role
 from hermes_state.values import ChatId, ChatKey, InboundMessage, InboxId, Millis
 
 log = structlog.get_logger()

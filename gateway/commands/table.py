@@ -1,6 +1,7 @@
 """All commands, in the order in which help shows them."""
 
-from gateway.commands import compression, conversations, costs, lineage, models, people, turns
+from gateway.commands import compression, conversations, lineage, models, people, turns
+from gateway.commands import usage as costs
 from gateway.commands.registry import Registry
 
 REGISTRY = Registry(

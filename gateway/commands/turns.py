@@ -5,18 +5,18 @@ from functools import partial
 from sqlite3 import Connection
 
 from agent.context.events import Scene
-from agent.context.plugins import BUILT_IN
+from agent.engines.loader import BUILT_IN
 from agent.model.caching import cache_state
-from agent.model.offline import HOW_TO_GET_A_MODEL
-from gateway.capacities import WINDOW_FROM
+from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
 from gateway.commands.registry import Command, Desk, Effect, Invocation, Kind, TurnStop, say
-from gateway.models import name_of, route_of
+from gateway.models.capacity import WINDOW_FROM
+from gateway.models.selection import name_of, route_of
 from hermes_state import inbox, journal
+from hermes_state.admin.pairings import Role
 from hermes_state.chats import Chat
 from hermes_state.errors import CommandError
 from hermes_state.inbox import InboxKind, InboxRow
 from hermes_state.journal import RunningTurn
-from hermes_state.pairings import Role
 from hermes_state.sessions import Session, count_messages, load_active, load_title
 from hermes_state.transcripts import View, hide, load_view
 from hermes_state.values import ChatId, ChatKey, Message, Millis, Origin

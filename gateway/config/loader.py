@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.config.complaints import explain, unknown_keys
+from gateway.config.errors import explain, unknown_keys
 from gateway.config.fields import (
     DEFAULT_SOURCE,
     FIELDS,
@@ -35,8 +35,15 @@ from gateway.config.fields import (
     variable_name,
     with_values,
 )
-from gateway.config.files import KeyPath, YamlFile, read_env_file, read_yaml
-from gateway.config.home import StateDirectory, check_config_is_ours, find_state
+from gateway.config.files import (
+    KeyPath,
+    StateDirectory,
+    YamlFile,
+    check_config_is_ours,
+    find_state,
+    read_env_file,
+    read_yaml,
+)
 from gateway.config.settings import Config
 from hermes_state.errors import ConfigError
 

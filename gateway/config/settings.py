@@ -13,14 +13,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gateway.config.context import (
+from gateway.config.context_settings import (
     AuxiliarySettings,
     CompressionSettings,
     ContextEngineSettings,
     HygieneSettings,
     NoticeSettings,
 )
-from gateway.config.costs import CostSettings
+from gateway.config.cost_settings import CostSettings
 from gateway.config.routes import Aliases, Fallbacks, RouteSettings, WrittenRoute, completed
 from gateway.config.section import Section, setting
 from gateway.config.types import AnyCase, OffOrNumber, People, Secret, SocketUrl, TimeZone, Url, WebhookSecret

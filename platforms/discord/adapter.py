@@ -12,8 +12,8 @@ import discord
 import structlog
 
 from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
-from hermes_state.meta import load_note, save_note
-from hermes_state.store import Store
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
 from platforms.base import (
     AdapterHealth,
@@ -28,9 +28,9 @@ from platforms.discord import files
 from platforms.discord.catch_up import CatchUp
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import connection_errors
+from platforms.discord.event_queue import QUEUE_SIZE, Inlet
 from platforms.discord.files import FileRef
 from platforms.discord.inbound import PLATFORM
-from platforms.discord.inlet import QUEUE_SIZE, Inlet
 from platforms.discord.outbound import Sender
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import ButtonCommands, Interactions, Tickets, publish_menu

@@ -8,8 +8,8 @@ import structlog
 from hermes_state.errors import MessageRejected, PlatformError
 from hermes_state.values import Clock, Millis
 from platforms.discord.errors import rest_errors
+from platforms.discord.event_queue import Arrived
 from platforms.discord.inbound import Reader, snowflake_at
-from platforms.discord.inlet import Arrived
 
 MILLIS_PER_HOUR = 3_600_000
 OVERLAP = 2_000 << 22

@@ -16,8 +16,8 @@ from discord.http import HTTPClient, Route
 
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import Clock
+from platforms.discord.event_queue import Arrived, Changed, Connected, Inlet, Listed
 from platforms.discord.inbound import Reader
-from platforms.discord.inlet import Arrived, Changed, Connected, Inlet, Listed
 
 RATE_LIMIT_SECONDS = 10.0
 """Longest wait for a rate limit inside the SDK; a longer one is raised, so that the gateway can shed previews."""

@@ -14,13 +14,13 @@ import structlog
 from discord.http import HTTPClient, Route
 
 from hermes_state.errors import PlatformError, StoreUnavailable
-from hermes_state.meta import load_note, save_note
-from hermes_state.store import Store
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.writer import Store
 from hermes_state.values import Button, Via
 from platforms.base import CommandMenuItem
 from platforms.discord.errors import rest_errors
+from platforms.discord.event_queue import Inlet, Pressed
 from platforms.discord.inbound import Reader
-from platforms.discord.inlet import Inlet, Pressed
 
 TICKET_SECONDS = 14 * 60.0
 """Discord takes answers to an interaction for 15 minutes; a minute is left for sending."""

@@ -13,8 +13,8 @@ from sqlite3 import Connection
 import msgspec
 from yarl import URL
 
-from hermes_state.meta import load_note, save_note
-from hermes_state.store import Store
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
 
 TOKEN_MS = 24 * 3600 * 1000

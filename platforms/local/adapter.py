@@ -9,7 +9,7 @@ import structlog
 from aiohttp import web
 
 from hermes_state.errors import PlatformUnavailable, StateError
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import (
     AdapterHealth,

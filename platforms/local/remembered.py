@@ -9,7 +9,7 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.meta import load_note, save_note
+from hermes_state.store.meta import load_note, save_note
 from platforms.local.entries import Entry
 from platforms.local.history import chat_key, load_known_refs
 

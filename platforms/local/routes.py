@@ -11,7 +11,7 @@ import structlog
 from aiohttp import web
 
 from hermes_state.errors import StateError
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKind, Clock, InboundMessage, Sender, Via
 from platforms.base import Intake
 from platforms.local.access import COOKIE_SECONDS, HEADERS, Access, host_names, is_same_origin

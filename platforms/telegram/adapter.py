@@ -13,7 +13,7 @@ from telegram import CallbackQuery
 from telegram.error import InvalidToken, TelegramError
 
 from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
 from platforms.telegram import rendering

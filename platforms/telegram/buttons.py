@@ -3,8 +3,8 @@
 import base64
 import hashlib
 
-from hermes_state.meta import load_note, save_note
-from hermes_state.store import Store
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.writer import Store
 
 DATA_BYTES = 64
 """Most that Telegram takes as `callback_data`."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings, Answer
 from hermes_state import chats, inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.journal import FinalAnswer, RunningTurn
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_said, load_view
 from hermes_state.values import (
     ChatId,

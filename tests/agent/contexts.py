@@ -8,16 +8,16 @@ from sqlite3 import Connection
 from typing import Any
 
 from agent.context.compressor import SummaryRoute
+from agent.context.controller import ContextSettings
 from agent.context.events import ContextEvent, Listener, Scene
-from agent.context.keeper import ContextSettings
 from agent.context.state import ContextState, state_of
 from agent.context.summary import HEADINGS
-from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from agent.turn import Agent, Answer, scene_of
-from gateway.config.context import NoticeSettings
-from gateway.notices import Notices
+from gateway.config.context_settings import NoticeSettings
+from gateway.outbound.notices import Notices
 from hermes_state import sessions
 from hermes_state.journal import RunningTurn
 from hermes_state.transcripts import load_view

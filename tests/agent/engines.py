@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agent.context.engine import ContextEngine
+from agent.engines.contract import ContextEngine
 from hermes_state.values import Message
 from tests.agent.rows import answer, human, result
 

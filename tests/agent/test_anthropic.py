@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent.model.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.base import Finish, ModelLimits
-from agent.model.failures import sentence_for
+from agent.model.errors import sentence_for
+from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from hermes_state.errors import (
     AuthRejected,

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model import wire
-from agent.model.anthropic import AnthropicModel, AnthropicSettings, cached
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.caching import CacheState, apply_anthropic_cache_control, cache_state, caching_for
-from agent.model.chat_completions import encoded_request
-from agent.model.shapes_anthropic import body_parts
+from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings, cached
+from agent.model.protocols.anthropic_wire import body_parts
+from agent.model.protocols.chat_completions import encoded_request
 from agent.model.wire import WireStyle
 from hermes_state.values import Message
 from tests.agent.histories import histories

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agent.context.limits import LimitSettings, limits_of
 from agent.model.base import ModelLimits
-from agent.model.capacity import ASSUMED_CONTEXT, LEAST_INPUT, NOTHING_SAID, Capacity, Source, capacity_of
 from agent.model.catalog import BUILT_IN, TAKEN_ON, known_model, sees_images
+from agent.model.sizes import ASSUMED_CONTEXT, LEAST_INPUT, NOTHING_SAID, Capacity, Source, capacity_of
 from hermes_state.values import Tokens
 
 UNKNOWN = "a-model-of-my-own"

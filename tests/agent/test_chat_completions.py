@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from agent.model.base import Finish
-from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-from agent.model.failures import sentence_for
-from agent.model.pools import MAX_BODY_BYTES
-from agent.model.provider_errors import status_error
+from agent.model.errors import sentence_for, status_error
+from agent.model.http import MAX_BODY_BYTES
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from hermes_state.errors import (
     AuthRejected,

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from agent.model.chat_reasoning import ReasoningPieces
+from agent.model.protocols.chat_completions import ReasoningPieces
 from agent.model.replies import MAX_CHARACTERS, ReplyBuilder
 from hermes_state.errors import ReplyMalformed
 

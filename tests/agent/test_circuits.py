@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.circuits import MOST_FAILURES, REST_SECONDS, Circuit
-from agent.model.line import ModelLine
+from agent.model.client import MOST_FAILURES, REST_SECONDS, Circuit, ModelLine
 from hermes_state.errors import (
     AuthRejected,
     ContentFiltered,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from agent.context.compressor import CompressorSettings, SummaryRoute
-from agent.context.keeper import ContextSettings
+from agent.context.controller import ContextSettings
 from agent.context.outcomes import Aborted, Compressed
 from agent.context.state import NO_MODEL_SECONDS
-from agent.model.chat_completions import ChatCompletionsModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.turn import Agent, scene_of
 from hermes_state.journal import RunningTurn
 from hermes_state.values import Origin, Tokens

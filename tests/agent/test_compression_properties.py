@@ -11,8 +11,17 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from agent.context.assembly import child_context, handoff_in, middle_of, record_for
-from agent.context.cuts import LARGEST_TAIL, SOFT_CEILING, Cut, CutRules, find_cut
+from agent.context.cuts import (
+    LARGEST_TAIL,
+    SOFT_CEILING,
+    Cut,
+    CutRules,
+    child_context,
+    find_cut,
+    handoff_in,
+    middle_of,
+    record_for,
+)
 from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.context.outcomes import Why
 from agent.context.pruning import PruneStyle, prune

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from agent.context.controller import ContextSettings
 from agent.context.events import Scene
-from agent.context.keeper import ContextSettings
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why
-from agent.model.chat_completions import ChatCompletionsModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.turn import Agent, scene_of
 from hermes_state import journal
 from hermes_state.journal import RunningTurn

@@ -5,7 +5,7 @@ from sqlite3 import Connection
 
 from agent.context.events import ContextEvent, Scene
 from agent.context.outcomes import Compressed
-from agent.model.chat_completions import ChatCompletionsModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent

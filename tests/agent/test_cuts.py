@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.context.assembly import child_context, middle_of, record_for
-from agent.context.cuts import Cut, CutRules, find_cut
+from agent.context.cuts import Cut, CutRules, child_context, find_cut, middle_of, record_for
 from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.context.outcomes import Why
 from agent.model.wire import WireStyle, chat_messages

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.context.keeper import ContextSettings
-from agent.model.chat_completions import ChatCompletionsModel
+from agent.context.controller import ContextSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.turn import scene_of
 from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of

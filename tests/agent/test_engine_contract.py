@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from agent.context.engine import ContextCompressor, ContextEngine
-from agent.context.lists import checked_list, text_of
 from agent.context.summary import HEADINGS
+from agent.engines.contract import ContextCompressor, ContextEngine
+from agent.engines.mapping import checked_list, text_of
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.model.base import Finish, ModelReply, ModelRequest
 from hermes_state.errors import ModelUnavailable

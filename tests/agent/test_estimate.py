@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.context.estimate import Calibration, Estimator
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.wire import WireStyle, chat_messages
-from agent.sizes import RowSizes
+from agent.tokens import RowSizes
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
 from hermes_state.values import (

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.context.fitting import fitted
-from agent.sizes import estimated_text_tokens
+from agent.context.excerpt import fitted
+from agent.tokens import estimated_text_tokens
 from hermes_state.values import Tokens
 
 RECORD = "\n\n".join(f"## {title}\n" + "\n".join(f"- fact {n} of {title}" for n in range(50)) for title in "ABCD")

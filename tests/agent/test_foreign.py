@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Draft, SummaryRoute
-from agent.context.engine import ContextCompressor, ContextEngine
+from agent.context.engine import Engine
+from agent.context.engine_events import Continued, Ended, Replied, Wish
 from agent.context.estimate import Estimator
-from agent.context.foreign import ForeignEngine
 from agent.context.limits import LimitSettings, limits_of
-from agent.context.news import Continued, Ended, Replied, Wish
 from agent.context.outcomes import Aborted, NotNeeded, Why
-from agent.context.port import Engine
-from agent.context.seats import KEPT_ENGINES, ModelFacts
 from agent.context.state import ContextState, stored_form
+from agent.engines.adapter import ForeignEngine
+from agent.engines.contract import ContextCompressor, ContextEngine
+from agent.engines.instances import KEPT_ENGINES, ModelFacts
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.offline import OfflineModel
+from agent.model.protocols.offline import OfflineModel
 from agent.tools.registry import ToolContext, ToolRegistry
 from hermes_state import sessions
-from hermes_state.lineage import Layer
+from hermes_state.compressions import Layer
 from hermes_state.redaction import redact
 from hermes_state.sessions import Session
 from hermes_state.tool_runs import ToolRunState

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from agent.context.engine import ContextEngine
+from agent.context.engine import Engine
 from agent.context.events import Blocked, Scene
-from agent.context.foreign import ForeignEngine
 from agent.context.outcomes import Aborted, Compressed
-from agent.context.port import Engine
-from agent.context.seats import ModelFacts
+from agent.engines.adapter import ForeignEngine
+from agent.engines.contract import ContextEngine
+from agent.engines.instances import ModelFacts
 from agent.model.base import ToolSchema
-from agent.model.chat_completions import ChatCompletionsModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, scene_of

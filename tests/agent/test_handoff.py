@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from agent.context.assembly import child_context, handoff_in, middle_of, record_for
-from agent.context.cuts import Cut
+from agent.context.cuts import Cut, child_context, handoff_in, middle_of, record_for
 from agent.handoff import (
     END_MARKER,
     OLDER_PREFIXES,

@@ -9,7 +9,7 @@ import pytest
 
 from agent import images
 from agent.images import load_image_urls
-from agent.model.chat_completions import ChatCompletionsModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, scene_of
 from hermes_state import journal

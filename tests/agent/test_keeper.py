@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from agent.context.commit import keep_verdict
-from agent.context.keeper import ContextSettings
+from agent.context.controller import ContextSettings
+from agent.context.learned_profile import ProfileBook
 from agent.context.outcomes import Compressed, NotNeeded, Why
-from agent.context.profiles import ProfileBook
 from agent.context.state import Awaited, ContextState, stored_form
 from agent.context.summary import HEADINGS
 from agent.model.base import ModelLimits
-from agent.model.chat_completions import ChatCompletionsModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
 from agent.turn import MOST_OVERFLOWS, Agent, Answer, scene_of
 from hermes_state import journal, sessions

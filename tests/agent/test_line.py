@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from agent.model.base import Caps, Finish, ModelReply, ModelRequest, Payer
-from agent.model.failures import REMEDIES, paid_for, remedy_for, sentence_for
-from agent.model.line import RECORD_SECONDS, Completion, ModelLine, RecordFailure, RetryPolicy
+from agent.model.client import RECORD_SECONDS, Completion, ModelLine, RecordFailure, RetryPolicy
+from agent.model.errors import REMEDIES, paid_for, remedy_for, sentence_for
 from agent.model.prices import Price
-from agent.sizes import estimated_text_tokens
+from agent.tokens import estimated_text_tokens
 from hermes_state import errors
 from hermes_state.errors import (
     AuthRejected,

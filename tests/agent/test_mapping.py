@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.context.lists import IllegalList
-from agent.context.mapping import UNSAID, Handed, Mapped, hand_over, take_back
+from agent.engines.mapping import UNSAID, Handed, IllegalList, Mapped, hand_over, take_back
 from agent.handoff import SUMMARY_PREFIX, Record, parse_record
 from agent.model.wire import WireStyle, chat_messages
 from hermes_state.transcripts import NewMessage

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.circuits import MOST_FAILURES
+from agent.model.client import MOST_FAILURES
 from hermes_state import journal
 from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import chat_at, clock_of, fill_and_ask, look, summary_of

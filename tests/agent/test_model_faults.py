@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.failures import REMEDIES
+from agent.model.errors import REMEDIES
 from tests.agent.conftest import Chat
 from tests.agent.ways import ASKED, WAYS, Talk, Way
 from tests.fakes import fake_llm, labkit

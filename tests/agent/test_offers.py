@@ -8,12 +8,12 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from agent.model import offers
-from agent.model.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.base import ModelLimits
-from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-from agent.model.offline import OfflineModel
-from agent.model.responses import ResponsesModel, ResponsesSettings
+from agent.model.protocols import offered_sizes as offers
+from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.offline import OfflineModel
+from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
 from hermes_state.errors import NotOffered
 from hermes_state.values import Tokens
 from tests.agent.contexts import dialled

@@ -1,7 +1,7 @@
 """The built-in model: honest, deterministic, and good for a whole turn."""
 
 from agent.model.base import ModelRequest
-from agent.model.offline import HOW_TO_GET_A_MODEL, OfflineModel
+from agent.model.protocols.offline import HOW_TO_GET_A_MODEL, OfflineModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from agent.context.engine import ContextEngine
-from agent.context.plugins import FOLDER, LoadedEngine, find_plugins, list_plugins, load_engine
+from agent.engines.contract import ContextEngine
+from agent.engines.loader import FOLDER, LoadedEngine, find_plugins, list_plugins, load_engine
 from hermes_state.errors import ConfigError
 from tests.agent.engines import messages
 
 ENGINE = '''
-from agent.context.engine import ContextCompressor, ContextEngine
+from agent.engines.contract import ContextCompressor, ContextEngine
 
 class Sample(ContextEngine):
     """A sample.

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from agent.context.profiles import ANSWER_KEPT_MS, SILENCE_KEPT_MS, UNREACHED_MS, ProfileBook
+from agent.context.learned_profile import ANSWER_KEPT_MS, SILENCE_KEPT_MS, UNREACHED_MS, ProfileBook
 from agent.model.base import ModelLimits
-from agent.model.capacity import Source
-from agent.model.chat_completions import ChatCompletionsModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.sizes import Source
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, scene_of
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import LineageId, Millis, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.contexts import SetClock

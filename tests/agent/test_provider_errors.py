@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-from agent.model.failures import sentence_for
-from agent.model.provider_errors import LEAST_OUTPUT_ROOM, retry_after_seconds, status_error, stream_error
+from agent.model.errors import LEAST_OUTPUT_ROOM, retry_after_seconds, sentence_for, status_error, stream_error
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from hermes_state.errors import (
     ContextOverflow,
     ModelError,

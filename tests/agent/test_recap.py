@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.context.recap import READ_CHARACTERS, ROW_CHARACTERS, recap
+from agent.context.deterministic import READ_CHARACTERS, ROW_CHARACTERS, recap
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
-from agent.sizes import estimated_text_tokens
+from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import Redactor
 from hermes_state.values import Document, Message, MessageBody, Millis, Origin, Role, Tokens, ToolCall
 from tests.agent.rows import answer, human, result, row

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from agent.model.base import Finish
-from agent.model.pools import MAX_BODY_BYTES
+from agent.model.http import MAX_BODY_BYTES
+from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
-from agent.model.responses import ResponsesModel, ResponsesSettings
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent

@@ -7,17 +7,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.context.events import Scene
+from agent.context.learned_profile import ProfileBook
 from agent.context.limits import LEAST_INPUT_WINDOW, LimitSettings, limits_of
-from agent.context.profiles import ProfileBook
-from agent.context.rooms import Rooms
+from agent.context.measure import Rooms
 from agent.model.base import ModelLimits, ModelRequest
-from agent.model.chat_completions import ChatCompletionsModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.turn import Agent, scene_of
 from hermes_state.profiles import learn_context
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, hide, load_view
 from hermes_state.values import EstimatedTokens, LineageId, Tokens
-from hermes_state.views import ViewCache
+from hermes_state.view_cache import ViewCache
 from tests.agent.conftest import Chat, FixedClock, Sink
 
 

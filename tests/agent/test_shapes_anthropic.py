@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.model import wire
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.shapes_anthropic import (
+from agent.model.protocols.anthropic_wire import (
     GO_ON,
     NOTHING_RETURNED,
     UNSEEN_IMAGE,

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.responses import ResponsesDialect, encoded_request
-from agent.model.shapes_responses import (
+from agent.model.protocols.responses import (
     LONGEST_CALL_ID,
     Item,
+    ResponsesDialect,
+    encoded_request,
     instructions_and_items,
     kept_thought,
     stored_thoughts,

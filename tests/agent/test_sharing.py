@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from agent.model.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.base import ChatModel
-from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-from agent.model.responses import ResponsesModel, ResponsesSettings
-from agent.model.sharing import SLICE_SECONDS, LoopShare
+from agent.model.http import SLICE_SECONDS, LoopShare
+from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
 from tests.agent.asking import request, script
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM

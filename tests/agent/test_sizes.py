@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.handoff import framed
-from agent.sizes import (
+from agent.tokens import (
     BLOCK_TOKENS,
     MESSAGE_TOKENS,
     STAMP_TOKENS,

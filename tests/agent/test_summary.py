@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from agent.context.summary import HEADINGS, SECTIONS, SummaryRefused, SummaryTask, checked_summary, summary_request
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.model.base import Finish, ModelReply
-from agent.model.chat_completions import ChatCompletionsModel
-from agent.sizes import estimated_text_tokens
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import Redactor
 from hermes_state.values import (
     Document,

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent.model.base import NOBODY
-from agent.model.pools import MAX_BODY_BYTES, Endpoint
+from agent.model.http import MAX_BODY_BYTES, Endpoint
 from agent.model.transcription import TranscriptionLine, TranscriptionModel
 from hermes_state.errors import (
     AuthRejected,

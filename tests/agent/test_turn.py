@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.context.keeper import ContextSettings
-from agent.model.chat_completions import ChatCompletionsModel
+from agent.context.controller import ContextSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from agent.turn import CUT_OFF, OUTCOME_UNKNOWN, Agent, AgentSettings

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from agent.context.compressor import CompressorSettings, SummaryRoute
-from agent.context.keeper import ContextSettings
+from agent.context.controller import ContextSettings
 from agent.context.state import ContextState, stored_form
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.chat_completions import ChatCompletionsModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.turn import Agent
 from hermes_state import sessions

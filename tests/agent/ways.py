@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any
 
-from agent.model.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.base import ChatModel
-from agent.model.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-from agent.model.failures import sentence_for
-from agent.model.responses import ResponsesModel, ResponsesSettings
+from agent.model.errors import sentence_for
+from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from agent.turn import Agent
 from hermes_state import journal

@@ -15,7 +15,7 @@ from agent.tools.registry import Tool, ToolContext
 from gateway import daemon as preloaded  # imported here so that the fork server has it, and each start is quick
 from gateway.config import process_environment
 from gateway.process import serve
-from hermes_state.lineage import SplitPlan, split
+from hermes_state.compressions import SplitPlan, split
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import Effect, Origin, Role, SystemClock
 
@@ -32,7 +32,7 @@ DUMP_A, DUMP_B = "DUMP-A", "DUMP-B"
 _DUMP_LINE = "the register has a line for every boat that came in and what it brought "
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__, "agent.model.anthropic"])  # the latter is not imported until it is needed
+_context.set_forkserver_preload([__name__, "agent.model.protocols.anthropic"])  # the latter is imported late
 
 _KEY = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
 

@@ -7,8 +7,8 @@ from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 
-from gateway.unstored import NOT_TAKEN
-from hermes_state.segment import segment
+from gateway.inbound.offline_commands import NOT_TAKEN
+from hermes_state.search.segment import segment
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.scenario import (
     BEHIND,

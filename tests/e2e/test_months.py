@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from hermes_state.connections import register_functions
-from hermes_state.search import search
+from hermes_state.search.search import search
 from hermes_state.sessions import get_compression_tip
+from hermes_state.store.connections import register_functions
 from hermes_state.transcripts import load_said
 from hermes_state.values import LineageId, Origin, Role, SessionId
 from tests.e2e.protocols import ModelProtocol

@@ -15,27 +15,27 @@ from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
-from gateway.access import Access
-from gateway.adapters import Adapters
-from gateway.agents import Agents
-from gateway.attachments import AttachmentDesk
+from gateway.access.permissions import Access
 from gateway.commands.registry import Desk, Registry
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
 from gateway.config.routes import RouteSettings
 from gateway.config.settings import Config
-from gateway.costs import Costs
-from gateway.delivery import Delivery
-from gateway.gates import Gates
-from gateway.hearing import Ears, transcription_line
-from gateway.intake import GatewayIntake
-from gateway.lanes import LaneParts, Lanes
-from gateway.live import Live
-from gateway.titles import Titles
-from gateway.turns import TurnRunner
+from gateway.inbound.intake import GatewayIntake
+from gateway.models.agents import Agents
+from gateway.models.pricing import Costs
+from gateway.models.runtime import Live
+from gateway.outbound.adapters import Adapters
+from gateway.outbound.delivery import Delivery
+from gateway.outbound.gates import Gates
+from gateway.turns.attachments import AttachmentDesk
+from gateway.turns.lanes import LaneParts, Lanes
+from gateway.turns.runner import TurnRunner
+from gateway.turns.titles import Titles
+from gateway.turns.transcription import Ears, transcription_line
 from hermes_state.errors import FileTooLarge
 from hermes_state.redaction import redact
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import (
     CanonicalUsage,
     ChatKey,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.access import LOCAL_OWNER, Access, Verdict
-from gateway.live import Live
-from hermes_state import pairings
+from gateway.access.permissions import LOCAL_OWNER, Access, Verdict
+from gateway.models.runtime import Live
+from hermes_state.admin import pairings
+from hermes_state.admin.pairings import Role
 from hermes_state.errors import StoreUnavailable
-from hermes_state.pairings import Role
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKind, InboundMessage, Sender, UserRef
 from tests.gateway.helpers import ANN, BOSS, EVE, config_of, serving
 from tests.hermes_state.rows import START

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.adapters import Adapters, Supervised
+from gateway.outbound.adapters import Adapters, Supervised
 from hermes_state.errors import PlatformUnavailable, TokenRejected
 from hermes_state.values import ChatKey
 from platforms.base import AdapterState, Intake
@@ -32,7 +32,7 @@ class Restless(MemoryAdapter):
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of a few milliseconds."""
-    monkeypatch.setattr("gateway.adapters.pauses", lambda longest: iter([0.005] * 1_000))
+    monkeypatch.setattr("gateway.outbound.adapters.pauses", lambda longest: iter([0.005] * 1_000))
 
 
 @pytest.mark.usefixtures("quick")

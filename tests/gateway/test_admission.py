@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admission import Admission, admit, apply_deletion, apply_edit, turn_down
+from gateway.access.pairing import turn_down
+from gateway.inbound.admission import Admission, admit, apply_deletion, apply_edit
 from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat
 from hermes_state.inbox import CHANGED, InboxKind, InboxMode

@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from agent.context.events import Scene
-from agent.context.foreign import ForeignEngine
-from agent.model.chat_completions import ChatCompletionsModel
-from agent.model.offline import OfflineModel
-from agent.model.responses import ResponsesModel
+from agent.engines.adapter import ForeignEngine
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.protocols.offline import OfflineModel
+from agent.model.protocols.responses import ResponsesModel
 from agent.turn import Agent
-from gateway.agents import Agents
 from gateway.assembly import make_agents
 from gateway.config import LoadedConfig
 from gateway.config.routes import completed
 from gateway.config.settings import Config, ModelSettings
-from gateway.costs import Costs
-from gateway.models import Lines, make_model, route_of
+from gateway.models.agents import Agents
+from gateway.models.pricing import Costs
+from gateway.models.selection import Lines, make_model, route_of
 from hermes_state.chats import load_chat
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ChatId, SystemClock
-from hermes_state.views import ViewCache
+from hermes_state.view_cache import ViewCache
 from tests.agent.asking import ask, request
 from tests.agent.test_plugins import ENGINE
 from tests.fakes import fake_llm, labkit

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, Document, IncomingAttachment
 from platforms.base import AdapterState
 from tests.gateway.helpers import DIRECT, TestGateway, eventually, serving

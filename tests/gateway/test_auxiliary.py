@@ -2,17 +2,17 @@
 
 import pytest
 
-from agent.model.anthropic import AnthropicModel
 from agent.model.caps import SpendingCaps
 from agent.model.prices import price_of
+from agent.model.protocols.anthropic import AnthropicModel
 from gateway.assembly import summary_routes
-from gateway.auxiliary import TASKS, Task, all_routes, route_for
 from gateway.config.routes import RouteSettings, completed
 from gateway.config.settings import Config
-from gateway.costs import Costs, unpriced_models
-from gateway.models import Lines, route_of
-from gateway.window import window_of
-from hermes_state.store import Store
+from gateway.models.auxiliary import TASKS, Task, all_routes, route_for
+from gateway.models.pricing import Costs, unpriced_models
+from gateway.models.selection import Lines, route_of
+from gateway.models.window import window_of
+from hermes_state.store.writer import Store
 from hermes_state.values import SystemClock
 from tests.gateway.test_config import Load, home, load, refusal
 

@@ -19,15 +19,15 @@ from typing import Any, TypeAlias
 import pytest
 from typer.testing import CliRunner, Result
 
+from gateway.access.pairing import WELCOME, PairingOffer, offer_pairing
 from gateway.cli import app
-from gateway.control import serve_control
-from gateway.pairing import WELCOME, PairingOffer, offer_pairing
-from hermes_state import pairings
+from gateway.operator.socket import serve_control
+from hermes_state.admin import pairings
+from hermes_state.admin.pairings import Role
 from hermes_state.errors import CommandError
-from hermes_state.lock import FileLock
-from hermes_state.migrate import APPLICATION_ID
-from hermes_state.pairings import Role
-from hermes_state.store import Store
+from hermes_state.store.lock import FileLock
+from hermes_state.store.migrate import APPLICATION_ID
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
@@ -130,7 +130,7 @@ def test_a_wrong_command_line_is_no_configuration_error(environ: dict[str, str])
 def test_the_command_line_starts_without_what_only_a_command_needs() -> None:
     """The SDKs take a second to import, and logging and the agent as long as all of the rest together."""
     sdks = {"openai", "anthropic", "httpx2", "httpx", "telegram", "discord", "aiohttp", "apscheduler"}
-    heavy = sdks | {"structlog", "rich", "gateway.daemon", "gateway.doctor", "agent.context", "agent.turn"}
+    heavy = sdks | {"structlog", "rich", "gateway.daemon", "gateway.operator.doctor", "agent.context", "agent.turn"}
     code = "import gateway.cli, sys; print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.split())

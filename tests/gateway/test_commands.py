@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from agent.model.offline import HOW_TO_GET_A_MODEL
+from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
 from gateway.commands.registry import Command, Effect, Invocation, Kind, parse
 from gateway.commands.runner import CRASH_SENTENCE
 from gateway.commands.table import REGISTRY
-from gateway.intake import AFTER_THIS_ANSWER, STEERED
-from gateway.lanes import TURNED_AWAY
+from gateway.inbound.intake import AFTER_THIS_ANSWER, STEERED
+from gateway.turns.lanes import TURNED_AWAY
+from hermes_state.admin.pairings import Role
 from hermes_state.errors import ModelUnavailable
-from hermes_state.pairings import Role
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Sender
 from tests.gateway.helpers import (
     ANN,

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.context.controller import ContextSettings
 from agent.context.events import Scene
-from agent.context.feedback import summarize_manual_compression
-from agent.context.keeper import ContextSettings
-from agent.context.outcomes import Compressed
+from agent.context.outcomes import Compressed, summarize_manual_compression
 from agent.model.base import Finish, ModelReply
 from gateway.commands.compression import GIVEN_UP, WORKING
 from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view
 from hermes_state.values import ChatKind, EstimatedTokens, LineageId, Message, Origin, Transcript
 from tests.gateway.helpers import BOB, BOSS, DIRECT, GROUP, Hang, Step, TestGateway, answer, eventually, human_texts

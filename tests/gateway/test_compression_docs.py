@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from agent.context.compressor import LONGEST_PERCENT
-from agent.context.keeper import LEAST_HYGIENE_MESSAGES, MOST_PASSES, PRESSURE_PERCENT
+from agent.context.controller import LEAST_HYGIENE_MESSAGES, MOST_PASSES, PRESSURE_PERCENT
 from agent.context.limits import LimitSettings, limits_of, summary_input_tokens
 from agent.context.state import (
     LEAST_GAIN_PERCENT,
@@ -14,10 +14,10 @@ from agent.context.state import (
     TIMEOUT_LADDER_SECONDS,
 )
 from agent.context.summary import HEADINGS
-from agent.model.capacity import USUAL_OUTPUT
+from agent.model.sizes import USUAL_OUTPUT
 from agent.turn import MOST_OVERFLOWS
 from gateway.config.docs import describe_settings
-from gateway.notices import ACCURACY_FROM
+from gateway.outbound.notices import ACCURACY_FROM
 from tests.gateway.test_docs import between
 
 PAGE = (Path(__file__).parents[2] / "docs/compression.md").read_text(encoding="utf-8")

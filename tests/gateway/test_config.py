@@ -11,9 +11,8 @@ import yaml as pyyaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.capacity import Source
+from agent.model.sizes import Source
 from gateway.assembly import settings_mark
-from gateway.capacities import capacity_in
 from gateway.config import (
     CUSTOMARY,
     ConfigRejected,
@@ -25,6 +24,7 @@ from gateway.config import (
 from gateway.config.fields import FIELDS, field_range, values_of, variable_name
 from gateway.config.routes import DEFAULT_MODEL
 from gateway.config.settings import Config
+from gateway.models.capacity import capacity_in
 from hermes_state.errors import ConfigError
 
 Load: TypeAlias = Callable[..., LoadedConfig]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.control import MAX_LINE_BYTES, NobodyAnswers, ask, serve_control
+from gateway.operator.socket import MAX_LINE_BYTES, NobodyAnswers, ask, serve_control
 from hermes_state.errors import CommandError
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, serving
 
 CAPPED = {"daily_cap": 2}

@@ -11,8 +11,8 @@ from agent.model.caps import CapLimits, NoPrice, SpendingCaps, day_start
 from agent.model.prices import FREE
 from gateway.config import ConfigRejected, load_config
 from gateway.config.settings import Config
-from gateway.costs import Costs, cap_limits, price_in, unpriced_models, unpriced_sentence
-from hermes_state.store import Store
+from gateway.models.pricing import Costs, cap_limits, price_in, unpriced_models, unpriced_sentence
+from hermes_state.store.writer import Store
 from hermes_state.values import MicroUsd, Millis, SystemClock
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -10,7 +10,7 @@ from sqlite3 import Connection
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.adapters import Adapters
+from gateway.outbound.adapters import Adapters
 from hermes_state import outbox
 from hermes_state.chats import ensure_chat, load_chat
 from hermes_state.errors import (
@@ -22,7 +22,7 @@ from hermes_state.errors import (
     SendAmbiguous,
 )
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatId, ChatKind, OutboundPart
 from platforms.base import AdapterState
 from tests.gateway.helpers import (

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent.context.plugins import FOLDER
-from gateway.control import serve_control
-from gateway.doctor import Finding, Verdict, database_finding, examine
-from hermes_state.lock import FileLock
-from hermes_state.migrate import APPLICATION_ID
-from hermes_state.store import Store
+from agent.engines.loader import FOLDER
+from gateway.operator.doctor import Finding, Verdict, database_finding, examine
+from gateway.operator.socket import serve_control
+from hermes_state.store.lock import FileLock
+from hermes_state.store.migrate import APPLICATION_ID
+from hermes_state.store.writer import Store
 from tests.agent.test_plugins import ENGINE
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server

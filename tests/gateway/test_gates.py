@@ -3,7 +3,7 @@ import gc
 
 import pytest
 
-from gateway.gates import Gate, Gates
+from gateway.outbound.gates import Gate, Gates
 from hermes_state.values import ChatId
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.model.line import RetryPolicy
+from agent.model.client import RetryPolicy
 from agent.model.transcription import TranscriptionLine, TranscriptionModel
 from gateway.config.settings import Config
-from gateway.hearing import Ears, Unheard, endpoint_of
+from gateway.turns.transcription import Ears, Unheard, endpoint_of
 from hermes_state import inbox
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, InboxId, IncomingAttachment
 from tests.gateway.helpers import config_of, serving
 

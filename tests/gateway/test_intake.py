@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.intake import NO_ACCESS
-from gateway.pairing import STILL_WAITING
+from gateway.access.pairing import STILL_WAITING
+from gateway.inbound.intake import NO_ACCESS
 from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import CHANGED
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Cursor, Sender
 from tests.gateway.helpers import (
     BOB,

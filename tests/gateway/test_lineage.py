@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hermes_state.chats import find_chat
-from hermes_state.lineage import SplitPlan, plan_undo, split, undo_compression
-from hermes_state.store import Store
+from hermes_state.compressions import SplitPlan, plan_undo, split, undo_compression
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import ChatKey, Millis, Origin, Role
 from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, PLATFORM, TestGateway, serving

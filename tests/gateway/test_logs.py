@@ -59,12 +59,12 @@ def lines(stream: io.StringIO) -> Lines:
 
 def test_a_daemon_writes_one_json_object_a_line_with_what_is_bound(lines: Lines) -> None:
     with bound_contextvars(platform="telegram", turn_id=7):
-        structlog.get_logger("gateway.turns").info("turn.finished", tokens_before=10, ids=(1, 2))
+        structlog.get_logger("gateway.turns.runner").info("turn.finished", tokens_before=10, ids=(1, 2))
     (line,) = lines()
     at = line.pop("at")
     assert at.endswith("Z")
     assert line == {
-        **{"event": "turn.finished", "level": "info", "logger": "gateway.turns"},
+        **{"event": "turn.finished", "level": "info", "logger": "gateway.turns.runner"},
         **{"platform": "telegram", "turn_id": 7, "tokens_before": 10, "ids": [1, 2]},
     }
 

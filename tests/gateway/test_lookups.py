@@ -12,16 +12,16 @@ from typing import Any, TypeAlias
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway import lookups
 from gateway.cli import app
-from gateway.control import serve_control
-from gateway.lookups import LOOKUPS, answer
+from gateway.operator import lookups
+from gateway.operator.lookups import LOOKUPS, answer
+from gateway.operator.socket import serve_control
 from hermes_state.chats import ensure_chat
+from hermes_state.compressions import SplitPlan, split
 from hermes_state.errors import CommandError
-from hermes_state.lineage import SplitPlan, split
 from hermes_state.redaction import redact
 from hermes_state.sessions import reset, set_title
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, hide, load_view
 from hermes_state.values import ChatKind, LineageId, MessageBody, Millis, Origin, Role, SessionId, ToolCall
 from tests.hermes_state.rows import START, exchange, key_of

@@ -9,11 +9,11 @@ from agent.model.base import ModelReply, ModelRequest
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings
-from gateway.agents import Agents
 from gateway.config.routes import RouteSettings
-from gateway.notices import Notices
+from gateway.models.agents import Agents
+from gateway.outbound.notices import Notices
 from hermes_state.journal import find_open_turn
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Tokens
 from tests.gateway.helpers import BOSS, GROUP, Hang, ScriptedModel, TestGateway, answer, config_of, serving
 from tests.gateway.windows import WORDS, CountingModel

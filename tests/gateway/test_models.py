@@ -3,9 +3,9 @@
 import pytest
 
 from gateway.config.settings import ModelSettings
-from gateway.models import choose, known_routes, name_of, route_of
+from gateway.models.selection import choose, known_routes, name_of, route_of
+from hermes_state.admin.pairings import Role
 from hermes_state.errors import CommandError
-from hermes_state.pairings import Role
 
 MODEL = ModelSettings(
     name="big",

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from agent.context.compressor import CompressorSettings
+from agent.context.controller import ContextSettings
 from agent.context.cuts import CutRules
-from agent.context.keeper import ContextSettings
 from hermes_state.errors import AuthRejected
 from hermes_state.sessions import set_context_state
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import SessionId
 from tests.gateway.helpers import Hang, TestGateway, answer, eventually, settled
 from tests.gateway.windows import SUMMARY, WORDS, CountingModel, say_much, talking

@@ -4,10 +4,10 @@ import orjson
 import pytest
 
 from gateway.config import LoadedConfig
-from gateway.operator import Operator
+from gateway.operator.handlers import Operator
 from gateway.vitals import Heartbeat
 from hermes_state.errors import AuthRejected, CommandError
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from tests.gateway.helpers import EVE, Hang, TestGateway, serving
 
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.pace import COMMANDS_PER_MINUTE, TOO_FAST, CommandPace
-from hermes_state.store import Store
+from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, TOO_FAST, CommandPace
+from hermes_state.store.writer import Store
 from hermes_state.values import Cursor, InboundMessage, Millis
 from tests.gateway.helpers import BOB, GROUP, PLATFORM, Hang, eventually, serving
 from tests.gateway.test_admission import message

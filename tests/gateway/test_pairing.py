@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.pairing import (
+from gateway.access.pairing import (
     STILL_WAITING,
     WELCOME,
     LetIn,
@@ -15,9 +15,9 @@ from gateway.pairing import (
     approve_pairing,
     offer_pairing,
 )
+from hermes_state.admin.pairings import PairingState, Role
 from hermes_state.errors import CommandError
-from hermes_state.pairings import PairingState, Role
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey
 from tests.gateway.helpers import BOSS, EVE, PLATFORM, serving
 from tests.gateway.test_admission import CURSOR, message, owed

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from agent.context.foreign import ForeignEngine
-from agent.context.plugins import FOLDER
-from agent.context.port import Engine
-from agent.context.seats import ModelFacts
+from agent.context.engine import Engine
+from agent.engines.adapter import ForeignEngine
+from agent.engines.instances import ModelFacts
+from agent.engines.loader import FOLDER
 from gateway.cli import app
 from hermes_state.redaction import redact
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import SystemClock, Tokens
 from tests.agent.engines import KeepNewest
 from tests.agent.test_plugins import ENGINE

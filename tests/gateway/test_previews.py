@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from gateway.gates import Gate
-from gateway.previews import LivePreview
+from gateway.outbound.gates import Gate
+from gateway.turns.previews import LivePreview
 from hermes_state.errors import PlatformUnavailable, RateLimited, StoreUnavailable
 from hermes_state.journal import RunningTurn
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, ChatKind, LineageId, TurnId
 from tests.gateway.helpers import (
     ANN,
@@ -96,7 +96,7 @@ async def test_the_same_text_is_not_shown_twice(store: Store, tmp_path: Path) ->
 
 
 async def test_a_preview_that_fades_is_shown_again_while_tools_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.previews.PREVIEW_OVERLAP_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.turns.previews.PREVIEW_OVERLAP_SECONDS", 0.0)
     shown = {}
     for makes_placeholders in (False, True):
         adapter = MemoryAdapter()

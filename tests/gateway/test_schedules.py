@@ -3,11 +3,11 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from gateway.attachments import INCOMING_PREFIX
 from gateway.schedules import Schedules
+from gateway.turns.attachments import INCOMING_PREFIX
 from hermes_state import attachments, inbox
 from hermes_state.attachments import StoredFile
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 from tests.gateway.helpers import DIRECT, Hang, TestGateway, serving
 from tests.hermes_state.helpers import set_max_pages

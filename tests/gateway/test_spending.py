@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from agent.model.base import Payer
 from agent.model.caps import CapLimits, DaySpending, SpendingCaps, day_start
 from gateway.cli import app
-from gateway.spending import (
+from gateway.operator.render import WIDTH, insights_block, insights_notes, money, today_lines, usage_lines
+from gateway.operator.spending import (
     Insights,
     Terms,
     insights_of,
@@ -30,11 +31,10 @@ from gateway.spending import (
     usage_of,
     usage_report,
 )
-from gateway.spending_text import WIDTH, insights_block, insights_notes, money, today_lines, usage_lines
 from hermes_state import ledger
 from hermes_state.errors import CommandError, SpendingCapReached
-from hermes_state.spending import Spent
-from hermes_state.store import Store
+from hermes_state.ledger import Spent
+from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, ChatId, MicroUsd, Millis
 from tests.hermes_state.rows import CALL, START, exchange, make_chat, migrated
 

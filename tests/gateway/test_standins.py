@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.circuits import MOST_FAILURES
-from agent.model.failures import REMEDIES, sentence_for
-from gateway.turns import DEADLINE_SENTENCE
+from agent.model.client import MOST_FAILURES
+from agent.model.errors import REMEDIES, sentence_for
+from gateway.turns.runner import DEADLINE_SENTENCE
 from hermes_state.errors import (
     AuthRejected,
     ContentFiltered,
@@ -21,7 +21,7 @@ from hermes_state.errors import (
     OutputCapTooLarge,
     SpendingCapReached,
 )
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import Effect
 from tests.gateway.helpers import (
     GROUP,

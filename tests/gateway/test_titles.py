@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.circuits import MOST_FAILURES
-from gateway.auxiliary import route_for
-from gateway.titles import MOST_AT_ONCE, MOST_CALLS, MOST_WAITING
+from agent.model.client import MOST_FAILURES
+from gateway.models.auxiliary import route_for
+from gateway.turns.titles import MOST_AT_ONCE, MOST_CALLS, MOST_WAITING
 from hermes_state.errors import ModelTimeout, ModelUnavailable
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey
 from tests.gateway.helpers import (
     PLATFORM,

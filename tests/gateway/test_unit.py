@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway import daemon, delivery, previews
+from gateway import daemon
 from gateway.config.fields import FIELDS, variable_name
 from gateway.config.settings import Config
-from gateway.doctor import STOP_MARGIN_SECONDS, stop_timeout_seconds
+from gateway.operator.doctor import STOP_MARGIN_SECONDS, stop_timeout_seconds
+from gateway.outbound import delivery
+from gateway.turns import previews
 from platforms.discord import adapter as discord
 from platforms.telegram import transport as telegram
 

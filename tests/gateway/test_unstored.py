@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.unstored import NOT_TAKEN, STOPPED
+from gateway.inbound.offline_commands import NOT_TAKEN, STOPPED
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from tests.gateway.helpers import EVE, GROUP, Hang, TestGateway, calls, eventually, serving, settled
 from tests.gateway.test_lanes import tool
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state.errors import ModelUnavailable, PlatformUnavailable, RateLimited, SendAmbiguous
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Effect, InboundMessage
 from tests.gateway.helpers import ANN, BOB, DIRECT, GROUP, Hang, MemoryAdapter, Step, TestGateway, calls, serving
 from tests.gateway.test_lanes import tool

@@ -8,17 +8,17 @@ from typing import Any
 
 import orjson
 
-from agent.context.keeper import ContextSettings
-from agent.context.port import Engine
+from agent.context.controller import ContextSettings
+from agent.context.engine import Engine
 from agent.context.summary import HEADINGS
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings
-from gateway.agents import Agents
-from gateway.notices import Notices, WaitNotice
-from hermes_state.store import Store
+from gateway.models.agents import Agents
+from gateway.outbound.notices import Notices, WaitNotice
+from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, Tokens
 from tests.gateway.helpers import ScriptedModel, Step, TestGateway, answer, asked, serving
 from tests.lines import line_to

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 
 ROOT = Path(__file__).parents[2]
 

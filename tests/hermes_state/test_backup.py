@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.backup import back_up
 from hermes_state.errors import StoreUnavailable
-from hermes_state.meta import load_note, save_note
-from hermes_state.store import Store
+from hermes_state.store.backup import back_up
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.writer import Store
 from tests.hermes_state.helpers import opened
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state import inbox, journal, outbox
+from hermes_state.admin.retention import remove_settled_inbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.retention import remove_settled_inbox
 from hermes_state.values import (
     AttachmentKind,
     ChatId,

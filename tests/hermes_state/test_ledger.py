@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hermes_state import ledger
-from hermes_state.sessions import load_active, start_session
-from hermes_state.spending import (
+from hermes_state.ledger import (
     Spent,
     cost_behind,
     cost_of_chat,
@@ -17,6 +16,7 @@ from hermes_state.spending import (
     load_since,
     load_slices,
 )
+from hermes_state.sessions import load_active, start_session
 from hermes_state.values import ChatId, MicroUsd, Millis
 from tests.hermes_state.rows import CALL, START, exchange, make_chat, migrated
 

@@ -5,10 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hermes_state.chats import ensure_chat, find_chats_named
-from hermes_state.errors import CommandError
-from hermes_state.lineage import SplitPlan, plan_undo, split, undo_compression
-from hermes_state.lineages import (
+from hermes_state.admin.lineage_queries import (
     Place,
     find_chat,
     find_place,
@@ -18,6 +15,9 @@ from hermes_state.lineages import (
     load_link,
     search_everywhere,
 )
+from hermes_state.chats import ensure_chat, find_chats_named
+from hermes_state.compressions import SplitPlan, plan_undo, split, undo_compression
+from hermes_state.errors import CommandError
 from hermes_state.sessions import load_session, load_tip, reset
 from hermes_state.transcripts import NewMessage, load_said, load_view
 from hermes_state.values import (

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from hermes_state.errors import OwnedElsewhere, StoreUnavailable
-from hermes_state.lock import FileLock, holder, is_free
+from hermes_state.store.lock import FileLock, holder, is_free
 from tests.hermes_state.helpers import start_python
 
 _HOLDING = """
 import sys
 from pathlib import Path
-from hermes_state.lock import FileLock
+from hermes_state.store.lock import FileLock
 lock = FileLock.acquire(Path(sys.argv[1]), what="the token")
 print("held", flush=True)
 sys.stdin.read()

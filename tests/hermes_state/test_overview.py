@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from hermes_state import inbox
+from hermes_state.admin.overview import load_overview, open_resting, quick_check
 from hermes_state.errors import ForeignFile, OwnedElsewhere
-from hermes_state.migrate import APPLICATION_ID, newest_schema
-from hermes_state.overview import load_overview, open_resting, quick_check
-from hermes_state.store import Store
+from hermes_state.store.migrate import APPLICATION_ID, newest_schema
+from hermes_state.store.writer import Store
 from tests.hermes_state.helpers import opened
 from tests.hermes_state.rows import START, exchange, make_chat, receive, start
 

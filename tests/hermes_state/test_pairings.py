@@ -3,8 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hermes_state.errors import CommandError
-from hermes_state.pairings import (
+from hermes_state.admin.pairings import (
     CODE_LENGTH,
     SAFE_MS,
     PairingState,
@@ -17,6 +16,7 @@ from hermes_state.pairings import (
     offer,
     revoke,
 )
+from hermes_state.errors import CommandError
 from hermes_state.values import Millis, Sender, UserRef
 from tests.hermes_state.rows import START, migrated
 

@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state import profiles
-from hermes_state.connections import prepare_writer, register_functions
-from hermes_state.migrate import migrate, shipped_migrations
 from hermes_state.profiles import (
     LEAST_IMAGE,
     LEAST_SCALE,
@@ -19,7 +17,9 @@ from hermes_state.profiles import (
     ModelProfile,
     Offer,
 )
-from hermes_state.store import Store
+from hermes_state.store.connections import prepare_writer, register_functions
+from hermes_state.store.migrate import migrate, shipped_migrations
+from hermes_state.store.writer import Store
 from hermes_state.values import Millis, Tokens
 
 NOW = Millis(1_767_225_600_000)

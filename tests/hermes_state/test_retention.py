@@ -2,9 +2,9 @@ import asyncio
 import sqlite3
 import threading
 
-from hermes_state.meta import save_note
-from hermes_state.retention import KEPT_MILLIS, SLICE_ROWS, checkpoint, merge_index, remove_expired, tend
-from hermes_state.store import Store
+from hermes_state.admin.retention import KEPT_MILLIS, SLICE_ROWS, checkpoint, merge_index, remove_expired, tend
+from hermes_state.store.meta import save_note
+from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 
 NOW = Millis(10 * KEPT_MILLIS)

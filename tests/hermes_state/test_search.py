@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_state.chats import ensure_chat
-from hermes_state.connections import register_functions
-from hermes_state.migrate import migrate
-from hermes_state.query import parse_query
-from hermes_state.search import RANKED_HITS, SNIPPET_CHARACTERS, Hit, search
+from hermes_state.search.query import parse_query
+from hermes_state.search.search import RANKED_HITS, SNIPPET_CHARACTERS, Hit, search
 from hermes_state.sessions import Session, ensure_active
-from hermes_state.store import Store
+from hermes_state.store.connections import register_functions
+from hermes_state.store.migrate import migrate
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, append_view_row
 from hermes_state.values import ChatKey, ChatKind, MessageId, Millis, Origin, Role
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 import pytest
 
 from hermes_state import inbox, journal
+from hermes_state.compressions import SplitPlan, split
 from hermes_state.errors import CommandError, LineageMoved, SessionNotFound
 from hermes_state.inbox import InboxKind
-from hermes_state.lineage import SplitPlan, split
 from hermes_state.sessions import (
     choose_model,
     end_session,

@@ -9,12 +9,12 @@ from pathlib import Path
 import aiosqlite
 import pytest
 
-from hermes_state import batch as batch_module
-from hermes_state.connections import on_thread
 from hermes_state.errors import ForeignFile, OwnedElsewhere, SchemaTooNew, StoreUnavailable
-from hermes_state.meta import load_note, save_note
-from hermes_state.migrate import APPLICATION_ID, newest_schema
-from hermes_state.store import Store
+from hermes_state.store import batch as batch_module
+from hermes_state.store.connections import on_thread
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.migrate import APPLICATION_ID, newest_schema
+from hermes_state.store.writer import Store
 from tests.hermes_state.helpers import (
     commits_in_log,
     file_states,
@@ -504,8 +504,8 @@ class TestTheDoor:
 _EXITING = """
 import asyncio, sys
 from pathlib import Path
-from hermes_state.meta import save_note
-from hermes_state.store import Store
+from hermes_state.store.meta import save_note
+from hermes_state.store.writer import Store
 
 async def main():
     store = await Store.open(Path(sys.argv[1]))
@@ -535,8 +535,8 @@ def test_a_process_always_exits_and_keeps_what_was_acknowledged(tmp_path: Path, 
 _WRITING = """
 import asyncio, itertools, sys
 from pathlib import Path
-from hermes_state.meta import save_note
-from hermes_state.store import Store
+from hermes_state.store.meta import save_note
+from hermes_state.store.writer import Store
 
 async def writer(store, name):
     for number in itertools.count():

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.chats import ensure_chat, load_chat
+from hermes_state.compressions import SplitPlan, UndoPlan, count_compressions, plan_undo, split, undo_compression
 from hermes_state.errors import LineageMoved
-from hermes_state.lineage import SplitPlan, UndoPlan, count_compressions, plan_undo, split, undo_compression
 from hermes_state.sessions import (
     choose_model,
     load_session,
@@ -21,7 +21,7 @@ from hermes_state.sessions import (
     set_system_prompt,
     set_title,
 )
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append_view_row, hide, load_said, load_view, replace_row
 from hermes_state.values import ChatId, ChatKind, EndReason, LineageId, Millis, Origin, Role, SessionId
 from tests.hermes_state.rows import (

@@ -14,7 +14,7 @@ from typing import Any, Self
 import aiohttp
 
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, SystemClock
 from platforms.base import CommandMenuItem
 from platforms.local.adapter import LocalAdapter, LocalSettings

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, SystemClock
 from platforms.base import CommandMenuItem
 from platforms.telegram import TelegramAdapter, TelegramSettings, WebhookSettings

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender
-from platforms.discord import inlet as inlet_module
+from platforms.discord import event_queue as inlet_module
+from platforms.discord.event_queue import PARALLEL_FETCHES, Arrived, Connected, History, Inlet, Pressed
 from platforms.discord.inbound import millis_of, snowflake_at
-from platforms.discord.inlet import PARALLEL_FETCHES, Arrived, Connected, History, Inlet, Pressed
 from tests.platforms.contract import RecordingIntake, eventually
 
 START = Millis(1_700_000_000_000)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store import Store
+from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 from platforms.local.access import CONTENT_POLICY, TOKEN_MS, Access, host_names, is_same_origin
 from tests.platforms.contract import RecordingIntake, request, running

@@ -10,7 +10,7 @@ import signal
 from sqlite3 import Connection
 from sys import _getframe
 
-from hermes_state import batch
+from hermes_state.store import batch
 
 _real_commit = batch.commit_batch
 _count = 0

@@ -1,0 +1,427 @@
+"""Keeping conversations inside their window: when to compress.
+
+Every layer asks here: hygiene before a turn, preflight and the loop before each model call, the recovery from a refused
+prompt, and people. Making and committing a compression is the drafts' work; of several who compress at one time
+one wins, and the others learn that nothing is left to do.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from sqlite3 import Connection
+
+import structlog
+
+from agent.context.commit import Drafted, Undoing, keep_verdict, settle_undo
+from agent.context.compressor import CompressionJob, CompressorSettings, Preview, SummaryRoute
+from agent.context.drafts import Drafts
+from agent.context.engine import Engine
+from agent.context.engine_events import Ended, Replied
+from agent.context.events import BeforeSplit, Blocked, Listener, OnWait, Pressure, Scene
+from agent.context.learned_profile import ProfileBook
+from agent.context.limits import Limits, LimitSettings
+from agent.context.measure import Prompts, Room, Rooms, Standing
+from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why
+from agent.context.state import ContextState, state_of, stored_form
+from agent.model.sizes import Source
+from hermes_state import sessions
+from hermes_state.compressions import Layer, plan_undo
+from hermes_state.errors import ContextOverflow, StoreUnavailable
+from hermes_state.sessions import Session
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import View, load_session_view
+from hermes_state.values import CanonicalUsage, Clock, Millis, ReportedTokens, SessionId, Tokens
+from hermes_state.view_cache import ViewCache
+
+log = structlog.get_logger()
+
+MOST_PASSES = 3
+"""Of one preflight: a conversation that came over from a far larger window may need more than one."""
+LEAST_HYGIENE_MESSAGES = 4
+LEAST_PROGRESS_PERCENT = 95
+"""Of the prompt before: a pass that leaves more of it is the last."""
+PRESSURE_PERCENT = 85
+"""Of the threshold: from here on people are told that a compression is near."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextSettings:
+    """What the configuration says about keeping conversations inside their window."""
+
+    is_enabled: bool = True
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    compressor: CompressorSettings = field(default_factory=CompressorSettings)
+    hard_message_limit: int = 5_000
+    hold_seconds: float = 10.0
+    """How long hygiene may keep a turn waiting that could also begin."""
+    quiet_seconds: float = 5.0
+    """How long a turn waits for a compression that nobody asked for until its people are told why."""
+    note_in_system: bool = True
+    pressure_levels: tuple[float, ...] = ()
+    """Shares of the window at which people are told, beside the notice before the threshold."""
+
+
+class ContextKeeper:
+    """See the module. One for each model in use."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        views: ViewCache,
+        prompts: Prompts,
+        engine: Engine,
+        routes: Sequence[SummaryRoute],
+        profiles: ProfileBook,
+        settings: ContextSettings,
+        listeners: Sequence[Listener],
+        before_split: Sequence[BeforeSplit] = (),
+        on_wait: OnWait | None = None,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._on_wait = on_wait
+        self._clock = clock
+        self._rooms = Rooms(
+            store=store,
+            views=views,
+            prompts=prompts,
+            profiles=profiles,
+            settings=settings.limits,
+        )
+        self._drafts = Drafts(
+            store=store,
+            rooms=self._rooms,
+            prompts=prompts,
+            engine=engine,
+            routes=routes,
+            listeners=listeners,
+            before_split=before_split,
+            note_in_system=settings.note_in_system,
+            clock=clock,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """The model's, as they are now; for a conversation whose prompt was refused a smaller window may be assumed."""
+        return self._rooms.limits
+
+    @property
+    def window_from(self) -> Source:
+        """Who says how large the model's window is."""
+        return self._rooms.profiles.source_for(None)
+
+    async def load_limits(self) -> Limits:
+        """The model's, with what was learned before this process."""
+        await self._rooms.profiles.load()
+        return self.limits
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether anything but `/compress` compresses."""
+        return self._settings.is_enabled
+
+    @property
+    def engine(self) -> str:
+        """Whose compressions these are, as `context.engine` calls it."""
+        return self._drafts.engine.name
+
+    async def standing(self, scene: Scene) -> Standing:
+        """How full a conversation is."""
+        standing = await self._rooms.standing(scene)
+        return replace(standing, threshold=self._drafts.engine.threshold(scene.lineage_id, standing.limits))
+
+    def follow(self, before: "ContextKeeper") -> None:
+        """Take over the conversations of a keeper with other settings; turns that run may still use that one."""
+        self._drafts.follow(before._drafts)
+
+    async def close(self) -> None:
+        """Give up what is being drafted."""
+        await self._drafts.close()
+        await self._drafts.engine.close()
+
+    # ---- before a turn, before a call, after a refusal
+
+    async def tidy(self, scene: Scene) -> None:
+        """Hygiene: before a turn starts, at the far end of the window. Keeps the turn waiting only so long."""
+        await self._rooms.profiles.ask()
+        await self._drafts.take_finished(scene)
+        room = await self._rooms.load(scene)
+        limits, rows = self._limits(room), len(room.view.transcript)
+        is_many = rows >= self._settings.hard_message_limit
+        is_due = rows >= LEAST_HYGIENE_MESSAGES and room.estimated >= limits.hygiene
+        if not (is_many or is_due) or self._drafts.is_pending(scene.lineage_id):
+            self._rooms.keep(scene, room)
+            return
+        ready = await self._ready(room, "hygiene")
+        if ready is None:
+            return
+        if is_many and not is_due:
+            log.info("hygiene.message_limit", messages=rows, limit=self._settings.hard_message_limit)
+        message_limit = None if is_due else self._settings.hard_message_limit
+        job = replace(self._job(ready, "hygiene"), message_limit=message_limit)
+        async with self._waited_for(scene, job.view):
+            is_done = await self._drafts.begin(scene, job, self._settings.hold_seconds)
+        if is_done:
+            await self._drafts.take_finished(scene)
+        elif job.must_shrink:
+            log.warning("hygiene.hold_ended", lineage_id=scene.lineage_id, seconds=self._settings.hold_seconds)
+            await self._drafts.drop(scene.lineage_id)
+            await self._compress(scene, replace(job, is_out_of_time=True))
+
+    def looked_at(self, scene: Scene) -> View | None:
+        """What hygiene has just seen, for the turn that begins behind it: in its lane nothing comes between."""
+        return self._rooms.kept_view(scene)
+
+    async def make_room(self, scene: Scene, view: View, layer: Layer) -> Room:
+        """Before a model call: compress from the threshold on, more than once while it helps."""
+        await self._rooms.profiles.ask()
+        has_changed = await self._drafts.take_finished(scene) is not None
+        room = await (self._rooms.load(scene) if has_changed else self._rooms.measure(scene, view))
+        for _ in range(MOST_PASSES):
+            wish = await self._drafts.engine.wish(self._job(room, layer))
+            ready = await self._ready(room, layer) if wish is not None else None
+            if wish is None or ready is None:
+                break
+            room = ready
+            if self._drafts.is_pending(scene.lineage_id):
+                if not self._limits(room).is_urgent(room.estimated):
+                    break  # hygiene's summary is on its way, and there is room until it is here
+                await self._drafts.drop(scene.lineage_id)
+            outcome = await self._compress(scene, self._job(room, layer, focus=wish.focus))
+            # Loaded anew also when nothing was compressed: what is remembered of the attempt belongs to what follows.
+            before, room = room.estimated, await self._rooms.load(scene)
+            if not _is_another_view(outcome) or room.estimated * 100 > before * LEAST_PROGRESS_PERCENT:
+                break
+        return room
+
+    async def after_overflow(self, scene: Scene, error: ContextOverflow | None) -> bool:
+        """A prompt is too long: compress whatever the state; False when that did not help.
+
+        `error`: how the provider refused it; None where that it cannot fit was clear beforehand.
+        """
+        await self._drafts.drop(scene.lineage_id)
+        room = await self._rooms.load(scene)
+        profiles = self._rooms.profiles
+        if error is not None:
+            counted = None if error.prompt_tokens is None else ReportedTokens(error.prompt_tokens)
+            if counted is not None:
+                await profiles.learn(room.request, counted, room.view, room.size, was_accepted=False)
+            if error.window is not None and error.is_of_account:
+                profiles.assume_stated(scene.lineage_id, error.window)
+            elif error.window is not None:
+                await profiles.learn_window(scene.lineage_id, error.window)
+            elif not (room.size.images or self.limits.is_urgent(room.estimated)):
+                # Images may be too many bytes; near the end of the window it was our estimate that was off.
+                refused = room.estimated if counted is None else counted
+                profiles.assume_window(scene.lineage_id, refused, room.view.session.reported_prompt_tokens)
+        if not self._settings.is_enabled:
+            return False
+        return _is_another_view(await self._compress(scene, self._job(room, "overflow", must_shrink=True)))
+
+    # ---- by hand
+
+    async def draft_by_hand(self, scene: Scene, *, focus: str | None = None, keep_turns: int | None = None) -> Drafted:
+        """`/compress`: always, and what holds the automatic layers back is forgotten. `settle` commits it."""
+        await self._rooms.profiles.ask()
+        await self._drafts.drop(scene.lineage_id)
+        room = await self._rooms.load(scene)
+        job = self._job(room, "manual", focus=focus, keep_turns=keep_turns)
+        state = state_of(room.view.session.context_state).asked_by_hand()
+        return await self._drafts.make(scene, job, state=state)
+
+    def settle(self, db: Connection, scene: Scene, drafted: Drafted, now: Millis) -> CompressionOutcome:
+        """Commit what was drafted, inside the caller's transaction."""
+        return self._drafts.settle(db, scene, drafted, now)
+
+    async def preview(self, scene: Scene, *, keep_turns: int | None = None) -> Preview | NotNeeded:
+        """What `/compress` would take out: no model call, no write."""
+        job = self._job(await self._rooms.load(scene), "manual", keep_turns=keep_turns)
+        return await asyncio.to_thread(self._drafts.engine.preview, job, self._rooms.estimator)
+
+    async def plan_undo(self, scene: Scene) -> Undoing | None:
+        """What taking back the newest compression comes to; None when there is none. `settle_undo` does it."""
+        await self._drafts.drop(scene.lineage_id)
+        plan = await self._store.read(plan_undo, scene.lineage_id)
+        if plan is None:
+            return None
+        whole = View(session=replace(plan.tip, reported_prompt_tokens=None), transcript=plan.transcript)
+        room = await self._rooms.measure(scene, whole)
+        return Undoing(plan=plan, tokens=room.estimated, limits=self._limits(room))
+
+    def settle_undo(self, db: Connection, undoing: Undoing, now: Millis) -> Session:
+        """Take the compression back, inside the caller's transaction. Raises `LineageMoved`."""
+        return settle_undo(db, undoing, now)
+
+    async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
+        """To be called behind the transaction that ends a conversation, by `/new` (`was_reset`) or by time.
+
+        Nothing happens where the session has not ended after all.
+        """
+        view = await self._store.read(_load_ended, session_id)
+        if view is not None:
+            await self._drafts.drop(view.session.lineage_id)
+            await self._drafts.engine.told(Ended(view=view, was_reset=was_reset))
+
+    # ---- after a reply
+
+    async def after_reply(
+        self, scene: Scene, room: Room, usage: CanonicalUsage | None, *, is_last: bool
+    ) -> Pressure | None:
+        """Learn from a provider's count, see whether the last compression has helped, and what people should know.
+
+        `usage` is None where the provider counts nothing; then our estimate has to do for the verdict, or a
+        compression that does not help would be repeated for ever. `is_last`: an answer follows, with which people can
+        be told.
+        """
+        try:
+            return await self._noted(scene, room, usage, is_last=is_last)
+        except StoreUnavailable as error:
+            # The reply is here and was paid for. What could not be noted shows again in the next report.
+            log.warning("context.not_noted", lineage_id=scene.lineage_id, error=str(error))
+            return None
+
+    async def _noted(self, scene: Scene, room: Room, usage: CanonicalUsage | None, *, is_last: bool) -> Pressure | None:
+        if usage is not None:
+            await self._rooms.profiles.learn(room.request, usage.prompt, room.view, room.size)
+            await self._drafts.engine.told(Replied(session=room.view.session, usage=usage))
+        stored = state_of(room.view.session.context_state)
+        tokens = room.estimated if usage is None else usage.prompt
+        state = stored.judged(tokens, self._threshold(room))
+        if state is not stored:
+            await self._keep_verdict(scene, room, stored, state, tokens)
+        return await self._pressure(scene, room, state, usage.prompt) if is_last and usage is not None else None
+
+    async def _keep_verdict(
+        self, scene: Scene, room: Room, before: ContextState, judged: ContextState, tokens: int
+    ) -> None:
+        has_helped = judged.strikes == 0
+        log.info("compression.judged", lineage_id=scene.lineage_id, has_helped=has_helped, strikes=judged.strikes)
+        is_news = judged.is_blocked and not before.is_blocked
+        events = [Blocked(tokens=tokens, threshold=self._threshold(room))] if is_news else []
+        session_id, listeners, now = room.view.session.id, self._drafts.listeners, self._clock.now()
+        await self._store.write(keep_verdict, scene, session_id, judged, has_helped, events, listeners, now)
+
+    async def _pressure(
+        self, scene: Scene, room: Room, state: ContextState, reported: ReportedTokens
+    ) -> Pressure | None:
+        """Told once for each line that is crossed, and again after a fall below it.
+
+        Whoever stores the answer notes with it that people were told; only a fall is noted here.
+        """
+        limits, threshold = self._limits(room), self._threshold(room)
+        near = (threshold * PRESSURE_PERCENT // 100, threshold, True)
+        will_compress = self._settings.is_enabled and not (state.is_blocked or state.held_at)
+        lines = [near] if will_compress else []
+        for share in self._settings.pressure_levels:
+            lines.append((int(limits.context_length * share), limits.context_length, False))
+        crossed = (line for line in lines if reported >= line[0])
+        level, of_tokens, is_threshold = max(crossed, default=(0, threshold, False))
+        if level == state.pressure_level:
+            return None
+        session_id = room.view.session.id
+        if level < state.pressure_level:
+            await self._store.write(sessions.set_context_state, session_id, stored_form(state.told_of(level)))
+            return None
+        log.info("context.pressed", lineage_id=scene.lineage_id, tokens=reported, of_tokens=of_tokens)
+        percent = reported * 100 // of_tokens
+        return Pressure(
+            tokens=reported,
+            of_tokens=of_tokens,
+            percent=percent,
+            is_threshold=is_threshold,
+            session_id=session_id,
+            level=level,
+        )
+
+    # ---- what they share
+
+    def _limits(self, room: Room) -> Limits:
+        return self._rooms.limits_for(room.view.session.lineage_id)
+
+    def _threshold(self, room: Room) -> Tokens:
+        """Where the engine acts: of a plugin's it has to be believed, or what it does would be taken for in vain."""
+        return self._drafts.engine.threshold(room.view.session.lineage_id, self._limits(room))
+
+    async def _compress(self, scene: Scene, job: CompressionJob) -> CompressionOutcome:
+        async with self._waited_for(scene, job.view):
+            drafted = await self._drafts.make(scene, job)
+        return await self._drafts.commit(scene, drafted)
+
+    @asynccontextmanager
+    async def _waited_for(self, scene: Scene, view: View) -> AsyncIterator[None]:
+        """Around what a turn waits for: its people are told if it takes long."""
+        if self._on_wait is None:
+            yield
+            return
+        telling = asyncio.create_task(_after(self._settings.quiet_seconds, self._on_wait, scene, view), name="wait")
+        try:
+            yield
+        finally:
+            telling.cancel()
+            await asyncio.wait({telling})
+            if not telling.cancelled() and (error := telling.exception()) is not None:
+                log.error("compression.wait_untold", lineage_id=scene.lineage_id, exc_info=error)
+
+    async def _ready(self, room: Room, layer: Layer) -> Room | None:
+        """The room, unless something holds the automatic layers back: the switch, strikes, an undo, a cooldown.
+
+        What growth has lifted is stored, and is in the room that comes back: a state is never changed from an old one.
+        """
+        if not self._settings.is_enabled:
+            return None
+        session = room.view.session
+        stored = state_of(session.context_state)
+        is_urgent = self._limits(room).is_urgent(room.estimated)
+        state = stored.rearmed(room.estimated, is_urgent=is_urgent)
+        if state is not stored:
+            form = stored_form(state)
+            await self._store.write(sessions.set_context_state, session.id, form)
+            room = replace(room, view=replace(room.view, session=replace(session, context_state=form)))
+        if state.is_blocked or state.held_at:
+            why = "ineffective" if state.is_blocked else "held_after_undo"
+            log.info("compression.held_back", layer=layer, why=why, tokens=room.estimated)
+            return None
+        is_cooling = self._drafts.engine.is_cooling(layer, self._drafts.routes, state)
+        return room if is_urgent or not is_cooling else None
+
+    def _job(
+        self,
+        room: Room,
+        layer: Layer,
+        *,
+        focus: str | None = None,
+        keep_turns: int | None = None,
+        must_shrink: bool | None = None,
+    ) -> CompressionJob:
+        limits = self._limits(room)
+        return CompressionJob(
+            view=room.view,
+            request=room.request,
+            limits=limits,
+            threshold=self._threshold(room),
+            layer=layer,
+            focus=focus,
+            keep_turns=keep_turns,
+            tokens_before=room.estimated,
+            must_shrink=limits.is_urgent(room.estimated) if must_shrink is None else must_shrink,
+        )
+
+
+async def _after(seconds: float, on_wait: OnWait, scene: Scene, view: View) -> None:
+    await asyncio.sleep(seconds)
+    await on_wait(scene, view)
+
+
+def _is_another_view(outcome: CompressionOutcome) -> bool:
+    """Whether the conversation goes on from another view now: ours, or that of whoever was faster."""
+    return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is Why.MOVED)
+
+
+def _load_ended(db: Connection, session_id: SessionId) -> View | None:
+    session = sessions.load_session(db, session_id)
+    if session.ended_at is None:
+        return None
+    return View(session=session, transcript=load_session_view(db, session_id))

@@ -1,0 +1,255 @@
+"""The record that needs no model: what can be taken from the rows by rule.
+
+It is what stands in for a summary when none can be had. Everything in it is quoted from the conversation, newest first;
+it says itself that it is no summary, and how many messages it stands for. Rows are read from the newest on until there
+is enough of everything, so that a long conversation costs no more than a short one; no rule looks at a text twice.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import orjson
+
+from agent.context.excerpt import SECRET_MARK, Redact, both_ends, bounded_record, clean, without_thoughts
+from agent.handoff import defused
+from agent.tokens import estimated_text_tokens
+from hermes_state.redaction import MARK
+from hermes_state.values import Message, Origin, Role, Tokens, ToolCall, Transcript
+
+LINE_CHARACTERS = 200
+ROW_CHARACTERS = 20_000
+"""Of one message, what the rules look at."""
+READ_CHARACTERS = 200_000
+"""Of all messages, newest first; what is older is found with the history tools."""
+REQUEST_PERCENT = 40
+"""Of the length, for the newest request's own words."""
+PREVIOUS_PERCENT = 35
+"""Of the length, for an earlier record."""
+LEAST_LINE_TOKENS = 6
+
+_QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
+_DECISION = re.compile(
+    r"\b(?:decided|agreed|we(?:'ll| will) (?:use|go with|keep)|let's (?:use|go with|keep)|chose|settled on|instead of"
+    r"|beschlossen|entschieden|wir nehmen|décidé|on prend|decid(?:imos|ido|iu)|vamos a usar|vamos usar|deciso"
+    r"|решили|решил|договорились)\b|决定|決定|決め|采用|採用|결정|하기로|قررنا|اتفقنا",
+    re.IGNORECASE,
+)
+_RULE = re.compile(
+    r"\b(?:must|never|always|do not|don't|only ever|make sure|immer|niemals?|nie|darf nicht|toujours|jamais|siempre"
+    r"|nunca|sempre|mai|всегда|никогда|нельзя)\b|必须|不要|不得|禁止|总是|必ず|絶対に|ないで|항상|절대|반드시|دائما|أبدا|يجب",
+    re.IGNORECASE,
+)
+_ERROR = re.compile(
+    r"\b(?:[a-z]{0,40}(?:error|exception)|fatal|fail(?:ed|ure|s)|denied|exit code [1-9]\d{0,5}|traceback|panic|fehler"
+    r"|erreur|falló|ошибка)\b|错误|失败|報錯|エラー|失敗|오류|실패|خطأ",
+    re.IGNORECASE,
+)
+_EXTENSIONS = (
+    "py|md|txt|json|ya?ml|toml|sql|sh|jsx?|tsx?|css|html?|log|db|csv|ini|conf|cfg|service|xml|pdf|docx?|xlsx?|pptx?"
+    "|png|jpe?g|gif|svg|zip|gz|tar|rs|go|java|kt|cpp|hpp|rb|php|lock|env|ipynb|tf"
+)
+# Every repetition has an upper bound and begins where the text before cannot be part of it: linear on any text.
+_FILE = re.compile(
+    r"https?://[^\s<>\"'`)\]]{4,200}"
+    r"|(?<![A-Za-z0-9_./~-])(?:~|\.{1,2})?(?:/[A-Za-z0-9_.@+-]{1,80}){1,16}"
+    rf"|(?<![A-Za-z0-9_./@-])[A-Za-z0-9_][A-Za-z0-9_./@+-]{{0,120}}\.(?:{_EXTENSIONS})(?![A-Za-z0-9_])"
+    rf"|[^\x00-\x7f]{{1,30}}\.(?:{_EXTENSIONS})(?![A-Za-z0-9_])"
+)
+_IDENTIFIER = re.compile(
+    r"`[^`\n]{2,80}`"
+    r"|(?<![\w-])(?:[A-Z][A-Z0-9]{1,9}-\d{1,8}"
+    r"|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+    r"|(?=[0-9]{0,39}[a-f])(?=[a-f]{0,39}[0-9])[0-9a-f]{7,40}"
+    r"|\d{4}-\d{2}-\d{2}"
+    r"|\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?"
+    r"|v?\d{1,6}\.\d{1,6}\.\d{1,6}(?:[-+][\w.]{1,30})?"
+    r"|[A-Za-z][A-Za-z0-9]{0,30}(?:_[A-Za-z0-9]{1,30}){1,6}"
+    r"|#\d{1,7}"
+    r"|[\w.+]{1,60}@[\w-]{1,60}(?:\.[\w-]{1,30}){1,4})(?![\w-])",
+    re.ASCII,
+)
+_SENTENCE_END = re.compile(r"\n+|(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")
+"""Chinese and Japanese put no space behind it."""
+
+_OPENING: Final = (
+    "No summary could be made of the {count} that this record stands for; it only lists what could be found in them by "
+    "rule, newest first. Continue from the recent messages and from the current state of things, and look up what you "
+    "need with the history tools before you rely on anything that is not here."
+)
+_OPENED = re.compile(r"\ANo summary could be made of the [^\n]{0,400}\n*")
+_HEADING = re.compile(r"^#{1,6} +", re.MULTILINE)
+_EARLIER: Final = "## Earlier record"
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What the rows hold, newest first; each list stops taking more when it is longer than it could be shown."""
+
+    most: int
+    lists: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def add(self, title: str, what: str, row: Message) -> None:
+        """Each once, with the message that said it last."""
+        found = self.lists.setdefault(title, {})
+        if len(found) < self.most:
+            found.setdefault(what, f"- {what} (m{row.id})")
+
+
+def recap(rows: Transcript, previous: str | None, *, redact: Redact, limit: Tokens, removed: int) -> str:
+    """The record of `rows`, of about `limit` tokens at most. `removed`: how many messages it stands for in all."""
+    text = _OPENING.format(count="one message" if removed == 1 else f"{removed:,} messages")
+    room = limit - estimated_text_tokens(text)
+    request = _newest_request(rows, redact, room * REQUEST_PERCENT // 100)
+    earlier = _earlier(previous, redact, room * PREVIOUS_PERCENT // 100)
+    room -= sum(estimated_text_tokens(section) + 1 for section in (request, earlier) if section)
+    found = _find(rows, redact, most=max(0, room) // LEAST_LINE_TOKENS)
+    sections = [text, request, *_sections(found, room), earlier]
+    return defused(redact("\n\n".join(filter(None, sections))).replace(MARK, SECRET_MARK))
+
+
+def _sections(found: _Findings, room: int) -> Iterator[str]:
+    """What was found under its headings; each takes an equal part of what the others before it have left."""
+    titles = [title for title in _TITLES if found.lists.get(title)]
+    for place, title in enumerate(titles):
+        heading = f"## {title}"
+        share = room // (len(titles) - place) - _tokens(heading)
+        kept = _within(found.lists[title].values(), share)
+        if kept:
+            room -= _tokens(heading) + sum(map(_tokens, kept))
+            yield "\n".join((heading, *kept))
+
+
+def _within(lines: Iterable[str], limit: int) -> list[str]:
+    """The lines that fit, in their order; one that is too long does not keep the next from being taken."""
+    kept: list[str] = []
+    for line in lines:
+        size = _tokens(line)
+        if size <= limit:
+            kept.append(line)
+            limit -= size
+        elif limit < LEAST_LINE_TOKENS:
+            break
+    return kept
+
+
+def _tokens(line: str) -> int:
+    return estimated_text_tokens(line) + 1
+
+
+# ---- the newest request, and the record before
+
+
+def _newest_request(rows: Transcript, redact: Redact, limit: int) -> str:
+    """Verbatim, as a quotation: no line of it can be taken for a heading."""
+    row = next((row for row in reversed(rows) if row.origin is Origin.HUMAN and (row.text or "").strip()), None)
+    if row is None:
+        return ""
+    text = clean(row.text or "", redact).strip()
+    title = (
+        f"## Active Task\nThe last request in these messages (m{row.id}); the recent messages show what became of it:"
+    )
+    limit -= estimated_text_tokens(title)
+    quoted = _quoted(text)
+    size = estimated_text_tokens(quoted)
+    length = len(text) * max(0, limit) // size
+    while estimated_text_tokens(quoted) > limit:
+        if length < LINE_CHARACTERS // 4:
+            return ""
+        quoted = _quoted(both_ends(text, length))
+        length = length * 4 // 5
+    return f"{title}\n{quoted}"
+
+
+def _quoted(text: str) -> str:
+    return "\n".join(f"> {line}" for line in text.splitlines())
+
+
+def _earlier(previous: str | None, redact: Redact, limit: int) -> str:
+    """The record before this one, under one heading; what it says of itself is left out."""
+    limit -= _tokens(_EARLIER)
+    if not previous or limit <= 0:
+        return ""
+    body = _HEADING.sub("### ", _OPENED.sub("", previous.strip())).replace(f"#{_EARLIER}\n", "")
+    record = bounded_record(body, Tokens(limit), redact)
+    return f"{_EARLIER}\n{record}" if record and estimated_text_tokens(record) <= limit else ""
+
+
+# ---- what the rules find
+
+_TITLES: Final = (
+    "Constraints & Preferences",
+    "Completed Actions",
+    "Blocked",
+    "Key Decisions",
+    "Pending User Asks",
+    "Relevant Files",
+    "Critical Context",
+)
+
+
+def _find(rows: Transcript, redact: Redact, *, most: int) -> _Findings:
+    found = _Findings(most=most)
+    results: dict[str | None, Message] = {}  # ids come again: of those that follow a call, the nearest is its own
+    is_answered = False
+    read = 0
+    for row in reversed(rows):
+        text = clean(_all_text(row), redact)[:ROW_CHARACTERS]
+        read += len(text) + 1
+        if read > READ_CHARACTERS:
+            break
+        _find_in_text(found, row, text)
+        if row.role is Role.TOOL:
+            results[row.tool_call_id] = row
+        for call in row.body.calls:
+            found.add("Completed Actions", _action(call, results.pop(call.id, None), redact), row)
+        if row.role is Role.ASSISTANT and row.text and not row.body.calls:
+            is_answered = True
+        elif row.origin is Origin.HUMAN and not is_answered and _QUESTION.search(text):
+            found.add("Pending User Asks", _one_line(text), row)
+    return found
+
+
+def _find_in_text(found: _Findings, row: Message, text: str) -> None:
+    for sentence in _SENTENCE_END.split(text):
+        if row.origin is Origin.HUMAN and _RULE.search(sentence):
+            found.add("Constraints & Preferences", _one_line(sentence), row)
+        if _ERROR.search(sentence):
+            found.add("Blocked", _one_line(sentence), row)
+        if _DECISION.search(sentence):
+            found.add("Key Decisions", _one_line(sentence), row)
+    for name in dict.fromkeys(match[0].rstrip(".") for match in _FILE.finditer(text)):
+        found.add("Relevant Files", name, row)
+    for name in dict.fromkeys(match[0] for match in _IDENTIFIER.finditer(text)):
+        found.add("Critical Context", name, row)
+
+
+def _action(call: ToolCall, result: Message | None, redact: Redact) -> str:
+    arguments = _one_line(clean(_short_arguments(call.arguments), redact), LINE_CHARACTERS // 2)
+    if result is None:
+        return f"{call.name} {arguments}: no result is known"
+    outcome = _one_line(clean(result.text or "", redact), LINE_CHARACTERS // 2)
+    return f"{call.name} {arguments}: {outcome}"
+
+
+def _short_arguments(arguments: str) -> str:
+    try:
+        parsed = orjson.loads(arguments)
+    except ValueError:
+        return arguments
+    if not isinstance(parsed, dict):
+        return arguments
+    return ", ".join(f"{name}={value}" for name, value in parsed.items())
+
+
+def _all_text(row: Message) -> str:
+    texts = [without_thoughts(row.text or "") if row.role is Role.ASSISTANT else row.text or ""]
+    texts += [call.arguments for call in row.body.calls]
+    texts += [document.text for document in row.body.documents]
+    return "\n".join(texts)
+
+
+def _one_line(text: str, limit: int = LINE_CHARACTERS) -> str:
+    flat = " ".join(text[: limit * 4].split())
+    return flat if len(flat) <= limit and len(text) <= limit * 4 else f"{flat[: limit - 1]}…"

@@ -1,0 +1,179 @@
+"""How full a conversation is: the next prompt of a view, measured against the limits of the model's window."""
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from agent.context.estimate import Estimator, Size
+from agent.context.events import Scene
+from agent.context.learned_profile import ProfileBook
+from agent.context.limits import Limits, LimitSettings, limits_of
+from agent.model.base import ModelRequest
+from agent.model.sizes import Source
+from agent.model.wire import WireStyle
+from hermes_state.compressions import count_compressions
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import View
+from hermes_state.values import EstimatedTokens, LineageId, MessageId, SessionId, Tokens
+from hermes_state.view_cache import ViewCache
+
+KEPT_LOOKS = 256
+"""As many as turns may begin at one time; they are gone as soon as the turn has looked itself."""
+
+
+KEPT_SIZES = 4_096
+"""Conversations whose size is remembered: a few hundred bytes each."""
+
+
+class Prompts(Protocol):
+    """Who makes the prompts that have to fit."""
+
+    async def request_for(self, scene: Scene, view: View) -> ModelRequest:
+        """The next model call for this view."""
+
+    def system_for(self, scene: Scene) -> str:
+        """The system prompt as it would be assembled today."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A view, the model call that it makes, and what that takes."""
+
+    view: View
+    request: ModelRequest
+    size: Size
+    estimated: EstimatedTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How full a conversation is."""
+
+    prompt: EstimatedTokens
+    fixed: EstimatedTokens
+    """Of the prompt, what no compression shortens: the system prompt and the tools' schemas."""
+    limits: Limits
+    window_from: Source
+    """Who says how large the window is."""
+    threshold: Tokens
+    """Where it is compressed by itself."""
+    compressions: int
+
+    @property
+    def is_crowded(self) -> bool:
+        """What cannot shrink takes half of the room before a compression, or more."""
+        return self.fixed * 2 >= self.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The size of a view's rows, without the rows."""
+
+    session_id: SessionId
+    version: int
+    last_id: MessageId
+    rows: int
+    style: WireStyle
+    size: Size
+
+    def is_beginning_of(self, view: View, style: WireStyle) -> bool:
+        """Whether the view begins with just these rows, shown in the same way."""
+        session, rows = view.session, view.transcript
+        is_same = (self.session_id, self.version, self.style) == (session.id, session.version, style)
+        return is_same and len(rows) >= self.rows and rows[self.rows - 1].id == self.last_id
+
+
+class Rooms:
+    """Measures conversations for one model."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        views: ViewCache,
+        prompts: Prompts,
+        profiles: ProfileBook,
+        settings: LimitSettings,
+    ) -> None:
+        self._store = store
+        self._views = views
+        self._prompts = prompts
+        self._settings = settings
+        self.profiles = profiles
+        self._looks: dict[LineageId, Room] = {}
+        self._measured: dict[LineageId, _Measured] = {}
+
+    @property
+    def estimator(self) -> Estimator:
+        return self.profiles.estimator
+
+    @property
+    def limits(self) -> Limits:
+        """The model's, as they are now: a learned window moves all of them."""
+        return self._limits_of(self.profiles.window)
+
+    def limits_for(self, lineage_id: LineageId) -> Limits:
+        """A conversation's: the model's, unless a smaller window is assumed for it."""
+        return self._limits_of(self.profiles.window_for(lineage_id))
+
+    def _limits_of(self, window: Tokens) -> Limits:
+        return limits_of(window, self.profiles.capacity.output_in(window), self._settings)
+
+    async def load(self, scene: Scene) -> Room:
+        """The conversation as it is stored now."""
+        return await self.measure(scene, await self._views.load(scene.lineage_id))
+
+    async def measure(self, scene: Scene, view: View) -> Room:
+        """A view that is known."""
+        known = self._looks.pop(scene.lineage_id, None)
+        if known is not None and known.view is view:
+            return known
+        await self.profiles.load()
+        if view.session.model not in (None, self.profiles.model):  # another model's count says nothing here
+            view = replace(view, session=replace(view.session, reported_prompt_tokens=None))
+        request = await self._prompts.request_for(scene, view)
+        size = self.estimator.fixed_size(request) + await self._rows_size(scene, view, request)
+        return Room(view=view, request=request, size=size, estimated=self.estimator.prompt(view, request, size))
+
+    async def _rows_size(self, scene: Scene, view: View, request: ModelRequest) -> Size:
+        """The rows' size: of a view that has only grown since it was measured, only what is new is looked at."""
+        rows, style, estimator = request.transcript, request.style, self.estimator
+        known = self._measured.get(scene.lineage_id)
+        start, size = 0, Size(0, 0)
+        if known is not None and known.is_beginning_of(view, style):
+            start, size = known.rows, known.size
+        if estimator.is_quick(request) or start:
+            size += estimator.rows_size(rows[start:], style)
+        else:
+            size = await asyncio.to_thread(estimator.rows_size, rows, style)
+        if len(self._measured) >= KEPT_SIZES:
+            self._measured.clear()
+        if rows and not style.image_urls:
+            session = view.session
+            seen = _Measured(session.id, session.version, rows[-1].id, len(rows), style, size)
+            self._measured[scene.lineage_id] = seen
+        return size
+
+    def keep(self, scene: Scene, room: Room) -> None:
+        """Hold a look at a conversation until its next one: a turn begins with what hygiene has just seen."""
+        if len(self._looks) >= KEPT_LOOKS:
+            self._looks.clear()
+        self._looks[scene.lineage_id] = room
+
+    def kept_view(self, scene: Scene) -> View | None:
+        """The view of a look that is held."""
+        room = self._looks.get(scene.lineage_id)
+        return room.view if room is not None else None
+
+    async def standing(self, scene: Scene) -> Standing:
+        """What people are told when they ask how full their conversation is."""
+        room = await self.load(scene)
+        limits = self.limits_for(scene.lineage_id)
+        return Standing(
+            prompt=room.estimated,
+            fixed=self.estimator.whole(replace(room.request, transcript=())),
+            limits=limits,
+            window_from=self.profiles.source_for(scene.lineage_id),
+            threshold=limits.threshold,
+            compressions=await self._store.read(count_compressions, scene.lineage_id),
+        )

@@ -1,0 +1,296 @@
+"""Context engines that others bring: which there are, which one is in use, and what is wrong with the rest.
+
+They come as entry points of installed packages (group `hermes_gateway.context_engines`) or as folders in the state
+directory (`plugins/context_engine/<name>/`). Looking one over runs its code, so the daemon looks only at the one that
+is configured.
+"""
+
+import copy
+import difflib
+import importlib.util
+import inspect
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Literal, TypeAlias
+
+from agent.context.engine import Engine
+from agent.engines.adapter import ForeignEngine
+from agent.engines.contract import ContextEngine
+from agent.engines.instances import ModelFacts
+from agent.model.base import ToolSchema
+from hermes_state.errors import ConfigError
+from hermes_state.values import Clock
+
+BUILT_IN: Final = "compressor"
+ENTRY_POINTS: Final = "hermes_gateway.context_engines"
+FOLDER: Final = Path("plugins") / "context_engine"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+MakeEngine: TypeAlias = Callable[[], ContextEngine]
+PluginState: TypeAlias = Literal["active", "found", "failed"]
+
+
+class PluginBroken(Exception):
+    """A plugin cannot be used. The text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPlugin:
+    """A plugin that is there, not looked over yet."""
+
+    name: str
+    source: str
+    """Where it is from, for people: a folder, or a package with its version."""
+    load: Callable[[], object]
+    """Runs its code and returns what it offers. Raises anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine:
+    """A plugin that works as far as one can see without a conversation."""
+
+    name: str
+    source: str
+    about: str
+    """The first line of what it says about itself."""
+    make: MakeEngine
+    schemas: tuple[ToolSchema, ...] = field(default=())
+
+    def around(
+        self, built_in: Engine, *, model: ModelFacts, redact: Callable[[str], str], clock: Clock, mark: str
+    ) -> ForeignEngine:
+        """The engine for all conversations of a model; the built-in one stands in where it fails.
+
+        `mark`: of the settings behind both.
+        """
+        return ForeignEngine(
+            self.name,
+            self.make,
+            model=model,
+            fallback=built_in,
+            redact=redact,
+            clock=clock,
+            mark=mark,
+            schemas=self.schemas,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginReport:
+    """One engine for `plugins list`."""
+
+    name: str
+    state: PluginState
+    source: str
+    about: str
+    why: str | None
+    """Why it failed; None for the others."""
+
+
+def load_engine(name: str, home: Path) -> LoadedEngine | None:
+    """The engine that `context.engine` names; None for the built-in one. No other plugin's code is run.
+
+    Raises `ConfigError` for a name that nobody has, with the nearest that somebody has, and for a broken plugin.
+    """
+    if name == BUILT_IN:
+        return None
+    plugins = find_plugins(home)
+    found = next((plugin for plugin in plugins if plugin.name == name), None)
+    if found is None:
+        raise ConfigError(unknown_engine(name, [plugin.name for plugin in plugins]))
+    try:
+        return loaded(found)
+    except PluginBroken as error:
+        raise ConfigError(f"context.engine: the plugin {name} ({found.source}) cannot be used: {error}") from error
+
+
+def list_plugins(home: Path, active: str) -> list[PluginReport]:
+    """Every engine there is, the built-in one first. Runs the code of all plugins."""
+    reports = [_working(BUILT_IN, active, "built in", "cuts, prunes and summarises")]
+    seen = {BUILT_IN}
+    for plugin in find_plugins(home):
+        if plugin.name in seen:
+            why = "the name is taken by the built-in engine" if plugin.name == BUILT_IN else "the name is taken"
+            reports.append(_failed(plugin, why))
+            continue
+        seen.add(plugin.name)
+        try:
+            engine = loaded(plugin)
+        except PluginBroken as error:
+            reports.append(_failed(plugin, str(error)))
+            continue
+        reports.append(_working(plugin.name, active, plugin.source, engine.about))
+    return reports
+
+
+def unknown_engine(name: str, known: Iterable[str]) -> str:
+    """The sentence about a name in `context.engine` that nobody has."""
+    names = list(dict.fromkeys([BUILT_IN, *known]))
+    nearest = difflib.get_close_matches(name.lower(), [one.lower() for one in names], n=1, cutoff=0.5)
+    if nearest:
+        meant = next(one for one in names if one.lower() == nearest[0])
+        return f"context.engine: there is no engine named {name!r}; did you mean {meant}?"
+    return f"context.engine: there is no engine named {name!r}; there are: {', '.join(names)}"
+
+
+# ---- finding
+
+
+def find_plugins(home: Path) -> list[FoundPlugin]:
+    """Every plugin by name, without running any. Folders of the state directory win over packages."""
+    return [*_in_folder(home / FOLDER), *_in_packages()]
+
+
+def _in_folder(folder: Path) -> Iterable[FoundPlugin]:
+    try:
+        entries = sorted(entry for entry in folder.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name))
+    except OSError:  # there is none, or it cannot be read: then it brings nothing
+        return
+    for entry in entries:
+        yield FoundPlugin(name=entry.name, source=str(entry), load=partial(_import_folder, entry))
+
+
+def _in_packages() -> Iterable[FoundPlugin]:
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        yield FoundPlugin(name=point.name, source=_package(point), load=point.load)
+
+
+def _package(point: EntryPoint) -> str:
+    return point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"
+
+
+def _import_folder(folder: Path) -> ModuleType:
+    """The package in a folder, imported under a name that no other module has; its parts may import each other."""
+    main = folder / "__init__.py"
+    if not main.is_file():
+        raise PluginBroken("there is no __init__.py in it")
+    parents = folder.parents[: len(FOLDER.parts)]
+    for part in (*parents, folder, *sorted(folder.rglob("*"))):
+        if part.exists() and part.stat().st_mode & stat.S_IWOTH:
+            where = part.relative_to(parents[-1].parent)
+            raise PluginBroken(f"{where} can be written by everybody on this machine; take that right away")
+    name = f"hermes_context_engine_{re.sub(r'[^A-Za-z0-9]', '_', folder.name)}"
+    for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
+        del sys.modules[known]
+    spec = importlib.util.spec_from_file_location(name, main, submodule_search_locations=[str(folder)])
+    assert spec is not None, "a path that ends with .py has a loader"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+# ---- looking one over
+
+
+def loaded(plugin: FoundPlugin) -> LoadedEngine:
+    """A plugin's engine, made once to see whether that works. Raises `PluginBroken`."""
+    try:
+        offered = plugin.load()
+        make = _maker(offered)
+        engine = make()
+        if not isinstance(engine, ContextEngine):
+            raise PluginBroken(f"it makes {type(engine).__name__}, which is no ContextEngine")
+        schemas = _schemas(engine.get_tool_schemas())
+    except PluginBroken:
+        raise
+    except (Exception, SystemExit) as error:  # code that is not ours
+        raise PluginBroken(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+    about = inspect.getdoc(offered) or inspect.getdoc(type(engine)) or ""
+    return LoadedEngine(
+        name=plugin.name,
+        source=plugin.source,
+        about=about.partition("\n")[0].strip(),
+        make=make,
+        schemas=schemas,
+    )
+
+
+class _Registration:
+    """What `register` of a plugin is called with."""
+
+    def __init__(self) -> None:
+        self.offered: list[object] = []
+
+    def register_context_engine(self, engine: object) -> None:
+        """Take an engine, its class, or a function that makes one."""
+        self.offered.append(engine)
+
+
+def _maker(offered: object) -> MakeEngine:
+    """From what a plugin offers: a module, an engine class, a function that makes one, or an engine."""
+    if isinstance(offered, ModuleType):
+        return _maker(_offered_by(offered))
+    if isinstance(offered, ContextEngine):
+        # One object for all conversations would mix them up.
+        return lambda: copy.deepcopy(offered)
+    if inspect.isclass(offered) and inspect.isabstract(offered):
+        missing = ", ".join(sorted(getattr(offered, "__abstractmethods__", ())))
+        raise PluginBroken(f"{offered.__name__} does not define {missing}")
+    if callable(offered):
+        return offered
+    raise PluginBroken(f"it offers {type(offered).__name__}, which is no ContextEngine")
+
+
+def _offered_by(module: ModuleType) -> object:
+    """What its `register` registers, else the one engine class that is defined in it."""
+    register = getattr(module, "register", None)
+    if callable(register):
+        registration = _Registration()
+        register(registration)
+        offered = registration.offered
+    else:
+        offered = [
+            value
+            for name, value in vars(module).items()
+            if inspect.isclass(value) and issubclass(value, ContextEngine) and not name.startswith("_")
+            and value.__module__.partition(".")[0] == module.__name__.partition(".")[0]
+        ]  # fmt: skip
+    if len(offered) != 1:
+        raise PluginBroken(f"it has to bring exactly one engine, and brings {len(offered) or 'none'}")
+    return offered[0]
+
+
+def _schemas(offered: object) -> tuple[ToolSchema, ...]:
+    if inspect.iscoroutine(offered):
+        offered.close()
+        raise PluginBroken("get_tool_schemas must not be async")
+    if not isinstance(offered, Sequence):
+        raise PluginBroken("get_tool_schemas does not return a list")
+    return tuple(_schema(one) for one in offered)
+
+
+def _schema(offered: Any) -> ToolSchema:
+    """A tool, also in the form in which chat completions want it."""
+    if isinstance(offered, dict) and isinstance(offered.get("function"), dict):
+        offered = offered["function"]
+    name = offered.get("name") if isinstance(offered, dict) else None
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        raise PluginBroken("a tool of its has no usable name")
+    parameters = offered.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, dict) or parameters.get("type") != "object":
+        raise PluginBroken(f"the parameters of its tool {name} are no JSON schema of type object")
+    return ToolSchema(name=name, description=str(offered.get("description") or ""), parameters=parameters)
+
+
+def _failed(plugin: FoundPlugin, why: str) -> PluginReport:
+    return PluginReport(name=plugin.name, state="failed", source=plugin.source, about="", why=why)
+
+
+def _working(name: str, active: str, source: str, about: str) -> PluginReport:
+    state: PluginState = "active" if name == active else "found"
+    return PluginReport(name=name, state=state, source=source, about=about, why=None)

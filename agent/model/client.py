@@ -1,0 +1,337 @@
+"""A model as the gateway calls it: within the caps on costs, repeated where that helps, each call priced.
+
+The one place that repeats a model call: the SDKs' own retries are off.
+
+Rest for routes that fail: who asks a provider that is down once more gets nothing but later to where an answer is.
+
+In memory only: a restart, and a change of the configuration, begin anew.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from agent.model.base import Caps, ChatModel, Finish, ModelReply, ModelRequest, Payer
+from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, paid_for, remedy_for, wanted_pause
+from agent.model.prices import Price, cost_of
+from agent.model.usage import estimated_reply_usage
+from hermes_state.errors import ModelError, ModelTimeout, ReplyMalformed, StateError
+from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord
+
+T = TypeVar("T")
+
+RecordFailure = Callable[[ModelCallRecord], Awaitable[None]]
+
+RECORD_SECONDS = 1.0
+"""How long somebody who has cancelled a call waits for its row; a write that was queued is made in any case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How long to wait between attempts, in seconds; how many there are depends on the failures, see `Remedy`."""
+
+    most_attempts: int = 6
+    """Of one call, whatever its failures are."""
+    first_pause: float = 0.5
+    longest_pause: float = 8.0
+    longest_retry_after: float = 30.0
+    """A provider that asks for more is not waited for: the person is told instead."""
+
+    def pause(self, attempt: int, retry_after: float | None) -> float:
+        """Seconds after the `attempt`-th attempt (1, 2, …), jittered so that chats do not return in step."""
+        backoff: float = min(self.longest_pause, self.first_pause * 2 ** (attempt - 1)) * random.uniform(0.75, 1.25)
+        return max(backoff, retry_after or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A reply, and its row for the ledger."""
+
+    reply: ModelReply
+    call: ModelCallRecord
+
+
+class Line:
+    """What every call to one model goes through, whatever is asked of it."""
+
+    def __init__(
+        self,
+        *,
+        route: str,
+        name: str,
+        policy: RetryPolicy | None = None,
+        price: Price | None = None,
+        caps: Caps | None = None,
+    ) -> None:
+        self.route = route
+        self.name = name
+        self._policy = policy or RetryPolicy()
+        self._price = price
+        self._caps = caps
+        self.circuit = Circuit(route, name)
+
+    async def _repeated(
+        self,
+        attempt: Callable[["_Watch"], Awaitable[T]],
+        *,
+        payer: Payer,
+        purpose: str,
+        record_failure: RecordFailure,
+        within: float | None = None,
+        used: Callable[[str], CanonicalUsage] | None = None,
+    ) -> tuple[T, int]:
+        """What the first attempt that works gives, and how many milliseconds that one took.
+
+        Every failed attempt goes to `record_failure` before anything else happens; the last one's `ModelError` is
+        raised. On a route that rests, or has just rested, there is only one. `within`: seconds for all attempts
+        together. `used`: an estimate of what an attempt that broke off has used, by the text that had come.
+        """
+        failures: Counter[str] = Counter()
+        is_on_trial = self.circuit.is_on_trial
+        loop = asyncio.get_running_loop()
+        deadline = None if within is None else loop.time() + within
+        while True:
+            if self._caps is not None:
+                await self._caps.check(payer)
+            watch = _Watch()
+            started = time.perf_counter()
+            try:
+                result = await _by(deadline, attempt(watch))
+                self.circuit.succeeded()
+                return result, _since(started)
+            except asyncio.CancelledError:
+                usage = used(watch.text) if used is not None else None
+                cut = self._record(purpose, OUTCOME_CANCELLED, _since(started), usage, is_estimated=usage is not None)
+                await even_so(record_failure(cut))
+                raise
+            except ModelError as error:
+                remedy, usage, is_estimated = remedy_for(error), error.usage, False
+                if usage is None and used is not None and watch.has_text:
+                    usage, is_estimated = used(watch.text), True  # what was written is charged, whatever became of it
+                cost, took_ms = error.reported_cost, _since(started)
+                await record_failure(
+                    self._record(purpose, remedy.outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
+                )
+                failures[remedy.outcome] += 1
+                pause = None if is_on_trial else self._pause(error, failures, has_text=watch.has_text)
+                if pause is None or (deadline is not None and loop.time() + pause >= deadline):
+                    if deadline is None or loop.time() < deadline:  # else it is we who did not wait
+                        self.circuit.failed(error)
+                    raise
+                await asyncio.sleep(pause)
+
+    def _pause(self, error: ModelError, failures: Counter[str], *, has_text: bool) -> float | None:
+        """Seconds until the next attempt; None when there should be none."""
+        remedy, policy = remedy_for(error), self._policy
+        is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.most_attempts
+        if is_hopeless or not _may_repeat(error, policy, has_text=has_text):
+            return None
+        return policy.pause(failures.total(), wanted_pause(error))
+
+    def _record(
+        self,
+        purpose: str,
+        outcome: str,
+        took_ms: int,
+        usage: CanonicalUsage | None = None,
+        *,
+        is_estimated: bool = False,
+        cost: MicroUsd | None = None,
+    ) -> ModelCallRecord:
+        """A call's row for the ledger. `cost`: what the provider says itself, which wins over the price."""
+        return ModelCallRecord(
+            purpose=purpose,
+            route=self.route,
+            model=self.name,
+            outcome=outcome,
+            usage=usage,
+            took_ms=took_ms,
+            is_estimated=is_estimated,
+            cost=cost_of(usage, self._price) if cost is None and usage is not None else cost,
+        )
+
+
+class ModelLine(Line):
+    """The line to a model that chats."""
+
+    def __init__(
+        self,
+        model: ChatModel,
+        *,
+        policy: RetryPolicy | None = None,
+        price: Price | None = None,
+        caps: Caps | None = None,
+    ) -> None:
+        super().__init__(route=model.route, name=model.name, policy=policy, price=price, caps=caps)
+        self.model = model
+
+    def beside(self, policy: RetryPolicy) -> "ModelLine":
+        """A line to the same model with another patience, whose failures do not count against this one."""
+        return ModelLine(self.model, policy=policy, price=self._price, caps=self._caps)
+
+    async def complete(
+        self,
+        request: ModelRequest,
+        on_text: Callable[[str], None],
+        *,
+        purpose: str,
+        record_failure: RecordFailure,
+        within: float | None = None,
+    ) -> Completion:
+        """Call the model until it has answered or trying again is pointless; then raise the last `ModelError`.
+
+        Every failed attempt goes to `record_failure` before anything else happens. The successful one is left to the
+        caller, who stores it together with the reply. An attempt that is cancelled counts as failed, with an estimate
+        of what it has used; so does one that breaks off after some text, where the provider did not report it.
+        `within`: seconds for all attempts together, however steadily the reply comes in.
+        """
+
+        def used(text: str) -> CanonicalUsage:
+            return estimated_reply_usage(request, ModelReply(text=text, finish=Finish.STOP, usage=None))
+
+        async def attempt(watch: _Watch) -> ModelReply:
+            return _checked(await self.model.complete(request, watch.around(on_text)))
+
+        reply, took_ms = await self._repeated(
+            attempt, payer=request.payer, purpose=purpose, record_failure=record_failure, within=within, used=used
+        )
+        is_estimated = reply.usage is None
+        usage = estimated_reply_usage(request, reply) if reply.usage is None else reply.usage
+        return Completion(
+            reply=reply,
+            call=self._record(purpose, OUTCOME_OK, took_ms, usage, is_estimated=is_estimated, cost=reply.cost),
+        )
+
+
+async def _by(deadline: float | None, call: Awaitable[T]) -> T:
+    """What the call gives, if it is there by then."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await call
+    except TimeoutError as error:
+        raise ModelTimeout("the reply took too long") from error
+
+
+async def even_so(write: Awaitable[None]) -> None:
+    """Write although we are cancelled, but hold nobody up for it."""
+    with suppress(StateError, TimeoutError):
+        async with asyncio.timeout(RECORD_SECONDS):
+            await write
+
+
+class _Watch:
+    """Remembers the text of an attempt so far."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.text)
+
+    def around(self, on_text: Callable[[str], None]) -> Callable[[str], None]:
+        """`on_text`, watched."""
+
+        def watched(text: str) -> None:
+            self.text = text
+            on_text(text)
+
+        return watched
+
+
+def _may_repeat(error: ModelError, policy: RetryPolicy, *, has_text: bool) -> bool:
+    if isinstance(error, ModelTimeout):
+        return not has_text  # a model that began and stalled takes as long again
+    return (wanted_pause(error) or 0.0) <= policy.longest_retry_after
+
+
+def _checked(reply: ModelReply) -> ModelReply:
+    """Refuse what cannot become a row: nothing at all, or calls whose arguments were cut off."""
+    if reply.calls and reply.finish is Finish.LENGTH:
+        raise paid_for(ReplyMalformed("the output limit cut a tool call"), reply.usage, reply.cost)
+    if not reply.calls and not reply.text.strip():
+        raise paid_for(ReplyMalformed("the reply is empty"), reply.usage, reply.cost)
+    return reply
+
+
+def _since(started: float) -> int:
+    return round((time.perf_counter() - started) * 1_000)
+
+
+log = structlog.get_logger()
+
+MOST_FAILURES = 3
+"""Calls in a row, each with all its repeats: after so many it is no accident."""
+REST_SECONDS = (30.0, 60.0, 300.0)
+"""The first rest, the one after a failure behind it, and every further one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """A route is left alone."""
+
+    seconds: float
+    """How much longer."""
+    why: str
+    """What was wrong with it last: completes a sentence that begins with its name."""
+
+
+class Circuit:
+    """How one route has fared lately."""
+
+    def __init__(self, route: str, model: str, *, now: Callable[[], float] = time.monotonic) -> None:
+        """`now`: seconds on a clock that never goes back."""
+        self._route = route
+        self._model = model
+        self._now = now
+        self._failures = 0
+        self._rests = 0
+        self._until = 0.0
+        self._why = ""
+
+    @property
+    def rest(self) -> Rest | None:
+        """Whether the route should be left alone; None: it may be asked."""
+        left = self._until - self._now()
+        return Rest(seconds=left, why=self._why) if left > 0 else None
+
+    @property
+    def is_on_trial(self) -> bool:
+        """It rests, or has rested and not answered since: one attempt shows whether it is well again."""
+        return self._rests > 0
+
+    def succeeded(self) -> None:
+        """A call was answered: whatever was before is over."""
+        if self._rests:
+            log.info("route.recovered", route=self._route, model=self._model)
+        self._failures = self._rests = 0
+        self._until = 0.0
+
+    def failed(self, error: ModelError) -> None:
+        """A call was given up. What is not the route's fault shows that it works, unless nothing was asked of it."""
+        remedy = remedy_for(error)
+        if remedy.trouble is None:
+            self._failures = 0
+            return
+        if self.rest is not None:
+            return  # several calls may find out together, and one may be made all the same
+        self._failures += 1
+        self._why = remedy.trouble
+        if self._rests or self._failures >= MOST_FAILURES:
+            self._begin_rest(error)
+
+    def _begin_rest(self, error: ModelError) -> None:
+        seconds = REST_SECONDS[min(self._rests, len(REST_SECONDS) - 1)]
+        seconds = max(seconds, min(wanted_pause(error) or 0.0, REST_SECONDS[-1]))
+        self._rests += 1
+        self._until = self._now() + seconds
+        log.warning(
+            "route.rested", route=self._route, model=self._model, kind=remedy_for(error).outcome, seconds=seconds
+        )

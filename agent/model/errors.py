@@ -1,0 +1,378 @@
+"""What can go wrong with a model call, and what then: one row a kind.
+
+From a provider's error answer to our error tree.
+
+Providers agree on little more than the status, so codes and wordings are looked at too. Nothing of the provider's
+text goes into our errors: it may quote a key or the prompt.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+from hermes_state.errors import (
+    AuthRejected,
+    ContentFiltered,
+    ContextOverflow,
+    ModelError,
+    ModelRateLimited,
+    ModelTimeout,
+    ModelUnavailable,
+    NotOffered,
+    OutputCapTooLarge,
+    PriceUnknown,
+    QuotaExceeded,
+    ReplyMalformed,
+    SpendingCapReached,
+)
+from hermes_state.values import CanonicalUsage, MicroUsd, dollars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What follows from one kind of failure."""
+
+    kind: type[ModelError]
+    outcome: str
+    """How the ledger calls it."""
+    attempts: int
+    """How often a call may fail so before it is given up; 1 means that it is not repeated."""
+    sentence: str
+    """What the person reads. It holds nothing of the provider's own text, which may quote a key or a prompt."""
+    trouble: str | None = None
+    """What is wrong with the route, as the end of a sentence that begins with the model's name: another route may do
+    better, and this one rests when it goes on. None: the request would fare alike elsewhere."""
+
+
+OUTCOME_OK = "ok"
+OUTCOME_CANCELLED = "cancelled"
+"""Nobody waits for the reply any more: it was stopped, or its time was up."""
+
+REMEDIES: tuple[Remedy, ...] = (
+    Remedy(
+        kind=AuthRejected,
+        outcome="auth",
+        trouble="is not open to our key",
+        attempts=1,
+        sentence="The model provider does not accept the API key; whoever runs this gateway has to check "
+        "this model's `api_key`.",
+    ),
+    Remedy(
+        kind=QuotaExceeded,
+        outcome="quota",
+        trouble="has no credit left at its provider",
+        attempts=1,
+        sentence="The account at the model provider has no credit left; whoever runs this gateway has to top it up.",
+    ),
+    Remedy(
+        kind=ModelRateLimited,
+        outcome="rate_limited",
+        trouble="is asked more often than its provider allows",
+        attempts=4,
+        sentence="The model provider limits how often it may be asked; please send /retry in {wait}.",
+    ),
+    Remedy(
+        kind=ModelTimeout,
+        outcome="timeout",
+        trouble="does not answer in time",
+        attempts=2,  # each attempt may take the whole read timeout
+        sentence="The model did not answer in time; /retry asks again.",
+    ),
+    Remedy(
+        kind=ModelUnavailable,
+        outcome="unavailable",
+        trouble="cannot be reached",
+        attempts=4,
+        sentence="The model provider cannot be reached or is overloaded right now; please send /retry in {wait}.",
+    ),
+    Remedy(
+        kind=ContentFiltered,
+        outcome="content_filtered",
+        attempts=1,
+        sentence="The model provider's content filter stopped this answer; please put the request differently.",
+    ),
+    Remedy(
+        kind=NotOffered,
+        outcome="not_offered",
+        trouble="is not offered by its provider",
+        attempts=1,
+        sentence="The model provider does not have this model at this address; whoever runs this gateway has to check "
+        "its `name` and `base_url`.",
+    ),
+    Remedy(
+        kind=ContextOverflow,
+        outcome="overflow",
+        attempts=1,
+        sentence="This conversation no longer fits into the model's memory{window}; /compress makes room in it, /new "
+        "starts a fresh one, and /history keeps this one.",
+    ),
+    Remedy(
+        kind=OutputCapTooLarge,
+        outcome="output_cap",
+        attempts=1,
+        sentence="The configured output limit is above what the model allows{cap}; whoever runs this gateway has to "
+        "lower this model's `max_output_tokens`.",
+    ),
+    Remedy(
+        kind=ReplyMalformed,
+        outcome="malformed",
+        trouble="gives broken answers",
+        attempts=2,  # a second broken reply is no accident any more, and every try costs
+        sentence="The model's answer arrived broken or empty; /retry asks again.",
+    ),
+    Remedy(
+        kind=SpendingCapReached,
+        outcome="capped",
+        attempts=1,
+        sentence="{spending} is used up{spent}, so the model was not asked; {opens}, and whoever runs this gateway can "
+        "raise `{key}`.",
+    ),
+    Remedy(
+        kind=PriceUnknown,
+        outcome="unpriced",
+        attempts=1,
+        sentence="Spending is capped here, and what the model{model} costs is not known, so it was not asked; "
+        "whoever runs this gateway has to add its price to `costs.prices`.",
+    ),
+    Remedy(
+        kind=ModelError,
+        outcome="rejected",
+        attempts=1,
+        sentence="The model provider refused the request; whoever runs this gateway should check this model's "
+        "`name` and `base_url`.",
+    ),
+)
+_BY_KIND = {remedy.kind: remedy for remedy in REMEDIES}
+
+
+_SPENDING = {
+    "costs.daily_cap": ("What may be spent in a day", "it opens again tomorrow"),
+    "costs.chat_daily_cap": ("What this chat may spend in a day", "it opens again tomorrow"),
+    "costs.conversation_cap": ("What one conversation may cost", "/new starts another one"),
+}
+"""What a cap bounds, and what helps, by its key in the configuration."""
+
+
+E = TypeVar("E", bound=ModelError)
+
+
+def paid_for(error: E, usage: CanonicalUsage | None, cost: MicroUsd | None = None) -> E:
+    """`error`, with what the provider reported of the call before it failed."""
+    error.usage, error.reported_cost = usage, cost
+    return error
+
+
+def remedy_for(error: ModelError) -> Remedy:
+    """The row of the most specific kind that `error` is."""
+    return next(_BY_KIND[kind] for kind in type(error).__mro__ if kind in _BY_KIND)
+
+
+def wanted_pause(error: ModelError) -> float | None:
+    """Seconds for which the provider wants to be left alone; None where it does not say."""
+    return error.retry_after if isinstance(error, (ModelRateLimited, ModelUnavailable)) else None
+
+
+def sentence_for(error: ModelError) -> str:
+    """One sentence for the person: what happened and what helps."""
+    wait = window = cap = key = spending = spent = opens = model = ""
+    if isinstance(error, (ModelRateLimited, ModelUnavailable)):
+        wait = _in_words(wanted_pause(error))
+    if isinstance(error, ContextOverflow) and error.window:
+        window = f" of {error.window:,} tokens"
+    if isinstance(error, OutputCapTooLarge) and error.cap:
+        cap = f" ({error.cap:,} tokens)"
+    if isinstance(error, SpendingCapReached):
+        key, (spending, opens) = error.cap, _SPENDING[error.cap]
+        if error.spent is not None and error.limit is not None:
+            spent = f" ({dollars(error.spent)} of {dollars(error.limit)})"
+    if isinstance(error, PriceUnknown):
+        model = " `{}`".format(error.model.replace("`", "'")) if error.model else ""
+    return remedy_for(error).sentence.format(
+        wait=wait, window=window, cap=cap, key=key, spending=spending, spent=spent, opens=opens, model=model
+    )
+
+
+def _in_words(seconds: float | None) -> str:
+    if seconds is None:
+        return "a minute"
+    if seconds < 1.5:
+        return "a second"
+    if seconds < 90:
+        return f"{round(seconds)} seconds"
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes < 90 else f"{round(minutes / 60)} hours"
+
+
+_OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "request_too_large"})
+_OVERFLOW = re.compile(
+    r"maximum (?:context|prompt) length|context[_ ]length[_ ]exceeded|prompt is too long|input is too long"
+    r"|exceeds the available context size|input token count .{0,40}exceeds|context window|exceed context limit"
+    r"|greater than the context length|model token limit|reduce the length of the (?:messages|input)",
+    re.IGNORECASE,
+)
+_LIMIT_NAME = r"\bmax_(?:completion_|output_|new_)?tokens\b[`'\"]?"
+_OUTPUT_CAP = re.compile(
+    rf"{_LIMIT_NAME} (?:is too large|(?:value|must be) .{{0,40}}(?:range|less than|at most))|^max_tokens: \d+ >"
+    rf"|valid range of {_LIMIT_NAME}|{_LIMIT_NAME}: integer above maximum value",
+    re.IGNORECASE,
+)
+LEAST_OUTPUT_ROOM = 256
+"""A prompt that leaves less room than this for an answer is too long, whatever output was asked for."""
+_BLAMES_REQUEST = (400, 422)
+"""Without a reason it may be anything about the request, its length too."""
+_QUOTA_CODES = frozenset({"insufficient_quota", "insufficient_credits", "billing_hard_limit_reached"})
+_FILTER_CODES = frozenset(
+    {
+        *("content_filter", "content_policy_violation", "image_content_policy_violation"),
+        *("invalid_prompt", "bio_policy", "misalignment_policy_violation"),
+    }
+)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
+"""A code as providers write them. Anything else may be a sentence, or a key."""
+_COUNT = r"(\d{1,9})(?!\d)"
+_WINDOW = re.compile(
+    rf"(?:context|prompt) length (?:is|of)(?: only)? {_COUNT}|> {_COUNT} maximum|allowed \({_COUNT}\)"
+    rf"|context limit: \d{{1,9}} \+ \d{{1,9}} > {_COUNT}"
+    rf"|token limit: {_COUNT}|model with {_COUNT} maximum",
+    re.IGNORECASE,
+)
+_PROMPT = re.compile(
+    rf"resulted in {_COUNT}|too long: {_COUNT}|count \({_COUNT}\)|context limit: {_COUNT} \+"
+    rf"|\({_COUNT} (?:in the messages|in your prompt|of text input)|(?:request has|contains) {_COUNT}",
+    re.IGNORECASE,
+)
+_PROMPT_TOOLS = re.compile(rf", {_COUNT} of tool input", re.IGNORECASE)
+"""What is named beside the text and belongs to the prompt, too."""
+_ABOVE_ALLOWANCE = re.compile(
+    rf"request too large\b.{{0,300}}\btokens per min.{{0,20}}: limit {_COUNT}, requested {_COUNT}", re.IGNORECASE
+)
+_WINDOW_LESS_OUTPUT = re.compile(r"request has \d{1,9} input tokens\.", re.IGNORECASE)
+"""Some servers of this wording state the window less the wanted output: nothing to remember it by."""
+_CAP = re.compile(
+    rf"at most {_COUNT}|> {_COUNT}, which is the maximum|less than or equal to [`'\"]?{_COUNT}"
+    rf"|\[\d{{1,9}}, ?{_COUNT}\]|expected a value <= {_COUNT}",
+    re.IGNORECASE,
+)
+_TRY_AGAIN = re.compile(r"try again in (\d{1,9}(?:\.\d{1,9})?) ?(ms|s)\b", re.IGNORECASE)
+"""Where there are no headers any more."""
+_BLAMING_CODE = re.compile(r"invalid_|unsupported_|empty_|image_|context_length_exceeded")
+_LONGEST_WAIT_SECONDS = 31 * 86_400.0
+"""Quotas are counted by the month at most. What is longer, `inf` included, is no time to tell a person."""
+
+
+def status_error(status: int, headers: Mapping[str, str], body: object) -> ModelError:
+    """The kind that an HTTP error answer stands for; `body` is the decoded `error` object, or the text."""
+    fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+    code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
+    text = text_of_error(body)
+    named = code or kind
+    what = f"HTTP {status} {named}" if _NAME.fullmatch(named) else f"HTTP {status}"
+    if code in _QUOTA_CODES or kind in _QUOTA_CODES or status == 402:
+        return QuotaExceeded(what)
+    if code in _FILTER_CODES or kind in _FILTER_CODES or (status == 403 and _is_flagged(fields)):
+        return ContentFiltered(what)
+    if status in (401, 403):
+        return AuthRejected(what)
+    if status in (413, 429) and (allowance := _allowance(text)) is not None:
+        return ContextOverflow(what, window=allowance, is_of_account=True)
+    if status == 429:
+        return ModelRateLimited(what, retry_after=retry_after_seconds(headers))
+    if status in (400, 422) and _OUTPUT_CAP.search(text) and _WINDOW.search(text) is None:
+        return OutputCapTooLarge(what, cap=_number(_CAP, text))
+    if status == 413 or code in _OVERFLOW_CODES or kind in _OVERFLOW_CODES or _is_overflow(status, fields, text):
+        return _too_long(what, fields, text)
+    if status >= 500 or status in (408, 409, 425):
+        return ModelUnavailable(what, retry_after=retry_after_seconds(headers))
+    return ModelError(what) if status in _BLAMES_REQUEST else NotOffered(what)
+
+
+def text_of_error(body: object) -> str:
+    """What a provider says, wherever it says it: some answer with a bare text, some with FastAPI's `detail`."""
+    said = (body.get("message") or body.get("detail")) if isinstance(body, Mapping) else body
+    return str(said or "")[:2_000]
+
+
+def stream_error(body: object) -> ModelError:
+    """The kind of an error that arrives inside an event stream, after a 200."""
+    fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+    code = fields.get("code")
+    headers: dict[str, str] = {}
+    if isinstance(code, int) and 400 <= code < 600:
+        status = code
+    elif code == "rate_limit_exceeded":
+        status = 429
+        if (wait := _TRY_AGAIN.search(str(fields.get("message")))) is not None:
+            headers["retry-after-ms" if wait[2] == "ms" else "retry-after"] = wait[1]
+    else:
+        status = 400 if isinstance(code, str) and _BLAMING_CODE.match(code) else 500
+    return status_error(status, headers, body)
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """How long an answer asks to be left alone, in seconds or until a date; None where it does not say, or nonsense."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers[name]) * unit
+        except (KeyError, ValueError):
+            continue
+        if 0 <= seconds <= _LONGEST_WAIT_SECONDS:
+            return seconds
+    return _seconds_until(headers)
+
+
+def _seconds_until(headers: Mapping[str, str]) -> float | None:
+    """As far as the date lies behind that of the answer itself: clocks differ."""
+    try:
+        named, said = (parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
+        seconds = (named - said).total_seconds()
+    except (KeyError, ValueError, TypeError):
+        return None
+    return seconds if 0 <= seconds <= _LONGEST_WAIT_SECONDS else None
+
+
+def _is_flagged(fields: Mapping[str, Any]) -> bool:
+    """OpenRouter says so of a prompt that its moderation refuses, and by nothing else than this."""
+    metadata = fields.get("metadata")
+    return isinstance(metadata, Mapping) and "flagged_input" in metadata
+
+
+def _allowance(text: str) -> int | None:
+    """What may be sent in a minute, where one request alone is more: it would be refused for ever."""
+    found = _ABOVE_ALLOWANCE.search(text)
+    return int(found[1]) if found is not None and int(found[1]) < int(found[2]) else None
+
+
+def _is_overflow(status: int, fields: Mapping[str, Any], text: str) -> bool:
+    """By wording. An error on the provider's side counts only as an object: a proxy's page may say anything."""
+    return (status < 500 or bool(fields)) and _OVERFLOW.search(text) is not None
+
+
+def _too_long(what: str, fields: Mapping[str, Any], text: str) -> ContextOverflow | OutputCapTooLarge:
+    """Prompt and output are too long together: the output's fault if the prompt leaves room for an answer."""
+    window = _count(fields.get("n_ctx")) or _number(_WINDOW, text)
+    prompt = _count(fields.get("n_prompt_tokens")) or _number(_PROMPT, text)
+    if prompt is not None:
+        prompt += _number(_PROMPT_TOOLS, text) or 0
+    if _WINDOW_LESS_OUTPUT.search(text):
+        window = None
+    if prompt is not None and window is not None:
+        room = window - prompt - _uncertainty(prompt)
+        if room >= LEAST_OUTPUT_ROOM:
+            return OutputCapTooLarge(what, cap=room)
+    return ContextOverflow(what, prompt_tokens=prompt, window=window)
+
+
+def _uncertainty(prompt: int) -> int:
+    """How far a stated prompt may be off: some providers say "about", and count the answer's frame later."""
+    return 16 + prompt // 100
+
+
+def _number(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text)
+    return next((int(group) for group in found.groups() if group), None) if found else None
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 < value < 1_000_000_000 else None

@@ -1,0 +1,1 @@
+"""Protocols that models are spoken to in, one module each."""

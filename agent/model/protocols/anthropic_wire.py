@@ -1,0 +1,379 @@
+"""The messages API's form of a request, made of the neutral list of `wire`.
+
+Pure functions, and as stable as `wire`: the same rows give the same bytes. Calls and results are blocks of messages;
+all results of one answer stand at the beginning of one user message, and what people write next follows them there.
+
+What a model thought is sent back in front of its calls. Newer models take it only behind the very prompt that it was
+thought behind, so it is stored with a fingerprint of that prompt, and left out when the prompt has been compressed,
+edited or pruned since.
+
+What Anthropic's messages API answers: the events of a reply put together, and its errors told apart.
+
+It knows the JSON, not the SDK.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final, TypeAlias
+
+import orjson
+
+from agent.model.base import ModelReply, ModelRequest, ToolSchema
+from agent.model.errors import status_error
+from agent.model.replies import MAX_CALLS, ReplyBuilder
+from agent.model.usage import UsageShape, normalize_usage
+from agent.model.wire import NOTICE, REASONING, WireMessage
+from hermes_state.errors import ContentFiltered, ContextOverflow, ModelError, QuotaExceeded, ReplyMalformed
+from hermes_state.values import CanonicalUsage, Reasoning, well_formed
+
+_Block: TypeAlias = dict[str, Any]
+
+GO_ON = f"{NOTICE} Nobody has written since. Go on from here."
+"""Stands behind an answer that nothing follows: an answer is not begun for these models."""
+NOTHING_RETURNED = "(the tool returned nothing)"
+UNSEEN_IMAGE = f"{NOTICE} An image was sent here that you cannot see."
+
+_SEEN_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+_DATA_URL = re.compile(r"data:([a-z0-9.+/-]+);base64,", re.IGNORECASE)
+_ILLEGAL_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[str, Any]:
+    """`system`, `tools`, `tool_choice` and `messages` of a request body; what is empty is left out."""
+    tools = [_wire_tool(tool) for tool in request.tools]
+    may_call = request.may_call_tools
+    if not tools and (names := _called_names(messages)):
+        # Calls in the list have to be of tools that the request names.
+        tools = [{"name": name, "input_schema": {"type": "object"}} for name in names]
+        may_call = False
+    parts: dict[str, Any] = {}
+    if messages and messages[0]["role"] == "system":
+        parts["system"] = [{"type": "text", "text": messages[0]["content"]}]
+        messages = messages[1:]
+    if tools:
+        parts["tools"] = tools
+        if not may_call:
+            parts["tool_choice"] = {"type": "none"}
+    parts["messages"] = _messages(messages, _Fingerprint(parts))
+    return parts
+
+
+def stored_reasoning(blocks: Sequence[dict[str, str]], parts: dict[str, Any], made_by: str) -> Reasoning:
+    """What a model thought behind the request with these `body_parts`, to be kept beside its calls."""
+    fingerprint = _Fingerprint(parts)
+    for message in parts["messages"]:
+        fingerprint.add(message)
+    stored = {"behind": fingerprint.text, "blocks": list(blocks)}
+    return Reasoning(made_by=made_by, blocks=orjson.dumps(stored).decode())
+
+
+class _Fingerprint:
+    """Of everything that a model has read: system prompt, tools, and the messages so far."""
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        self._digest = blake2b(digest_size=12)
+        self.add([parts.get("system"), parts.get("tools")])
+
+    def add(self, value: object) -> None:
+        self._digest.update(orjson.dumps(value))
+
+    @property
+    def text(self) -> str:
+        return self._digest.hexdigest()
+
+
+def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+
+
+def _called_names(messages: Sequence[WireMessage]) -> list[str]:
+    calls = (call for message in messages for call in message.get("tool_calls", ()))
+    return list(dict.fromkeys(call["function"]["name"] for call in calls))
+
+
+# --- messages
+
+
+def _messages(messages: Sequence[WireMessage], fingerprint: _Fingerprint) -> list[dict[str, Any]]:
+    """Messages whose roles alternate, the user's first and last."""
+    ids = _LegalIds()
+    remembers = any(REASONING in message for message in messages)
+    sent: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            if remembers and sent:
+                fingerprint.add(sent[-1])  # whole now: what a user message still gets comes before the next answer
+            blocks = _thought(message, fingerprint) + _parts(message["content"]) + _calls(message, ids)
+            sent.append({"role": "assistant", "content": blocks})
+            if remembers:
+                fingerprint.add(sent[-1])
+            continue
+        blocks = [_result(message, ids)] if message["role"] == "tool" else _parts(message["content"])
+        if sent and sent[-1]["role"] == "user":
+            sent[-1]["content"] += blocks
+        else:
+            sent.append({"role": "user", "content": blocks})
+    if sent and sent[-1]["role"] == "assistant":
+        sent.append({"role": "user", "content": [{"type": "text", "text": GO_ON}]})
+    return sent
+
+
+def _thought(message: WireMessage, fingerprint: _Fingerprint) -> list[_Block]:
+    stored = message.get(REASONING)
+    if not isinstance(stored, dict) or stored.get("behind") != fingerprint.text:
+        return []
+    blocks: list[_Block] = stored["blocks"]
+    return blocks
+
+
+def _parts(content: str | list[_Block] | None) -> list[_Block]:
+    if content is None or isinstance(content, str):
+        return [{"type": "text", "text": content}] if content and content.strip() else []
+    blocks = [_image(part["image_url"]["url"]) if part["type"] == "image_url" else part for part in content]
+    return [block for block in blocks if block["type"] != "text" or block["text"].strip()]
+
+
+def _image(url: str) -> _Block:
+    data = _DATA_URL.match(url)
+    if data is None:
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    media_type = data[1].lower()
+    if media_type not in _SEEN_TYPES:
+        return {"type": "text", "text": UNSEEN_IMAGE}
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": url[data.end() :]}}
+
+
+def _calls(message: WireMessage, ids: "_LegalIds") -> list[_Block]:
+    return [
+        {
+            "type": "tool_use",
+            "id": ids.of(call["id"]),
+            "name": call["function"]["name"],
+            # Taken over as it was written: read and written again, it could change, and with it the prompt's bytes.
+            "input": orjson.Fragment(call["function"]["arguments"]),
+        }
+        for call in message.get("tool_calls", ())
+    ]
+
+
+def _result(message: WireMessage, ids: "_LegalIds") -> _Block:
+    text = message["content"]
+    content = text if text.strip() else NOTHING_RETURNED
+    return {"type": "tool_result", "tool_use_id": ids.of(message["tool_call_id"]), "content": content}
+
+
+class _LegalIds:
+    """Call ids as this API takes them. Those of other providers may hold other characters."""
+
+    def __init__(self) -> None:
+        self._legal: dict[str, str] = {}
+        self._used: set[str] = set()
+
+    def of(self, call_id: str) -> str:
+        """The same for the same id, another for every other."""
+        legal = self._legal.get(call_id)
+        if legal is None:
+            legal = _ILLEGAL_IN_ID.sub("_", call_id)
+            while legal in self._used:
+                legal += "_"
+            self._legal[call_id] = legal
+            self._used.add(legal)
+        return legal
+
+
+_CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded", "pause_turn"})
+"""Reasons after which more would have come. The last one is of tools at the provider, which are not offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Thought:
+    """A block of what the model thought, in the making."""
+
+    kind: str
+    texts: dict[str, list[str]]
+
+    @property
+    def block(self) -> dict[str, str]:
+        return {"type": self.kind} | {key: "".join(pieces) for key, pieces in self.texts.items()}
+
+
+class CollectedReply:
+    """Collects the events of one stream, or one whole message."""
+
+    def __init__(self, on_text: Callable[[str], None], store: Callable[[list[dict[str, str]]], Reasoning]) -> None:
+        self._reply = ReplyBuilder(on_text)
+        self._store = store
+        self._stop: str | None = None
+        self._is_whole = False
+        self._has_content = False
+        self._usage: dict[str, Any] = {}
+        self._thoughts: dict[int, _Thought] = {}
+        self._inputs: dict[int, object] = {}
+        """Of calls whose arguments have not come in pieces (yet)."""
+        self._calls: set[int] = set()
+        self._is_interleaved = False
+
+    @property
+    def usage(self) -> CanonicalUsage | None:
+        """As far as it was reported."""
+        return normalize_usage(self._usage, UsageShape.ANTHROPIC)
+
+    def add(self, event: object) -> None:
+        """Take in one event. Raises `ReplyMalformed` when it is not shaped like one."""
+        try:
+            self._add(event)
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
+            raise ReplyMalformed("an event of the provider's stream has an unknown shape") from error
+
+    def add_whole(self, message: object) -> None:
+        """Take in a message that did not come as a stream. Raises `ReplyMalformed` as `add` does."""
+        try:
+            self._add_whole(message)
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
+            raise ReplyMalformed("the provider's message has an unknown shape") from error
+
+    def _add(self, event: Any) -> None:
+        match event["type"]:
+            case "error":
+                raise answered_error(200, {}, event)
+            case "message_start":
+                self._usage.update(event["message"].get("usage") or {})
+            case "content_block_start":
+                self._begin(event["index"], event["content_block"])
+            case "content_block_delta":
+                self._go_on(event["index"], event["delta"])
+            case "message_delta":
+                self._end(event["delta"].get("stop_reason"))
+                told = event.get("usage") or {}
+                self._usage.update({key: value for key, value in told.items() if value is not None})
+            case "message_stop":
+                self._is_whole = True
+
+    def _add_whole(self, message: Any) -> None:
+        if message["type"] == "error":
+            raise answered_error(200, {}, message)
+        for index, block in enumerate(message["content"]):
+            self._begin(index, block)
+        self._end(message["stop_reason"])
+        self._usage.update(message.get("usage") or {})
+        self._is_whole = True
+
+    def _end(self, reason: str | None) -> None:
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError("a stop reason is text")
+        self._stop = reason or self._stop
+
+    def _begin(self, index: int, block: Mapping[str, Any]) -> None:
+        if not isinstance(index, int):
+            raise TypeError("a block's index is a number")
+        match block["type"]:
+            case "text":
+                self._has_content = True
+                if block["text"]:
+                    self._reply.add_text(block["text"])
+            case "tool_use":
+                self._has_content = True
+                self._calls.add(index)
+                self._inputs[index] = block.get("input")
+                self._reply.add_call(index, call_id=block["id"], name=block["name"])
+            case "thinking":
+                self._think(index, "thinking", block, "thinking", "signature")
+            case "redacted_thinking":
+                self._think(index, "redacted_thinking", block, "data")
+
+    def _think(self, index: int, kind: str, block: Mapping[str, Any], *keys: str) -> None:
+        if len(self._thoughts) >= MAX_CALLS:
+            raise ReplyMalformed(f"a reply with more than {MAX_CALLS} thoughts")
+        self._is_interleaved = self._is_interleaved or self._has_content
+        self._thoughts[index] = _Thought(kind, {key: [self._reply.counted(block.get(key) or "")] for key in keys})
+
+    def _go_on(self, index: int, delta: Mapping[str, Any]) -> None:
+        match delta["type"]:
+            case "text_delta":
+                self._reply.add_text(delta["text"])
+            case "input_json_delta" if index in self._calls:
+                if delta["partial_json"]:
+                    self._inputs.pop(index, None)
+                    self._reply.add_call(index, arguments=delta["partial_json"])
+            case "thinking_delta":
+                self._thoughts[index].texts["thinking"].append(self._reply.counted(delta["thinking"]))
+            case "signature_delta":
+                self._thoughts[index].texts["signature"].append(self._reply.counted(delta["signature"]))
+
+    def finished(self) -> ModelReply:
+        """The whole reply. Raises `ReplyMalformed` when the stream broke off, `ContentFiltered` when it was refused."""
+        if self._stop is None or not self._is_whole:
+            raise ReplyMalformed("the stream ended without a stop reason")
+        if self._stop == "refusal":
+            raise ContentFiltered("the provider stopped its reply")
+        if self._stop == "model_context_window_exceeded" and not self._has_content:
+            raise ContextOverflow("the prompt leaves no room for a reply")
+        for index, given in self._inputs.items():
+            self._reply.add_call(index, arguments=json.dumps(given or {}, ensure_ascii=False))
+        return self._reply.finished(
+            is_cut_off=self._stop in _CUT_OFF,
+            usage=self.usage,
+            reasoning=self._reasoning(),
+        )
+
+    def _reasoning(self) -> Reasoning | None:
+        """What was thought, if it can go back in front of the calls.
+
+        Not if it was thought between text and calls: it would have to stand there again.
+        """
+        blocks = [self._thoughts[index].block for index in sorted(self._thoughts)]
+        if not blocks or not self._calls or self._is_interleaved or not all(map(_can_go_back, blocks)):
+            return None
+        return self._store(blocks)
+
+
+def _can_go_back(block: Mapping[str, str]) -> bool:
+    """Blocks are taken back signed, and as they were: text that cannot be stored would come back changed."""
+    is_signed = bool(block.get("data") or block.get("signature"))
+    return is_signed and all(well_formed(text) == text for text in block.values())
+
+
+# --- errors
+
+
+class ReasoningRefused(ModelError):
+    """What the model thought before is not taken back."""
+
+
+_REASONING = re.compile(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", re.IGNORECASE)
+_FILTERED = re.compile(r"blocked by (?:our )?content filtering policy", re.IGNORECASE)
+_NO_CREDIT = re.compile(r"credit balance is too low", re.IGNORECASE)
+_NO_BUDGET = re.compile(r"spend_limit_reached$|^organization_on_hold$")
+"""Codes of errors that waiting does not help against, though they come as rate limits and the like."""
+_STATUS_OF_TYPE: Final = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "overloaded_error": 529,
+}
+"""What an error would have as its status, had it not come inside a stream, after a 200."""
+
+
+def answered_error(status: int, headers: Mapping[str, str], body: object) -> ModelError:
+    """The kind of an error, by its status and body; of one that came after a 200, by what it calls itself."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    fields = error if isinstance(error, Mapping) else {}
+    if status < 400:
+        status = _STATUS_OF_TYPE.get(str(fields.get("type")), 500)
+    text = str(fields.get("message"))[:2_000]
+    if status == 400 and _REASONING.search(text):
+        return ReasoningRefused("HTTP 400 invalid_request_error")
+    if status == 400 and _FILTERED.search(text):
+        return ContentFiltered("HTTP 400 invalid_request_error")
+    details = fields.get("details")
+    code = str(details.get("error_code")) if isinstance(details, Mapping) else ""
+    if _NO_BUDGET.search(code) or (status == 400 and _NO_CREDIT.search(text)):
+        return QuotaExceeded(f"HTTP {status}")
+    return status_error(status, headers, fields or body)

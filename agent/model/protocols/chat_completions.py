@@ -1,0 +1,258 @@
+"""The chat completions protocol: OpenAI and everything compatible with it.
+
+Reasoning beside chat completions: collected while it arrives, and handed back in front of the calls it led to.
+
+The API itself has no place for it, so servers have their own: `reasoning_details` (OpenRouter), `reasoning_content`
+(DeepSeek, and many local servers) or `reasoning`. A block that is stored is the fields of one message.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import orjson
+
+from agent.model import wire
+from agent.model.base import ModelReply, ModelRequest, ToolSchema, maker_of
+from agent.model.caching import CacheTtl, apply_anthropic_cache_control, caching_for
+from agent.model.http import LONGEST_CACHE_KEY, OPENAI_HOST, Endpoint, Refusal
+from agent.model.protocols.openai import Collector, OpenAIModel
+from agent.model.replies import ReplyBuilder, replayable
+from agent.model.usage import UsageShape, normalize_usage, reported_cost
+from agent.model.wire import REASONING, WireMessage
+from hermes_state.errors import ContentFiltered, ModelUnavailable, ReplyMalformed
+from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCompletionsSettings(Endpoint):
+    """Where the model is and what the server there can."""
+
+    sends_cache_key: bool | None = None
+    """Whether requests say which of them begin alike. None: to OpenAI itself; not all others take what is new."""
+    cache_ttl: CacheTtl = "5m"
+    """For Claude models at a provider that passes breakpoints on, see `caching`."""
+
+
+_LIMIT_KEY: Final = "max_tokens"
+_NEWER_LIMIT_KEY: Final = "max_completion_tokens"
+"""OpenAI's newer models know only this name of the output limit, most other servers only the older one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatDialect:
+    """What servers differ in. Starts out as most of them take it, and learns from what is refused."""
+
+    limit_key: str = _LIMIT_KEY
+    has_stream_options: bool = True
+    replays_reasoning: bool = True
+    insists_on_reasoning: bool = False
+
+    def after(self, refusal: Refusal) -> "ChatDialect":
+        """Without what was refused."""
+        match refusal:
+            case Refusal.LIMIT_NAME:
+                return replace(self, limit_key=_NEWER_LIMIT_KEY)
+            case Refusal.STREAM_OPTIONS:
+                return replace(self, has_stream_options=False)
+            case Refusal.MISSING_REASONING:
+                return replace(self, insists_on_reasoning=True)
+            case Refusal.REPLAYED_REASONING:
+                return replace(self, replays_reasoning=False)
+            case Refusal.ENCRYPTED_REASONING:
+                return self
+
+
+class ChatCompletionsModel(OpenAIModel[ChatDialect]):
+    """A model behind `POST /chat/completions`. Close it when done."""
+
+    def __init__(self, settings: ChatCompletionsSettings) -> None:
+        super().__init__(settings, protocol="chat_completions", path="/chat/completions", dialect=ChatDialect())
+        is_openai = self.host == OPENAI_HOST
+        self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
+        self._cache_ttl = settings.cache_ttl if caching_for(self.name, "chat_completions", self.host) else None
+
+    def _encoded(self, request: ModelRequest, dialect: ChatDialect) -> bytes:
+        cache_ttl = self._cache_ttl if request.cache_key else None
+        if not self.sends_cache_key:
+            request = replace(request, cache_key="")
+        return encoded_request(self.name, request, dialect, streams=self._streams, cache_ttl=cache_ttl)
+
+    def _begun(self, on_text: Callable[[str], None]) -> Collector:
+        return _Reply(on_text, self._maker)
+
+
+def encoded_request(
+    model: str,
+    request: ModelRequest,
+    dialect: ChatDialect | None = None,
+    *,
+    streams: bool = True,
+    cache_ttl: CacheTtl | None = None,
+) -> bytes:
+    """The body of the HTTP request. `cache_ttl`: None marks nothing for caching."""
+    dialect = dialect or ChatDialect()
+    maker = maker_of("chat_completions", model) if dialect.replays_reasoning else ""
+    messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=maker))
+    put_back(messages, always=dialect.insists_on_reasoning)
+    if cache_ttl is not None:
+        messages = apply_anthropic_cache_control(messages, cache_ttl)
+    body: dict[str, Any] = {"model": model, "messages": messages}
+    if streams:
+        body["stream"] = True
+        if dialect.has_stream_options:
+            body["stream_options"] = {"include_usage": True}
+    if request.max_output_tokens is not None:
+        body[dialect.limit_key] = request.max_output_tokens
+    if request.tools:
+        body["tools"] = [_wire_tool(tool) for tool in request.tools]
+        if not request.may_call_tools:
+            body["tool_choice"] = "none"
+    if request.cache_key:
+        body["prompt_cache_key"] = request.cache_key[:LONGEST_CACHE_KEY]
+    return orjson.dumps(body)
+
+
+def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+class _Reply:
+    """Collects the chunks of one stream, or takes the one that is whole."""
+
+    def __init__(self, on_text: Callable[[str], None], maker: str) -> None:
+        self._reply = ReplyBuilder(on_text)
+        self._reasoning = ReasoningPieces(self._reply.counted)
+        self._maker = maker
+        self._finish: str | None = None
+        self.usage: CanonicalUsage | None = None
+        self.cost: MicroUsd | None = None
+
+    def add(self, chunk: object) -> None:
+        """Take in one chunk. Raises `ReplyMalformed` when it is not shaped like one."""
+        try:
+            self._add(chunk)
+        except (AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
+            raise ReplyMalformed("a chunk of the provider's reply has an unknown shape") from error
+
+    def _add(self, chunk: Any) -> None:
+        if usage := chunk.get("usage"):
+            self.usage = normalize_usage(usage, UsageShape.CHAT_COMPLETIONS)
+            self.cost = reported_cost(usage)
+        if not (choices := chunk.get("choices")):
+            return
+        choice = choices[0]
+        delta: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
+        self._reasoning.add(delta, is_piece="delta" in choice)
+        for text in (delta.get("content"), delta.get("refusal")):
+            if text:
+                self._reply.add_text(text)
+        for piece in delta.get("tool_calls") or ():
+            self._add_call(piece)
+        self._finish = choice.get("finish_reason") or self._finish
+
+    def _add_call(self, piece: Mapping[str, Any]) -> None:
+        place = piece.get("index")
+        if place is not None and not isinstance(place, int):
+            raise TypeError("a call's index is a number")
+        function: Mapping[str, Any] = piece.get("function") or {}
+        self._reply.add_call(
+            place,
+            call_id=piece.get("id") or "",
+            name=function.get("name") or "",
+            arguments=function.get("arguments") or "",
+        )
+
+    def finished(self) -> ModelReply:
+        """The whole reply. Raises `ReplyMalformed` when it broke off, `ContentFiltered` when it was stopped."""
+        if self._finish is None:
+            raise ReplyMalformed("the reply ended without a finish reason")
+        if self._finish == "content_filter":
+            raise ContentFiltered("the provider stopped its reply")
+        if self._finish == "error":
+            raise ModelUnavailable("the provider broke its reply off")
+        reasoning = self._reasoning.whole(self._maker) if self._reply.has_calls else None
+        return self._reply.finished(
+            is_cut_off=self._finish == "length",
+            usage=self.usage,
+            reasoning=reasoning,
+            cost=self.cost,
+        )
+
+
+_DETAILS: Final = "reasoning_details"
+_CONTENT: Final = "reasoning_content"
+_TEXTS: Final = (_CONTENT, "reasoning")
+_IN_PIECES: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}
+"""Details that a stream brings piece by piece, and the field that goes on."""
+
+
+class ReasoningPieces:
+    """The reasoning of one reply in the making; `counted` refuses what is no text, and what is too much."""
+
+    def __init__(self, counted: Callable[[object], str]) -> None:
+        self._counted = counted
+        self._texts: dict[str, list[str]] = {}
+        self._details: list[dict[str, Any]] = []
+        self._further: list[list[str]] = []
+        """How the text of each detail goes on."""
+
+    def add(self, message: Mapping[str, Any], *, is_piece: bool) -> None:
+        """Take in what a message, or a piece of one, holds."""
+        for key in _TEXTS:
+            if text := message.get(key):
+                self._texts.setdefault(key, []).append(self._counted(text))
+        for detail in message.get(_DETAILS) or ():
+            if not (is_piece and self._continued(detail)):
+                self._counted(json.dumps(detail))
+                self._details.append(dict(detail))
+                self._further.append([])
+
+    def _continued(self, piece: Mapping[str, Any]) -> bool:
+        """Whether the piece was joined to the one before it: a signature is valid for the whole text only."""
+        before = self._details[-1] if self._details else {}
+        field = _IN_PIECES.get(str(piece.get("type")))
+        if field is None or any(before.get(key) != piece.get(key) for key in ("type", "index")):
+            return False
+        if not isinstance(before.get(field) or "", str):
+            raise TypeError("text is expected here")
+        self._further[-1].append(self._counted(piece.get(field) or ""))
+        # What every piece says again is not counted again: it is most of a stream of single words.
+        news = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
+        if news:
+            self._counted(json.dumps(news))
+            before |= news
+        return True
+
+    def whole(self, made_by: str) -> Reasoning | None:
+        """What is to be stored beside the calls. Details say everything that the text beside them says."""
+        fields: dict[str, Any] = {}
+        if self._details:
+            fields = {_DETAILS: [_joined(*one) for one in zip(self._details, self._further, strict=True)]}
+        elif self._texts:
+            key, pieces = next(iter(self._texts.items()))
+            fields = {key: "".join(pieces)}
+        if not fields:
+            return None
+        return replayable(made_by, [fields])
+
+
+def _joined(detail: Mapping[str, Any], further: Sequence[str]) -> Mapping[str, Any]:
+    if not further:
+        return detail
+    field = _IN_PIECES[detail["type"]]
+    return {**detail, field: (detail.get(field) or "") + "".join(further)}
+
+
+def put_back(messages: Sequence[WireMessage], *, always: bool) -> None:
+    """Give each message of the list its reasoning in the server's own form.
+
+    `always`: every answer gets some, empty where there is none. DeepSeek insists, also for the answers of other models.
+    """
+    for message in messages:
+        for fields in message.pop(REASONING, ()):
+            message |= fields
+        if always and message["role"] == "assistant" and not any(key in message for key in (_DETAILS, *_TEXTS)):
+            message[_CONTENT] = ""

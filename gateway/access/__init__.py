@@ -1,0 +1,1 @@
+"""Who may use the gateway: roles, permissions and pairing."""

@@ -1,0 +1,125 @@
+"""Access by code, each step one transaction: a stranger is offered a code, and somebody decides about it.
+
+What a person is told stands in the transaction that decided it, so that it is told once, whoever decides: an admin in a
+chat, the command line through the running daemon, or the command line alone while there is none.
+"""
+
+from dataclasses import dataclass
+from sqlite3 import Connection
+
+from gateway.times import when
+from hermes_state import inbox, outbox
+from hermes_state.admin import pairings
+from hermes_state.admin.pairings import Pairing, Role
+from hermes_state.chats import ensure_chat
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
+
+ASK_AGAIN_MS = 300_000
+"""Whoever asks again is told that often at most that the code still waits."""
+
+STILL_WAITING = (
+    "You have no access yet: the code that I gave you still waits for whoever runs this bot, or for an admin."
+)
+
+COMMAND_LINE = "command line"
+"""Who decided, where no admin in a chat did."""
+
+WELCOME = {
+    Role.USER: "You have access now. Write to me and I answer; /help lists what else I can do.",
+    Role.ADMIN: "You have access now, as an admin. Write to me and I answer; /help lists what else I can do.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairingOffer:
+    """A new code for somebody who asks for access."""
+
+    code: str
+    lifetime_ms: int
+    max_pending: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetIn:
+    """A code that became access."""
+
+    pairing: Pairing
+    told: ChatId | None
+    """The chat that asked for the code, which is owed a welcome now; None when it is not known any more."""
+
+
+def offer_pairing(
+    db: Connection, message: InboundMessage, offer: PairingOffer, cursor: Cursor | None, now: Millis
+) -> ChatId | None:
+    """Give a stranger a code, or tell one who has a code that it still waits; None when there is nothing to say."""
+    if pairings.offer(db, message.sender, offer.code, offer.lifetime_ms, offer.max_pending, now):
+        return turn_down(db, message, message.chat, _offer_key(offer.code), offer.sentence, cursor, now)
+    if pairings.is_waiting(db, message.sender.ref, now):
+        moment = now // ASK_AGAIN_MS
+        return turn_down(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
+    if cursor is not None:
+        inbox.advance_cursor(db, cursor)
+    return None
+
+
+def approve_pairing(db: Connection, code: str, role: Role, decided_by: str, now: Millis) -> LetIn:
+    """Turn a code into access and owe its holder a welcome. Raises `CommandError` as `pairings.approve` does."""
+    pairing = pairings.approve(db, code, role, decided_by, now)
+    asked = db.execute("SELECT chat_id FROM outbox WHERE dedupe_key = ?", (_offer_key(code),)).fetchone()
+    if asked is None:
+        return LetIn(pairing=pairing, told=None)
+    chat_id = ChatId(asked[0])
+    key = f"welcome:{pairings.hash_code(code)[:16]}"
+    outbox.enqueue(db, Reply(chat_id=chat_id, kind=OutboxKind.STATUS, markdown=WELCOME[role], dedupe_key=key), now)
+    return LetIn(pairing=pairing, told=chat_id)
+
+
+def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
+    """Take access away, also from what waits to join a running turn. Raises what `pairings.revoke` does."""
+    pairing = pairings.revoke(db, person, decided_by, now)
+    # Who has access by configuration too loses nothing: their message waits for the next turn.
+    inbox.queue_steers(db, lambda ref: ref != person)
+    return pairing
+
+
+def shown(pairing: Pairing) -> dict[str, str]:
+    """A pairing as the command line shows it, whether the daemon or the database answers."""
+    return {
+        "user": pairing.user_ref,
+        "name": pairing.display_name,
+        "state": pairing.state.value,
+        "role": pairing.role.value,
+        "asked": when(pairing.created_at),
+        "expires": when(pairing.expires_at),
+    }
+
+
+def _offer_key(code: str) -> str:
+    """Names the reply that told a code, and by it the chat that asked."""
+    return f"pairing:{pairings.hash_code(code)[:16]}"
+
+
+def turn_down(
+    db: Connection,
+    message: InboundMessage,
+    key: ChatKey,
+    dedupe_key: str,
+    markdown: str,
+    cursor: Cursor | None,
+    now: Millis,
+) -> ChatId | None:
+    """Say in the chat `key` why a message is not taken, and keep nothing of it; None when this was said before."""
+    if cursor is not None:
+        inbox.advance_cursor(db, cursor)
+    chat_id = ensure_chat(db, key, message.chat_kind, message.chat_title, now)
+    reply = Reply(
+        chat_id=chat_id,
+        kind=OutboxKind.STATUS,
+        markdown=markdown,
+        dedupe_key=dedupe_key,
+        reply_to=message.message_ref if message.chat_kind.is_shared else None,
+        ticket=message.ticket,
+    )
+    return chat_id if outbox.enqueue(db, reply, now) else None

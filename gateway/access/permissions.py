@@ -1,0 +1,95 @@
+"""Who may do what: one place for messages, commands and buttons. Nobody may, unless named or paired.
+
+People are known by stable ids. A revocation holds from the next event on.
+"""
+
+import asyncio
+from enum import StrEnum
+
+import structlog
+
+from gateway.models.runtime import Live
+from gateway.retry import pauses
+from hermes_state.admin.pairings import Role, load_roles
+from hermes_state.errors import StoreUnavailable
+from hermes_state.inbox import queue_steers
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatKind, InboundMessage, Sender, UserRef
+
+log = structlog.get_logger()
+
+LOCAL_OWNER = UserRef("local:owner")
+"""Whoever holds the local web chat's cookie."""
+
+
+class Verdict(StrEnum):
+    ADMITTED = "admitted"
+    UNADDRESSED = "unaddressed"
+    """In a shared chat and not meant for us."""
+    BOT = "bot"
+    STRANGER = "stranger"
+    """Somebody without access, in a direct chat: they are told how to get it."""
+    DENIED = "denied"
+    """Somebody without access, in a shared chat: no answer."""
+
+
+class Access:
+    """Judges senders by configuration and pairings."""
+
+    def __init__(self, store: Store, live: Live) -> None:
+        self._store = store
+        self._live = live
+        self._paired: dict[UserRef, Role] = {}
+        self._loading = asyncio.Lock()
+        self.counts: dict[Verdict, int] = dict.fromkeys(Verdict, 0)
+
+    async def load(self) -> None:
+        """Read the pairings, and keep steers of people who have no access any more out of the turns that run.
+
+        Called at the start and after every change of access. Tries until it could.
+        """
+        async with self._loading:  # one at a time: a look taken earlier must not have the last word
+            for pause in pauses():
+                try:
+                    self._paired = await self._store.read(load_roles)
+                    await self._store.write(queue_steers, lambda ref: self.role_of(ref) is not None)
+                    return
+                except StoreUnavailable as error:
+                    log.warning("access.stale", retry_seconds=pause, error=str(error))
+                await asyncio.sleep(pause)  # a revocation that is stored must hold: nothing else would bring it here
+
+    async def follow(self, changed: asyncio.Event) -> None:
+        """Load again each time the configuration has changed; until cancelled."""
+        while True:
+            await changed.wait()
+            changed.clear()
+            await self.load()
+
+    def role_of(self, ref: UserRef) -> Role | None:
+        """The role of a person, None without access."""
+        access = self._live.config.access
+        if ref == LOCAL_OWNER or ref in access.admins:
+            return Role.ADMIN
+        paired = self._paired.get(ref)
+        if paired is not None:
+            return paired
+        return Role.USER if access.allow_all or ref in access.allow else None
+
+    def judge(self, message: InboundMessage) -> Verdict:
+        """What becomes of a message before anything is stored."""
+        verdict = self._judge(message.sender, message.chat_kind, message.is_addressed)
+        self.counts[verdict] += 1
+        return verdict
+
+    def admits(self, message: InboundMessage) -> bool:
+        """The same without counting it: the message is judged when it comes to be stored."""
+        return self._judge(message.sender, message.chat_kind, message.is_addressed) is Verdict.ADMITTED
+
+    def _judge(self, sender: Sender, kind: ChatKind, is_addressed: bool) -> Verdict:
+        if sender.is_bot:
+            return Verdict.BOT
+        if kind.is_shared and not is_addressed:
+            return Verdict.UNADDRESSED
+        if self.role_of(sender.ref) is not None:
+            return Verdict.ADMITTED
+        return Verdict.DENIED if kind.is_shared else Verdict.STRANGER

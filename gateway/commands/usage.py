@@ -1,0 +1,76 @@
+"""Commands about what models were asked and what that came to: /usage, and /insights for admins."""
+
+from agent.context.events import Scene
+from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from gateway.commands.turns import count_in
+from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
+from gateway.operator.spending import DAYS_DEFAULT, DAYS_MOST, load_insights, load_usage, terms_of
+from hermes_state.admin.pairings import Role
+from hermes_state.errors import CommandError
+from hermes_state.sessions import Session, load_active
+
+
+async def usage(invocation: Invocation) -> Effect:
+    """This conversation, this chat today, and the caps; the whole gateway only for admins, or where it is capped."""
+    desk, chat = invocation.desk, invocation.chat
+    terms = terms_of(desk.live.config, desk.clock.now())
+    session = await desk.store.read(load_active, chat.id)
+    lineage_id = None if session is None else session.lineage_id
+    found = await desk.store.read(load_usage, terms, chat.id, lineage_id)
+    lines = []
+    if session is None:
+        lines.append("This chat has no conversation yet.")
+    else:
+        lines.append(f"This conversation, `{session.short_key}`:")
+        lines += usage_lines(found)
+        lines.append(await _context_line(invocation, session))
+    lines += ["", "Caps and today:" if found.caps else "Today:"]
+    lines += today_lines(found, tells_all=invocation.role is Role.ADMIN and not chat.kind.is_shared)
+    return say("\n".join(lines))
+
+
+async def _context_line(invocation: Invocation, session: Session) -> str:
+    chat = invocation.chat
+    scene = Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
+    context = invocation.desk.live.agent_for(session.chosen_model).context
+    standing = await context.standing(scene)
+    limits = standing.limits
+    percent = standing.prompt * 100 // limits.input_window
+    acts = f"compressed from {limits.threshold:,} on" if context.is_automatic else "compressed only by /compress"
+    times = standing.compressions
+    done = "not compressed so far" if not times else f"compressed {times:,} time{'s' if times > 1 else ''} so far"
+    used = f"about {standing.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate)"
+    return f"- Context: {used}, {acts}, {done}"
+
+
+async def insights(invocation: Invocation) -> Effect:
+    """In a chat that others can read an admin sees that chat alone."""
+    days = count_in(invocation.argument, DAYS_DEFAULT)
+    if days is None or days > DAYS_MOST:
+        raise CommandError(f"Write `/insights`, or `/insights 30` for another number of days, at most {DAYS_MOST}.")
+    desk, chat = invocation.desk, invocation.chat
+    terms = terms_of(desk.live.config, desk.clock.now())
+    within = chat.id if chat.kind.is_shared else None
+    found = await desk.store.read(load_insights, terms, days, within)
+    where = "This chat" if within is not None else "All chats"
+    span = "today" if days == 1 else f"the last {days} days"
+    notes = "\n".join(insights_notes(found.total))
+    return say(f"{where}, {span}:\n```\n{insights_block(found)}\n```\n{notes}".rstrip())
+
+
+COMMANDS = (
+    Command(
+        name="usage",
+        kind=Kind.READ,
+        description="what this conversation has used and cost, and what may still be spent",
+        handler=usage,
+    ),
+    Command(
+        name="insights",
+        kind=Kind.READ,
+        description="what was spent by day, chat, model and purpose",
+        argument="[days]",
+        handler=insights,
+        is_admin_only=True,
+    ),
+)

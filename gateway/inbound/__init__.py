@@ -1,0 +1,1 @@
+"""What arrives: authorised, stored, and only then acknowledged."""

@@ -1,0 +1,184 @@
+"""The transactions of intake: what an event changes in the database, each in one function."""
+
+from dataclasses import dataclass, replace
+from sqlite3 import Connection
+
+from hermes_state import inbox, journal, outbox
+from hermes_state.chats import ensure_chat, find_chat, find_chats_at
+from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.sessions import load_active
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    Cursor,
+    InboundDeletion,
+    InboundEdit,
+    InboundMessage,
+    InboxId,
+    Millis,
+    TurnId,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """An event that was let in, and how it goes on."""
+
+    message: InboundMessage
+    key: ChatKey
+    """The chat as sessions see it: with the person under `sessions.groups: per_user`."""
+    kind: InboxKind
+    mode: InboxMode
+    text: str
+    max_waiting: int | None
+    """How much of its sender may wait; None: it runs at once and waits behind nothing."""
+    cursor: Cursor | None
+    steers: TurnId | None = None
+    """The turn that it joins, if that is still running when it is stored."""
+    told_when_steered: str | None = None
+    told_when_behind: str | None = None
+    """Acknowledges it in the same transaction, if its place in the queue is behind something."""
+
+    @property
+    def runs_at_once(self) -> bool:
+        """A command that waits behind nothing."""
+        return self.kind is InboxKind.COMMAND and self.max_waiting is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """What was stored."""
+
+    chat_id: ChatId
+    inbox_id: InboxId | None
+    """None: nothing waits (a duplicate that was taken up already, or refused because too much waits)."""
+    is_told: bool
+    """Something is owed to the chat."""
+
+
+def admit(db: Connection, admission: Admission, now: Millis) -> Admitted:
+    """Store an event once; with it its acknowledgement and the channel's cursor."""
+    message = admission.message
+    if admission.cursor is not None:
+        inbox.advance_cursor(db, admission.cursor)
+    chat_id = ensure_chat(db, admission.key, message.chat_kind, message.chat_title, now)
+    is_steer = admission.steers is not None and journal.find_turn(db, admission.steers) is not None
+    mode = InboxMode.STEER if is_steer else admission.mode
+    inbox_id = inbox.insert(db, _row(admission, chat_id, mode), now)
+    if inbox_id is None:
+        # Whoever brought it the first time may have been cancelled right after the commit: it must not be forgotten.
+        waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
+        return Admitted(chat_id=chat_id, inbox_id=waiting_id, is_told=False)
+    most = admission.max_waiting
+    if most is not None and inbox.count_waiting(db, chat_id, message.sender.ref) > most:
+        inbox.settle(db, inbox_id, InboxState.DROPPED, now)
+        is_told = _refuse_full(db, admission, chat_id, most, now)
+        return Admitted(chat_id=chat_id, inbox_id=None, is_told=is_told)
+    told = admission.told_when_steered if is_steer else _told_when_behind(db, admission, inbox_id)
+    if told is not None:
+        outbox.enqueue(db, _reply(admission, chat_id, f"inbox:{inbox_id}:ack", OutboxKind.STATUS, told), now)
+    return Admitted(chat_id=chat_id, inbox_id=inbox_id, is_told=told is not None)
+
+
+def _told_when_behind(db: Connection, admission: Admission, inbox_id: InboxId) -> str | None:
+    sentence = admission.told_when_behind
+    return sentence if sentence is not None and inbox.is_behind_work(db, inbox_id) else None
+
+
+def _row(admission: Admission, chat_id: ChatId, mode: InboxMode) -> NewInboxRow:
+    message = admission.message
+    return NewInboxRow(
+        platform=message.chat.platform,
+        account=message.chat.account,
+        event_ref=message.event_ref,
+        chat_id=chat_id,
+        kind=admission.kind,
+        mode=mode,
+        sender_ref=message.sender.ref,
+        sender_name=message.sender.name,
+        message_ref=message.message_ref,
+        payload=InboxPayload(
+            text=admission.text,
+            attachments=message.attachments,
+            quote=message.quote,
+            via=message.via,
+            ticket=message.ticket,
+        ),
+        expects_more=message.expects_more,
+        sent_at=message.sent_at,
+    )
+
+
+def _refuse_full(db: Connection, admission: Admission, chat_id: ChatId, most: int, now: Millis) -> bool:
+    """Say once that too much waits; the next refusal is told when the queue has moved on."""
+    sender = admission.message.sender.ref
+    oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
+    sentence = (
+        f"{most} of your messages wait already, so I did not take this one. "
+        "/stop all drops what waits; otherwise send it again later."
+    )
+    reply = _reply(admission, chat_id, f"full:{chat_id}:{sender}:{oldest}", OutboxKind.ERROR, sentence)
+    # A slash command is answered in its own place each time, or its sender sees it hang.
+    ticket = admission.message.ticket
+    if ticket is not None:
+        reply = replace(reply, ticket=ticket, dedupe_key=f"full:{admission.message.event_ref}")
+    return outbox.enqueue(db, reply, now)
+
+
+def _reply(admission: Admission, chat_id: ChatId, dedupe_key: str, kind: OutboxKind, markdown: str) -> Reply:
+    message = admission.message
+    return Reply(
+        chat_id=chat_id,
+        kind=kind,
+        markdown=markdown,
+        dedupe_key=dedupe_key,
+        reply_to=message.message_ref if message.chat_kind.is_shared else None,
+    )
+
+
+def apply_edit(db: Connection, edit: InboundEdit, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:
+    """Take over an edit: into the waiting row, or as a notice for the next turn. None: it is nothing to us.
+
+    A notice is only for the conversation that saw the message, and never starts a turn.
+    """
+    if cursor is not None:
+        inbox.advance_cursor(db, cursor)
+    chat = find_chat(db, key)
+    edited = inbox.find_edited(db, chat.id, edit.message_ref) if chat is not None else None
+    if chat is None or edited is None or edited.sender_ref != edit.sender.ref or edited.text == edit.text:
+        return None
+    if edited.kind is not InboxKind.MESSAGE:
+        return None
+    if edited.state is InboxState.NEW:
+        inbox.replace_text(db, edited.inbox_id, edit.text)
+        return chat.id
+    if edited.waiting_notice is not None:
+        inbox.replace_text(db, edited.waiting_notice, inbox.CHANGED + edit.text)
+        return chat.id
+    active = load_active(db, chat.id)
+    if active is None or active.lineage_id != edited.lineage_id:
+        return None
+    notice = NewInboxRow(
+        platform=edit.chat.platform,
+        account=edit.chat.account,
+        event_ref=edit.event_ref,
+        chat_id=chat.id,
+        kind=InboxKind.NOTICE,
+        mode=InboxMode.QUEUE,
+        sender_ref=edit.sender.ref,
+        sender_name=edit.sender.name,
+        message_ref=edit.message_ref,
+        payload=InboxPayload(text=inbox.CHANGED + edit.text),
+        expects_more=False,
+        sent_at=edit.sent_at,
+    )
+    inbox.insert(db, notice, now)
+    return chat.id
+
+
+def apply_deletion(db: Connection, deletion: InboundDeletion, cursor: Cursor | None, now: Millis) -> int:
+    """Withdraw a message that still waits; returns how many rows that were."""
+    if cursor is not None:
+        inbox.advance_cursor(db, cursor)
+    return sum(inbox.withdraw(db, chat.id, deletion.message_ref, now) for chat in find_chats_at(db, deletion.chat))

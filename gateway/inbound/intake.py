@@ -1,0 +1,299 @@
+"""Intake: every event of every platform comes through here, and is stored before it is acknowledged.
+
+Authorises (one place for messages, commands and buttons), tells commands from messages, decides how a message joins
+a busy chat, and wakes whoever works on it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+import structlog
+
+from gateway.access.pairing import PairingOffer, offer_pairing, turn_down
+from gateway.access.permissions import Access, Verdict
+from gateway.commands.registry import Command, Kind, Parsed, Registry, parse
+from gateway.commands.runner import CommandRunner
+from gateway.inbound.admission import Admission, Admitted, admit, apply_deletion, apply_edit
+from gateway.inbound.offline_commands import Unstored
+from gateway.inbound.rate_limit import TOO_FAST, CommandPace
+from gateway.models.runtime import Live
+from gateway.outbound.delivery import Delivery
+from gateway.turns.lanes import Lanes
+from hermes_state import inbox
+from hermes_state.admin import pairings
+from hermes_state.admin.pairings import Role
+from hermes_state.chats import find_chat, move_chat
+from hermes_state.errors import StoreUnavailable
+from hermes_state.inbox import InboxKind, InboxMode, InboxState
+from hermes_state.journal import RunningTurn
+from hermes_state.store.writer import Store
+from hermes_state.values import (
+    ChatKey,
+    ChatKind,
+    Clock,
+    Cursor,
+    InboundDeletion,
+    InboundEdit,
+    InboundEvent,
+    InboundMessage,
+    Sender,
+)
+
+log = structlog.get_logger()
+
+MEMORY_SECONDS = 0.7
+"""When a command is not stored by then, it is heard from memory: people must be answered within a second."""
+
+NO_ACCESS = "You have no access to this bot. Whoever runs it can give it to you."
+AFTER_THIS_ANSWER = "After this answer; /stop ends it now."
+STEERED = "Noted: I take it into account in the answer I am working on."
+
+
+class GatewayIntake:
+    """The `Intake` that adapters are given."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        live: Live,
+        access: Access,
+        registry: Registry,
+        lanes: Lanes,
+        commands: CommandRunner,
+        delivery: Delivery,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._access = access
+        self._registry = registry
+        self._lanes = lanes
+        self._commands = commands
+        self._delivery = delivery
+        self._clock = clock
+        self._pace = CommandPace()
+        self._unstored = Unstored(access=access, lanes=lanes, commands=commands)
+
+    async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
+        """See `platforms.base.Intake.accept`."""
+        match event:
+            case InboundMessage():
+                await self._accept_message(event, cursor)
+            case InboundEdit():
+                await self._accept_edit(event, cursor)
+            case InboundDeletion():
+                if await self._store.write(apply_deletion, event, cursor, self._clock.now()):
+                    log.info("inbox.withdrawn", chat=event.chat.name)
+
+    async def overhear(self, event: InboundEvent) -> None:
+        """See `platforms.base.Intake.overhear`."""
+        if not isinstance(event, InboundMessage) or not self._access.admits(event):
+            return
+        parsed = parse(event.text)
+        command = self._registry.find(parsed.name) if parsed is not None else None
+        if command is None:
+            return
+        key = self._key_of(event.chat, event.chat_kind, event.sender)
+        if command.name == "stop":
+            if self._lanes.running_in(key) is None:
+                return  # what it is about may wait in front of it: it is heard again when its turn comes
+        elif not self._pace.admits(event):
+            return
+        self._unstored.hear(event, key, command, self._clock.now())
+
+    async def mark_seen(self, cursor: Cursor) -> None:
+        """See `platforms.base.Intake.mark_seen`."""
+        await self._store.write(inbox.advance_cursor, cursor)
+
+    async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
+        """See `platforms.base.Intake.load_cursors`."""
+        return await self._store.read(inbox.load_cursors, platform, account)
+
+    async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
+        """See `platforms.base.Intake.move_chat`."""
+        moved = await self._store.write(move_chat, platform, account, old_ref, new_ref, self._clock.now())
+        log.info("chat.moved", platform=platform, old_ref=old_ref, new_ref=new_ref)
+        for chat_id in moved:
+            self._lanes.wake(chat_id)
+            self._delivery.wake(chat_id)
+
+    # ---- messages ---------------------------------------------------------------------------------------------
+
+    async def _accept_message(self, message: InboundMessage, cursor: Cursor | None) -> None:
+        if message.is_bare_command and not self._is_known_command(message.text):
+            message = replace(message, is_addressed=False)  # for another bot of the group
+        verdict = self._access.judge(message)
+        if verdict is Verdict.ADMITTED:
+            await self._admit(message, cursor)
+        elif verdict is Verdict.STRANGER or (verdict is Verdict.DENIED and message.ticket is not None):
+            await self._answer_stranger(message, verdict, cursor)
+        elif cursor is not None:
+            await self.mark_seen(cursor)
+
+    async def _admit(self, message: InboundMessage, cursor: Cursor | None) -> None:
+        key = self._key_of(message.chat, message.chat_kind, message.sender)
+        parsed = parse(message.text)
+        command = self._registry.find(parsed.name) if parsed is not None else None
+        running = self._lanes.running_in(key)
+        admission = self._admission(message, key, parsed, command, running, cursor)
+        is_stop = command is not None and command.name == "stop"
+        if admission.runs_at_once and not self._pace.admits(message) and not (is_stop and running is not None):
+            await self._slow_down(admission)
+            return
+        if command is not None:
+            admitted = await self._store_command(admission, command)
+        else:
+            admitted = await self._store.write(admit, admission, self._clock.now())
+        if admitted.is_told:
+            self._delivery.wake(admitted.chat_id)
+        if admitted.inbox_id is None:
+            return
+        log.info("inbox.accepted", chat=key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
+        if admission.runs_at_once:
+            self._commands.run_soon(admitted.inbox_id, admitted.chat_id)
+            return
+        self._lanes.wake(admitted.chat_id)
+        if running is not None and self._interrupts(admission, running):
+            self._lanes.interrupt(admitted.chat_id, running.id)
+
+    async def _slow_down(self, admission: Admission) -> None:
+        """Refuse a command of somebody who gives too many; say so once a minute, but in every slash command's place."""
+        message, now = admission.message, self._clock.now()
+        log.info("command.refused", chat=admission.key.name, sender=message.sender.ref)
+        moment = message.event_ref if message.ticket is not None else now // 60_000
+        reason = f"too-fast:{message.sender.ref}:{moment}"
+        chat_id = await self._store.write(turn_down, message, admission.key, reason, TOO_FAST, admission.cursor, now)
+        if chat_id is not None:
+            self._delivery.wake(chat_id)
+
+    def _admission(
+        self,
+        message: InboundMessage,
+        key: ChatKey,
+        parsed: Parsed | None,
+        command: Command | None,
+        running: RunningTurn | None,
+        cursor: Cursor | None,
+    ) -> Admission:
+        sessions = self._live.config.sessions
+        joins = running.id if running is not None and self._may_join(message, running) else None
+        admission = Admission(
+            message=message,
+            key=key,
+            kind=InboxKind.MESSAGE,
+            mode=InboxMode.QUEUE,
+            text=message.text,
+            max_waiting=sessions.max_waiting,
+            cursor=cursor,
+        )
+        if parsed is None:
+            steers = joins if sessions.busy_mode == "steer" and not message.attachments else None
+            return replace(admission, steers=steers)
+        if command is not None and command.kind is Kind.MESSAGE and parsed.argument:
+            return replace(
+                admission,
+                mode=InboxMode.ALONE,
+                text=parsed.argument,
+                steers=joins if command.name == "steer" and not message.attachments else None,
+                told_when_steered=STEERED,
+                told_when_behind=AFTER_THIS_ANSWER,
+            )
+        is_queued = command is not None and command.kind is Kind.CHANGE
+        told = AFTER_THIS_ANSWER if is_queued else None
+        most = admission.max_waiting if is_queued else None
+        return replace(admission, kind=InboxKind.COMMAND, max_waiting=most, told_when_behind=told)
+
+    def _message_text(self, text: str) -> str:
+        """What the model reads of a message: `/queue <words>` is a message made of its words."""
+        parsed = parse(text)
+        command = self._registry.find(parsed.name) if parsed is not None else None
+        is_message = parsed is not None and command is not None and command.kind is Kind.MESSAGE and parsed.argument
+        return parsed.argument if parsed is not None and is_message else text
+
+    def _is_known_command(self, text: str) -> bool:
+        parsed = parse(text)
+        return parsed is not None and self._registry.find(parsed.name) is not None
+
+    def _interrupts(self, admission: Admission, running: RunningTurn) -> bool:
+        return (
+            self._live.config.sessions.busy_mode == "interrupt"
+            and admission.kind is InboxKind.MESSAGE
+            and admission.mode is InboxMode.QUEUE
+            and self._may_join(admission.message, running)
+        )
+
+    def _may_join(self, message: InboundMessage, running: RunningTurn) -> bool:
+        """In a shared chat a turn belongs to whoever started it, and to admins."""
+        is_own = running.started_by == message.sender.ref
+        return is_own or not message.chat_kind.is_shared or self._access.role_of(message.sender.ref) is Role.ADMIN
+
+    async def _store_command(self, admission: Admission, command: Command) -> Admitted:
+        """Store a command; when the database is slow about it or away, it is heard from memory first."""
+        message, now = admission.message, self._clock.now()
+        heard = self._unstored.find(message.event_ref)
+        # What acted already and could not be stored keeps its time: a turn that began since is not what it was about.
+        write = asyncio.ensure_future(self._store.write(admit, admission, now if heard is None else heard.at))
+        try:
+            await asyncio.wait({write}, timeout=MEMORY_SECONDS)
+            if not write.done() or isinstance(write.exception(), StoreUnavailable):
+                heard = self._unstored.hear(message, admission.key, command, now)
+            admitted = await write
+        except BaseException:
+            write.cancel()
+            if heard is not None and heard.stopping is not None:
+                heard.stopping.settle()  # no stored command will do it
+            raise
+        if admitted.inbox_id is None:
+            if heard is not None and heard.stopping is not None:
+                heard.stopping.settle()
+        elif heard is not None and await heard.is_answered():
+            await self._store.write(inbox.settle, admitted.inbox_id, InboxState.DONE, self._clock.now())
+            return replace(admitted, inbox_id=None)
+        return admitted
+
+    def _key_of(self, chat: ChatKey, kind: ChatKind, sender: Sender) -> ChatKey:
+        is_per_user = kind.is_shared and self._live.config.sessions.groups == "per_user"
+        return replace(chat, user_ref=sender.id) if is_per_user else chat
+
+    # ---- strangers, edits --------------------------------------------------------------------------------------
+
+    async def _answer_stranger(self, message: InboundMessage, verdict: Verdict, cursor: Cursor | None) -> None:
+        pairing = self._live.config.pairing
+        now = self._clock.now()
+        if verdict is Verdict.STRANGER and pairing.enabled:
+            code = pairings.new_code()
+            minutes = pairing.code_minutes
+            sentence = (
+                f"You have no access yet. Your pairing code is `{code}`, valid for {minutes:g} minutes: whoever runs "
+                f"this bot can let you in with `hermes-gateway pair approve {code}`, "
+                f"and an admin with `/pair approve {code}`."
+            )
+            offer = PairingOffer(
+                code=code, lifetime_ms=int(minutes * 60_000), max_pending=pairing.max_pending, sentence=sentence
+            )
+            chat_id = await self._store.write(offer_pairing, message, offer, cursor, now)
+        else:
+            # Once a day is enough; a slash command must be answered each time, or its sender sees it hang.
+            day = now // 86_400_000
+            reason = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{day}"
+            reason = f"no-access:{reason}"
+            chat_id = await self._store.write(turn_down, message, message.chat, reason, NO_ACCESS, cursor, now)
+        log.info("access.denied", platform=message.chat.platform, sender=message.sender.ref)
+        if chat_id is not None:
+            self._delivery.wake(chat_id)
+
+    async def _accept_edit(self, edit: InboundEdit, cursor: Cursor | None) -> None:
+        if self._access.role_of(edit.sender.ref) is None:
+            if cursor is not None:
+                await self.mark_seen(cursor)
+            return
+        per_user = replace(edit.chat, user_ref=edit.sender.id)
+        is_per_user = await self._store.read(find_chat, per_user) is not None
+        key = per_user if is_per_user else edit.chat
+        edit = replace(edit, text=self._message_text(edit.text))
+        chat_id = await self._store.write(apply_edit, edit, key, cursor, self._clock.now())
+        if chat_id is not None:
+            log.info("inbox.edited", chat=key.name)
+            self._lanes.wake(chat_id)

@@ -1,0 +1,84 @@
+"""Commands that are heard before they can be stored: the database is locked by somebody, or its disk is full.
+
+`/stop` acts, `/status` answers, every other command is told that it was not taken yet: all from memory, within a
+second. What was heard is remembered by its event, so that it is not heard twice when the event comes to be stored. A
+process that dies in between forgets it: the platform brings the event again, and it is answered as if it were new.
+docs/decisions/0008-commands-while-nothing-can-be-stored.md
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.access.permissions import Access
+from gateway.commands.registry import Command
+from gateway.commands.runner import CommandRunner
+from gateway.turns.lanes import Lanes, Stopping
+from hermes_state.admin.pairings import Role
+from hermes_state.values import ChatKey, InboundMessage, Millis
+
+log = structlog.get_logger()
+
+NOT_TAKEN = (
+    "My database takes nothing right now, so I have not taken this yet. /stop ends a running answer meanwhile, and "
+    "/status says more."
+)
+STOPPED = "I have stopped working on this. My database takes nothing right now; I confirm it as soon as it does."
+
+REMEMBERED = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What became of a command that could not be stored."""
+
+    at: Millis
+    """When it was heard: a turn that began later is not what a `/stop` was about."""
+    stopping: Stopping | None = None
+    answering: asyncio.Task[bool] | None = None
+    """Says whether the whole answer was sent."""
+
+    async def is_answered(self) -> bool:
+        """Whether nothing is left to do but to store it."""
+        if self.answering is None:
+            return False
+        await asyncio.wait({self.answering})
+        return not self.answering.cancelled() and self.answering.result()
+
+
+class Unstored:
+    """Hears commands without the database."""
+
+    def __init__(self, *, access: Access, lanes: Lanes, commands: CommandRunner) -> None:
+        self._access = access
+        self._lanes = lanes
+        self._commands = commands
+        self._heard: dict[str, Heard] = {}
+        """The newest, by their events."""
+
+    def find(self, event_ref: str) -> Heard | None:
+        return self._heard.get(event_ref)
+
+    def hear(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> Heard:
+        """Do at once what can be done for a command; once for each event."""
+        known = self._heard.get(message.event_ref)
+        if known is not None:
+            return known
+        log.warning("command.from_memory", command=command.name, chat=key.name)
+        if len(self._heard) >= REMEMBERED:
+            del self._heard[next(iter(self._heard))]
+        heard = self._heard[message.event_ref] = self._act(message, key, command, now)
+        return heard
+
+    def _act(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> Heard:
+        if command.unstored is not None:
+            return Heard(at=now, answering=self._commands.say_unstored(message, key, command.unstored))
+        stopping = None
+        if command.name == "stop":
+            sender = message.sender.ref
+            is_admin = self._access.role_of(sender) is Role.ADMIN
+            stopping = self._lanes.stop_from_memory(key, sender, is_admin)
+        said = NOT_TAKEN if stopping is None else STOPPED
+        self._commands.say_unstored(message, key, lambda _desk, _key: said)
+        return Heard(at=now, stopping=stopping)

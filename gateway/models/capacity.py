@@ -1,0 +1,46 @@
+"""How large the models of a configuration are, and who says so. Light: the command line shows it.
+
+A window is where conversations have to fit in the end; `gateway.models.window` makes it of this and of
+what was learned.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from agent.model.base import ModelLimits
+from agent.model.catalog import TAKEN_ON
+from agent.model.sizes import NOTHING_SAID, Capacity, Source, capacity_of
+from gateway.config.routes import RouteSettings
+from hermes_state.profiles import Offer
+from hermes_state.values import Tokens
+
+
+def configured_limits(route: RouteSettings) -> ModelLimits:
+    """What the configuration says about the size of a model."""
+    context, output = route.context_length, route.max_output_tokens
+    return ModelLimits(
+        context_length=None if context is None else Tokens(context),
+        max_output_tokens=None if output is None else Tokens(output),
+    )
+
+
+def capacity_in(route: RouteSettings, offer: Offer | None = None) -> Capacity:
+    """How large a model is, by what its provider has said as well."""
+    said = offer or NOTHING_SAID
+    offered = ModelLimits(context_length=said.context_length, max_output_tokens=said.max_output_tokens)
+    return capacity_of(route.label, configured_limits(route), offered)
+
+
+WINDOW_FROM: Final[Mapping[Source, str]] = {
+    Source.CONFIGURED: "as configured",
+    Source.OFFERED: "as its provider says",
+    Source.CATALOGUE: f"by the built-in list of {TAKEN_ON}",
+    Source.ASSUMED: "assumed, for nobody says it; `model.context_length` does",
+    Source.LEARNED: "as its provider said when it refused a prompt",
+    Source.GUESSED: "assumed for this conversation, since a prompt was refused",
+}
+"""Who says how large a window is, for people: goes on after a comma."""
+
+
+FIGURE_FROM: Final[Mapping[Source, str]] = {**WINDOW_FROM, Source.ASSUMED: "assumed"}
+"""Shorter, for a figure that is one among others."""

@@ -1,0 +1,90 @@
+"""What the configuration says of costs, as the lines to models need it: the price of each, and the caps."""
+
+from collections.abc import Iterator
+from datetime import tzinfo
+from typing import TypedDict
+from zoneinfo import ZoneInfo
+
+from agent.model.base import Caps
+from agent.model.caps import CapLimits, DaySpending, NoPrice, SpendingCaps
+from agent.model.prices import FREE, Price, price_of
+from gateway.config.settings import Config
+from gateway.models.auxiliary import all_routes
+from hermes_state.store.writer import Store
+from hermes_state.values import Clock, MicroUsd, micro_usd
+
+
+class Terms(TypedDict):
+    """On which a line calls its model: what `Line` is made with."""
+
+    price: Price | None
+    caps: Caps | None
+
+
+class Costs:
+    """One of it for a gateway: all lines look at the same sums, whatever reload they were made by."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._day = DaySpending(store)
+
+    def terms(self, config: Config, name: str | None) -> Terms:
+        """For the model called `name`; None is the built-in one, which costs nothing."""
+        price = price_in(config, name)
+        if not config.costs.has_caps:
+            return Terms(price=price, caps=None)
+        if price is None:
+            return Terms(price=None, caps=NoPrice(name or ""))
+        return Terms(price=price, caps=SpendingCaps(self._store, cap_limits(config), self._day, self._clock))
+
+
+def price_in(config: Config, name: str | None) -> Price | None:
+    """What a model costs by this configuration; None: nobody knows."""
+    if name is None:
+        return FREE
+    return price_of(name, config.costs.prices, keeps_cache_for_an_hour=config.model.cache_ttl == "1h")
+
+
+def cap_limits(config: Config) -> CapLimits:
+    """The configured caps."""
+    costs = config.costs
+    return CapLimits(
+        daily=_limit(costs.daily_cap),
+        chat_daily=_limit(costs.chat_daily_cap),
+        conversation=_limit(costs.conversation_cap),
+        zone=_day_zone(config),
+    )
+
+
+def _limit(amount: float | None) -> MicroUsd | None:
+    return None if amount is None else micro_usd(amount)
+
+
+def _day_zone(config: Config) -> tzinfo | None:
+    """Where days begin. The machine's own zone is not asked for here: what it says now is another in half a year."""
+    name = config.agent.time_zone
+    return None if name is None else ZoneInfo(name)
+
+
+def unpriced_models(config: Config) -> list[str]:
+    """Models of the configuration that are never asked, because spending is capped and nobody knows their price."""
+    if not config.costs.has_caps:
+        return []
+    return [name for name in dict.fromkeys(_configured_names(config)) if price_in(config, name) is None]
+
+
+def unpriced_sentence(names: list[str]) -> str:
+    """For whoever runs the gateway."""
+    listed = ", ".join(f"`{name}`" for name in names)
+    return (
+        f"spending is capped, and the price of {listed} is not known: a model without a price is not asked. Add it to "
+        "costs.prices, in US dollars for a million tokens; a model of your own costs input: 0, output: 0"
+    )
+
+
+def _configured_names(config: Config) -> Iterator[str]:
+    routes = all_routes(config)
+    yield from (route.name for route in routes if route.protocol != "offline" and route.name is not None)
+    if config.transcription.model is not None:
+        yield config.transcription.model

@@ -1,0 +1,92 @@
+"""From configuration to the window that conversations have to fit into. Light: no SDK is loaded for it."""
+
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
+from sqlite3 import Connection
+from urllib.parse import urlsplit
+
+from agent.context.compressor import SUMMARY_SECONDS, CompressorSettings
+from agent.context.controller import ContextSettings
+from agent.context.cuts import CutRules
+from agent.context.limits import Limits, LimitSettings, limits_of
+from agent.model.sizes import Source
+from agent.prompt import DEFAULT_PERSONA, system_prompt
+from agent.tokens import estimated_schema_tokens, estimated_text_tokens
+from agent.tools.recall import recall_tools
+from gateway.config.settings import Config
+from gateway.models.capacity import capacity_in
+from hermes_state.profiles import ModelProfile, load_profile
+from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
+
+
+def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:
+    """What holds for a model, by default the configured one; its own overrides included."""
+    compression = config.compression.for_model(model or config.model.name or "")
+    return ContextSettings(
+        is_enabled=compression.enabled,
+        limits=LimitSettings(
+            threshold=compression.threshold,
+            target_ratio=compression.target_ratio,
+            tail_mode=compression.tail_mode,
+            minimum_context_length=compression.minimum_context_length,
+            maximum_threshold_tokens=compression.maximum_threshold_tokens,
+            summary_budget=compression.summary_budget,
+            summary_max_tokens=compression.summary_max_tokens,
+            hygiene_threshold=config.hygiene.threshold,
+        ),
+        compressor=CompressorSettings(
+            cut=CutRules(
+                protect_last_n=compression.protect_last_n,
+                protect_first_n=compression.protect_first_n,
+                protect_first=compression.protect_first,
+            ),
+            prune_style=compression.prune_style,
+            summary_template=compression.summary_template,
+            abort_on_summary_failure=compression.abort_on_summary_failure,
+            summary_seconds=min(SUMMARY_SECONDS, config.model.turn_seconds / 4),
+            zone=zone,
+        ),
+        hard_message_limit=config.hygiene.hard_message_limit,
+        hold_seconds=config.hygiene.hold_seconds,
+        note_in_system=compression.note_in_system,
+        pressure_levels=compression.pressure_levels,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Where conversations with the configured model are compressed."""
+
+    limits: Limits
+    window_from: Source
+
+
+def window_of(config: Config, profile: ModelProfile | None = None) -> Window:
+    """By what is configured, and by what is stored of the model."""
+    profile = profile or ModelProfile()
+    capacity = capacity_in(config.model, profile.offer)
+    window = profile.window(capacity.context_length)
+    return Window(
+        limits=limits_of(window, capacity.output_in(window), context_settings(config, UTC).limits),
+        window_from=Source.LEARNED if window < capacity.context_length else capacity.context_from,
+    )
+
+
+def load_configured_profile(db: Connection, config: Config) -> ModelProfile:
+    """What is stored of the configured model."""
+    model = config.model
+    host = urlsplit(model.address).hostname if model.address is not None else None
+    return load_profile(db, f"{model.protocol}:{host}", model.label)
+
+
+def fixed_prompt_tokens(config: Config) -> EstimatedTokens:
+    """What every prompt begins with: the system prompt of a private chat and the schemas of the built-in tools."""
+    tools = recall_tools()
+    prompt = system_prompt(
+        persona=config.agent.persona or DEFAULT_PERSONA,
+        chat=ChatKey(platform="telegram", account="telegram", chat_ref=""),
+        kind=ChatKind.DIRECT,
+        tool_names=[tool.name for tool in tools],
+    )
+    schemas = sum(estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in tools)
+    return EstimatedTokens(estimated_text_tokens(prompt) + schemas)

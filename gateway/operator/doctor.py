@@ -1,0 +1,360 @@
+"""Looks for what keeps a gateway from working, without changing anything. Safe beside a running daemon.
+
+Every check is a small function that returns findings; each finding that is not fine says what to do.
+"""
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from agent.engines.loader import load_engine
+from agent.model.protocols.extras import missing_extra
+from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
+from gateway.config import ConfigRejected, LoadedConfig, load_config
+from gateway.config.files import StateDirectory, locate_home
+from gateway.config.routes import RouteSettings
+from gateway.config.settings import Config
+from gateway.models.auxiliary import all_routes
+from gateway.models.capacity import WINDOW_FROM
+from gateway.models.pricing import unpriced_models, unpriced_sentence
+from gateway.models.window import Window, fixed_prompt_tokens, load_configured_profile, window_of
+from gateway.operator.probes import Probe, probe_discord, probe_model, probe_telegram
+from gateway.operator.socket import NobodyAnswers, ask
+from hermes_state.admin.overview import load_overview, open_resting, quick_check
+from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
+from hermes_state.store.connections import check_engine
+from hermes_state.store.lock import holder, is_free
+
+DISK_LOW_BYTES = 1_000_000_000
+DISK_OUT_BYTES = 100_000_000
+
+STOP_MARGIN_SECONDS = 40
+"""What stopping may take after the drain: a preview in flight, the last answers, goodbyes, closing the database."""
+
+UNIT = "hermes-gateway.service"
+UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
+
+
+class Verdict(StrEnum):
+    FINE = "fine"
+    SKIPPED = "skipped"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check saw. `text` is one or two sentences; `check` is a fixed word that scripts may rely on."""
+
+    check: str
+    verdict: Verdict
+    text: str
+
+
+def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]:
+    """Every check in turn. `is_online` also shows the tokens to Telegram and Discord."""
+    yield from _engine()
+    try:
+        loaded = load_config(environ)
+    except ConfigError as error:
+        yield Finding(check="config", verdict=Verdict.FAILED, text=str(error))
+        yield from _warnings(error.warnings if isinstance(error, ConfigRejected) else ())
+        yield from _home(locate_home(environ))
+        if isinstance(error, ConfigRejected):  # else what lies there may not be ours
+            yield from _state(StateDirectory(home=locate_home(environ)))
+        return
+    yield Finding(check="config", verdict=Verdict.FINE, text=_sources(loaded))
+    yield from _warnings(loaded.warnings)
+    yield from _home(loaded.home)
+    state = list(_state(loaded))
+    yield from state
+    yield from _access(loaded)
+    yield from _model(loaded)
+    yield from _routes(loaded)
+    yield from _extras(loaded)
+    yield from _costs(loaded)
+    yield from _context(loaded, state)
+    yield from _tokens(loaded, is_online=is_online)
+    yield from _service(environ, loaded)
+
+
+def _warnings(warnings: Sequence[str]) -> Iterator[Finding]:
+    return (Finding(check="environment", verdict=Verdict.WARNING, text=warning) for warning in warnings)
+
+
+def _state(state: StateDirectory) -> Iterator[Finding]:
+    yield from _disk(state.home)
+    yield from _database(state)
+
+
+def _engine() -> Iterator[Finding]:
+    version = f"Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}"
+    try:
+        check_engine()
+    except StateError as error:
+        yield Finding(check="engine", verdict=Verdict.FAILED, text=str(error))
+    else:
+        yield Finding(check="engine", verdict=Verdict.FINE, text=f"{version} with full-text search.")
+
+
+def _sources(loaded: LoadedConfig) -> str:
+    places = sorted({source for source in loaded.sources.values() if source != "default"})
+    return f"Settings from {', '.join(places)}." if places else "Nothing is configured; defaults are in use."
+
+
+def _home(home: Path) -> Iterator[Finding]:
+    if not home.is_dir():
+        if home.exists():
+            return  # the configuration's finding has said that it is no directory
+        yield Finding(check="home", verdict=Verdict.FINE, text=f"{home} does not exist yet; the first start makes it.")
+        return
+    if not os.access(home, os.W_OK | os.X_OK):
+        yield Finding(check="home", verdict=Verdict.FAILED, text=f"{home} cannot be written by this user.")
+        return
+    is_fine = True
+    for path, wanted in ((home, 0o700), *((home / name, 0o600) for name in ("config.yaml", ".env", "state.db"))):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & ~wanted & 0o077:
+            is_fine = False
+            text = f"{path} is open to other users (mode {mode:04o}): chmod {wanted:04o} {path}"
+            yield Finding(check="home", verdict=Verdict.WARNING, text=text)
+        if status.st_uid != os.geteuid():
+            is_fine = False
+            text = f"{path} belongs to user id {status.st_uid}, not to the one running this ({os.geteuid()})."
+            yield Finding(check="home", verdict=Verdict.WARNING, text=text)
+    if is_fine:
+        yield Finding(check="home", verdict=Verdict.FINE, text=f"{home} is ours and closed to others.")
+
+
+def _disk(home: Path) -> Iterator[Finding]:
+    existing = next(path for path in (home, *home.parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    verdict = Verdict.FAILED if free < DISK_OUT_BYTES else Verdict.WARNING if free < DISK_LOW_BYTES else Verdict.FINE
+    yield Finding(check="disk", verdict=verdict, text=f"{free / 1e9:.1f} GB free at {existing}.")
+
+
+def _database(state: StateDirectory) -> Iterator[Finding]:
+    """Asks the daemon when one runs; a second process must not read a file that the daemon may be writing to."""
+    try:
+        answer = ask(state.control_socket, "doctor", timeout_seconds=60)
+    except NobodyAnswers:
+        yield from _resting_database(state)
+    except CommandError as error:
+        yield Finding(check="daemon", verdict=Verdict.FAILED, text=f"The daemon runs but could not answer: {error}")
+    else:
+        yield Finding(check="daemon", verdict=Verdict.FINE, text="The daemon is running and answers.")
+        yield from (Finding(check=row["check"], verdict=Verdict(row["verdict"]), text=row["text"]) for row in answer)
+
+
+def _resting_database(state: StateDirectory) -> Iterator[Finding]:
+    if not is_free(state.lock_file):
+        who = holder(state.lock_file) or "another process"
+        text = f"The database is held by {who}, which does not answer at {state.control_socket}."
+        yield Finding(check="daemon", verdict=Verdict.FAILED, text=text)
+        return
+    yield Finding(check="daemon", verdict=Verdict.SKIPPED, text="The daemon is not running.")
+    try:
+        with open_resting(state.database) as db:
+            yield database_finding(db) if db is not None else _no_database(state)
+    except HermesError as error:
+        yield Finding(check="database", verdict=Verdict.FAILED, text=str(error))
+
+
+def _no_database(state: StateDirectory) -> Finding:
+    text = "There is no database yet; the first start makes it."
+    if state.database.exists():
+        text = "The database is still empty: a start failed before it had made the tables. The next start makes them."
+    return Finding(check="database", verdict=Verdict.SKIPPED, text=text)
+
+
+def database_finding(db: sqlite3.Connection) -> Finding:
+    """Integrity and size of the database; the daemon answers `doctor` with this, from one of its readers."""
+    verdict = quick_check(db)
+    if verdict != "ok":
+        return Finding(check="database", verdict=Verdict.FAILED, text=f"The database is damaged: {verdict}")
+    seen = load_overview(db)
+    text = (
+        f"The database is sound: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
+        f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered."
+    )
+    return Finding(check="database", verdict=Verdict.FINE, text=text)
+
+
+def _access(loaded: LoadedConfig) -> Iterator[Finding]:
+    config = loaded.config
+    has_platform = config.telegram.token is not None or config.discord.token is not None
+    if config.access.allow_all and has_platform:
+        text = "access.allow_all is on: everybody who finds the bot can use the model at your cost."
+        yield Finding(check="access", verdict=Verdict.WARNING, text=text)
+    elif has_platform and not config.access.names_somebody:
+        advice = "people get a pairing code; `hermes-gateway pair list` shows who was let in."
+        if not config.pairing.enabled:
+            advice = "pairing is off too: nobody can write unless paired earlier. Set access.allow."
+        verdict = Verdict.FINE if config.pairing.enabled else Verdict.WARNING
+        yield Finding(check="access", verdict=verdict, text=f"The configuration names nobody: {advice}")
+
+
+def _context(loaded: LoadedConfig, told: Sequence[Finding]) -> Iterator[Finding]:
+    """A running daemon has told it: it knows best, and nobody else looks into the file meanwhile."""
+    try:
+        engine = load_engine(loaded.config.context.engine, loaded.home)
+    except ConfigError as error:
+        yield Finding(check="context", verdict=Verdict.FAILED, text=str(error))
+        return
+    if any(finding.check == "context" for finding in told):
+        return
+    profile = None
+    with suppress(HermesError), open_resting(loaded.database) as db:  # another finding says what is wrong with it
+        profile = load_configured_profile(db, loaded.config) if db is not None else None
+    name = engine.name if engine is not None else None
+    yield context_finding(loaded.config, window_of(loaded.config, profile), name)
+
+
+def context_finding(config: Config, window: Window, engine: str | None) -> Finding:
+    """How large the configured model's window is, who says so, and where a plugin's engine or ours compresses."""
+    limits, fixed = window.limits, fixed_prompt_tokens(config)
+    threshold, by = limits.threshold, ""
+    if engine is not None:  # when it acts is its own affair; hygiene does not wait for it
+        threshold, by = limits.hygiene, f" at the latest, by the context engine {engine}"
+    text = (
+        f"The model's window has {limits.context_length:,} tokens, {WINDOW_FROM[window.window_from]}. Conversations "
+        f"are compressed from {threshold:,} of {limits.input_window:,} tokens on{by}; the system prompt and the tools "
+        f"take about {fixed:,} of them."
+    )
+    if fixed * 2 < threshold:
+        return Finding(check="context", verdict=Verdict.FINE, text=text)
+    text += " That is half of it or more: use a model with a larger window, or set model.context_length if it has one."
+    return Finding(check="context", verdict=Verdict.WARNING, text=text)
+
+
+def _model(loaded: LoadedConfig) -> Iterator[Finding]:
+    model = loaded.config.model
+    if model.protocol == "offline":
+        text = f"The built-in offline model answers; for a real one, {HOW_TO_GET_A_MODEL}."
+        yield Finding(check="model", verdict=Verdict.WARNING, text=text)
+    else:
+        yield _from_probe("model", probe_model(model))
+
+
+def _routes(loaded: LoadedConfig) -> Iterator[Finding]:
+    """The other APIs that models are asked at: each once for each key, for one wrong key may be as good as none."""
+    seen = {_api(loaded.config.model)}
+    for route in all_routes(loaded.config):
+        if route.protocol != "offline" and _api(route) not in seen:
+            seen.add(_api(route))
+            probe = probe_model(route)
+            verdict = Verdict.FINE if probe.is_ok else Verdict.WARNING  # who stands in, or is chosen, is not all
+            yield Finding(check="route", verdict=verdict, text=f"{route.label}: {probe.text}")
+
+
+def _api(route: RouteSettings) -> tuple[str | None, str | None]:
+    """Where a route leads to, and with which key."""
+    return route.address, route.api_key.get_secret_value() if route.api_key is not None else None
+
+
+def _extras(loaded: LoadedConfig) -> Iterator[Finding]:
+    """What the protocols in use need beside the gateway's own packages."""
+    for protocol in sorted({route.protocol for route in all_routes(loaded.config)}):
+        if (missing := missing_extra(protocol)) is not None:
+            yield Finding(check="extra", verdict=Verdict.FAILED, text=f"{missing[0].upper()}{missing[1:]}.")
+
+
+def _costs(loaded: LoadedConfig) -> Iterator[Finding]:
+    names = unpriced_models(loaded.config)
+    if names:
+        sentence = unpriced_sentence(names)
+        yield Finding(check="costs", verdict=Verdict.WARNING, text=f"{sentence[0].upper()}{sentence[1:]}.")
+    elif loaded.config.costs.has_caps:
+        text = "Spending is capped, and the price of every configured model is known."
+        yield Finding(check="costs", verdict=Verdict.FINE, text=text)
+
+
+def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[Finding]:
+    telegram, discord = loaded.config.telegram, loaded.config.discord
+    if telegram.token is not None:
+        yield _from_probe("telegram", probe_telegram(telegram) if is_online else None)
+    if discord.token is not None:
+        yield _from_probe("discord", probe_discord(discord) if is_online else None)
+
+
+def _from_probe(check: str, probe: Probe | None) -> Finding:
+    if probe is None:
+        return Finding(check=check, verdict=Verdict.SKIPPED, text="There is a token; --online tries it.")
+    return Finding(check=check, verdict=Verdict.FINE if probe.is_ok else Verdict.FAILED, text=probe.text)
+
+
+def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Finding]:
+    """Traps of running under systemd: too little time to stop, and user services that never start or end at logout."""
+    user_units = (
+        Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config") / "systemd/user"
+    )
+    found = next(
+        (path for path in (user_units / UNIT, *(place / UNIT for place in UNIT_DIRECTORIES)) if path.is_file()), None
+    )
+    if found is None:
+        yield Finding(check="service", verdict=Verdict.SKIPPED, text="No systemd unit is installed.")
+        return
+    needed = loaded.config.lifecycle.drain_seconds + STOP_MARGIN_SECONDS
+    unit = _with_drop_ins(found)
+    timeout = stop_timeout_seconds(unit)
+    if timeout is not None and timeout < needed:
+        text = f"{found} stops the gateway after {timeout:g} s; stopping may take {needed:g} s: raise TimeoutStopSec."
+        yield Finding(check="service", verdict=Verdict.WARNING, text=text)
+    elif found.parent == user_units and "WantedBy=multi-user.target" in unit:
+        text = f"Nothing starts {found}: a user's systemd has no multi-user.target; write WantedBy=default.target."
+        yield Finding(check="service", verdict=Verdict.WARNING, text=text)
+    elif found.parent == user_units and _lingers(environ) is False:
+        text = "The unit is a user service and stops at logout: loginctl enable-linger"
+        yield Finding(check="service", verdict=Verdict.WARNING, text=text)
+    else:
+        yield Finding(check="service", verdict=Verdict.FINE, text=f"{found} leaves room for the drain.")
+
+
+def _with_drop_ins(unit: Path) -> str:
+    """The text of a unit and, behind it, of what `systemctl edit` added to it."""
+    places = {unit.parent, UNIT_DIRECTORIES[0]} if unit.parent in UNIT_DIRECTORIES else {unit.parent}
+    added = sorted(
+        (path for place in places for path in (place / f"{UNIT}.d").glob("*.conf")), key=lambda one: one.name
+    )
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in (unit, *added))
+
+
+_SYSTEMD_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+
+
+def stop_timeout_seconds(unit: str) -> float | None:
+    """The last `TimeoutStopSec` of a unit's text; None when it is not given or in a form we do not read."""
+    seconds = None
+    for line in unit.splitlines():
+        name, equals, value = line.strip().partition("=")
+        if equals and name.strip() == "TimeoutStopSec":
+            number = value.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
+            factor = _SYSTEMD_UNITS.get(value.strip()[len(number) :].strip())
+            is_number = number.strip().replace(".", "", 1).isdecimal()
+            seconds = float(number) * factor if factor is not None and is_number else None
+    return seconds
+
+
+def _lingers(environ: Mapping[str, str]) -> bool | None:
+    """Whether this user's services outlive the login; None when loginctl cannot tell."""
+    program = shutil.which("loginctl", path=environ.get("PATH"))
+    if program is None:
+        return None
+    command = [program, "show-user", str(os.geteuid()), "--property=Linger", "--value"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return {"yes": True, "no": False}.get(answer.stdout.strip())

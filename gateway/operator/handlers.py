@@ -1,0 +1,163 @@
+"""What the command line may ask the running daemon over the control socket."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from agent.engines.loader import BUILT_IN
+from agent.model.client import ModelLine, Rest
+from gateway.access.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
+from gateway.access.permissions import Access, Verdict
+from gateway.config import LoadedConfig
+from gateway.models.runtime import Live
+from gateway.models.window import Window
+from gateway.operator.doctor import Finding, context_finding, database_finding
+from gateway.operator.doctor import Verdict as Severity
+from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, answer
+from gateway.operator.socket import Handler
+from gateway.operator.spending import REPORTS, Report, report, terms_of
+from gateway.outbound.adapters import Adapters
+from gateway.outbound.delivery import Delivery
+from gateway.times import when
+from gateway.turns.lanes import Lanes
+from gateway.vitals import Heartbeat
+from hermes_state.admin import pairings
+from hermes_state.admin.pairings import Role
+from hermes_state.errors import CommandError
+from hermes_state.redaction import Redactor
+from hermes_state.store.writer import Store
+from hermes_state.values import Clock, Millis, UserRef
+
+
+class Operator:
+    """Answers for the commands of `hermes-gateway` that ask the daemon."""
+
+    def __init__(
+        self,
+        *,
+        loaded: Callable[[], LoadedConfig],
+        live: Live,
+        store: Store,
+        access: Access,
+        adapters: Adapters,
+        lanes: Lanes,
+        delivery: Delivery,
+        heartbeat: Heartbeat,
+        clock: Clock,
+        started_at: Millis,
+        local_url: Callable[[], str | None],
+    ) -> None:
+        self._loaded = loaded
+        self._live = live
+        self._store = store
+        self._access = access
+        self._adapters = adapters
+        self._lanes = lanes
+        self._delivery = delivery
+        self._heartbeat = heartbeat
+        self._clock = clock
+        self._started_at = started_at
+        self._local_url = local_url
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """By the name under which the command line asks."""
+        return {
+            "status": self.status,
+            "pair.list": self.list_pairings,
+            "pair.approve": self.approve,
+            "pair.revoke": self.revoke,
+            "local.url": self.mint_local_url,
+            "doctor": self.examine,
+            **{name: partial(self.look_up, name) for name in LOOKUPS},
+            **{name: partial(self.look_at_spending, name) for name in REPORTS},
+        }
+
+    async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """How the daemon is doing."""
+        model = self._loaded().config.model
+        return {
+            "running_seconds": (self._clock.now() - self._started_at) // 1000,
+            "model": model.name or "offline",
+            "protocol": model.protocol,
+            "routes": self._routes(),
+            "turns_running": self._lanes.running_count,
+            "vitals": asdict(self._heartbeat.vitals()),
+            "platforms": {name: self._health(name) for name in self._adapters.supervised},
+            "not_stored": {
+                verdict.value: count
+                for verdict, count in self._access.counts.items()
+                if verdict is not Verdict.ADMITTED
+            },
+        }
+
+    def _routes(self) -> list[Mapping[str, Any]]:
+        """The models in use, and which of them are left alone for now."""
+        found: list[Mapping[str, Any]] = []
+        for _, agent in self._live.agents.in_use():
+            rest = agent.line.circuit.rest
+            row = {"model": agent.line.name, "route": agent.line.route}
+            found.append(row if rest is None else row | {"rests_seconds": round(rest.seconds), "trouble": rest.why})
+        return found
+
+    def _health(self, name: str) -> Mapping[str, Any]:
+        health = self._adapters.supervised[name].health()
+        at = health.last_progress_at
+        return {
+            "state": health.state.value,
+            "detail": health.detail,
+            "last_progress": when(at) if at is not None else None,
+        }
+
+    async def list_pairings(self, _args: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Who waits and who has access."""
+        found = await self._store.read(pairings.list_pairings, self._clock.now())
+        return [shown(pairing) for pairing in found]
+
+    async def approve(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`code`, and `role` (user)."""
+        try:
+            role = Role(str(args.get("role", Role.USER)))
+        except ValueError:
+            raise CommandError("A role is user or admin.") from None
+        code, now = str(args.get("code", "")), self._clock.now()
+        let_in = await self._store.write(approve_pairing, code, role, COMMAND_LINE, now)
+        await self._access.load()
+        if let_in.told is not None:
+            self._delivery.wake(let_in.told)
+        return shown(let_in.pairing)
+
+    async def revoke(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`user`: a stable id such as `telegram:42`."""
+        person = UserRef(str(args.get("user", "")))
+        pairing = await self._store.write(revoke_pairing, person, COMMAND_LINE, self._clock.now())
+        await self._access.load()
+        return shown(pairing)
+
+    async def examine(self, _args: Mapping[str, Any]) -> list[Finding]:
+        """The checks that only the running daemon can make: its database, its models' windows and rests."""
+        lines = [agent.line for _, agent in self._live.agents.in_use()]
+        resting = [_finding(line, rest) for line in lines if (rest := line.circuit.rest) is not None]
+        context = self._live.agents.configured.context
+        window = Window(limits=await context.load_limits(), window_from=context.window_from)
+        engine = context.engine if context.engine != BUILT_IN else None
+        told = context_finding(self._live.config, window, engine)
+        return [await self._store.read(database_finding), told, *resting]
+
+    async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
+        """Chains of sessions, and what was said; see `gateway.operator.lookups`."""
+        return await answer(self._store, name, args, Redactor(self._loaded().secrets()))
+
+    async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Report:
+        """What was used and what it cost; see `gateway.operator.spending`."""
+        terms = terms_of(self._live.config, self._clock.now())
+        return await self._store.read_within(LOOKUP_SECONDS, report, name, terms, args)
+
+    async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An address that signs one browser in to the web chat."""
+        return {"url": self._local_url()}
+
+
+def _finding(line: ModelLine, rest: Rest) -> Finding:
+    text = f"{line.name} ({line.route}) {rest.why}; it is left alone for {rest.seconds:.0f} s."
+    return Finding(check="route", verdict=Severity.WARNING, text=text)

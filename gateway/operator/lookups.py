@@ -1,0 +1,292 @@
+"""What the command line may look up in everything that was said: the same for the daemon and for a file at rest.
+
+The rows are what `--json` prints. Times are UTC milliseconds; sessions and lineages are named by their whole keys, a
+lineage by that of its first session; a message by its recall id, such as `m123`.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from sqlite3 import Connection
+from typing import Annotated, Any, Protocol, TypeAlias
+
+import msgspec
+
+from hermes_state.admin.lineage_queries import (
+    Found,
+    Link,
+    Place,
+    find_chat,
+    find_place,
+    load_around,
+    load_chat_sessions,
+    load_lineage,
+    search_everywhere,
+)
+from hermes_state.chats import load_chat
+from hermes_state.errors import CommandError
+from hermes_state.search.search import Order, snippet_of
+from hermes_state.search.segment import INDEXED_CHARACTERS
+from hermes_state.sessions import Session, list_conversations, load_active, load_session
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import load_said, taken_back
+from hermes_state.values import ChatKey, Message, MessageId, Millis, Role, SessionId, Transcript
+
+Row: TypeAlias = dict[str, Any]
+"""One JSON object of an answer."""
+
+Redact: TypeAlias = Callable[[str], str]
+
+LOOKUP_SECONDS = 5.0
+"""A query can be made to be slow; this bounds what one can cost."""
+
+SEARCH_MOST = 100
+LINKS_MOST = 5_000
+"""About 2 MB of JSON."""
+
+HISTORY_PAGE = 500
+HISTORY_PAGE_CHARACTERS = 1_000_000
+"""One answer holds at least a row, and then no more text than this; the asker asks again for what came before."""
+
+SEARCH_TEXT_CHARACTERS = 100_000
+"""A hit's text is cut there; `history` has all of it."""
+
+_Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Lookup(Protocol):
+    """A question, made from its arguments."""
+
+    def read(self, db: Connection) -> list[Row]:
+        """What the database says."""
+
+    def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
+        """What may be shown of it; takes long for long texts."""
+
+
+class LineageLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sessions of a conversation, of a chat or of all chats, oldest first."""
+
+    place: str | None = None
+    limit: _Limit = LINKS_MOST
+
+    def read(self, db: Connection) -> list[Row]:
+        limit = min(self.limit, LINKS_MOST)
+        place = find_place(db, self.place) if self.place is not None else None
+        if place is not None and place.session is not None:
+            links = load_lineage(db, place.session.lineage_id, limit)
+        else:
+            links = load_chat_sessions(db, place.chat_id if place is not None else None, limit)
+        return [_link_row(link) for link in links]
+
+    def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
+        return rows
+
+
+def _link_row(link: Link) -> Row:
+    made_by = link.made_by
+    return {
+        "session": link.key,
+        "parent": link.parent_key,
+        "depth": link.depth,
+        "lineage": link.lineage_key,
+        "platform": link.chat.platform,
+        "chat": link.chat.name,
+        "started_at": link.started_at,
+        "ended_at": link.ended_at,
+        "end_reason": link.end_reason,
+        "messages": link.message_count,
+        "layer": made_by.layer if made_by is not None else None,
+        "tokens_before": made_by.tokens_before if made_by is not None else None,
+        "tokens_after": made_by.tokens_after if made_by is not None else None,
+        "focus": made_by.focus if made_by is not None else None,
+        "summary_kind": made_by.summary_kind if made_by is not None else None,
+        "model": made_by.model if made_by is not None else None,
+    }
+
+
+class SearchLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Messages that match, from all chats or one."""
+
+    words: str
+    chat: str | None = None
+    role: Role | None = None
+    since: int | None = None
+    order: Order = "best"
+    limit: _Limit = 20
+
+    def read(self, db: Connection) -> list[Row]:
+        chat_id = find_chat(db, self.chat) if self.chat is not None else None
+        since = Millis(self.since) if self.since is not None else None
+        limit = min(self.limit, SEARCH_MOST)
+        found = search_everywhere(
+            db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit
+        )
+        return [_found_row(one) for one in found]
+
+    def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
+        """Redacted before the snippet is cut: a secret that the cut has halved looks like none."""
+        return [{**row, **redacted_texts(row["text"], self.words, redact)} for row in rows]
+
+
+def redacted_texts(text: str, words: str, redact: Redact) -> dict[str, str]:
+    """`text` and `snippet` of a hit as they may be shown."""
+    safe = redact(text[:INDEXED_CHARACTERS])
+    return {"text": safe[:SEARCH_TEXT_CHARACTERS], "snippet": snippet_of(safe, words)}
+
+
+def _found_row(found: Found) -> Row:
+    hit = found.hit
+    return {
+        "message": f"m{hit.message_id}",
+        "session": found.session_key,
+        "lineage": found.lineage_key,
+        "chat": found.chat.name,
+        "role": hit.role,
+        "at": hit.created_at,
+        "text": hit.text,
+        "snippet": hit.snippet,
+        "score": hit.score,
+    }
+
+
+class HistoryLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was said, as it was said, oldest first.
+
+    A chat stands for its conversation, a session for the whole conversation that it belongs to unless
+    `is_session_only`, a message for what was said around it in its session.
+    """
+
+    place: str
+    limit: _Limit = HISTORY_PAGE
+    before: int | None = None
+    """Only what was said before the message with this id."""
+    is_session_only: bool = False
+
+    def read(self, db: Connection) -> list[Row]:
+        place = find_place(db, self.place)
+        session = place.session or load_active(db, place.chat_id)
+        if session is None:
+            return []
+        rows = _fitting(self._load(db, place, session), is_newest=place.message_id is None)
+        hidden = taken_back(db, session.lineage_id)
+        names = _SessionKeys(db, session)
+        return [_message_row(row, names, row.id in hidden) for row in rows]
+
+    def _load(self, db: Connection, place: Place, session: Session) -> Transcript:
+        limit = min(self.limit, HISTORY_PAGE)
+        if place.message_id is not None:
+            return load_around(db, session.id, place.message_seq, limit // 2, limit)
+        before = MessageId(self.before) if self.before is not None else None
+        return load_said(db, session.lineage_id, limit, before, session.id if self.is_session_only else None)
+
+    def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
+        return rows
+
+
+def _fitting(rows: Transcript, *, is_newest: bool) -> Transcript:
+    """At least one row, and then as many as an answer holds, from the newest back or from the oldest on."""
+    room, count = HISTORY_PAGE_CHARACTERS, 0
+    for row in reversed(rows) if is_newest else rows:
+        room -= len(row.text or "")
+        if room < 0 and count:
+            break
+        count += 1
+    return rows[len(rows) - count :] if is_newest else rows[:count]
+
+
+class _SessionKeys:
+    """The names that the rows of one conversation share."""
+
+    def __init__(self, db: Connection, session: Session) -> None:
+        self._db = db
+        self._known = {session.id: session.key}
+        self.chat: ChatKey = load_chat(db, session.chat_id).key
+        self.lineage = self[SessionId(session.lineage_id)]
+
+    def __getitem__(self, session_id: SessionId) -> str:
+        if session_id not in self._known:
+            self._known[session_id] = load_session(self._db, session_id).key
+        return self._known[session_id]
+
+
+def _message_row(row: Message, names: _SessionKeys, is_taken_back: bool) -> Row:
+    return {
+        "message": f"m{row.id}",
+        "session": names[row.session_id],
+        "lineage": names.lineage,
+        "chat": names.chat.name,
+        "role": row.role,
+        "origin": row.origin,
+        "at": row.created_at,
+        "sender": row.sender_name,
+        "tool": row.tool_name,
+        "calls": [call.name for call in row.body.calls],
+        "text": row.text or "",
+        "taken_back": is_taken_back,
+    }
+
+
+class SessionsLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Conversations of one chat or of all, the most recently used first."""
+
+    chat: str | None = None
+    limit: _Limit = 100
+
+    def read(self, db: Connection) -> list[Row]:
+        chat_id = find_chat(db, self.chat) if self.chat is not None else None
+        rows = []
+        for one in list_conversations(db, chat_id, min(self.limit, LINKS_MOST)):
+            chat = load_chat(db, one.tip.chat_id).key
+            rows.append(
+                {
+                    "session": one.tip.key,
+                    "platform": chat.platform,
+                    "chat": chat.name,
+                    "title": one.title,
+                    "first_words": one.first_words,
+                    "started_at": one.started_at,
+                    "last_human_at": one.last_human_at,
+                    "ended_at": one.tip.ended_at,
+                    "end_reason": one.tip.end_reason,
+                    "sessions": one.session_count,
+                    "messages": one.message_count,
+                    "is_active": one.is_active,
+                }
+            )
+        return rows
+
+    def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
+        return [
+            {**row, "title": row["title"] and redact(row["title"]), "first_words": redact(row["first_words"])}
+            for row in rows
+        ]
+
+
+LOOKUPS: Mapping[str, type[Lookup]] = {
+    "lineage": LineageLookup,
+    "search": SearchLookup,
+    "history": HistoryLookup,
+    "sessions": SessionsLookup,
+}
+"""By the name under which the command line asks."""
+
+
+def asked(name: str, args: Mapping[str, Any]) -> Lookup:
+    """The question that these arguments stand for. Raises `CommandError`."""
+    try:
+        return msgspec.convert(args, LOOKUPS[name])
+    except msgspec.ValidationError as error:
+        raise CommandError(f"{name}: {error}") from None
+
+
+async def answer(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
+    """From the running daemon's store. Raises `CommandError`, and `StoreUnavailable` when it takes too long."""
+    lookup = asked(name, args)
+    rows = await store.read_within(LOOKUP_SECONDS, lookup.read)
+    return await asyncio.to_thread(lookup.finish, rows, redact)
+
+
+def answer_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
+    """From a file that no daemon has open. Raises `CommandError`."""
+    lookup = asked(name, args)
+    return lookup.finish(lookup.read(db), redact)

@@ -1,0 +1,213 @@
+"""Spending as people read it: sentences, and charts of at most 40 columns, which a phone shows without wrapping."""
+
+from collections.abc import Iterable, Sequence
+from datetime import date, timedelta
+from itertools import groupby
+
+from gateway.operator.spending import Cap, Insights, Usage, knows_cost
+from hermes_state.ledger import NOTHING, Spent
+from hermes_state.values import MICROS, dollars
+
+WIDTH = 40
+LABEL = 7
+VALUE = 10
+BAR = WIDTH - LABEL - VALUE - 1
+NAME = 22
+ENTRIES = 10
+"""Rows of a table; what lies beyond becomes one."""
+DAYS_SHOWN = 31
+"""More days are shown by the week, more than half a year by the month."""
+WEEKS_SHOWN = 182
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_UNKNOWN = "unknown"
+
+
+def money(spent: Spent) -> str:
+    """`$1.23`, `$1.23+` where further calls have no known price, `unknown` where none has."""
+    if not knows_cost(spent):
+        return _UNKNOWN
+    return f"{dollars(spent.cost)}+" if spent.unpriced else dollars(spent.cost)
+
+
+# ---- usage ------------------------------------------------------------------------------------------------------
+
+
+def usage_lines(usage: Usage) -> list[str]:
+    """What it came to, as the points of a list."""
+    spent = usage.spent
+    if not spent.calls:
+        return ["- No model was asked yet."]
+    return [
+        f"- Cost: {_cost(spent)}",
+        f"- Read: {_amount(spent.prompt, spent)} tokens: {spent.input:,} new, {spent.cache_read:,} from the cache "
+        f"({spent.cached_percent} %), {spent.cache_write:,} written to it",
+        f"- Written: {_amount(spent.output, spent)} tokens{_reasoning(spent)}",
+        f"- Calls: {_calls(spent)}{_purposes(usage)}",
+    ]
+
+
+def today_lines(usage: Usage, *, tells_all: bool) -> list[str]:
+    """What was spent today, and the caps. `tells_all`: the whole gateway's too, also where nothing caps it."""
+    caps = {cap.key: cap for cap in usage.caps}
+    lines = []
+    if "costs.conversation_cap" in caps:
+        lines.append(f"- This conversation: {_of(caps['costs.conversation_cap'])}")
+    if usage.chat_today is not None:
+        cap = caps.get("costs.chat_daily_cap")
+        lines.append(f"- This chat today: {money(usage.chat_today) if cap is None else _of(cap)}")
+    cap = caps.get("costs.daily_cap")
+    if cap is not None or tells_all:
+        lines.append(f"- The whole gateway today: {money(usage.today) if cap is None else _of(cap)}")
+    return lines
+
+
+def _of(cap: Cap) -> str:
+    state = ": used up" if cap.is_reached else f" ({cap.spent * 100 // cap.limit} %)"
+    return f"{dollars(cap.spent)} of {dollars(cap.limit)}{state}, `{cap.key}`"
+
+
+def _cost(spent: Spent) -> str:
+    if not knows_cost(spent):
+        return "unknown, because nobody has told me the model's price (`costs.prices`)"
+    if not spent.unpriced:
+        return dollars(spent.cost)
+    return f"{dollars(spent.cost)}, and {_count(spent.unpriced, 'call')} at an unknown price (`costs.prices`)"
+
+
+def _amount(tokens: int, spent: Spent) -> str:
+    return f"about {tokens:,}" if spent.estimated else f"{tokens:,}"
+
+
+def _reasoning(spent: Spent) -> str:
+    return f", {spent.reasoning:,} of them reasoning" if spent.reasoning else ""
+
+
+def _calls(spent: Spent) -> str:
+    notes = [
+        f"{spent.failed:,} failed" if spent.failed else "",
+        f"{spent.estimated:,} with estimated tokens" if spent.estimated else "",
+    ]
+    said = ", ".join(note for note in notes if note)
+    return f"{spent.calls:,} ({said})" if said else f"{spent.calls:,}"
+
+
+def _purposes(usage: Usage) -> str:
+    others = {purpose: spent for purpose, spent in usage.by_purpose.items() if purpose != "turn"}
+    named = ", ".join(f"{_count(spent.calls, purpose)}{_for(spent)}" for purpose, spent in others.items())
+    return f"; of these {named}" if named else ""
+
+
+def _for(spent: Spent) -> str:
+    """What that came to, where it is known; that it is not stands above."""
+    return f" for {money(spent)}" if knows_cost(spent) else ""
+
+
+_PLURALS = {"summary": "summaries", "flush": "flushes"}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun if number == 1 else _PLURALS.get(noun, f'{noun}s')}"
+
+
+# ---- insights ---------------------------------------------------------------------------------------------------
+
+
+def insights_block(found: Insights) -> str:
+    """Four charts and a sum, for a font in which all characters are equally wide."""
+    total = found.total
+    if not total.calls:
+        return "No model was asked."
+    by_cost = knows_cost(total) and total.cost > 0
+    parts = [
+        _chart(_spans(found.days), by_cost=by_cost),
+        _table("CHAT", found.chats, by_cost=by_cost),
+        _table("MODEL", found.models, by_cost=by_cost),
+        _table("FOR", found.purposes, by_cost=by_cost),
+        _row("total", _value(total, by_cost=by_cost), total.calls),
+    ]
+    return "\n\n".join(parts)
+
+
+def insights_notes(total: Spent) -> list[str]:
+    """What the figures do not say by themselves."""
+    notes = []
+    if not knows_cost(total):
+        notes.append("The price of these models is not known (`costs.prices`), so this counts tokens.")
+    elif total.unpriced:
+        notes.append(f"+: {_count(total.unpriced, 'call')} at an unknown price come on top (`costs.prices`).")
+    if total.prompt:
+        notes.append(f"{total.cached_percent} % of what models read came from a cache.")
+    if total.failed:
+        notes.append(f"{_count(total.failed, 'call')} failed or {'was' if total.failed == 1 else 'were'} cut off.")
+    if total.estimated:
+        notes.append(f"Of {_count(total.estimated, 'call')} the tokens are an estimate.")
+    return notes
+
+
+def _spans(days: Sequence[tuple[date, Spent]]) -> list[tuple[str, Spent]]:
+    """Days, weeks or months with their names."""
+    if len(days) <= DAYS_SHOWN:
+        return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
+    if len(days) <= WEEKS_SHOWN:
+        weeks = groupby(days, lambda entry: entry[0] - timedelta(days=entry[0].weekday()))
+        return [(f"{week:%d %b}", _sum(entries)) for week, entries in weeks]
+    months = groupby(days, lambda entry: entry[0].replace(day=1))
+    return [(f"{month:%b %y}", _sum(entries)) for month, entries in months]
+
+
+def _sum(entries: Iterable[tuple[date, Spent]]) -> Spent:
+    return sum((spent for _, spent in entries), NOTHING)
+
+
+def _chart(entries: Sequence[tuple[str, Spent]], *, by_cost: bool) -> str:
+    sizes = [spent.cost if by_cost else spent.total for _, spent in entries]
+    most = max(sizes, default=0)
+    lines = []
+    for (label, spent), size in zip(entries, sizes, strict=True):
+        value = _value(spent, by_cost=by_cost) if spent.calls else "-"
+        lines.append(f"{label:<{LABEL}}{_bar(size, most):<{BAR}} {value:>{VALUE}}")
+    return "\n".join(lines)
+
+
+def _bar(size: int, most: int) -> str:
+    """In eighths of a character; whatever is not nothing can be seen."""
+    eighths = 0 if not most else size * BAR * 8 // most
+    if size and not eighths:
+        eighths = 1
+    return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
+
+
+def _table(head: str, entries: Sequence[tuple[str, Spent]], *, by_cost: bool) -> str:
+    shown, rest = entries[:ENTRIES], entries[ENTRIES:]
+    rows = [_row(_short(name), _value(spent, by_cost=by_cost), spent.calls) for name, spent in shown]
+    if rest:
+        others = sum((spent for _, spent in rest), NOTHING)
+        rows.append(_row(f"{len(rest):,} more", _value(others, by_cost=by_cost), others.calls))
+    return "\n".join([_row(head, "COST" if by_cost else "TOKENS", "CALLS"), *rows])
+
+
+def _row(name: str, value: str, calls: int | str) -> str:
+    count = calls if isinstance(calls, str) else _shortened(calls)
+    return f"{name:<{NAME}}{value:>{VALUE}} {count:>{WIDTH - NAME - VALUE - 1}}"
+
+
+def _value(spent: Spent, *, by_cost: bool) -> str:
+    if not by_cost:
+        return _shortened(spent.total)
+    said = money(spent)
+    if len(said) < VALUE:
+        return said
+    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced else ''}"  # cents do not matter any more
+
+
+def _short(name: str) -> str:
+    """A name that fits, with its end, which tells more than its beginning."""
+    return name if len(name) < NAME else f"…{name[-(NAME - 2) :]}"
+
+
+def _shortened(number: int) -> str:
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
+        if number >= size:
+            return f"{number / (1_000 if unit == 'k' else size):.1f}{unit}"
+    return f"{number:,}"

@@ -1,0 +1,289 @@
+"""What was spent, as the command line and the chats tell it: the same for the daemon and for a file at rest.
+
+The reports are what `--json` prints. Money is in US dollars, None where it is not known; times are UTC milliseconds.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+from sqlite3 import Connection
+from typing import Any, TypeAlias
+
+from agent.model.caps import CapLimits, day_of, day_start, midnight
+from gateway.config.settings import Config
+from gateway.models.pricing import cap_limits
+from hermes_state.admin.lineage_queries import Place, find_place
+from hermes_state.chats import load_chat
+from hermes_state.compressions import count_compressions
+from hermes_state.errors import CommandError
+from hermes_state.ledger import (
+    NOTHING,
+    Slice,
+    Spent,
+    load_by_purpose,
+    load_since,
+    load_slices,
+)
+from hermes_state.values import MICROS, ChatId, LineageId, MicroUsd, Millis, micro_usd
+
+Report: TypeAlias = dict[str, Any]
+"""One JSON object."""
+
+DAYS_MOST = 366
+DAYS_DEFAULT = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """By which spending is looked at: now, and the caps with their time zone."""
+
+    now: Millis
+    limits: CapLimits
+
+    @property
+    def today(self) -> Millis:
+        return day_start(self.now, self.limits.zone)
+
+
+def terms_of(config: Config, now: Millis) -> Terms:
+    return Terms(now=now, limits=cap_limits(config))
+
+
+def days_in(args: Mapping[str, Any]) -> int:
+    """How many days a request asks for. Raises `CommandError`."""
+    days = args.get("days", DAYS_DEFAULT)
+    if type(days) is not int or not 1 <= days <= DAYS_MOST:
+        raise CommandError(f"Between 1 and {DAYS_MOST} days can be looked at.")
+    return days
+
+
+# ---- usage ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cap:
+    """A cap and how far it is used up."""
+
+    key: str
+    spent: MicroUsd
+    limit: MicroUsd
+
+    @property
+    def is_reached(self) -> bool:
+        return self.spent >= self.limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a conversation, a chat, or with neither the whole gateway came to."""
+
+    by_purpose: Mapping[str, Spent]
+    chat_today: Spent | None
+    today: Spent
+    caps: tuple[Cap, ...]
+    compressions: int | None
+    """Of a conversation."""
+
+    @property
+    def spent(self) -> Spent:
+        return sum(self.by_purpose.values(), NOTHING)
+
+
+def load_usage(db: Connection, terms: Terms, chat_id: ChatId | None, lineage_id: LineageId | None) -> Usage:
+    """What was spent, and how far the caps that matter there are used up."""
+    by_purpose = load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
+    today = load_since(db, terms.today)
+    chat_today = None if chat_id is None else load_since(db, terms.today, chat_id)
+    limits, spent = terms.limits, sum(by_purpose.values(), NOTHING)
+    bounds = (
+        ("costs.conversation_cap", None if lineage_id is None else spent, limits.conversation),
+        ("costs.chat_daily_cap", chat_today, limits.chat_daily),
+        ("costs.daily_cap", today, limits.daily),
+    )
+    caps = [Cap(key=key, spent=sums.cost, limit=limit) for key, sums, limit in bounds if sums and limit is not None]
+    compressions = None if lineage_id is None else count_compressions(db, lineage_id)
+    return Usage(by_purpose=by_purpose, chat_today=chat_today, today=today, caps=tuple(caps), compressions=compressions)
+
+
+def usage_report(db: Connection, terms: Terms, name: str | None) -> Report:
+    """Of a session's conversation, of a chat, or of everything. Raises `CommandError` for a name that is nothing's."""
+    place = None if name is None else find_place(db, name)
+    session = None if place is None else place.session
+    chat_id = None if place is None else place.chat_id
+    usage = load_usage(db, terms, chat_id, None if session is None else session.lineage_id)
+    return {
+        "scope": "gateway" if place is None else "chat" if session is None else "conversation",
+        "chat": _chat_name(db, place),
+        "session": None if session is None else session.key,
+        **spent_row(usage.spent),
+        "by_purpose": {purpose: spent_row(spent) for purpose, spent in usage.by_purpose.items()},
+        "compressions": usage.compressions,
+        "reported_prompt_tokens": None if session is None else session.reported_prompt_tokens,
+        "today_since": terms.today,
+        "chat_today": None if usage.chat_today is None else spent_row(usage.chat_today),
+        "today": spent_row(usage.today),
+        "caps": [
+            {
+                "cap": cap.key,
+                "limit_usd": cap.limit / MICROS,
+                "spent_usd": cap.spent / MICROS,
+                "is_reached": cap.is_reached,
+            }
+            for cap in usage.caps
+        ],
+    }
+
+
+def _chat_name(db: Connection, place: Place | None) -> str | None:
+    return None if place is None else load_chat(db, place.chat_id).key.name
+
+
+def spent_row(spent: Spent) -> Report:
+    """`cost_usd` is None where nothing is known; `unpriced_calls` come on top of it where something is."""
+    return {
+        "cost_usd": spent.cost / MICROS if knows_cost(spent) else None,
+        "calls": spent.calls,
+        "failed_calls": spent.failed,
+        "estimated_calls": spent.estimated,
+        "unpriced_calls": spent.unpriced,
+        "input_tokens": spent.input,
+        "output_tokens": spent.output,
+        "cache_read_tokens": spent.cache_read,
+        "cache_write_tokens": spent.cache_write,
+        "reasoning_tokens": spent.reasoning,
+        "prompt_tokens": spent.prompt,
+        "total_tokens": spent.total,
+        "cache_percent": spent.cached_percent,
+    }
+
+
+def knows_cost(spent: Spent) -> bool:
+    """Whether the sum says anything: not when every call that used something has an unknown price."""
+    return spent.cost > 0 or not spent.unpriced
+
+
+# ---- insights ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insights:
+    """What was spent lately, cut in four ways; all but the days are sorted by what they cost."""
+
+    days: tuple[tuple[date, Spent], ...]
+    """Every day, oldest first, also one on which nothing was spent."""
+    chats: tuple[tuple[str, Spent], ...]
+    models: tuple[tuple[str, Spent], ...]
+    purposes: tuple[tuple[str, Spent], ...]
+    total: Spent
+
+
+NO_CHAT = "no chat"
+
+
+def load_insights(db: Connection, terms: Terms, days: int, within: ChatId | None = None) -> Insights:
+    """Of so many days, today included. `within`: of one chat alone."""
+    zone = terms.limits.zone
+    first = day_of(terms.now, zone) - timedelta(days=days - 1)
+    slices = load_slices(db, midnight(first, zone), within)
+    by_day = _added(slices, lambda one: day_of(one.at, zone))
+    every_day = (first + timedelta(days=number) for number in range(days))
+    by_chat = {
+        NO_CHAT if chat_id is None else load_chat(db, chat_id).key.name: spent
+        for chat_id, spent in _added(slices, lambda one: one.chat_id).items()
+    }
+    return Insights(
+        days=tuple((day, by_day.get(day, NOTHING)) for day in every_day),
+        chats=_sorted(by_chat),
+        models=_sorted(_added(slices, lambda one: one.model)),
+        purposes=_sorted(_added(slices, lambda one: one.purpose)),
+        total=sum((one.spent for one in slices), NOTHING),
+    )
+
+
+def insights_report(db: Connection, terms: Terms, days: int) -> Report:
+    """`load_insights` as JSON."""
+    found = load_insights(db, terms, days)
+    return {
+        "days": [{"day": day.isoformat(), **spent_row(spent)} for day, spent in found.days],
+        "chats": _rows("chat", found.chats),
+        "models": _rows("model", found.models),
+        "purposes": _rows("purpose", found.purposes),
+        "total": spent_row(found.total),
+    }
+
+
+def _rows(name: str, entries: Iterable[tuple[str, Spent]]) -> list[Report]:
+    return [{name: key, **spent_row(spent)} for key, spent in entries]
+
+
+def _added(slices: Iterable[Slice], key: Callable[[Slice], Any]) -> dict[Any, Spent]:
+    sums: dict[Any, Spent] = {}
+    for one in slices:
+        name = key(one)
+        sums[name] = sums.get(name, NOTHING) + one.spent
+    return sums
+
+
+def _sorted(sums: Mapping[str, Spent]) -> tuple[tuple[str, Spent], ...]:
+    return tuple(sorted(sums.items(), key=lambda entry: (-entry[1].cost, -entry[1].total, entry[0])))
+
+
+# ---- over the control socket and back ---------------------------------------------------------------------------
+
+
+REPORTS = ("usage", "insights")
+"""By the name under which the command line asks."""
+
+
+def report(db: Connection, name: str, terms: Terms, args: Mapping[str, Any]) -> Report:
+    """What the command line is told. Raises `CommandError`."""
+    if db.execute("SELECT count(*) FROM pragma_table_info('model_calls') WHERE name = 'chat_id'").fetchone()[0] == 0:
+        raise CommandError("The database is an older version's; start the gateway once, which brings it up to date.")
+    if name == "insights":
+        return insights_report(db, terms, days_in(args))
+    place = args.get("place")
+    if place is not None and not isinstance(place, str):
+        raise CommandError("A place is a chat's name or a session's id.")
+    return usage_report(db, terms, place)
+
+
+def usage_of(report: Report) -> Usage:
+    """What `usage_report` has told."""
+    chat_today = report["chat_today"]
+    return Usage(
+        by_purpose={purpose: spent_of(row) for purpose, row in report["by_purpose"].items()},
+        chat_today=None if chat_today is None else spent_of(chat_today),
+        today=spent_of(report["today"]),
+        caps=tuple(
+            Cap(key=row["cap"], spent=micro_usd(row["spent_usd"]), limit=micro_usd(row["limit_usd"]))
+            for row in report["caps"]
+        ),
+        compressions=report["compressions"],
+    )
+
+
+def insights_of(report: Report) -> Insights:
+    """What `insights_report` has told."""
+    return Insights(
+        days=tuple((date.fromisoformat(row["day"]), spent_of(row)) for row in report["days"]),
+        chats=tuple((row["chat"], spent_of(row)) for row in report["chats"]),
+        models=tuple((row["model"], spent_of(row)) for row in report["models"]),
+        purposes=tuple((row["purpose"], spent_of(row)) for row in report["purposes"]),
+        total=spent_of(report["total"]),
+    )
+
+
+def spent_of(row: Report) -> Spent:
+    """What `spent_row` has made a row of."""
+    return Spent(
+        calls=row["calls"],
+        failed=row["failed_calls"],
+        estimated=row["estimated_calls"],
+        input=row["input_tokens"],
+        output=row["output_tokens"],
+        cache_read=row["cache_read_tokens"],
+        cache_write=row["cache_write_tokens"],
+        reasoning=row["reasoning_tokens"],
+        cost=micro_usd(row["cost_usd"] or 0.0),
+        unpriced=row["unpriced_calls"],
+    )

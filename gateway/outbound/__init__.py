@@ -1,0 +1,1 @@
+"""What leaves: deliveries, the gates that pace them, notices, and the adapters that send."""

@@ -1,0 +1,101 @@
+"""The adapters in service, and the tasks that keep them so."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Mapping
+
+import structlog
+
+from gateway import cancellation
+from gateway.retry import pauses
+from hermes_state.errors import PlatformError, TokenRejected
+from hermes_state.values import ChatKey
+from platforms.base import AdapterHealth, AdapterState, Intake, PlatformAdapter
+
+log = structlog.get_logger()
+
+HEALTHY_SECONDS = 60.0
+"""An attempt that lasted this long was a good one: the next pause starts small again."""
+
+LONGEST_PAUSE_SECONDS = 60.0
+
+
+class Supervised:
+    """One adapter with its supervisor: a new attempt after every end, except where only a new token helps."""
+
+    def __init__(self, adapter: PlatformAdapter) -> None:
+        self.adapter = adapter
+        self._pause_ends: float | None = None
+        self._trouble: str | None = None
+        self._is_rejected = False
+
+    @property
+    def name(self) -> str:
+        return self.adapter.name
+
+    def health(self) -> AdapterHealth:
+        """The adapter's own word while it runs, ours while it waits or has failed."""
+        inner = self.adapter.health()
+        if self._is_rejected:
+            return AdapterHealth(
+                state=AdapterState.FAILED, last_progress_at=inner.last_progress_at, detail=self._trouble or ""
+            )
+        if self._pause_ends is not None:
+            seconds = max(0.0, self._pause_ends - time.monotonic())
+            detail = f"{self._trouble}; next attempt in {seconds:.0f} s"
+            return AdapterHealth(state=AdapterState.BACKING_OFF, last_progress_at=inner.last_progress_at, detail=detail)
+        return inner
+
+    async def run(self, intake: Intake) -> None:
+        """Keep the adapter running until cancelled or its token is rejected."""
+        delays = pauses(longest=LONGEST_PAUSE_SECONDS)
+        while True:
+            began = time.monotonic()
+            self._pause_ends = None
+            try:
+                await self.adapter.run(intake)
+                self._trouble = "the connection ended"
+            except TokenRejected as error:
+                self._is_rejected, self._trouble = True, str(error)
+                log.error("adapter.rejected", adapter=self.name, error=str(error))
+                return
+            except PlatformError as error:
+                self._trouble = str(error)
+                log.warning("adapter.failed", adapter=self.name, error=type(error).__name__, detail=str(error))
+            except asyncio.CancelledError:
+                if cancellation.is_ordered():
+                    raise
+                self._trouble = "the connection was cut off"
+                log.exception("adapter.crashed", adapter=self.name)
+            except Exception as error:  # an SDK's bug must not end the daemon: it counts as a failed attempt
+                self._trouble = type(error).__name__
+                log.exception("adapter.crashed", adapter=self.name)
+            if time.monotonic() - began >= HEALTHY_SECONDS:
+                delays = pauses(longest=LONGEST_PAUSE_SECONDS)
+            await self._pause(delays)
+
+    async def _pause(self, delays: Iterator[float]) -> None:
+        pause = next(delays) * random.uniform(0.8, 1.2)
+        self._pause_ends = time.monotonic() + pause
+        await asyncio.sleep(pause)  # nothing tells when the service is back
+
+
+class Adapters:
+    """All configured adapters, found by the account that a chat belongs to."""
+
+    def __init__(self, adapters: Mapping[str, PlatformAdapter]) -> None:
+        self.supervised = {name: Supervised(adapter) for name, adapter in adapters.items()}
+
+    def of(self, chat: ChatKey) -> PlatformAdapter | None:
+        """The adapter that reaches a chat; None when its platform is not configured any more."""
+        found = self.supervised.get(chat.account)
+        return found.adapter if found is not None else None
+
+    def health(self) -> Mapping[str, AdapterHealth]:
+        """How each account is doing, by its name."""
+        return {name: one.health() for name, one in self.supervised.items()}
+
+    def start(self, intake: Intake, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """One supervisor task per adapter in `group`."""
+        return [group.create_task(one.run(intake), name=f"adapter-{name}") for name, one in self.supervised.items()]

@@ -1,0 +1,275 @@
+"""Delivery: sends outbox rows, one chat at a time, until the platform has them.
+
+A row is rendered once; its parts are committed before the first send and every retry sends those bytes.
+`sending` is committed before the request leaves, so that after a crash an attempt with unknown outcome is
+known to be one.
+"""
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from sqlite3 import Connection
+
+import msgspec
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from gateway import cancellation
+from gateway.outbound.adapters import Adapters
+from gateway.outbound.gates import Gate, Gates
+from gateway.retry import write_patiently
+from hermes_state import outbox
+from hermes_state.chats import Chat, load_chat, move_chat
+from hermes_state.errors import (
+    ChatMigrated,
+    ChatUnreachable,
+    MessageRejected,
+    PlatformError,
+    RateLimited,
+    SendAmbiguous,
+    StateError,
+)
+from hermes_state.outbox import OutboxRow, OutboxState
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart
+from platforms.base import AdapterState, PlatformAdapter, SendRequest
+
+log = structlog.get_logger()
+
+LONGEST_PAUSE_MS = 30_000
+STORE_PAUSE_SECONDS = 2.0
+STARTING_PAUSE_SECONDS = 0.2
+CRASH_PAUSE_SECONDS = 30.0
+LAST_REQUEST_SECONDS = 5.0
+RENDERED_AT_ONCE = 4_000
+"""Characters of a reply that is rendered on the event loop: a hop to a thread would cost more."""
+
+
+class Delivery:
+    """Owns a sender task for every chat that is owed something."""
+
+    def __init__(
+        self, *, store: Store, adapters: Adapters, gates: Gates, clock: Clock, group: asyncio.TaskGroup
+    ) -> None:
+        self._store = store
+        self._adapters = adapters
+        self._gates = gates
+        self._clock = clock
+        self._group = group
+        self._wakes: dict[ChatId, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Take up what was owed when the process ended."""
+        count = await write_patiently(self._store, outbox.mark_interrupted)
+        if count:
+            log.warning("delivery.interrupted", count=count)
+        for chat_id in await self._store.read(outbox.load_chats_owed):
+            self.wake(chat_id)
+
+    def wake(self, chat_id: ChatId) -> None:
+        """Something is owed to this chat."""
+        if (event := self._wakes.get(chat_id)) is not None:
+            event.set()
+        elif not self._is_closed:
+            self._wakes[chat_id] = asyncio.Event()
+            self._idle.clear()
+            task = self._group.create_task(self._serve(chat_id), name=f"delivery-{chat_id}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def say_unstored(self, asked: InboundMessage, chat: ChatKey, markdown: str) -> bool:
+        """Answer at once what could not be stored, once and without trying again; whether all of it was sent.
+
+        It does not pass the chat's gate: whoever holds that may be waiting for the database.
+        """
+        adapter = self._adapters.of(chat)
+        if adapter is None:
+            return False
+        digest = hashlib.sha256(asked.event_ref.encode()).hexdigest()[:16]
+        try:
+            for number, part in enumerate(await _render(adapter, outbox.Written(markdown=markdown))):
+                request = SendRequest(
+                    chat=chat,
+                    part=part,
+                    key=f"u{digest}.{number}",
+                    reply_to=asked.message_ref if asked.chat_kind.is_shared else None,
+                    ticket=asked.ticket,
+                )
+                await self._send_or_plain(adapter, request)
+        except PlatformError as error:
+            log.info("delivery.unstored_failed", chat=chat.name, error=type(error).__name__)
+            return False
+        except Exception:  # an SDK's bug must not end the daemon
+            log.exception("delivery.crashed", chat=chat.name)
+            return False
+        return True
+
+    async def flush(self, seconds: float) -> None:
+        """Let what is owed go out, for at most `seconds`, then end; what is left goes out at the next start.
+
+        A request that is under way gets `LAST_REQUEST_SECONDS` more: cut off, nobody would know whether it was seen.
+        """
+        if self._wakes:
+            try:
+                await asyncio.wait_for(self._idle.wait(), seconds)
+            except TimeoutError:
+                log.warning("delivery.unfinished", chats=len(self._wakes))
+        self._is_closed = True
+        for event in self._wakes.values():
+            event.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LAST_REQUEST_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _serve(self, chat_id: ChatId) -> None:
+        event = self._wakes[chat_id]
+        try:
+            while not self._is_closed:
+                event.clear()
+                pause = await self._send_next(chat_id)
+                if pause is None and not event.is_set():
+                    return
+                if pause and not self._is_closed:
+                    await _event_within(event, pause)
+        finally:
+            del self._wakes[chat_id]
+            if not self._wakes:
+                self._idle.set()
+
+    async def _send_next(self, chat_id: ChatId) -> float | None:
+        """Send what is due first. Returns seconds to wait, 0 for none, or None when nothing is owed."""
+        gate = self._gates.of(chat_id)
+        try:
+            async with gate.passing():  # what is read in here is what is sent: a preview may just have named its place
+                return await self._send_first(chat_id, gate)
+        except StateError as error:
+            log.warning("delivery.delayed", error=str(error))
+            return STORE_PAUSE_SECONDS
+        except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
+            log.exception("delivery.crashed", chat_id=chat_id)
+            return CRASH_PAUSE_SECONDS
+
+    async def _send_first(self, chat_id: ChatId, gate: Gate) -> float | None:
+        chat, rows = await self._store.read(_load, chat_id)
+        if not rows:
+            return None
+        adapter = self._adapters.of(chat.key)
+        if adapter is None:
+            log.warning("delivery.no_adapter", chat=chat.key.name)
+            return None
+        if adapter.health().state is AdapterState.STARTING:
+            return STARTING_PAUSE_SECONDS  # an attempt now would certainly fail, and count as one that may be repeated
+        wait_ms = max(rows[0].next_at - self._clock.now(), math.ceil(gate.penalty_seconds * 1000))
+        if wait_ms > 0:
+            return wait_ms / 1000
+        with bound_contextvars(chat=chat.key.name, outbox_id=rows[0].id):
+            await self._send(chat, rows[0], adapter, gate)
+        return 0.0
+
+    async def _send(self, chat: Chat, row: OutboxRow, adapter: PlatformAdapter, gate: Gate) -> None:
+        parts = None if row.written is None else await _render(adapter, row.written)
+        part = row.rendered if parts is None else parts[0]
+        assert part is not None, "a row is either written or rendered"
+        now = self._clock.now()
+        await self._store.write(outbox.begin_send, row.id, parts, now)
+        is_repeat = row.state in (OutboxState.AMBIGUOUS, OutboxState.SENDING)
+        request = SendRequest(
+            chat=chat.key,
+            part=part,
+            key=f"o{row.id}",
+            replaces=row.replaces,
+            reply_to=row.reply_to,
+            ticket=row.ticket,
+            is_repeat=is_repeat,
+            first_tried_at=row.first_tried_at or now,
+        )
+        try:
+            ref = await self._send_or_plain(adapter, request)
+        except RateLimited as error:
+            gate.close_for(error.retry_after)
+            log.info("delivery.rate_limited", retry_after=error.retry_after)
+            await self._retry(row, is_repeat, error, Millis(self._clock.now() + int(error.retry_after * 1000)))
+        except (ChatUnreachable, MessageRejected) as error:
+            log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
+            await write_patiently(self._store, outbox.mark_dead, row.id, str(error), self._clock.now())
+        except ChatMigrated as error:
+            key = chat.key
+            args = (key.platform, key.account, key.chat_ref, error.new_chat_ref, self._clock.now())
+            moved = await write_patiently(self._store, move_chat, *args)
+            await self._retry(row, is_repeat, error, self._clock.now())
+            for chat_id in moved:
+                self.wake(chat_id)
+        except PlatformError as error:
+            is_ambiguous = is_repeat or isinstance(error, SendAmbiguous)
+            log.info(
+                "delivery.failed", error=type(error).__name__, is_ambiguous=is_ambiguous, attempts=row.attempts + 1
+            )
+            await self._retry(row, is_ambiguous, error, self._next_attempt(row))
+        except asyncio.CancelledError as error:
+            if cancellation.is_ordered():
+                raise
+            log.exception("delivery.crashed")
+            await self._retry(row, True, error, self._next_attempt(row))
+        except Exception as error:  # an SDK's bug must not cost the answer: the attempt counts as ambiguous
+            log.exception("delivery.crashed")
+            await self._retry(row, True, error, self._next_attempt(row))
+        else:
+            await write_patiently(self._store, outbox.mark_sent, row.id, ref, self._clock.now())
+
+    async def _send_or_plain(self, adapter: PlatformAdapter, request: SendRequest) -> str:
+        """Send; a part whose marked-up form is rejected goes out as plain text."""
+        try:
+            return await adapter.send(request)
+        except MessageRejected as error:
+            log.warning("delivery.sent_plain", detail=str(error))
+        return await adapter.send(replace(request, is_plain=True))
+
+    def _next_attempt(self, row: OutboxRow) -> Millis:
+        return Millis(self._clock.now() + min(LONGEST_PAUSE_MS, 500 * 2 ** min(row.attempts, 10)))
+
+    async def _retry(self, row: OutboxRow, is_ambiguous: bool, error: BaseException, next_at: Millis) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        await write_patiently(self._store, outbox.mark_retry, row.id, is_ambiguous, reason, next_at)
+
+
+def _load(db: Connection, chat_id: ChatId) -> tuple[Chat, list[OutboxRow]]:
+    return load_chat(db, chat_id), outbox.load_open(db, chat_id, 1)
+
+
+async def _render(adapter: PlatformAdapter, written: outbox.Written) -> Sequence[OutboundPart]:
+    """The parts of a reply; its buttons hang under the last one."""
+    try:
+        # A long answer can take a second: not on the loop, where every other chat would wait for it.
+        is_long = len(written.markdown) > RENDERED_AT_ONCE
+        parts = list(
+            await asyncio.to_thread(adapter.render, written.markdown) if is_long else adapter.render(written.markdown)
+        )
+    except Exception:  # a converter's bug would come back with every attempt, and hold up all that follows
+        log.exception("delivery.rendered_plain")
+        parts = _plain_parts(written.markdown, adapter.capabilities.max_part_units // 2)
+    if written.buttons and adapter.capabilities.has_buttons:
+        parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
+    return parts
+
+
+def _plain_parts(text: str, characters: int) -> list[OutboundPart]:
+    pieces = [text[at : at + characters] for at in range(0, len(text), characters)]
+    return [OutboundPart(text=piece, plain=piece) for piece in pieces if piece.strip()] or [
+        OutboundPart(text="…", plain="…")
+    ]
+
+
+async def _event_within(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return

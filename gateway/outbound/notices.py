@@ -1,0 +1,128 @@
+"""What a chat is told about its conversation's room. For people only: nothing of it reaches a prompt.
+
+Told inside the transaction that makes it true, so that a crash neither loses a notice nor repeats it. Only that a
+compression takes long is told while nothing is true yet.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from sqlite3 import Connection
+
+from agent.context.events import Blocked, ContextEvent, HardLimit, Pressure, Scene
+from agent.context.outcomes import Aborted, Compressed
+from gateway.config.context_settings import NoticeSettings
+from hermes_state import outbox
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import View
+from hermes_state.values import ChatId, Clock, Millis
+
+WAITING = "This conversation has grown long: I am compressing it before I go on, which takes a moment."
+
+ACCURACY_FROM = 2
+"""Compressions: a summary of a summary is where details begin to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """Listens to what happens to conversations and owes their chats a sentence."""
+
+    settings: Callable[[], NoticeSettings]
+
+    def __call__(self, db: Connection, scene: Scene, event: ContextEvent, now: Millis) -> None:
+        sentence = self._sentence(event)
+        if sentence is None:
+            return
+        outbox.enqueue(db, _reply(scene, sentence, type(event).__name__.lower(), _which(event, scene, now)), now)
+
+    def _sentence(self, event: ContextEvent) -> str | None:
+        match event:
+            case Compressed(layer="manual"):
+                return None  # the command's own reply says it all
+            case Compressed():
+                return self._compressed(event)
+            case Aborted():
+                return (
+                    f"I could not compress this conversation: {event.reason} Nothing was changed, and there is still "
+                    "room; I try again later. /compress tries now."
+                )
+            case Blocked():
+                return (
+                    f"Compressing hardly shortens this conversation any more ({event.tokens:,} of {event.threshold:,} "
+                    "tokens), so I stop doing it by myself until it has grown. /new starts a fresh one, "
+                    "`/compress <topic>` keeps one topic and shortens the rest."
+                )
+            case HardLimit():
+                return (
+                    f"This conversation had {event.messages:,} messages and the limit is {event.limit:,}, so I "
+                    "compressed it although there was room."
+                )
+
+    def _compressed(self, event: Compressed) -> str | None:
+        said = []
+        if event.failure is not None:
+            said.append(
+                f"I had to shorten this conversation without a summary ({event.failure.rstrip('.')}). "
+                f"{event.summarised:,} messages are represented by a list of what could be found in them; all of them "
+                "are kept, and I can look them up."
+            )
+        accuracy = accuracy_sentence(event, self.settings())
+        if accuracy is not None:
+            said.append(accuracy)
+        return " ".join(said) or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitNotice:
+    """Tells a chat why its answer is a long time coming."""
+
+    store: Store
+    settings: Callable[[], NoticeSettings]
+    deliver: Callable[[ChatId], None]
+    clock: Clock
+
+    async def __call__(self, scene: Scene, view: View) -> None:
+        """Once for each stretch of waiting, also when it is begun anew after a restart or takes several passes."""
+        if not self.settings().waiting:
+            return
+        reply = _reply(scene, WAITING, "waiting", f"{scene.turn_id}:{view.transcript[-1].id}")
+        await self.store.write(outbox.enqueue, reply, self.clock.now())
+        self.deliver(scene.chat_id)
+
+
+def accuracy_sentence(event: Compressed, settings: NoticeSettings) -> str | None:
+    """From the second compression on: that a summary of a summary is not the conversation."""
+    if event.compressions < ACCURACY_FROM or not settings.accuracy:
+        return None
+    return (
+        f"This conversation has been compressed {event.compressions} times; details may get lost. /new starts a fresh "
+        "one."
+    )
+
+
+def pressure_sentence(pressure: Pressure) -> str:
+    """Below an answer: how full the conversation is."""
+    figures = f"({pressure.tokens:,} of {pressure.of_tokens:,} tokens)"
+    if not pressure.is_threshold:
+        return f"_{pressure.percent} % of the context window is used {figures}._"
+    if pressure.tokens >= pressure.of_tokens:
+        return f"_The room before compression is used up {figures}._"
+    return f"_{pressure.percent} % of the room before compression is used {figures}._"
+
+
+def _reply(scene: Scene, sentence: str, what: str, which: str) -> Reply:
+    return Reply(
+        chat_id=scene.chat_id,
+        kind=OutboxKind.STATUS,
+        markdown=sentence,
+        dedupe_key=f"context:{scene.lineage_id}:{what}:{which}",
+    )
+
+
+def _which(event: ContextEvent, scene: Scene, now: Millis) -> str:
+    """What is said once only: of a compression, and of a turn in which several layers could not compress."""
+    if isinstance(event, Compressed):
+        return str(event.child.id)
+    if isinstance(event, Aborted) and scene.turn_id is not None:
+        return f"turn:{scene.turn_id}"
+    return str(now)

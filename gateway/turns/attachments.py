@@ -1,0 +1,372 @@
+"""Files that people send, made ready for a turn.
+
+Text documents are read into the turn, images are stored for models that see, recordings become words where that is
+configured, and everything else gets a friendly sentence. The bytes lie under `attachments/` in the state directory and
+never enter the history.
+"""
+
+import asyncio
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from sqlite3 import Connection
+from typing import TypeVar
+
+import structlog
+
+from gateway.models.runtime import Live
+from gateway.models.selection import route_of
+from gateway.outbound.adapters import Adapters
+from gateway.outbound.delivery import Delivery
+from gateway.turns.transcription import Ears, Unheard
+from hermes_state import attachments, inbox, outbox
+from hermes_state.attachments import StoredFile
+from hermes_state.chats import Chat, load_chat
+from hermes_state.errors import FileTooLarge, MessageRejected, PlatformError
+from hermes_state.inbox import InboxRow, InboxState
+from hermes_state.journal import Prepared
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.sessions import load_active
+from hermes_state.store.writer import Store
+from hermes_state.values import (
+    AttachmentId,
+    AttachmentKind,
+    ChatId,
+    Clock,
+    Document,
+    Image,
+    InboxId,
+    IncomingAttachment,
+    MessageBody,
+    Millis,
+)
+from platforms.base import PlatformAdapter
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+FETCH_SECONDS = 120.0
+"""For one file; the chat waits, others do not."""
+
+FETCH_ATTEMPTS = 3
+
+READY_SECONDS = 60.0
+"""How long a fetch that failed waits for its platform to come back: just after a start it is not there yet."""
+
+READY_PAUSE_SECONDS = 0.2
+
+NAME_CHARACTERS = 80
+"""Of a file's name, where we speak of it."""
+
+INCOMING_PREFIX = "incoming-"
+"""Of the names of files that are being fetched."""
+
+TEXT_MIME_PREFIXES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/yaml")
+TEXT_MIMES = ("application/toml", "application/javascript", "application/sql", "application/x-sh", "application/csv")
+# fmt: off
+TEXT_SUFFIXES = frozenset((
+    ".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf",
+    ".log", ".xml", ".html", ".htm", ".css", ".svg", ".tex", ".sql", ".env", ".py", ".js", ".ts", ".tsx", ".jsx",
+    ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".kt", ".swift", ".rb", ".php", ".pl", ".lua",
+    ".sh", ".bash", ".ps1", ".r", ".scala", ".diff", ".patch", ".srt", ".vtt", ".ics", ".bib", ".gradle",
+    ".properties",
+))
+# fmt: on
+IMAGE_SIGNATURES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+UNHEARD = {
+    AttachmentKind.VOICE: "I cannot listen to voice messages here; please write to me instead.",
+    AttachmentKind.AUDIO: "I cannot listen to audio files here; please write to me instead.",
+    AttachmentKind.VIDEO: "I cannot watch videos; please describe in words what matters in it.",
+}
+RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
+IMAGE_FORMS = "PNG, JPEG, GIF or WebP"
+
+
+class _Unusable(Exception):
+    """This file cannot be used; the message is the sentence for its sender."""
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What one message's files came to."""
+
+    documents: list[Document]
+    images: list[Image]
+    ids: list[AttachmentId]
+    refusals: list[str]
+    hints: list[str]
+    """What the sender should know of files that were taken."""
+    notes: list[str]
+    heard: list[str]
+    """What was said in recordings; it is in the message by now."""
+
+
+class AttachmentDesk:
+    """Fetches the files of waiting messages before their turn starts."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        live: Live,
+        adapters: Adapters,
+        delivery: Delivery,
+        ears: Ears,
+        clock: Clock,
+        folder: Path,
+    ) -> None:
+        self._ears = ears
+        self._store = store
+        self._live = live
+        self._adapters = adapters
+        self._delivery = delivery
+        self._clock = clock
+        self._folder = folder
+
+    async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, Prepared] | None:
+        """What the turn of `rows` needs of their files.
+
+        None when a message held nothing but files that cannot be used: it was answered and settled, and the
+        caller looks again at what waits.
+        """
+        if not any(row.payload.attachments for row in rows):
+            return {}
+        chat = await self._store.read(load_chat, chat_id)
+        prepared: dict[InboxId, Prepared] = {}
+        is_whole = True
+        for row in rows:
+            if not row.payload.attachments:
+                continue
+            gathered = await self._gather(chat, row)
+            is_useful = bool(
+                row.payload.text.strip() or row.payload.heard or gathered.heard or gathered.documents or gathered.images
+            )
+            if gathered.refusals or gathered.hints:
+                await self._store.write(_tell, row, gathered, not is_useful, self._clock.now())
+                self._delivery.wake(chat_id)
+            is_whole = is_whole and is_useful
+            body = MessageBody(
+                documents=tuple(gathered.documents), images=tuple(gathered.images), notes=tuple(gathered.notes)
+            )
+            prepared[row.id] = Prepared(body=body, attachment_ids=tuple(gathered.ids))
+        return prepared if is_whole else None
+
+    async def _gather(self, chat: Chat, row: InboxRow) -> _Gathered:
+        gathered = _Gathered(documents=[], images=[], ids=[], refusals=[], hints=[], notes=[], heard=[])
+        for attachment in row.payload.attachments:
+            try:
+                await self._take(chat, row, attachment, gathered)
+            except _Unusable as error:
+                log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
+                gathered.refusals.append(str(error))
+                gathered.notes.append(f"{attachment.kind} “{_said(attachment)}” was attached but could not be read")
+        return gathered
+
+    async def _take(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _Gathered) -> None:
+        config = self._live.config
+        limit = config.attachments.max_bytes
+        if attachment.kind in RECORDINGS and self._ears.are_open:
+            gathered.heard.append(await self._heard(chat, row, attachment, limit))
+            return
+        is_text = _is_text(attachment)
+        if not is_text and attachment.kind is not AttachmentKind.IMAGE:
+            raise _Unusable(UNHEARD.get(attachment.kind) or _unreadable(attachment, await self._sees_images(chat)))
+        if not is_text and not await self._sees_images(chat):
+            raise _Unusable("The model that answers here cannot see images; please describe it in words.")
+        _refuse_large(attachment, limit)
+        if is_text:
+            max_chars = config.attachments.max_text_chars
+            read = partial(_read_text, attachment=attachment, max_chars=max_chars)
+            file, document = await self._kept(chat, attachment, limit, read)
+            gathered.documents.append(document)
+            if document.was_truncated:
+                gathered.hints.append(_cut(attachment, max_chars))
+            gathered.ids.append(await self._store.write(attachments.insert, chat.id, file, self._clock.now()))
+            return
+        file, mime = await self._kept(chat, attachment, limit, partial(_image_mime, attachment=attachment))
+        attachment_id = await self._store.write(attachments.insert, chat.id, file, self._clock.now())
+        gathered.ids.append(attachment_id)
+        gathered.images.append(Image(attachment_id=attachment_id, mime=mime, path=file.path))
+
+    async def _sees_images(self, chat: Chat) -> bool:
+        """Whether the model does that the chat's conversation has chosen."""
+        session = await self._store.read(load_active, chat.id)
+        choice = session.chosen_model if session is not None and session.ended_at is None else None
+        model = self._live.config.model
+        return (route_of(model, choice) or model.route).sees_images
+
+    async def _heard(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
+        """What was said in a recording. Its bytes are not kept."""
+        _refuse_large(recording, limit)
+        try:
+            self._ears.refuse_long(recording)
+            return await self._ears.hear(row, recording, await self._fetch(chat, recording, limit, Path.read_bytes))
+        except Unheard as error:
+            raise _Unusable(str(error)) from error
+
+    async def _kept(
+        self, chat: Chat, attachment: IncomingAttachment, limit: int, read: Callable[[Path], T]
+    ) -> tuple[StoredFile, T]:
+        """Fetch a file and look into it; only one that `read` can use is kept, or nothing would ever remove it."""
+
+        def look(fetched: Path) -> tuple[StoredFile, T]:
+            found = read(fetched)
+            return _keep(self._folder, fetched, attachment), found
+
+        return await self._fetch(chat, attachment, limit, look)
+
+    async def _fetch(self, chat: Chat, attachment: IncomingAttachment, limit: int, look: Callable[[Path], T]) -> T:
+        """What `look`, in a thread, finds in the fetched file, which is gone afterwards unless it was moved away."""
+        adapter = self._adapters.of(chat.key)
+        if adapter is None:
+            raise _Unusable(f"I could not fetch “{_said(attachment)}” right now; please send it again later.")
+        try:
+            target = await asyncio.to_thread(_new_file, self._folder)
+        except OSError as error:
+            log.warning("attachment.not_stored", error=type(error).__name__)
+            raise _Unusable(f"I cannot store “{_said(attachment)}” right now; please send it again later.") from error
+        try:
+            for attempt in range(1, FETCH_ATTEMPTS + 1):
+                try:
+                    async with asyncio.timeout(FETCH_SECONDS):
+                        await adapter.download(attachment, target, limit)
+                    return await asyncio.to_thread(look, target)
+                except FileTooLarge as error:
+                    raise _Unusable(_too_large(attachment, error.limit_bytes)) from error
+                except MessageRejected as error:
+                    sentence = f"“{_said(attachment)}” is not there to be fetched any more; please send it again."
+                    raise _Unusable(sentence) from error
+                except (PlatformError, OSError) as error:  # a full disk, too, must not look like a harmful message
+                    log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
+                if attempt < FETCH_ATTEMPTS:
+                    await _recovery(adapter)
+            raise _Unusable(f"I could not fetch “{_said(attachment)}”; please send it again.")
+        finally:
+            await asyncio.to_thread(target.unlink, missing_ok=True)
+
+
+async def _recovery(adapter: PlatformAdapter) -> None:
+    """Wait for a while until the adapter works."""
+    for _ in range(round(READY_SECONDS / READY_PAUSE_SECONDS)):
+        if adapter.health().is_ready:
+            return
+        await asyncio.sleep(READY_PAUSE_SECONDS)  # nothing tells when the service is back
+
+
+def _tell(db: Connection, row: InboxRow, gathered: _Gathered, is_all: bool, now: Millis) -> None:
+    """Tell the sender; a message that held nothing of use is settled with it."""
+    if is_all:
+        inbox.settle(db, row.id, InboxState.DONE, now)
+    reply = Reply(
+        chat_id=row.chat_id,
+        kind=OutboxKind.ERROR if gathered.refusals else OutboxKind.STATUS,
+        markdown=" ".join(gathered.refusals + gathered.hints),
+        dedupe_key=f"inbox:{row.id}:attachments",
+        reply_to=row.message_ref,
+    )
+    outbox.enqueue(db, reply, now)
+
+
+def _is_text(attachment: IncomingAttachment) -> bool:
+    mime = (attachment.mime or "").lower()
+    if attachment.kind is not AttachmentKind.DOCUMENT:
+        return False
+    if mime.startswith(TEXT_MIME_PREFIXES) or mime in TEXT_MIMES:
+        return True
+    name = attachment.name.lower()
+    return Path(name).suffix in TEXT_SUFFIXES or name in ("dockerfile", "makefile", "readme", "license")
+
+
+def _said(attachment: IncomingAttachment) -> str:
+    """The file's name inside a sentence of ours, which it can neither leave nor end: the model trusts our notes."""
+    flat = " ".join(attachment.name.replace("“", "'").replace("”", "'").replace("[", "(").replace("]", ")").split())
+    return flat if len(flat) <= NAME_CHARACTERS else f"{flat[:NAME_CHARACTERS]}…"
+
+
+def _refuse_large(attachment: IncomingAttachment, limit: int) -> None:
+    if attachment.size_bytes is not None and attachment.size_bytes > limit:
+        raise _Unusable(_too_large(attachment, limit))
+
+
+def _too_large(attachment: IncomingAttachment, limit: int) -> str:
+    smaller = "a smaller copy" if attachment.kind is AttachmentKind.IMAGE else "the part that matters"
+    return f"“{_said(attachment)}” is larger than the {_size(limit)} that I take; please send {smaller}."
+
+
+def _size(count: int) -> str:
+    """A number of bytes for people, rounded down: what is as large is taken."""
+    return f"{count // 1_000_000:,} MB" if count >= 1_000_000 else f"{count // 1_000:,} KB"
+
+
+def _unreadable(attachment: IncomingAttachment, sees_images: bool) -> str:
+    what = f"I cannot read “{_said(attachment)}”"
+    files = "a text file or an image" if sees_images else "a text file"
+    if attachment.kind is AttachmentKind.DOCUMENT:
+        return f"{what}; please send me {files}, or paste what matters."
+    return f"{what}; please say it in words, or send me {files}."
+
+
+def _not_text(attachment: IncomingAttachment) -> str:
+    return f"“{_said(attachment)}” is not text that I can read; please save it as UTF-8, or paste what matters."
+
+
+def _cut(attachment: IncomingAttachment, max_chars: int) -> str:
+    return (
+        f"“{_said(attachment)}” is long: I read its first {max_chars:,} characters; "
+        "to show me more, send the rest as a file of its own."
+    )
+
+
+def _new_file(folder: Path) -> Path:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=INCOMING_PREFIX, dir=folder)
+    os.close(handle)
+    return Path(name)
+
+
+def _keep(folder: Path, fetched: Path, attachment: IncomingAttachment) -> StoredFile:
+    """Move a fetched file to the place that its bytes name."""
+    with fetched.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    size = fetched.stat().st_size
+    place = folder / sha256[:2] / sha256
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    fetched.replace(place)
+    return StoredFile(
+        sha256=sha256, path=f"{sha256[:2]}/{sha256}", name=attachment.name, mime=attachment.mime, size_bytes=size
+    )
+
+
+def _read_text(path: Path, attachment: IncomingAttachment, max_chars: int) -> Document:
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        try:
+            text = data.decode("utf-16") if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data.decode("cp1252")
+        except UnicodeDecodeError as error:
+            raise _Unusable(_not_text(attachment)) from error
+    if "\0" in text:
+        raise _Unusable(_not_text(attachment))
+    return Document(name=attachment.name, text=text[:max_chars], was_truncated=len(text) > max_chars)
+
+
+def _image_mime(path: Path, attachment: IncomingAttachment) -> str:
+    with path.open("rb") as stream:
+        start = stream.read(16)
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "image/webp"
+    for signature, mime in IMAGE_SIGNATURES:
+        if start.startswith(signature):
+            return mime
+    raise _Unusable(f"“{_said(attachment)}” is not an image that I can look at; please send it as {IMAGE_FORMS}.")

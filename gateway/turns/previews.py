@@ -1,0 +1,174 @@
+"""Showing an answer while it grows. What streams is a preview; the outbox row is the truth."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from gateway import cancellation
+from gateway.outbound.gates import Gate
+from hermes_state.errors import PlatformError, RateLimited, StateError
+from hermes_state.journal import RunningTurn
+from platforms.base import Capabilities, PlatformAdapter, Preview
+
+log = structlog.get_logger()
+
+FIRST_SIGN_SECONDS = 0.4
+"""An answer that is there sooner needs neither typing nor preview, which cost more than they show."""
+
+REQUEST_SECONDS = 10.0
+"""A preview that takes longer is given up: the final answer must not wait for it."""
+
+TYPING_OVERLAP_SECONDS = 1.0
+"""Typing is renewed this long before the platform lets it fade."""
+
+PREVIEW_OVERLAP_SECONDS = 5.0
+"""The same for a preview that fades: a pause between two previews and a slow request have room in it."""
+
+
+class LivePreview:
+    """The sink of one turn: takes the text so far, and shows it as often as the platform likes.
+
+    `text` stays readable after the end: it is the partial answer of a turn that is stopped.
+    """
+
+    def __init__(
+        self,
+        turn: RunningTurn,
+        adapter: PlatformAdapter | None,
+        gate: Gate,
+        note_ref: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._turn = turn
+        self._adapter = adapter
+        self._gate = gate
+        self._note_ref = note_ref
+        self._ref = self._noted_ref = turn.preview_ref
+        self._changed = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._shown = ""
+        self._shown_at = self._typed_at = 0.0
+        self._pump: asyncio.Task[None] | None = None
+        self.text = ""
+
+    def show(self, text: str) -> None:
+        """Take the whole text of the answer so far; never waits."""
+        self.text = text
+        self._changed.set()
+
+    def forget(self) -> None:
+        """What was shown is no part of an answer: it stays in sight only until there is something else."""
+        self.text = ""
+
+    def open(self) -> None:
+        """Begin to show. Whoever opens a preview awaits `close`."""
+        if self._adapter is not None:
+            self._pump = asyncio.create_task(self._run(self._adapter), name=f"preview-{self._turn.id}")
+
+    async def close(self) -> None:
+        """Show no more. Returns when nothing is in flight, so that the final answer comes last."""
+        self._closed.set()
+        if self._pump is None:
+            return
+        await self._pump
+        with contextlib.suppress(StateError):  # a stale copy beside the answer is better than no answer
+            await self._note()
+
+    async def _run(self, adapter: PlatformAdapter) -> None:
+        interval = self._interval(adapter)
+        is_over = await self._is_closed_within(min(FIRST_SIGN_SECONDS, interval))
+        while not is_over:
+            try:
+                await asyncio.wait_for(self._show_something(adapter), REQUEST_SECONDS)
+            except RateLimited as error:
+                self._gate.close_for(error.retry_after)
+            except (PlatformError, StateError, TimeoutError) as error:
+                log.debug("preview.failed", error=type(error).__name__)
+            except asyncio.CancelledError:
+                if cancellation.is_ordered():
+                    raise
+                log.exception("preview.crashed")
+                return
+            except Exception:  # an SDK's bug must not cost the answer, which this only foreshadows
+                log.exception("preview.crashed")
+                return
+            self._changed.clear()
+            if self.text == self._shown:
+                await self._change_or_close(self._patience(adapter.capabilities))
+            is_over = await self._is_closed_within(max(interval, self._gate.penalty_seconds))
+
+    def _interval(self, adapter: PlatformAdapter) -> float:
+        capabilities = adapter.capabilities
+        is_shared = self._turn.chat_kind.is_shared
+        return capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
+
+    async def _show_something(self, adapter: PlatformAdapter) -> None:
+        if not self._gate.is_free:
+            return
+        async with self._gate.passing():
+            if self.text.strip() and (self.text != self._shown or self._is_fading(adapter.capabilities)):
+                await self._show_text(adapter, self.text)
+            elif self._is_typing_due(adapter):
+                await adapter.show_typing(self._turn.chat)
+                self._typed_at = time.monotonic()
+
+    async def _show_text(self, adapter: PlatformAdapter, text: str) -> None:
+        preview = Preview(
+            chat=self._turn.chat,
+            is_shared=self._turn.chat_kind.is_shared,
+            number=self._turn.id,
+            text=text,
+            ref=self._ref,
+            reply_to=self._turn.asked_ref if self._turn.chat_kind.is_shared else None,
+        )
+        self._ref = await adapter.show(preview) or self._ref
+        self._shown = text
+        self._shown_at = time.monotonic()
+        await self._note()
+
+    async def _note(self) -> None:
+        """Store which message is the placeholder, unless that is known."""
+        if self._ref is not None and self._ref != self._noted_ref:
+            await self._note_ref(self._ref)
+            self._noted_ref = self._ref
+
+    def _is_typing_due(self, adapter: PlatformAdapter) -> bool:
+        fades = adapter.capabilities.typing_seconds
+        if fades is None:
+            return False
+        return time.monotonic() - self._typed_at >= fades - TYPING_OVERLAP_SECONDS
+
+    def _is_fading(self, capabilities: Capabilities) -> bool:
+        """Whether what is shown must be shown again to stay: it may be a long time until a tool is done."""
+        left = self._fades_in(capabilities)
+        return left is not None and left <= 0
+
+    def _fades_in(self, capabilities: Capabilities) -> float | None:
+        """Seconds until what is shown must be shown again, None if it stays by itself."""
+        if capabilities.preview_seconds is None or self._ref is not None or not self._shown:
+            return None
+        return self._shown_at + capabilities.preview_seconds - PREVIEW_OVERLAP_SECONDS - time.monotonic()
+
+    def _patience(self, capabilities: Capabilities) -> float | None:
+        """Seconds until something must be renewed though there is no new text; None: never."""
+        typing = None if capabilities.typing_seconds is None else capabilities.typing_seconds - TYPING_OVERLAP_SECONDS
+        waits = [wait for wait in (typing, self._fades_in(capabilities)) if wait is not None]
+        return max(0.1, min(waits)) if waits else None
+
+    async def _is_closed_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _change_or_close(self, patience: float | None) -> None:
+        """Wait until there is new text, the end, or `patience` seconds are over."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, self._closed)]
+        try:
+            await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()

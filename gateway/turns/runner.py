@@ -1,0 +1,208 @@
+"""One turn from start to end: the agent, its preview, its deadline, and what the chat is told."""
+
+import asyncio
+import time
+from sqlite3 import Connection
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from agent.context.commit import keep_pressure
+from agent.context.events import Pressure
+from agent.model.client import even_so
+from agent.model.errors import sentence_for
+from gateway import cancellation
+from gateway.config.routes import RouteSettings
+from gateway.config.settings import ModelSettings
+from gateway.models.runtime import Live
+from gateway.models.selection import name_of, route_of
+from gateway.outbound.adapters import Adapters
+from gateway.outbound.delivery import Delivery
+from gateway.outbound.gates import Gates
+from gateway.outbound.notices import pressure_sentence
+from gateway.retry import write_patiently
+from gateway.turns.fallbacks import Answered, EveryRouteFailed, answered
+from gateway.turns.previews import LivePreview
+from gateway.turns.titles import Titles
+from hermes_state import journal, ledger, outbox, sessions
+from hermes_state.errors import HermesError, ModelError, StoreUnavailable
+from hermes_state.journal import FinalAnswer, RunningTurn, TurnClosed
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatId, Clock, Millis, TurnId
+
+log = structlog.get_logger()
+
+MAX_RESTARTS = 3
+"""A turn that has ended the process this often is more likely the cause than the victim."""
+
+DEADLINE_SENTENCE = "This took longer than a turn may take, so I stopped. /retry tries again."
+CRASH_SENTENCE = "Something went wrong on my side while I worked on this. Your message is kept; /retry tries again."
+RESTART_SENTENCE = (
+    "I was restarted several times while I worked on this, so I have stopped trying. "
+    "Your message is kept; /retry tries again."
+)
+
+
+class TurnRunner:
+    """Runs turns. Each is its own error boundary: what goes wrong in one is told to its chat and nowhere else."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        live: Live,
+        adapters: Adapters,
+        gates: Gates,
+        delivery: Delivery,
+        titles: Titles,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._adapters = adapters
+        self._gates = gates
+        self._delivery = delivery
+        self._titles = titles
+        self._clock = clock
+
+    def preview_of(self, turn: RunningTurn) -> LivePreview:
+        """The preview that shows `turn`; its `text` is the partial answer."""
+
+        async def note(ref: str) -> None:
+            await self._store.write(journal.note_preview, turn.id, ref)
+
+        return LivePreview(turn, self._adapters.of(turn.chat), self._gates.of(turn.chat_id), note)
+
+    async def run(self, turn: RunningTurn, preview: LivePreview) -> None:
+        """Take the turn to its end. Cancelled, it leaves the turn open with every finished step stored.
+
+        The deadline counts from here: with what was left before a restart, a turn would be taken up only to fail, with
+        all its steps paid for. `MAX_RESTARTS` bounds how often.
+
+        Raises `StoreUnavailable` when a step could not be stored; the turn is still open then.
+        """
+        config, agents = self._live.config, self._live.agents
+        began = time.monotonic()
+        with bound_contextvars(
+            platform=turn.chat.platform, chat=turn.chat.name, lineage_id=turn.lineage_id, turn_id=turn.id
+        ):
+            try:
+                preview.open()
+                done: Answered | None = None
+                try:
+                    async with asyncio.timeout(config.model.turn_seconds):
+                        chosen = await self._chosen(turn, config.model)
+                        done = await answered(turn, preview, agents, chosen, config.model.fallback_routes)
+                finally:
+                    await self._close(preview, turn, done)
+                final = self._final(turn, done, tells_pressure=config.notices.pressure)
+                await self._finish(turn, final, done.answer.pressure)
+                self._titles.answered(turn, done.by)
+                log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
+            except TurnClosed:
+                log.info("turn.closed_elsewhere")
+            except StoreUnavailable:
+                raise
+            except (HermesError, TimeoutError) as error:
+                kind = type(error.first if isinstance(error, EveryRouteFailed) else error).__name__
+                log.warning("turn.failed", error=kind, detail=str(error))
+                await self._fail(turn, kind, _sentence(error))
+            except asyncio.CancelledError as error:
+                if cancellation.is_ordered():
+                    raise
+                log.exception("turn.crashed")
+                await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
+            except Exception as error:  # the turn boundary: the others must not notice
+                log.exception("turn.crashed")
+                await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
+            self._delivery.wake(turn.chat_id)
+
+    async def _close(self, preview: LivePreview, turn: RunningTurn, done: Answered | None) -> None:
+        """Show no more. Who stops the turn meanwhile gives an answer up that was paid for: its cost is kept."""
+        try:
+            await preview.close()
+        except asyncio.CancelledError:
+            if done is not None:
+                await even_so(
+                    self._store.write(ledger.record, turn.id, turn.lineage_id, done.answer.call, self._clock.now())
+                )
+            raise
+
+    async def _finish(self, turn: RunningTurn, final: FinalAnswer, pressure: Pressure | None) -> None:
+        """Store the answer. Raises `TurnClosed` when the turn was stopped meanwhile; then only its cost is kept."""
+        try:
+            await write_patiently(self._store, _finish_turn, turn.id, final, pressure, self._clock.now())
+        except TurnClosed:
+            await self._store.write(ledger.record, turn.id, turn.lineage_id, final.call, self._clock.now())
+            raise
+
+    async def give_up(self, turn: RunningTurn) -> None:
+        """End a turn that was restarted too often."""
+        log.error("turn.given_up", turn_id=turn.id, restarts=turn.restarts)
+        await self._fail(turn, "restarted too often", RESTART_SENTENCE)
+        self._delivery.wake(turn.chat_id)
+
+    async def stop(self, turn: RunningTurn, partial_text: str, reason: str) -> None:
+        """Record that people stopped the turn; a no-op when it has ended meanwhile."""
+        now = self._clock.now()
+        stopped = await write_patiently(self._store, journal.stop_turn, turn.id, partial_text, reason, now)
+        if stopped:
+            log.info("turn.stopped", turn_id=turn.id, chat=turn.chat.name)
+        self._delivery.wake(turn.chat_id)
+
+    def deliver(self, chat_id: ChatId) -> None:
+        """Something is owed to a chat."""
+        self._delivery.wake(chat_id)
+
+    async def _chosen(self, turn: RunningTurn, model: ModelSettings) -> RouteSettings:
+        """The route that the turn's conversation has chosen. One that is gone is forgotten, and its people are told."""
+        route = route_of(model, turn.chosen_model)
+        if route is not None:
+            return route
+        assert turn.chosen_model is not None, "the configured model is always known"
+        gone = name_of(model, turn.chosen_model)
+        sentence = f"The model “{gone}” is not configured any more, so {model.label} answers here again."
+        await self._store.write(_forget_choice, turn, sentence, self._clock.now())
+        self._delivery.wake(turn.chat_id)
+        return model.route
+
+    def _final(self, turn: RunningTurn, done: Answered, *, tells_pressure: bool) -> FinalAnswer:
+        """The answer as it is stored; what the chat is shown may have notices below it, the model never sees those."""
+        answer = done.answer
+        pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
+        notices = [line for line in (self._live.stand_ins.noticed(turn.lineage_id, done), pressure) if line]
+        return FinalAnswer(
+            text=answer.text,
+            call=answer.call,
+            reported_prompt_tokens=answer.reported_prompt_tokens,
+            markdown="\n\n".join([answer.text, *notices]) if notices else "",
+        )
+
+    async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
+        await write_patiently(self._store, journal.fail_turn, turn.id, error, sentence, self._clock.now())
+
+
+def _finish_turn(db: Connection, turn_id: TurnId, final: FinalAnswer, pressure: Pressure | None, now: Millis) -> None:
+    """The end of a turn, with what its people know from then on."""
+    journal.finish_turn(db, turn_id, final, now)
+    if pressure is not None:
+        keep_pressure(db, pressure)
+
+
+def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis) -> None:
+    """Said in the transaction that makes it true, so that it is said once."""
+    if turn.chosen_model is not None and sessions.forget_model(db, turn.lineage_id, turn.chosen_model):
+        key = f"turn:{turn.id}:model"
+        reply = Reply(chat_id=turn.chat_id, kind=OutboxKind.STATUS, markdown=sentence, dedupe_key=key)
+        outbox.enqueue(db, reply, now)
+
+
+def _sentence(error: HermesError | TimeoutError) -> str:
+    """What the people of the chat are told: one helpful sentence, without the details of the log."""
+    if isinstance(error, EveryRouteFailed):
+        others = "The fallback model" if error.count == 1 else f"The {error.count} fallback models"
+        return f"{sentence_for(error.first)} {others} failed, too."
+    if isinstance(error, ModelError):
+        return sentence_for(error)
+    return DEADLINE_SENTENCE if isinstance(error, TimeoutError) else CRASH_SENTENCE

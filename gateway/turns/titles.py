@@ -1,0 +1,147 @@
+"""Titles of conversations, written by a model in the background after the first answer.
+
+Nobody waits for one, and nothing of the work survives its process: whichever conversation has no title after an
+answer is looked at again. The calls that it has cost are in the ledger, which bounds them.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from sqlite3 import Connection
+
+import structlog
+
+from agent.model.base import Payer
+from agent.model.client import RetryPolicy
+from agent.model.errors import remedy_for
+from agent.title_prompt import checked_title, title_request
+from gateway.config.routes import RouteSettings
+from gateway.models.auxiliary import route_for
+from gateway.models.runtime import Live
+from hermes_state import ledger, sessions
+from hermes_state.errors import HermesError, ReplyMalformed
+from hermes_state.journal import RunningTurn
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import load_beginning
+from hermes_state.values import ChatId, Clock, LineageId, Millis, ModelCallRecord, Origin, Transcript
+
+log = structlog.get_logger()
+
+MOST_CALLS = 3
+"""For one conversation, failed ones included: who could not name it then will not."""
+MOST_AT_ONCE = 2
+"""Calls, over all chats: answers come first."""
+MOST_WAITING = 100
+"""Conversations; beyond that the next answer is soon enough."""
+TITLE_SECONDS = 60.0
+ROWS_READ = 6
+KEPT_CONVERSATIONS = 4_096
+"""Of which it is remembered that there is nothing to do."""
+
+_ONCE = RetryPolicy(most_attempts=1)
+"""The next answer is a better moment to try again."""
+
+
+class Titles:
+    """Names conversations, one call each; a failure is told to the log alone."""
+
+    def __init__(self, *, store: Store, live: Live, clock: Clock, redactor: Callable[[], Callable[[str], str]]) -> None:
+        """`redactor`: what takes out the secrets of the configuration in force."""
+        self._store = store
+        self._live = live
+        self._clock = clock
+        self._redactor = redactor
+        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+        self._tasks: dict[LineageId, asyncio.Task[None]] = {}
+        self._settled: OrderedDict[LineageId, None] = OrderedDict()
+        self._is_stopped = False
+
+    def answered(self, turn: RunningTurn, by: RouteSettings) -> None:
+        """An answer of the model at `by` is stored: see to the title of its conversation, later and elsewhere."""
+        lineage_id = turn.lineage_id
+        if self._is_stopped or lineage_id in self._settled or lineage_id in self._tasks:
+            return
+        route = route_for(self._live.config, "title", by)
+        if route is None or len(self._tasks) >= MOST_WAITING:
+            return
+        name = f"title-{lineage_id}"
+        task = asyncio.create_task(self._see_to(turn.chat_id, lineage_id, route), name=name)
+        self._tasks[lineage_id] = task
+        task.add_done_callback(partial(self._forget, lineage_id))
+
+    def stop(self) -> None:
+        """Begin nothing more and give up what runs: the process is about to end."""
+        self._is_stopped = True
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def close(self) -> None:
+        """`stop`, and wait until it is done."""
+        self.stop()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    def _forget(self, lineage_id: LineageId, _task: asyncio.Task[None]) -> None:
+        self._tasks.pop(lineage_id, None)
+
+    async def _see_to(self, chat_id: ChatId, lineage_id: LineageId, route: RouteSettings) -> None:
+        try:
+            async with self._slots:
+                if await self._write(chat_id, lineage_id, route):
+                    self._settle(lineage_id)
+        except HermesError as error:
+            log.info("title.failed", error=type(error).__name__, detail=str(error))
+        except Exception:  # nobody waits for it, and the chats must not notice
+            log.exception("title.crashed")
+
+    async def _write(self, chat_id: ChatId, lineage_id: LineageId, route: RouteSettings) -> bool:
+        """Ask for a title and store it; whether there is nothing more to do for this conversation."""
+        rows = await self._store.read(_load_untitled, lineage_id)
+        if rows is None:
+            return True
+        line = self._live.agents.line_of(route)
+        if line.circuit.rest is not None or not any(row.origin is Origin.HUMAN for row in rows):
+            return False
+        redact, payer = self._redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
+        request = await asyncio.to_thread(title_request, rows, redact, now=self._clock.now(), payer=payer)
+
+        async def record(call: ModelCallRecord) -> None:
+            await self._store.write(ledger.record, None, lineage_id, call, self._clock.now())
+
+        done = await line.beside(_ONCE).complete(
+            request, _unseen, purpose="title", record_failure=record, within=TITLE_SECONDS
+        )
+        try:
+            title = checked_title(done.reply, redact)
+        except ReplyMalformed as error:
+            await record(replace(done.call, outcome=remedy_for(error).outcome))
+            raise
+        if await self._store.write(_keep, lineage_id, title, done.call, self._clock.now()):
+            log.info("title.written")
+        return True
+
+    def _settle(self, lineage_id: LineageId) -> None:
+        self._settled[lineage_id] = None
+        if len(self._settled) > KEPT_CONVERSATIONS:
+            self._settled.popitem(last=False)
+
+
+def _unseen(_text: str) -> None:
+    """A title is not shown while it is written."""
+
+
+def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:
+    """How a conversation began; None where it has a title or asking for one is hopeless."""
+    if sessions.load_title(db, lineage_id) is not None:
+        return None
+    if ledger.count_calls(db, lineage_id, "title") >= MOST_CALLS:
+        return None
+    return load_beginning(db, lineage_id, ROWS_READ)
+
+
+def _keep(db: Connection, lineage_id: LineageId, title: str, call: ModelCallRecord, now: Millis) -> bool:
+    """Pay for a title and give it to its conversation, unless people have named it meanwhile."""
+    ledger.record(db, None, lineage_id, call, now)
+    return sessions.give_title(db, lineage_id, title)

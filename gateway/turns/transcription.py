@@ -1,0 +1,180 @@
+"""Recordings that people send, turned into words by the configured transcription model.
+
+What was said takes the recording's place in the waiting message, in the transaction that also pays for it: a crash
+between here and the turn neither loses nor buys it twice.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from sqlite3 import Connection
+
+import structlog
+
+from agent.model.base import Payer
+from agent.model.errors import sentence_for
+from agent.model.http import Endpoint
+from agent.model.transcription import TranscriptionLine, TranscriptionModel
+from gateway.config.routes import RouteBlock, completed
+from gateway.config.settings import Config
+from gateway.models.pricing import Costs
+from gateway.models.runtime import Live
+from hermes_state import inbox, ledger
+from hermes_state.errors import (
+    AuthRejected,
+    ModelError,
+    NotOffered,
+    PriceUnknown,
+    QuotaExceeded,
+    SpendingCapReached,
+)
+from hermes_state.inbox import InboxRow
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatId, Clock, IncomingAttachment, Millis, ModelCallRecord
+
+log = structlog.get_logger()
+
+MakeLine = Callable[[Config], TranscriptionLine]
+
+
+class Unheard(Exception):
+    """A recording could not be made words; the message is the sentence for its sender."""
+
+
+class Ears:
+    """Listens as the configuration in force says."""
+
+    def __init__(self, *, store: Store, live: Live, clock: Clock, make_line: MakeLine) -> None:
+        self._store = store
+        self._live = live
+        self._clock = clock
+        self._make_line = make_line
+        self._lines: list[TranscriptionLine] = []
+        """The newest is in use; an older one may still be for a moment after a reload."""
+        self._made_for: object = None
+
+    @property
+    def are_open(self) -> bool:
+        """Whether recordings are listened to at all."""
+        return self._live.config.transcription.model is not None
+
+    def refuse_long(self, recording: IncomingAttachment) -> None:
+        """Raises `Unheard` for a recording that is known to be longer than what is listened to."""
+        most = self._live.config.transcription.max_seconds
+        if recording.seconds is not None and recording.seconds > most:
+            raise Unheard(f"I listen to at most {_length(most)} at a time; please say it in shorter pieces.")
+
+    async def hear(self, row: InboxRow, recording: IncomingAttachment, data: bytes) -> str:
+        """What was said in a fetched recording of a waiting message, by now stored with it.
+
+        Raises `Unheard` when nothing could be made out, with the reason.
+        """
+        if not self.are_open:  # a reload may have closed them while the recording was fetched
+            raise Unheard("I cannot listen to recordings any more; please write to me instead.")
+        line = self._line()
+        payer = Payer(chat_id=row.chat_id)
+
+        async def record_failure(call: ModelCallRecord) -> None:
+            await self._store.write(_pay, row.chat_id, call, self._clock.now())
+
+        try:
+            heard = await line.transcribe(
+                data,
+                _named(recording),
+                payer=payer,
+                record_failure=record_failure,
+                within=self._live.config.model.turn_seconds,
+            )
+        except ModelError as error:
+            log.warning("recording.unheard", error=type(error).__name__, detail=str(error))
+            raise Unheard(_why(error)) from error
+        await self._store.write(_keep, row, recording, heard.text, heard.call, self._clock.now())
+        if not heard.text:
+            raise Unheard("I could not make out any words in your recording; please send it again, or write to me.")
+        log.info("recording.heard", seconds=recording.seconds, characters=len(heard.text))
+        return heard.text
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        for line in self._lines:
+            await line.model.close()
+
+    def _line(self) -> TranscriptionLine:
+        config = self._live.config
+        inputs = (config.transcription, config.model, config.costs, config.agent.time_zone)
+        if inputs != self._made_for:
+            self._lines.append(self._make_line(config))
+            self._made_for = inputs
+        return self._lines[-1]
+
+
+def _keep(
+    db: Connection, row: InboxRow, recording: IncomingAttachment, text: str, call: ModelCallRecord, now: Millis
+) -> None:
+    _pay(db, row.chat_id, call, now)
+    if text:
+        inbox.note_heard(db, row.id, recording, text)
+
+
+def _pay(db: Connection, chat_id: ChatId, call: ModelCallRecord, now: Millis) -> None:
+    ledger.record(db, None, None, call, now, chat_id=chat_id)
+
+
+def _named(recording: IncomingAttachment) -> str:
+    """A file name whose end tells the format, as transcription endpoints want it."""
+    suffix = Path(recording.name).suffix.lower()
+    if suffix not in _SUFFIXES:
+        suffix = _SUFFIX_OF.get((recording.mime or "").partition(";")[0].strip().lower(), ".ogg")
+    return f"recording{'.ogg' if suffix == '.oga' else suffix}"
+
+
+_SUFFIXES = (".flac", ".m4a", ".mp3", ".mp4", ".mpeg", ".mpga", ".oga", ".ogg", ".wav", ".webm")
+_SUFFIX_OF = {
+    "audio/flac": ".flac",
+    "audio/mp4": ".m4a",
+    "audio/mpeg": ".mp3",
+    "audio/wav": ".wav",
+    "audio/webm": ".webm",
+    "audio/x-m4a": ".m4a",
+    "audio/x-wav": ".wav",
+}
+
+
+def _why(error: ModelError) -> str:
+    if isinstance(error, SpendingCapReached | PriceUnknown):
+        return sentence_for(error)
+    if isinstance(error, AuthRejected | QuotaExceeded | NotOffered):
+        return (
+            "I could not listen to your recording: the transcription service refused. Whoever runs this gateway has "
+            "to check `transcription`; until then, please write to me."
+        )
+    return "I could not listen to your recording right now; please send it again in a minute, or write to me."
+
+
+def _length(seconds: int) -> str:
+    return f"{seconds} seconds" if seconds < 120 else f"{seconds // 60} minutes"
+
+
+def transcription_line(config: Config, costs: Costs) -> TranscriptionLine:
+    """The line to the configured speech-to-text model."""
+    endpoint = endpoint_of(config)
+    return TranscriptionLine(TranscriptionModel(endpoint), **costs.terms(config, endpoint.model))
+
+
+def endpoint_of(config: Config) -> Endpoint:
+    """Where recordings are sent. The key of `model` goes along only to the API that it is for."""
+    settings, model = config.transcription, config.model
+    assert settings.model is not None, "asked only while a model is configured"
+    written = RouteBlock(
+        name=settings.model,
+        protocol="chat_completions",
+        base_url=settings.base_url or model.base_url,
+        api_key=settings.api_key,
+    )
+    route = completed(written, model)
+    return Endpoint(
+        model=settings.model,
+        api_key=route.api_key.get_secret_value() if route.api_key is not None else "",
+        base_url=route.base_url,
+        connect_seconds=model.connect_seconds,
+        read_seconds=model.read_seconds,
+    )

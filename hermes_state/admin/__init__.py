@@ -1,0 +1,1 @@
+"""Queries and housekeeping for operators: lineage, overview, pairings, retention."""

@@ -1,0 +1,274 @@
+"""Every chat's past, for admins: chains of sessions, and sessions and messages by the ids that people see.
+
+Whoever asks for somebody that may not see everything passes `within`, the one chat that is theirs.
+"""
+
+import re
+from dataclasses import dataclass
+from sqlite3 import Connection
+from typing import Any
+
+import msgspec
+
+from hermes_state.chats import Chat, find_chats_named
+from hermes_state.errors import CommandError
+from hermes_state.search.search import Hit, Order, search
+from hermes_state.sessions import SHORT_KEY_LENGTH, Session, find_sessions, load_session
+from hermes_state.transcripts import load_own_rows
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    EndReason,
+    LineageId,
+    MessageId,
+    Millis,
+    Role,
+    SessionId,
+    Transcript,
+)
+
+SHORTEST_KEY = 4
+LONGEST_NAME = 200
+"""Longer than any id there is; a refusal repeats the name."""
+AMBIGUOUS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compression:
+    """How a session came to be, when a compression made it."""
+
+    layer: str
+    tokens_before: int | None
+    tokens_after: int | None
+    focus: str | None
+    summary_kind: str | None
+    """`model` or `deterministic`."""
+    model: str | None
+    was_undone: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One session in its chain."""
+
+    session_id: SessionId
+    key: str
+    parent_key: str | None
+    child_key: str | None
+    lineage_key: str
+    """Of the first session of the chain."""
+    depth: int
+    chat: ChatKey
+    started_at: Millis
+    ended_at: Millis | None
+    end_reason: EndReason | None
+    message_count: int
+    """What was said in the session itself."""
+    made_by: Compression | None
+    """None for the first session of a chain, and for one that an undo made."""
+    undone_key: str | None
+    """For a session that an undo made: the one that the compression had made which was taken back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What an id stands for: a chat, or a session, or a message and the session in which it was said."""
+
+    chat_id: ChatId
+    session: Session | None = None
+    message_id: MessageId | None = None
+    message_seq: int | None = None
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A search hit with the names of where it was said."""
+
+    hit: Hit
+    session_key: str
+    lineage_key: str
+    chat: ChatKey
+    sender_name: str | None
+
+
+# ---- what an id stands for
+
+
+_RECALL_ID = re.compile(r"m(\d{1,18})", re.IGNORECASE)
+
+
+def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place:
+    """What people mean by `telegram:42`, by a session's id or its beginning, or by a message's id such as `m123`.
+
+    Raises `CommandError` when nothing is called so, or more than one thing, or it is outside `within`.
+    """
+    name = name.strip()
+    if len(name) > LONGEST_NAME:
+        raise CommandError("That is too long to be an id.")
+    recalled = _RECALL_ID.fullmatch(name)
+    if recalled is not None:
+        return _place_of_message(db, MessageId(int(recalled[1])), within)
+    chats = find_chats_named(db, name)
+    if not chats:
+        return _place_of_session(db, name, within)
+    if len(chats) > 1:
+        names = ", ".join(f"`{chat.key.name}`" for chat in chats[:AMBIGUOUS_SHOWN])
+        raise CommandError(f"More than one chat is called “{name}”: {names}.")
+    return Place(chat_id=_reached(chats[0], within).id)
+
+
+def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
+    """As `find_place`, for a name that must be a chat's."""
+    place = find_place(db, name, within)
+    if place.session is not None:
+        raise CommandError(f"“{name}” is no chat; a chat is called like `telegram:42`.")
+    return place.chat_id
+
+
+def _reached(chat: Chat, within: ChatId | None) -> Chat:
+    if within is not None and chat.id != within:
+        raise CommandError("Here only this chat can be looked at; ask me in a direct chat for another one.")
+    return chat
+
+
+def _place_of_message(db: Connection, message_id: MessageId, within: ChatId | None) -> Place:
+    query = "SELECT session_id, seq FROM messages WHERE id = ? AND seq > 0"
+    row = db.execute(query, (message_id,)).fetchone()
+    session = load_session(db, row[0]) if row is not None else None
+    if session is None or within not in (None, session.chat_id):
+        raise CommandError(f"There is no message m{message_id}{_here(within)}.")
+    return Place(chat_id=session.chat_id, session=session, message_id=message_id, message_seq=row[1])
+
+
+def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Place:
+    prefix = name.lower()
+    found = find_sessions(db, prefix, within, AMBIGUOUS_SHOWN + 1) if len(prefix) >= SHORTEST_KEY else []
+    if not found:
+        raise CommandError(f"No chat, session or message{_here(within)} has the id “{name}”.")
+    if len(found) > 1:
+        keys = ", ".join(f"`{session.key}`" for session in found[:AMBIGUOUS_SHOWN])
+        raise CommandError(f"More than one session's id starts with “{name}”: {keys}.")
+    return Place(chat_id=found[0].chat_id, session=found[0])
+
+
+def _here(within: ChatId | None) -> str:
+    return " of this chat" if within is not None else ""
+
+
+# ---- chains
+
+
+# Purpose: sessions with their neighbours in the chain and the compression that made them, newest first.
+_LINKS = """
+SELECT s.id, s.key, p.key,
+  (SELECT n.key FROM sessions n WHERE n.lineage_id = s.lineage_id AND n.depth = s.depth + 1),
+  coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key), s.depth,
+  c.platform, c.account, c.chat_ref, c.thread_ref, c.user_ref,
+  s.started_at, s.ended_at, s.end_reason, s.message_count,
+  CASE WHEN s.depth > 0 AND k.id IS NULL THEN
+    (SELECT u.key FROM compressions x JOIN sessions u ON u.id = x.child_id
+     WHERE u.lineage_id = s.lineage_id AND x.undone_by = s.id) END,
+  k.layer, k.tokens_before, k.tokens_after, k.focus, k.summary_kind, k.model, k.undone_by IS NOT NULL
+FROM sessions s JOIN chats c ON c.id = s.chat_id
+LEFT JOIN sessions p ON p.id = s.parent_session_id
+LEFT JOIN compressions k ON k.child_id = s.id
+WHERE {scope} ORDER BY s.id DESC LIMIT ?
+"""
+
+
+def load_lineage(db: Connection, lineage_id: LineageId, limit: int) -> list[Link]:
+    """The newest `limit` sessions of a conversation, oldest of them first."""
+    return _load_links(db, "s.lineage_id = ?", lineage_id, limit)
+
+
+def load_chat_sessions(db: Connection, chat_id: ChatId | None, limit: int) -> list[Link]:
+    """The newest `limit` sessions of a chat, or of all chats, oldest of them first."""
+    return _load_links(db, "s.chat_id = ?", chat_id, limit) if chat_id is not None else _load_links(db, "?", 1, limit)
+
+
+def load_link(db: Connection, session_id: SessionId) -> Link:
+    """One session, which must exist."""
+    return _load_links(db, "s.id = ?", session_id, 1)[0]
+
+
+def _load_links(db: Connection, scope: str, value: int, limit: int) -> list[Link]:
+    rows = db.execute(_LINKS.format(scope=scope), (value, limit)).fetchall()
+    return [_link(row) for row in reversed(rows)]
+
+
+def _link(row: tuple[Any, ...]) -> Link:  # Any: as sqlite3 returns it
+    made_by = None
+    if row[16] is not None:
+        layer, before, after, focus, kind, model, was_undone = row[16:]
+        made_by = Compression(
+            layer=layer,
+            tokens_before=before,
+            tokens_after=after,
+            focus=focus,
+            summary_kind=kind,
+            model=model,
+            was_undone=bool(was_undone),
+        )
+    return Link(
+        session_id=row[0],
+        key=row[1],
+        parent_key=row[2],
+        child_key=row[3],
+        lineage_key=row[4],
+        depth=row[5],
+        chat=ChatKey(platform=row[6], account=row[7], chat_ref=row[8], thread_ref=row[9], user_ref=row[10]),
+        started_at=row[11],
+        ended_at=row[12],
+        end_reason=None if row[13] is None else EndReason(row[13]),
+        message_count=row[14],
+        made_by=made_by,
+        undone_key=row[15],
+    )
+
+
+# ---- what was said
+
+
+# Purpose: the names of where a hit was said.
+_NAMES = """
+SELECT s.key, coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key),
+  c.platform, c.account, c.chat_ref, c.thread_ref, c.user_ref, m.sender_name
+FROM messages m JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id WHERE m.id = ?
+"""
+
+
+def search_everywhere(
+    db: Connection,
+    words: str,
+    *,
+    chat_id: ChatId | None = None,
+    role: Role | None = None,
+    since: Millis | None = None,
+    order: Order = "best",
+    limit: int = 20,
+) -> list[Found]:
+    """`search.search` over all chats, or one, with the names of where each hit was said."""
+    hits = search(db, words, chat_id=chat_id, role=role, since=since, order=order, limit=limit)
+    return [_found(db, hit) for hit in hits]
+
+
+def _found(db: Connection, hit: Hit) -> Found:
+    session_key, lineage_key, platform, account, chat_ref, thread_ref, user_ref, sender_name = db.execute(
+        _NAMES, (hit.message_id,)
+    ).fetchone()
+    return Found(
+        hit=hit,
+        session_key=session_key,
+        lineage_key=lineage_key,
+        chat=ChatKey(platform=platform, account=account, chat_ref=chat_ref, thread_ref=thread_ref, user_ref=user_ref),
+        sender_name=sender_name,
+    )
+
+
+def load_around(db: Connection, session_id: SessionId, seq: int | None, before: int, limit: int) -> Transcript:
+    """At most `limit` rows that were said in a session, from `before` rows ahead of `seq`; None: from its beginning."""
+    return load_own_rows(db, session_id, max(1, (seq or 1) - before), limit)
+
+
+def short_key(key: str) -> str:
+    """A session's id as people see it."""
+    return key[:SHORT_KEY_LENGTH]

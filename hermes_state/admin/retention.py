@@ -1,0 +1,125 @@
+"""What the database may forget, and what it does when nobody needs it.
+
+Removing goes in slices, each a write of its own, so that a chat never waits behind it.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_state.store.connections import unavailable
+from hermes_state.store.writer import Store
+from hermes_state.values import Millis
+
+SLICE_ROWS = 500
+
+KEPT_MILLIS = 30 * 24 * 3_600_000
+"""Thirty days: platforms repeat an event for a day at most, so a key that old will not come again."""
+
+_MERGE_PAGES = 200
+_MERGE_STEPS = 50
+"""Bounds one visit: an index that needs more merging gets it at the next quiet moment."""
+
+# Purpose: the keys of events that are dealt with; their payload was emptied when they settled.
+_REMOVE_INBOX = """DELETE FROM inbox WHERE id IN (
+  SELECT id FROM inbox WHERE settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at LIMIT ?)"""
+# Purpose: replies that were delivered or given up.
+_REMOVE_OUTBOX = """DELETE FROM outbox WHERE id IN (
+  SELECT id FROM outbox WHERE settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at LIMIT ?)"""
+# Purpose: codes that nobody approved in time. Approved and revoked people stay.
+_REMOVE_PAIRINGS = """DELETE FROM pairings WHERE code_hash IN (
+  SELECT code_hash FROM pairings WHERE state = 'pending' AND expires_at < ? LIMIT ?)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """How many rows were removed."""
+
+    inbox: int
+    outbox: int
+    pairings: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    """The write-ahead log after a checkpoint, in pages."""
+
+    pages: int
+    copied: int
+    """Pages that are in the main file too. Less than `pages`: an old reader holds the rest back."""
+
+
+async def remove_expired(store: Store, now: Millis, kept_millis: int = KEPT_MILLIS) -> Removed:
+    """Remove settled inbox keys and outbox rows after `kept_millis`, and pairing codes that have expired."""
+    before = Millis(now - kept_millis)
+    return Removed(
+        inbox=await _in_slices(store, remove_settled_inbox, before),
+        outbox=await _in_slices(store, remove_settled_outbox, before),
+        pairings=await _in_slices(store, remove_expired_pairings, now),
+    )
+
+
+def remove_settled_inbox(db: sqlite3.Connection, before: Millis, limit: int) -> int:
+    """Remove at most `limit` inbox rows that settled before `before`; returns how many."""
+    return db.execute(_REMOVE_INBOX, (before, limit)).rowcount
+
+
+def remove_settled_outbox(db: sqlite3.Connection, before: Millis, limit: int) -> int:
+    """Remove at most `limit` outbox rows that settled before `before`; returns how many."""
+    return db.execute(_REMOVE_OUTBOX, (before, limit)).rowcount
+
+
+def remove_expired_pairings(db: sqlite3.Connection, now: Millis, limit: int) -> int:
+    """Remove at most `limit` pairing codes that expired unapproved; returns how many."""
+    return db.execute(_REMOVE_PAIRINGS, (now, limit)).rowcount
+
+
+async def tend(store: Store) -> LogState:
+    """Put the files in order at a quiet moment; stops early when someone wants to write.
+
+    Merges the search index, refreshes what the query planner knows, and copies the log into the main file.
+    """
+    for _ in range(_MERGE_STEPS):
+        if store.pulse.waiting or not await store.write(merge_index):
+            break
+    if not store.pulse.waiting:
+        await store.write(refresh_statistics)
+    return await asyncio.to_thread(checkpoint, store.path)
+
+
+def merge_index(db: sqlite3.Connection) -> bool:
+    """Merge a few pages of the search index; whether there may be more to merge."""
+    before = db.total_changes
+    db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('merge', ?)", (_MERGE_PAGES,))
+    return db.total_changes - before >= 2  # documented: fewer changes mean that nothing was left to do
+
+
+def refresh_statistics(db: sqlite3.Connection) -> None:
+    """Let SQLite look again at tables that have grown much; it samples some hundred rows of each index."""
+    db.execute("PRAGMA analysis_limit = 400")
+    db.execute("PRAGMA optimize")
+
+
+def checkpoint(path: Path) -> LogState:
+    """Copy the write-ahead log of the database at `path` into its main file, as far as no reader needs it.
+
+    Blocks its thread, but no reader and no writer: it works on a connection of its own.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            _, pages, copied = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    except sqlite3.Error as error:
+        raise unavailable(path, error) from error
+    return LogState(pages=pages, copied=copied)
+
+
+async def _in_slices(store: Store, remove: Callable[[sqlite3.Connection, Millis, int], int], moment: Millis) -> int:
+    total = 0
+    while True:
+        removed = await store.write(remove, moment, SLICE_ROWS)
+        total += removed
+        if removed < SLICE_ROWS:
+            return total

@@ -1,0 +1,1 @@
+"""Full-text search: query parser, segmenter and ranked look-up."""

@@ -1,0 +1,156 @@
+"""Finding again what was said: full-text search over every stored row, compressed or not.
+
+Rows that were made only for a view are not indexed, so what was said is found once, in the session where it was said.
+"""
+
+import re
+import sqlite3
+import unicodedata
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from hermes_state.search.query import parse_query
+from hermes_state.search.segment import INDEXED_CHARACTERS
+from hermes_state.values import ChatId, LineageId, MessageId, Millis, Origin, Role, SessionId
+
+RANKED_HITS = 1_000
+"""Only the newest so many matches are ranked: ranking every match of a common word takes a second per million rows."""
+
+SNIPPET_CHARACTERS = 200
+
+SHOWN_TERMS = 8
+SHOWN_PIECES = 4
+"""A snippet is looked for by the first pieces of the first terms: it only has to begin near a match."""
+
+Order: TypeAlias = Literal["best", "newest"]
+
+_BEST = """
+WITH hit AS MATERIALIZED (
+  SELECT rowid AS id, bm25(messages_fts, 1.0, 0.0) AS rank FROM messages_fts WHERE messages_fts MATCH :match
+  ORDER BY rowid DESC LIMIT :ranked),
+best AS (
+  SELECT id, rank FROM hit
+  WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since
+  ORDER BY rank, id DESC LIMIT :limit)
+SELECT m.id, m.session_id, m.lineage_id, m.chat_id, m.role, m.origin, m.created_at, m.text, -best.rank
+FROM best JOIN messages m ON m.id = best.id ORDER BY best.rank, m.id DESC
+"""
+"""The best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)"""
+
+_NEWEST = """
+WITH hit AS MATERIALIZED (
+  SELECT rowid AS id FROM messages_fts WHERE messages_fts MATCH :match ORDER BY rowid DESC LIMIT :limit)
+SELECT m.id, m.session_id, m.lineage_id, m.chat_id, m.role, m.origin, m.created_at, m.text, 0.0
+FROM hit JOIN messages m ON m.id = hit.id WHERE :since IS NULL OR m.created_at >= :since ORDER BY m.id DESC
+"""
+"""The newest matches; ids grow with time, so that the limit may come before `since`."""
+
+
+class Hit(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that matches. `score` is higher for a better match and 0 when ordered by time."""
+
+    message_id: MessageId
+    session_id: SessionId
+    lineage_id: LineageId
+    chat_id: ChatId
+    role: Role
+    origin: Origin
+    created_at: Millis
+    text: str
+    snippet: str
+    """One line of about `SNIPPET_CHARACTERS` around the first match, with `…` where it was cut."""
+    score: float
+
+
+def search(
+    db: sqlite3.Connection,
+    query: str,
+    *,
+    chat_id: ChatId | None = None,
+    lineage_id: LineageId | None = None,
+    role: Role | None = None,
+    since: Millis | None = None,
+    order: Order = "best",
+    limit: int = 20,
+) -> list[Hit]:
+    """The rows that match `query`, any text a person may type; an empty list when it asks for nothing.
+
+    `chat_id`, `lineage_id` and `role` narrow the search inside the index, which makes it faster. Run it with a time
+    limit of its own (`store.read_within(1.0, search, ...)`): a query can be made to be slow.
+    """
+    parsed = parse_query(query)
+    if parsed is None:
+        return []
+    scope = [
+        f'scope:"{token}"'
+        for token, narrows in ((f"c{chat_id}", chat_id), (f"l{lineage_id}", lineage_id), (f"r{role}", role))
+        if narrows is not None
+    ]
+    match = " AND ".join([f"text:({parsed.expression})", *scope])
+    parameters = {"match": match, "ranked": RANKED_HITS, "since": since, "limit": limit}
+    rows = db.execute(_BEST if order == "best" else _NEWEST, parameters).fetchall()
+    pattern = _pattern(parsed.wanted)
+    return [_hit(row, pattern) for row in rows]
+
+
+def _hit(row: tuple[int, int, int, int, str, str, int, str, float], pattern: re.Pattern[str] | None) -> Hit:
+    message_id, session_id, lineage_id, chat_id, role, origin, created_at, text, score = row
+    return Hit(
+        message_id=MessageId(message_id),
+        session_id=SessionId(session_id),
+        lineage_id=LineageId(lineage_id),
+        chat_id=ChatId(chat_id),
+        role=Role(role),
+        origin=Origin(origin),
+        created_at=Millis(created_at),
+        text=text,
+        snippet=_snippet(text, pattern),
+        score=score,
+    )
+
+
+def snippet_of(text: str, query: str) -> str:
+    """The snippet that a hit for `query` has, of a text that was changed since (redacted, for one)."""
+    parsed = parse_query(query)
+    return _snippet(text, _pattern(parsed.wanted) if parsed is not None else None)
+
+
+class _Folding(dict[int, str]):
+    """Every character to one without case and accent, as the index compares them; positions stay as they are."""
+
+    def __missing__(self, code: int) -> str:
+        folded = unicodedata.normalize("NFD", chr(code))[0].lower()[0]
+        self[code] = folded
+        return folded
+
+
+_folding = _Folding()
+_WORD_OR_SIGN = re.compile(r"[^\W_]+|[^\w\s]")
+
+# What may stand before a word, and before a sign such as an emoji. Neither can take in a part of what follows it, and
+# both are short and never given back: a match of nearly equal signs would otherwise be tried in every possible way,
+# while nothing else in the process runs.
+_BEFORE_WORD = r"[\W_]{0,16}+"
+_BEFORE_SIGN = r"[\x00-/:-@\[-`{-\x7f]{0,16}+"
+
+
+def _pattern(wanted: tuple[str, ...]) -> re.Pattern[str] | None:
+    """A pattern for folded text: any of the wanted terms, whatever punctuation stands between its words."""
+    terms = []
+    for term in wanted[:SHOWN_TERMS]:
+        pieces = _WORD_OR_SIGN.findall(term.translate(_folding))
+        shown = [piece for piece in pieces if piece.isalnum() or not piece.isascii()][:SHOWN_PIECES]
+        if shown:
+            rest = ((_BEFORE_WORD if piece.isalnum() else _BEFORE_SIGN) + re.escape(piece) for piece in shown[1:])
+            terms.append(re.escape(shown[0]) + "".join(rest))
+    return re.compile("|".join(terms)) if terms else None
+
+
+def _snippet(text: str, pattern: re.Pattern[str] | None) -> str:
+    found = pattern.search(text[:INDEXED_CHARACTERS].translate(_folding)) if pattern else None
+    at = found.start() if found else 0
+    start = max(0, min(at - SNIPPET_CHARACTERS // 3, len(text) - SNIPPET_CHARACTERS))
+    end = start + SNIPPET_CHARACTERS
+    line = " ".join(text[start:end].split())
+    return f"{'…' if start else ''}{line}{'…' if end < len(text) else ''}"

@@ -1,0 +1,1 @@
+"""The database: one writer with group commit, readers, migrations, lock and backup."""

@@ -1,0 +1,124 @@
+"""What happens on the writer's thread: many functions, one transaction, one commit."""
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hermes_state.errors import StoreUnavailable
+from hermes_state.store.connections import is_trouble
+
+_BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
+
+
+class Write:
+    """A function that waits for its turn, and what became of it."""
+
+    __slots__ = ("args", "error", "fn", "future", "kwargs", "queued_at", "result")
+
+    def __init__(
+        self,
+        future: asyncio.Future[Any],  # every function has its own result; `Store.write` gives it its type back
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.future = future
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+        self.queued_at = time.monotonic()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self, db: sqlite3.Connection) -> None:
+        """Run the function inside the open transaction and keep its result or error.
+
+        Raises only what ends the whole batch: trouble with the disk or a lock, or a transaction that is no more.
+        """
+        try:
+            self.result = self.fn(db, *self.args, **self.kwargs)
+            self.error = None
+        except BaseException as error:  # whatever it is, it belongs to the caller who waits
+            if is_trouble(error):
+                raise
+            if not db.in_transaction:
+                raise StoreUnavailable(_BROKEN_OFF) from error
+            self.error = error
+        if not db.in_transaction:
+            raise StoreUnavailable(_BROKEN_OFF)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the caller that nothing of its function was stored, unless it has stopped waiting."""
+        if not self.future.done():
+            if isinstance(error, StopIteration):  # a future cannot carry it
+                error = RuntimeError("a stored function raised StopIteration")
+            self.future.set_exception(error)
+
+
+def commit_batch(db: sqlite3.Connection) -> None:
+    """Commit the batch. Everything that the store ever acknowledges has come through here."""
+    db.execute("COMMIT")
+
+
+def run_batch(db: sqlite3.Connection, batch: Sequence[Write]) -> None:
+    """Run every function of `batch` in one transaction and commit it.
+
+    A function that raises takes back its own changes only and keeps its exception in `error`; the others are stored.
+    On return each write has its `result` or `error`. If this raises (`StoreUnavailable`, or SQLite's error about the
+    disk, a lock or the commit), nothing of the batch is stored, its outcomes mean nothing, and it may be run again.
+    """
+    _roll_back(db)  # a rollback may have failed earlier, when the disk did
+    try:
+        # Savepoints cost more than the statements of an ordinary function, and functions rarely fail: so first without.
+        if not _run_open(db, batch) and len(batch) > 1:
+            _run_isolated(db, batch)
+    except sqlite3.IntegrityError:
+        # Only a constraint that is checked at the commit comes here. Alone, each function gets its own verdict.
+        _roll_back(db)
+        if len(batch) == 1:
+            raise
+        for write in batch:
+            _run_apart(db, write)
+    finally:
+        _roll_back(db)
+
+
+def _run_open(db: sqlite3.Connection, batch: Sequence[Write]) -> bool:
+    """Run the batch with nothing to fall back on but its whole; if one raises, take it all back and say false."""
+    db.execute("BEGIN IMMEDIATE")
+    for write in batch:
+        write.run(db)
+        if write.error is not None:
+            _roll_back(db)
+            return False
+    commit_batch(db)
+    return True
+
+
+def _run_isolated(db: sqlite3.Connection, batch: Sequence[Write]) -> None:
+    """Run the batch so that each function can be taken back alone."""
+    db.execute("BEGIN IMMEDIATE")
+    for write in batch:
+        db.execute("SAVEPOINT one")
+        write.run(db)
+        if write.error is not None:
+            db.execute("ROLLBACK TO one")
+        db.execute("RELEASE one")
+    if any(write.error is None for write in batch):
+        commit_batch(db)
+
+
+def _run_apart(db: sqlite3.Connection, write: Write) -> None:
+    try:
+        run_batch(db, [write])
+    except (sqlite3.Error, StoreUnavailable) as error:  # the verdict on this one; those before it are stored
+        write.error = error
+
+
+def _roll_back(db: sqlite3.Connection) -> None:
+    if db.in_transaction:
+        with contextlib.suppress(sqlite3.Error):  # the error that led here is told; the next batch tries again
+            db.execute("ROLLBACK")

@@ -1,0 +1,203 @@
+"""SQLite connections as the store wants them: checked, tuned, each on a thread of its own.
+
+aiosqlite owns every connection and its thread. We hand it whole functions, so that a transaction is one visit to the
+thread and never spread over awaits.
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
+
+import aiosqlite
+
+from hermes_state.errors import ForeignFile, SchemaTooNew, StoreUnavailable
+from hermes_state.search.segment import segment
+from hermes_state.store.migrate import APPLICATION_ID, newest_schema
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
+"""FULL: what was acknowledged survives a power cut. NORMAL: the last commits before one may be lost."""
+
+BUSY_SLICE_SECONDS = 1.0
+"""How long SQLite itself waits for a foreign lock, blocking the writer's thread, before the writer looks up."""
+
+_STATEMENTS_CACHED = 512
+_WRITER_PRAGMAS = (
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA temp_store = MEMORY",
+    "PRAGMA cache_size = -1024",  # KiB; with a million messages 64 MiB were no faster, the system caches the file too
+    "PRAGMA journal_size_limit = 67108864",  # bytes the write-ahead log keeps on disk after a checkpoint
+)
+_READER_PRAGMAS = (
+    "PRAGMA query_only = ON",
+    "PRAGMA temp_store = MEMORY",
+    "PRAGMA cache_size = -128",  # KiB; every commit of the writer empties it, and searches were as fast with 512
+)
+
+_TROUBLE = {
+    sqlite3.SQLITE_PERM: "permission denied",
+    sqlite3.SQLITE_BUSY: "another process keeps the database locked",
+    sqlite3.SQLITE_LOCKED: "another connection keeps the database locked",
+    sqlite3.SQLITE_NOMEM: "out of memory",
+    sqlite3.SQLITE_READONLY: "the database cannot be written",
+    sqlite3.SQLITE_INTERRUPT: "the query took too long and was stopped",
+    sqlite3.SQLITE_IOERR: "reading or writing the disk failed",
+    sqlite3.SQLITE_CORRUPT: "the database is damaged",
+    sqlite3.SQLITE_FULL: "the disk is full, free some space",
+    sqlite3.SQLITE_CANTOPEN: "the database cannot be opened",
+    sqlite3.SQLITE_PROTOCOL: "the database's locks do not work (a network file system?)",
+    sqlite3.SQLITE_NOTADB: "the file is not a database",
+}
+
+
+def is_trouble(error: BaseException) -> bool:
+    """Whether `error` is about the disk, the file or its locks, not about the statement that met it."""
+    return _primary_code(error) in _TROUBLE
+
+
+def is_busy(error: BaseException) -> bool:
+    """Whether someone else holds a lock, so that trying again may help."""
+    return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def unavailable(path: Path, error: BaseException) -> StoreUnavailable:
+    """What a caller is told about trouble with the database at `path`."""
+    trouble = _TROUBLE.get(_primary_code(error), "the database failed")
+    told = StoreUnavailable(f"{path.name}: {trouble} ({error})")
+    told.__cause__ = error
+    return told
+
+
+def _primary_code(error: BaseException) -> int:
+    if not isinstance(error, sqlite3.Error):
+        return sqlite3.SQLITE_OK
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)  # absent when the driver itself complains
+    return int(code) & 0xFF
+
+
+def check_engine() -> None:
+    """Raise `StoreUnavailable` unless the SQLite of this Python can carry the schema."""
+    if sqlite3.sqlite_version_info < (3, 37):
+        raise StoreUnavailable(f"SQLite 3.37 or newer is needed, this Python has {sqlite3.sqlite_version}")
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        if not db.execute("SELECT sqlite_compileoption_used('ENABLE_FTS5')").fetchone()[0]:
+            raise StoreUnavailable("this Python's SQLite is built without full-text search (FTS5)")
+
+
+def check_ours(path: Path) -> None:
+    """Raise `ForeignFile` if the file at `path` is not a database of ours, `SchemaTooNew` if a newer version wrote it.
+
+    `StoreUnavailable` if it cannot be read.
+
+    Touches nothing: the head is read through SQLite as an immutable file, which takes no lock and makes no side files.
+    (Opening the file ourselves would drop the locks of a connection that this process may hold on it.)
+    """
+    log = path.with_name(path.name + "-wal")
+    try:
+        is_empty, is_log_empty = not _size(path), not _size(log)
+    except OSError as error:
+        raise StoreUnavailable(f"cannot read {path}: {error.strerror}") from error
+    if is_empty:
+        if not is_log_empty:
+            raise ForeignFile(f"{log} is there without its database {path.name}: bring that back, or move the log away")
+        return
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+            application_id = db.execute("PRAGMA application_id").fetchone()[0]
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        if _primary_code(error) == sqlite3.SQLITE_NOTADB:
+            raise ForeignFile(f"{path} is not a database: move it away or choose another HERMES_HOME") from error
+        raise unavailable(path, error) from error
+    if application_id != APPLICATION_ID:
+        raise ForeignFile(f"{path} belongs to another program: move it away or choose another HERMES_HOME")
+    if version > newest_schema():
+        raise SchemaTooNew(f"{path} was written by a newer version of hermes-gateway (schema {version})")
+
+
+def _size(path: Path) -> int:
+    """In bytes; 0 where there is no file."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def ensure_private(path: Path) -> None:
+    """Make the database file and its directory, for nobody but us (0600, 0700); a directory that exists keeps its mode.
+
+    Raises `StoreUnavailable` if that is not possible.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        path.chmod(0o600)
+    except OSError as error:
+        raise StoreUnavailable(f"cannot create {path}: {error.strerror}") from error
+
+
+async def connect(path: Path) -> aiosqlite.Connection:
+    """An open connection on its own thread, in autocommit mode, knowing `fts_text`.
+
+    Its owner must close it. Should the owner die first, the thread does not keep the process alive: losing what was
+    never acknowledged is better than a process that systemd has to kill.
+    """
+    connection = aiosqlite.connect(path, isolation_level=None, cached_statements=_STATEMENTS_CACHED)
+    connection._thread.daemon = True
+    try:
+        await connection
+    except sqlite3.Error as error:
+        raise unavailable(path, error) from error
+    try:
+        await on_thread(connection, register_functions)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+async def on_thread(
+    connection: aiosqlite.Connection,
+    fn: Callable[Concatenate[sqlite3.Connection, P], T],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Run `fn(db, ...)` as one job on the connection's thread: the only way from our code to that thread.
+
+    aiosqlite has no public call for a function of one's own; `tests/hermes_state/test_store.py` fails if this one goes.
+    """
+    job = connection._execute(fn, connection._conn, *args, **kwargs)  # type: ignore[no-untyped-call]  # untyped there
+    return cast("T", await job)
+
+
+def register_functions(db: sqlite3.Connection) -> None:
+    """Teach a connection the SQL functions that the schema's triggers and views use."""
+    db.create_function("fts_text", 1, segment, deterministic=True)
+
+
+def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous, busy_seconds: float) -> None:
+    """Tune the writing connection; marks a new file as ours before anything else is in it."""
+    db.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
+    if not db.execute("PRAGMA page_count").fetchone()[0]:
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    if (mode := db.execute("PRAGMA journal_mode = WAL").fetchone()[0]) != "wal":
+        raise StoreUnavailable(f"{path.name}: this file system allows no write-ahead log (journal mode is {mode})")
+    db.execute(f"PRAGMA synchronous = {synchronous}")
+    for pragma in _WRITER_PRAGMAS:
+        db.execute(pragma)
+
+
+def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
+    """From now on let the writer, not SQLite, decide how long to wait for a lock."""
+    db.execute(f"PRAGMA busy_timeout = {int(min(BUSY_SLICE_SECONDS, busy_seconds) * 1000)}")
+
+
+def prepare_reader(db: sqlite3.Connection, busy_seconds: float) -> None:
+    """Tune a connection that only reads."""
+    db.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
+    for pragma in _READER_PRAGMAS:
+        db.execute(pragma)

@@ -1,0 +1,140 @@
+"""Brings a database file to the schema this version was written for.
+
+Migrations are the numbered files in `migrations/`, applied in order and never taken back. Each one is a transaction
+that also moves `user_version`, so a file is at one version or the next, whenever the power goes.
+"""
+
+import hashlib
+import re
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from hermes_state.errors import ForeignFile, SchemaTooNew, StoreUnavailable
+from hermes_state.search.segment import SEGMENT_VERSION
+from hermes_state.store.backup import copy_into
+from hermes_state.store.meta import load_note, save_note
+
+APPLICATION_ID = 0x48475759
+"""The letters HGWY, written into the head of every database of ours."""
+
+_COMMENT = re.compile(r"--[^\n]*")
+_SEGMENT_NOTE = "segment_version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """One numbered file of SQL. It runs with foreign keys unenforced and is checked as a whole before its commit."""
+
+    number: int
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        """Of what the file does: comments and spacing may be improved after it shipped."""
+        return hashlib.sha256(" ".join(_COMMENT.sub("", self.sql).split()).encode()).hexdigest()
+
+
+def shipped_migrations() -> tuple[Migration, ...]:
+    """The migrations that come with this version, in order."""
+    folder = resources.files("hermes_state").joinpath("migrations")
+    files = (file for file in folder.iterdir() if file.name.endswith(".sql"))
+    read = (Migration(number=int(file.name[:4]), name=file.name, sql=file.read_text("utf-8")) for file in files)
+    found = sorted(read, key=lambda migration: migration.number)
+    if [m.number for m in found] != list(range(1, len(found) + 1)):
+        raise StoreUnavailable(f"migrations are not numbered without gaps: {[m.name for m in found]}")
+    return tuple(found)
+
+
+def newest_schema() -> int:
+    """The schema version that this version of the gateway writes."""
+    return len(shipped_migrations())
+
+
+def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] | None = None) -> None:
+    """Apply to `db`, the open database at `path`, every migration it has not seen.
+
+    A database that holds something is first copied to `backups/` beside it. When the segmenter has changed, the search
+    index is rebuilt (about 65,000 rows a second). Must be the only writer, and in no transaction.
+
+    Raises `SchemaTooNew` if a newer version wrote the file, `ForeignFile` if an applied migration was another one, and
+    whatever SQLite says about a migration that fails, which leaves the file at the version before it.
+    """
+    migrations = shipped_migrations() if migrations is None else migrations
+    version = _version(db)
+    if version > len(migrations):
+        raise SchemaTooNew(
+            f"{path} was written by a newer version of hermes-gateway (schema {version}, this one knows "
+            f"{len(migrations)}): install that version, or start with a backup"
+        )
+    if version:
+        _check_applied(db, path, migrations[:version])
+    pending = migrations[version:]
+    if version and pending:
+        copy_into(db, path.parent / "backups" / f"{path.stem}-schema{version}-{time.strftime('%Y%m%d-%H%M%S')}.db")
+    for migration in pending:
+        _apply(db, migration)
+    _ensure_segmented(db)
+
+
+def statements(sql: str) -> Iterator[str]:
+    """The single statements of `sql`; a trigger with its body is one statement.
+
+    SQLite's own script call would commit the open transaction first, so files are split and run one by one.
+    """
+    statement = ""
+    *pieces, rest = sql.split(";")
+    for piece in pieces:
+        statement += piece + ";"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if _COMMENT.sub("", statement + rest).strip():
+        raise StoreUnavailable(f"unfinished SQL statement: {(statement + rest).strip()[:80]}")
+
+
+def _apply(db: sqlite3.Connection, migration: Migration) -> None:
+    db.execute("PRAGMA foreign_keys = OFF")  # for table rebuilds; ignored once a transaction is open
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        for statement in statements(migration.sql):
+            db.execute(statement)
+        if broken := db.execute("PRAGMA foreign_key_check").fetchone():
+            raise StoreUnavailable(f"{migration.name} leaves rows of {broken[0]} that point nowhere; nothing changed")
+        save_note(db, f"migration:{migration.number:04d}", migration.checksum)
+        db.execute(f"PRAGMA user_version = {migration.number:d}")
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        db.execute("PRAGMA foreign_keys = ON")
+
+
+def _check_applied(db: sqlite3.Connection, path: Path, applied: Sequence[Migration]) -> None:
+    for migration in applied:
+        if load_note(db, f"migration:{migration.number:04d}") != migration.checksum:
+            raise ForeignFile(
+                f"{path} was made with another {migration.name} than the one of this version (an unreleased build?): "
+                "move the file away, or run the version that made it"
+            )
+
+
+def _ensure_segmented(db: sqlite3.Connection) -> None:
+    if load_note(db, _SEGMENT_NOTE) == str(SEGMENT_VERSION):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('rebuild')")
+        save_note(db, _SEGMENT_NOTE, str(SEGMENT_VERSION))
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])

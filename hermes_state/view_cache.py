@@ -1,0 +1,92 @@
+"""Views of long conversations that are in use: decoded once, then only what was said since.
+
+A view of thousands of rows takes milliseconds to decode, at every turn and between tools. Kept are only long
+ones, only so many bytes of them, and none that has rested for a while when the next one is loaded.
+"""
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from sqlite3 import Connection
+from sys import getsizeof
+
+from hermes_state.sessions import Session, load_tip
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import View, load_own_rows, load_view
+from hermes_state.values import LineageId, Message
+
+WORTH_KEEPING_ROWS = 200
+"""Fewer are decoded in well under a millisecond."""
+
+KEPT_BYTES = 8_000_000
+KEPT_SECONDS = 300.0
+ROW_BYTES = 250
+"""What a row takes beside its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    view: View
+    size: int
+    used_at: float
+
+
+class ViewCache:
+    """Loads views for one reader of the store; what it returns is what `load_view` would return."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: OrderedDict[LineageId, _Kept] = OrderedDict()
+        self._size = 0
+
+    async def load(self, lineage_id: LineageId) -> View:
+        """See `transcripts.load_view`."""
+        self._forget_idle()
+        kept = self._kept.get(lineage_id)
+        view = await self._store.read(_load, lineage_id, kept.view if kept is not None else None)
+        self._drop(lineage_id)
+        if len(view.transcript) >= WORTH_KEEPING_ROWS:
+            self._keep(lineage_id, view, kept)
+        return view
+
+    def _keep(self, lineage_id: LineageId, view: View, before: _Kept | None) -> None:
+        start = size = 0
+        if before is not None and _has_only_grown(before.view, view.session):
+            start, size = len(before.view.transcript), before.size
+        size += sum(map(_size, view.transcript[start:]))
+        self._kept[lineage_id] = _Kept(view, size, time.monotonic())
+        self._size += size
+        while self._size > KEPT_BYTES and self._kept:
+            self._drop(next(iter(self._kept)))
+
+    def _forget_idle(self) -> None:
+        oldest = time.monotonic() - KEPT_SECONDS
+        while self._kept and next(iter(self._kept.values())).used_at < oldest:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, lineage_id: LineageId) -> None:
+        kept = self._kept.pop(lineage_id, None)
+        if kept is not None:
+            self._size -= kept.size
+
+
+def _load(db: Connection, lineage_id: LineageId, known: View | None) -> View:
+    """The view, from `known` and what was appended to it since, if nothing else has changed."""
+    if known is None:
+        return load_view(db, lineage_id)
+    session = load_tip(db, lineage_id)
+    if not _has_only_grown(known, session):
+        return load_view(db, lineage_id)
+    return View(session=session, transcript=known.transcript + load_own_rows(db, session.id, known.session.next_seq))
+
+
+def _has_only_grown(known: View, tip: Session) -> bool:
+    """Whether rows at the end are all that `tip`'s view has more than `known`."""
+    return (known.session.id, known.session.version) == (tip.id, tip.version)
+
+
+def _size(message: Message) -> int:
+    """Bytes in memory; a text with one emoji in it takes four for each of its characters."""
+    body = message.body
+    texts = [message.text, *(document.text for document in body.documents), *(call.arguments for call in body.calls)]
+    return ROW_BYTES + sum(map(getsizeof, texts))

@@ -1,0 +1,280 @@
+"""The one way in: what Discord sent is stored in order, channel by channel, with a cursor over all of it.
+
+Discord acknowledges nothing, so the adapter remembers how far it came: a cursor per channel that moves over
+everything seen, ignored or not, and only over a gapless prefix. After each connection that did not resume,
+what lies behind a channel's cursor is fetched, while that channel's live events wait in memory and follow.
+The fetched and the live copy of a message carry the same `event_ref`, so overlaps do no harm.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import structlog
+
+from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, RateLimited, StoreUnavailable
+from hermes_state.values import Clock, Cursor, InboundDeletion, InboundEdit, InboundMessage, Millis
+from platforms.base import Intake
+from platforms.discord.inbound import PLATFORM, snowflake_at
+from platforms.discord.priority import Places
+
+QUEUE_SIZE = 10_000
+"""Events that may wait for the database; with more the connection is given up and caught up later."""
+
+PARALLEL_FETCHES = 4
+SKEW_MS = 60_000
+"""How far this machine's clock and Discord's may differ."""
+
+LISTEN_SECONDS = 0.5
+"""How long an event may take to be stored before what waits behind it is listened to."""
+
+FIRST_RETRY_SECONDS = 0.1
+LONGEST_RETRY_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A session began that continues no earlier one: something may have been missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The channels that the bot sees, each with its newest message."""
+
+    newest: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message, live or from history; `event` is None when it is no event for us."""
+
+    channel_ref: str
+    message_id: int
+    event: InboundMessage | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """An edit or a deletion; it waits for what came before it in its channel."""
+
+    channel_ref: str
+    event: InboundEdit | InboundDeletion
+
+
+@dataclass(frozen=True, slots=True)
+class Pressed:
+    """A slash command or a button: never in the history, never kept waiting."""
+
+    event: InboundMessage
+
+
+Item: TypeAlias = Connected | Listed | Arrived | Changed | Pressed
+
+
+class History(Protocol):
+    """Where missed messages come from."""
+
+    async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
+        """What was written after `seen` (and before `until`), oldest first.
+
+        Raises `ChatUnreachable` when the channel is gone, `MessageRejected` when it cannot be read, another
+        `PlatformError` when a retry may help.
+        """
+
+
+@dataclass(slots=True)
+class _Gap:
+    """A channel that is being caught up."""
+
+    seen: int
+    until: int | None
+    is_open: bool = True
+    """Something may still be missing before the live events that wait."""
+    waiting: deque[Arrived | Changed] = field(default_factory=deque)
+
+
+class Inlet:
+    """Stores what arrives. `put` never waits; `run` is the worker."""
+
+    def __init__(self, intake: Intake, *, account: str, clock: Clock, queue_size: int = QUEUE_SIZE) -> None:
+        self._intake = intake
+        self._account = account
+        self._clock = clock
+        self._queue: asyncio.Queue[Item] = asyncio.Queue(queue_size)
+        self._fetches = Places(PARALLEL_FETCHES)
+        self._cursors: dict[str, int] | None = None
+        self._gaps: dict[str, _Gap] = {}
+        self._whole: set[str] = set()
+        """Channels of which nothing is missing in this connection."""
+        self._high_water = 0
+        """Newest message seen anywhere before this connection, 0 if there was none: ids are ordered by time."""
+        self._connected_at = Millis(0)
+        self._unheard: dict[str, InboundMessage] = {}
+        """What arrived and is not being stored yet, by `event_ref`: somebody may want to stop something."""
+        self._is_held_up = False
+        """The database keeps an event waiting."""
+        self._may_listen = asyncio.Event()
+        self.overflowed = asyncio.Event()
+        """Set when an event had to be dropped; from then on everything is, so that no cursor passes the hole."""
+
+    def put(self, item: Item) -> None:
+        """Hand over an event in the order of arrival."""
+        if self.overflowed.is_set():
+            return
+        try:
+            self._queue.put_nowait(item)
+        except asyncio.QueueFull:
+            self.overflowed.set()
+            return
+        if isinstance(item, Pressed | Arrived) and item.event is not None:
+            self._unheard[item.event.event_ref] = item.event
+            if self._is_held_up:
+                self._may_listen.set()
+
+    async def _listen(self) -> None:
+        """Let the intake hear, in order, of what waits while the database takes nothing."""
+        while True:
+            await self._may_listen.wait()
+            self._may_listen.clear()
+            while self._is_held_up and self._unheard:
+                await self._intake.overhear(self._unheard.pop(next(iter(self._unheard))))
+
+    def _begin_to_listen(self) -> None:
+        self._is_held_up = True
+        self._may_listen.set()
+
+    async def run(self, history: History) -> None:
+        """Store until cancelled. What the database cannot take is tried again, never skipped."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._listen(), name="discord listener")
+            while True:
+                item = await self._queue.get()
+                match item:
+                    case Connected():
+                        await self._begin(history, tasks)
+                    case Listed(newest=newest):
+                        for channel_ref, message_id in newest.items():
+                            if message_id > self._high_water:
+                                self._look_into(channel_ref, history, tasks)
+                    case Pressed(event=event):
+                        await self._store(event, None)
+                    case Arrived() | Changed():
+                        self._look_into(item.channel_ref, history, tasks)
+                        if gap := self._gaps.get(item.channel_ref):
+                            gap.waiting.append(item)
+                            self._fetches.hurry(item.channel_ref)  # there may be a thousand channels to look into
+                            if len(gap.waiting) > self._queue.maxsize:  # a history that cannot be read for long
+                                self.overflowed.set()
+                        else:
+                            await self._settle(item)
+
+    async def _begin(self, history: History, tasks: asyncio.TaskGroup) -> None:
+        cursors = await self._load_cursors()
+        self._high_water = max(cursors.values(), default=0)
+        self._connected_at = self._clock.now()
+        self._whole.clear()
+        for gap in self._gaps.values():
+            gap.is_open = True
+            gap.until = None
+        for channel_ref in cursors:
+            self._look_into(channel_ref, history, tasks)
+
+    def _look_into(self, channel_ref: str, history: History, tasks: asyncio.TaskGroup) -> None:
+        """Catch a channel up once per connection.
+
+        A channel without a cursor may have been written to for the first time while nobody listened: what
+        came after everything else that was seen, and before this connection, is fetched. Discord lists the channels of
+        servers, but no bot's direct chats: one that was opened in an outage is found with its next message.
+        Source: https://github.com/discord/discord-api-docs/issues/184
+        """
+        if channel_ref in self._whole or channel_ref in self._gaps:
+            return
+        seen = (self._cursors or {}).get(channel_ref)
+        if seen is not None:
+            gap = _Gap(seen, None)
+        elif self._high_water:
+            before = snowflake_at(Millis(self._connected_at + SKEW_MS))
+            gap = _Gap(max(0, self._high_water - (SKEW_MS << 22)), before)
+        else:
+            self._whole.add(channel_ref)
+            return
+        self._gaps[channel_ref] = gap
+        tasks.create_task(self._close(channel_ref, gap, history), name=f"discord catch-up {channel_ref}")
+
+    async def _close(self, channel_ref: str, gap: _Gap, history: History) -> None:
+        while True:
+            if gap.is_open:
+                gap.is_open = False  # before the fetch: a reconnect during it opens the gap again
+                for missed in await self._fetch(channel_ref, gap, history):
+                    await self._settle(missed)
+            elif gap.waiting:
+                await self._settle(gap.waiting.popleft())
+            else:
+                break
+        del self._gaps[channel_ref]
+        self._whole.add(channel_ref)
+
+    async def _fetch(self, channel_ref: str, gap: _Gap, history: History) -> Sequence[Arrived]:
+        seen = max(gap.seen, (self._cursors or {}).get(channel_ref, 0))
+        delay = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                async with self._fetches.one(channel_ref):
+                    return await history.fetch(channel_ref, seen, gap.until)
+            except (ChatUnreachable, MessageRejected) as error:  # asking again would change nothing
+                log.warning("discord.channel_skipped", channel_ref=channel_ref, reason=str(error))
+                return ()
+            except PlatformError as error:
+                log.warning("discord.catch_up_retried", channel_ref=channel_ref, error=type(error).__name__)
+                wait = error.retry_after if isinstance(error, RateLimited) else delay
+            await asyncio.sleep(wait)
+            delay = min(delay * 2, LONGEST_RETRY_SECONDS)
+
+    async def _settle(self, item: Arrived | Changed) -> None:
+        if isinstance(item, Changed):
+            await self._store(item.event, None)
+            return
+        assert self._cursors is not None, "nothing arrives before READY"
+        # Two messages of one moment may arrive in the other order: the cursor never moves back, the event counts.
+        seen = max(item.message_id, self._cursors.get(item.channel_ref, 0))
+        cursor = Cursor(platform=PLATFORM, account=self._account, channel_ref=item.channel_ref, seen_ref=str(seen))
+        await self._store(item.event, cursor)
+        self._cursors[item.channel_ref] = seen
+
+    async def _store(self, event: InboundMessage | InboundEdit | InboundDeletion | None, cursor: Cursor | None) -> None:
+        delay = FIRST_RETRY_SECONDS
+        if event is not None:
+            self._unheard.pop(event.event_ref, None)
+        patience = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._begin_to_listen)
+        try:
+            while True:
+                try:
+                    if event is not None:
+                        await self._intake.accept(event, cursor)
+                    elif cursor is not None:
+                        await self._intake.mark_seen(cursor)
+                    self._is_held_up = False
+                    return
+                except StoreUnavailable as error:
+                    log.warning("discord.event_retried", detail=str(error), retry_seconds=delay)
+                self._begin_to_listen()
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, LONGEST_RETRY_SECONDS)
+        finally:
+            patience.cancel()
+
+    async def _load_cursors(self) -> Mapping[str, int]:
+        delay = FIRST_RETRY_SECONDS
+        while self._cursors is None:
+            try:
+                stored = await self._intake.load_cursors(PLATFORM, self._account)
+                self._cursors = {channel_ref: int(seen) for channel_ref, seen in stored.items()}
+            except StoreUnavailable as error:
+                log.warning("discord.cursors_retried", detail=str(error), retry_seconds=delay)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, LONGEST_RETRY_SECONDS)
+        return self._cursors
