@@ -41,7 +41,7 @@ _HEADING = re.compile(r"^#{1,4}\s+\S", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Handoff:
     """What a handoff row holds."""
 
     text: str
@@ -55,12 +55,12 @@ class Record:
         return f"{defused(self.text).strip()}\n\n[{_stands_for(self)}]"
 
 
-def parse_record(stored: str) -> Record:
+def parse_handoff(stored: str) -> Handoff:
     """A handoff row's text as its parts; one without the last line (imported) stands for nothing known."""
     found = _RECALL.search(stored)
     if found is None:
-        return Record(text=stored.strip(), messages=0, first_id=0, last_id=0)
-    return Record(
+        return Handoff(text=stored.strip(), messages=0, first_id=0, last_id=0)
+    return Handoff(
         text=stored[: found.start()].strip(),
         messages=int(found[1]),
         first_id=int(found[2]),
@@ -98,7 +98,7 @@ def defused(text: str) -> str:
     return _MARKER.sub("(", text)
 
 
-def _stands_for(record: Record) -> str:
+def _stands_for(record: Handoff) -> str:
     noun = "message" if record.messages == 1 else "messages"
     reads = f'history_open(id="m{record.first_id}") reads the first of them'
     return (

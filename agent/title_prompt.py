@@ -6,7 +6,7 @@ from typing import Final
 
 from agent.context.excerpt import SECRET_MARK, excerpt, without_thoughts
 from agent.context.summary import asking_row
-from agent.model.base import Finish, ModelReply, ModelRequest, Payer
+from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
 from hermes_state.errors import ReplyMalformed
 from hermes_state.values import Millis, Tokens, Transcript
 
@@ -59,7 +59,7 @@ def title_request(rows: Transcript, redact: Callable[[str], str], *, now: Millis
 def checked_title(reply: ModelReply, redact: Callable[[str], str]) -> str:
     """The title in a reply, on one line, without secrets. Raises `ReplyMalformed` for anything that is none."""
     lines = [line for line in without_thoughts(reply.text[:_LONGEST_REPLY]).splitlines() if line.strip()]
-    if reply.calls or reply.finish is Finish.LENGTH or len(lines) != 1:
+    if reply.calls or reply.finish is FinishReason.LENGTH or len(lines) != 1:
         raise ReplyMalformed("the reply is no title")
     text = " ".join(_MARKUP.sub(" ", _LABEL.sub("", lines[0].strip())).split())
     text = text.strip(_QUOTES).strip().removesuffix(".").strip()

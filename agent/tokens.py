@@ -14,7 +14,7 @@ import orjson
 
 from agent.handoff import framed
 from hermes_state.transcripts import EMPTY_BODY
-from hermes_state.values import EstimatedTokens, Message, MessageBody, MessageId, Origin, Role
+from hermes_state.values import EstimatedTokens, Message, MessageBody, MessageId, MessageRole, Origin
 
 MESSAGE_TOKENS = 4
 """Role and separators of one message."""
@@ -166,7 +166,7 @@ class RowSizes:
             self._remember(key, size)
         if reasoning_of and row.body.reasoning is not None and row.body.reasoning.made_by == reasoning_of:
             size += _reasoning_tokens(row.body.reasoning.blocks)
-        if is_shared and row.role is Role.USER and row.sender_name:
+        if is_shared and row.role is MessageRole.USER and row.sender_name:
             return size + kept_text_tokens(row.sender_name) + 1
         return size
 
@@ -188,14 +188,14 @@ ROW_SIZES = RowSizes()
 
 def _key(row: Message, max_result_characters: int) -> _Key:
     text, body = row.text or "", row.body
-    length = min(len(text), max_result_characters) if row.role is Role.TOOL else len(text)
+    length = min(len(text), max_result_characters) if row.role is MessageRole.TOOL else len(text)
     return row.id, length, hash(text), 0 if body is EMPTY_BODY else hash(body)
 
 
 def _row_tokens(row: Message, length: int) -> int:
     text = row.text or ""
     total = MESSAGE_TOKENS + estimated_text_tokens(text[:length])
-    if row.role is Role.TOOL:
+    if row.role is MessageRole.TOOL:
         total += CALL_TOKENS
     elif row.origin is Origin.HUMAN:
         total += STAMP_TOKENS

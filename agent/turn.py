@@ -15,15 +15,15 @@ from typing import Any, Protocol
 import structlog
 
 from agent.context.compressor import Compressor, SummaryRoute
-from agent.context.controller import ContextKeeper, ContextSettings
+from agent.context.controller import ContextController, ContextSettings
 from agent.context.engine import Engine
-from agent.context.events import BeforeSplit, Listener, OnWait, Pressure, Scene
-from agent.context.learned_profile import ProfileBook
-from agent.context.measure import Room
+from agent.context.events import BeforeSplit, ConversationRef, Listener, OnWait, PressureEvent
+from agent.context.learned_profile import LearnedProfile
+from agent.context.measure import MeasuredPrompt
 from agent.images import load_image_urls
-from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest, Payer, maker_of
-from agent.model.client import Completion, ModelLine, even_so
-from agent.model.wire import WireStyle
+from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest, Payer, maker_of
+from agent.model.client import Completion, ModelClient, even_so
+from agent.model.wire import WireSettings
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
 from hermes_state import journal, ledger, sessions
@@ -36,12 +36,12 @@ from hermes_state.tool_runs import ToolResult, ToolRunState, count_tool_rounds, 
 from hermes_state.transcripts import View
 from hermes_state.values import (
     Clock,
-    Effect,
     Message,
+    MessageRole,
     ModelCallRecord,
-    Role,
     Tokens,
     ToolCall,
+    ToolEffect,
     Transcript,
     TurnId,
 )
@@ -96,7 +96,7 @@ class Answer:
     call: ModelCallRecord
     reported_prompt_tokens: int | None
     """None where the provider reported no usage."""
-    pressure: Pressure | None = None
+    pressure: PressureEvent | None = None
     """What people should be told about the room that is left."""
 
 
@@ -122,7 +122,7 @@ class Agent:
         self,
         *,
         store: Store,
-        line: ModelLine,
+        line: ModelClient,
         tools: ToolRegistry,
         settings: AgentSettings,
         clock: Clock,
@@ -157,13 +157,13 @@ class Agent:
                 tools.add(tool)
             else:
                 log.warning("engine.tool_left_out", engine=engine.name, tool=tool.name)
-        self.context = ContextKeeper(
+        self.context = ContextController(
             store=store,
             views=self._views,
             prompts=self,
             engine=engine,
             routes=[own] if summary_routes is None else summary_routes,
-            profiles=ProfileBook(store, line.route, line.name, configured, clock, fetch=line.model.fetch_limits),
+            profiles=LearnedProfile(store, line.route, line.name, configured, clock, fetch=line.model.fetch_limits),
             settings=settings.context,
             listeners=listeners,
             before_split=before_split,
@@ -172,7 +172,7 @@ class Agent:
         )
 
     @property
-    def line(self) -> ModelLine:
+    def line(self) -> ModelClient:
         """The line to its model."""
         return self._line
 
@@ -221,7 +221,7 @@ class Agent:
         has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
         return await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
 
-    async def _view(self, scene: Scene, known: View | None = None) -> View:
+    async def _view(self, scene: ConversationRef, known: View | None = None) -> View:
         """What the model sees now; a session's system prompt is assembled the first time it is looked at."""
         view = known or await self._views.load(scene.lineage_id)
         if view.session.system_prompt is not None:
@@ -229,15 +229,15 @@ class Agent:
         stored = await self._store.write(sessions.set_system_prompt, view.session.id, self.system_for(scene))
         return replace(view, session=replace(view.session, system_prompt=stored))
 
-    async def _after_tools(self, turn: RunningTurn, scene: Scene) -> View:
+    async def _after_tools(self, turn: RunningTurn, scene: ConversationRef) -> View:
         """The view for the next model call: with the results, and with what people said meanwhile."""
         await self._store.write(journal.join_steers, turn.id, self._clock.now())
         return await self._view(scene)
 
     # ---- the prompt
 
-    def system_for(self, scene: Scene) -> str:
-        """See `Prompts.system_for`."""
+    def system_for(self, scene: ConversationRef) -> str:
+        """See `PromptBuilder.system_for`."""
         return system_prompt(
             persona=self._settings.persona,
             chat=scene.chat,
@@ -245,8 +245,8 @@ class Agent:
             tool_names=[tool.name for tool in self._tools.available()],
         )
 
-    async def request_for(self, scene: Scene, view: View) -> ModelRequest:
-        """See `Prompts.request_for`."""
+    async def request_for(self, scene: ConversationRef, view: View) -> ModelRequest:
+        """See `PromptBuilder.request_for`."""
         settings, limits = self._settings, self.context.limits
         images: Mapping[int, str] = {}
         if settings.sees_images and settings.attachments is not None:
@@ -256,7 +256,7 @@ class Agent:
             transcript=view.transcript,
             tools=tuple(tool.schema for tool in self._tools.available()),
             max_output_tokens=limits.context_length - limits.input_window,
-            style=WireStyle(
+            style=WireSettings(
                 is_shared=scene.chat_kind.is_shared,
                 zone=settings.zone,
                 max_result_characters=_max_result_characters(limits.input_window),
@@ -272,13 +272,13 @@ class Agent:
     async def _asked(
         self,
         turn: RunningTurn,
-        scene: Scene,
+        scene: ConversationRef,
         view: View,
         layer: Layer,
         rounds: int,
         refusals: "_Refusals",
         sink: PreviewSink,
-    ) -> tuple[Room, Completion]:
+    ) -> tuple[MeasuredPrompt, Completion]:
         """The model's reply to a view that was given room first. A prompt that does not fit is made smaller."""
         while True:
             room = await self.context.make_room(scene, view, layer)
@@ -294,7 +294,7 @@ class Agent:
                     raise
                 view = await self._view(scene)
 
-    async def _ask(self, turn: RunningTurn, room: Room, rounds: int, sink: PreviewSink) -> Completion:
+    async def _ask(self, turn: RunningTurn, room: MeasuredPrompt, rounds: int, sink: PreviewSink) -> Completion:
         request = replace(room.request, may_call_tools=rounds < self._settings.max_tool_rounds)
 
         async def record_failure(call: ModelCallRecord) -> None:
@@ -322,7 +322,7 @@ class Agent:
             raise ReplyMalformed(f"the model still calls tools after {self._settings.max_tool_rounds} rounds")
         return done
 
-    def _too_large(self, room: Room) -> ContextOverflow | None:
+    def _too_large(self, room: MeasuredPrompt) -> ContextOverflow | None:
         """What is wrong with a prompt that cannot fit and is not sent. Nothing is ever left out to make it fit."""
         window = self.context.limits.context_length
         if room.estimated <= window:
@@ -330,9 +330,9 @@ class Agent:
         text = f"about {room.estimated} of {window} tokens"
         return ContextOverflow(text, prompt_tokens=room.estimated, window=window)
 
-    async def _answer(self, scene: Scene, room: Room, done: Completion) -> Answer:
+    async def _answer(self, scene: ConversationRef, room: MeasuredPrompt, done: Completion) -> Answer:
         text, reply = done.reply.text.strip(), done.reply
-        if reply.finish is Finish.LENGTH:
+        if reply.finish is FinishReason.LENGTH:
             text = f"{text}\n\n{CUT_OFF}"
         try:
             pressure = await self.context.after_reply(scene, room, reply.usage, is_last=True)
@@ -361,7 +361,7 @@ class Agent:
 
     def _is_read_only(self, call: ToolCall) -> bool:
         tool = self._tools.get(call.name)
-        return tool is not None and tool.effect is Effect.READ_ONLY
+        return tool is not None and tool.effect is ToolEffect.READ_ONLY
 
     async def _run_calls(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall]) -> None:
         """Run the calls of one answer side by side; that they begin is committed before any does."""
@@ -399,9 +399,9 @@ def _open_step(transcript: Transcript, turn_id: TurnId) -> _OpenStep | None:
     for row in reversed(transcript):
         if row.turn_id != turn_id:
             continue
-        if row.role is Role.TOOL and row.tool_call_id is not None:
+        if row.role is MessageRole.TOOL and row.tool_call_id is not None:
             answered.add(row.tool_call_id)
-        elif row.role is Role.ASSISTANT:
+        elif row.role is MessageRole.ASSISTANT:
             calls = tuple(call for call in row.body.calls if call.id not in answered)
             return _OpenStep(message=row, calls=calls) if calls else None
     return None
@@ -409,12 +409,12 @@ def _open_step(transcript: Transcript, turn_id: TurnId) -> _OpenStep | None:
 
 def _ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
     """The process ended between the last result and the next model call: steers may not have joined yet."""
-    return bool(transcript) and transcript[-1].role is Role.TOOL and transcript[-1].turn_id == turn_id
+    return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id
 
 
-def scene_of(turn: RunningTurn) -> Scene:
+def scene_of(turn: RunningTurn) -> ConversationRef:
     """The conversation that a turn goes on with."""
-    return Scene(
+    return ConversationRef(
         chat_id=turn.chat_id,
         lineage_id=turn.lineage_id,
         chat=turn.chat,

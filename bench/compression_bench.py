@@ -26,12 +26,12 @@ from sqlite3 import Connection
 import msgspec
 import structlog
 
-from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Draft, SummaryRoute
+from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, PreparedCompression, SummaryRoute
 from agent.context.estimate import Estimator
 from agent.context.limits import LimitSettings, limits_of
 from agent.context.state import ContextState
-from agent.model.base import Finish, ModelReply, ModelRequest
-from agent.model.client import ModelLine
+from agent.model.base import FinishReason, ModelReply, ModelRequest
+from agent.model.client import ModelClient
 from bench import peer_compressor
 from bench.conversation import Conversation, as_chat_messages, as_new_message
 from bench.measure import Measure, table
@@ -50,10 +50,10 @@ from hermes_state.values import (
     EstimatedTokens,
     LineageId,
     MessageId,
+    MessageRole,
     Millis,
     ModelCallRecord,
     Origin,
-    Role,
     SessionId,
     SystemClock,
     Transcript,
@@ -92,7 +92,7 @@ class StandIn:
         began = time.process_time()
         text = peer_compressor.extract(request.transcript[-1].text or "")
         self.spent += time.process_time() - began
-        return ModelReply(text=text, finish=Finish.STOP, usage=CanonicalUsage(input=1, output=1))
+        return ModelReply(text=text, finish=FinishReason.STOP, usage=CanonicalUsage(input=1, output=1))
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -169,9 +169,9 @@ def _job(rows: Transcript, estimator: Estimator | None) -> CompressionJob:
 
 async def _draft(job: CompressionJob, model: StandIn, estimator: Estimator) -> None:
     compressor = Compressor(settings=CompressorSettings(), redact=redact, clock=SystemClock())
-    routes = [SummaryRoute(line=ModelLine(model), context_length=job.limits.context_length)]
+    routes = [SummaryRoute(line=ModelClient(model), context_length=job.limits.context_length)]
     result, _ = await compressor.draft(job, ContextState(), estimator, routes, _unexpected)
-    if not isinstance(result, Draft) or result.summary_kind != "model":
+    if not isinstance(result, PreparedCompression) or result.summary_kind != "model":
         raise RuntimeError(f"nothing was compressed: {result}")
 
 
@@ -329,7 +329,7 @@ def _filled(db: Connection, chat_ref: str, rows: Transcript) -> SplitPlan:
     key = ChatKey(platform="local", account="local", chat_ref=chat_ref)
     session = start_session(db, ensure_chat(db, key, ChatKind.LOCAL, None, Millis(0)), Millis(0))
     ids = [append(db, session.id, as_new_message(row), Millis(0)) for row in rows]
-    handoff = NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="What was said so far. " * 300)
+    handoff = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="What was said so far. " * 300)
     return SplitPlan(
         parent_id=session.id, version=session.version, watermark_seq=len(rows), context=[handoff, *ids], layer="manual"
     )

@@ -12,9 +12,9 @@ from hermes_state.values import (
     Message,
     MessageBody,
     MessageId,
+    MessageRole,
     Millis,
     Origin,
-    Role,
     SessionId,
     ToolCall,
     Transcript,
@@ -51,26 +51,26 @@ class Conversation:
                 break
             rows += self._turn(len(rows), first_id, session_id, turn)
         asked = self._row(
-            len(rows), first_id, session_id, turn, Role.USER, Origin.HUMAN, self._said(), sender=_PEOPLE[0]
+            len(rows), first_id, session_id, turn, MessageRole.USER, Origin.HUMAN, self._said(), sender=_PEOPLE[0]
         )
         return (*rows, asked)
 
     def _turn(self, at: int, first_id: int, session_id: int, turn: int) -> Iterator[Message]:
         places = itertools.count(at)
 
-        def row(role: Role, origin: Origin, text: str, **more: Any) -> Message:
+        def row(role: MessageRole, origin: Origin, text: str, **more: Any) -> Message:
             return self._row(next(places), first_id, session_id, turn, role, origin, text, **more)
 
-        yield row(Role.USER, Origin.HUMAN, self._said(), sender=self._chance.choice(_PEOPLE))
+        yield row(MessageRole.USER, Origin.HUMAN, self._said(), sender=self._chance.choice(_PEOPLE))
         for _ in range(self._chance.choice((0, 0, 1, 1, 2))):
             calls = tuple(self._call() for _ in range(self._chance.choice((1, 1, 2, 3))))
-            yield row(Role.ASSISTANT, Origin.ASSISTANT, "Let me look.", body=MessageBody(calls=calls))
+            yield row(MessageRole.ASSISTANT, Origin.ASSISTANT, "Let me look.", body=MessageBody(calls=calls))
             for call in calls:
-                yield row(Role.TOOL, Origin.TOOL, self._result(), call=call)
+                yield row(MessageRole.TOOL, Origin.TOOL, self._result(), call=call)
         answer = "\n\n".join(self._said() for _ in range(self._chance.choice((1, 1, 2, 3))))
         if self._chance.random() < 0.3:
             answer += f"\n\n```python\n{self._piece(self._returned[0], 600)}\n```"
-        yield row(Role.ASSISTANT, Origin.ASSISTANT, answer)
+        yield row(MessageRole.ASSISTANT, Origin.ASSISTANT, answer)
 
     def _row(
         self,
@@ -78,7 +78,7 @@ class Conversation:
         first_id: int,
         session_id: int,
         turn: int,
-        role: Role,
+        role: MessageRole,
         origin: Origin,
         text: str,
         *,

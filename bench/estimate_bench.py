@@ -17,7 +17,7 @@ from bench.measure import Measure, table
 from bench.passages import passages
 from hermes_state.sessions import Session
 from hermes_state.transcripts import EMPTY_BODY, View
-from hermes_state.values import Message, MessageId, Millis, Origin, ReportedTokens, Role, SessionId
+from hermes_state.values import Message, MessageId, MessageRole, Millis, Origin, ReportedTokens, SessionId
 
 COLD_BAR = 8.0
 """Percent of mean error over the classes, before anything was reported."""
@@ -142,7 +142,7 @@ def _row(number: int, text: str) -> Message:
         id=MessageId(number),
         session_id=SessionId(1),
         seq=number,
-        role=Role.USER if number % 2 else Role.ASSISTANT,
+        role=MessageRole.USER if number % 2 else MessageRole.ASSISTANT,
         origin=Origin.HUMAN if number % 2 else Origin.ASSISTANT,
         text=text,
         body=EMPTY_BODY,

@@ -21,7 +21,7 @@ from hermes_state.chats import ensure_chat
 from hermes_state.sessions import start_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append
-from hermes_state.values import ChatKey, ChatKind, Millis, Origin, Role, SystemClock
+from hermes_state.values import ChatKey, ChatKind, MessageRole, Millis, Origin, SystemClock
 
 CHATS = 50
 SEED_SLICE = 2_000
@@ -230,7 +230,7 @@ def _append_all(db, session_id, texts: Sequence[str], now: Millis) -> None:
     for number, text in enumerate(texts):
         is_human = number % 2 == 0
         row = NewMessage(
-            role=Role.USER if is_human else Role.ASSISTANT,
+            role=MessageRole.USER if is_human else MessageRole.ASSISTANT,
             origin=Origin.HUMAN if is_human else Origin.ASSISTANT,
             text=text,
             sender_name="Ada" if is_human else None,

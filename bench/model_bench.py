@@ -24,8 +24,8 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from agent.model.base import ChatModel, ModelRequest, Payer
-from agent.model.caps import CapLimits, DaySpending, SpendingCaps
-from agent.model.client import ModelLine
+from agent.model.caps import CapLimits, DailyUsage, SpendingCaps
+from agent.model.client import ModelClient
 from agent.model.prices import Price
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
@@ -151,10 +151,10 @@ async def _call(protocol: Protocol, url: str, streams: bool, rows: int, folder: 
         stack.push_async_callback(store.close)
         payer = await store.write(_with_earlier_calls)
         request = _request(rows, payer)
-        free = ModelLine(model, price=_PRICE)
+        free = ModelClient(model, price=_PRICE)
         limits = CapLimits(daily=_LIMIT, chat_daily=_LIMIT, conversation=_LIMIT)
-        caps = SpendingCaps(store, limits, DaySpending(store), SystemClock())
-        capped = ModelLine(model, price=_PRICE, caps=caps)
+        caps = SpendingCaps(store, limits, DailyUsage(store), SystemClock())
+        capped = ModelClient(model, price=_PRICE, caps=caps)
         await _ask(free, request)
         body = await _last_request(url)
         return await _side_by_side(
@@ -180,13 +180,13 @@ async def _side_by_side(*asks: Ask, rounds: int) -> tuple[float, ...]:
     return tuple(statistics.median(times) for times in took)
 
 
-async def _ask(line: ModelLine, request: ModelRequest) -> str:
+async def _ask(line: ModelClient, request: ModelRequest) -> str:
     shown = _Shown()
     completion = await line.complete(request, shown.show, purpose="turn", record_failure=_no_failure)
     return completion.reply.text
 
 
-async def _ask_and_record(line: ModelLine, request: ModelRequest, store: Store) -> str:
+async def _ask_and_record(line: ModelClient, request: ModelRequest, store: Store) -> str:
     shown = _Shown()
     completion = await line.complete(request, shown.show, purpose="turn", record_failure=_no_failure)
     await store.write(_record, request.payer, completion.call)
@@ -322,7 +322,7 @@ PROTOCOLS: Final = (
 async def _flood(protocol: Protocol, url: str) -> Measure:
     """How late the loop is while long answers come to many chats as fast as they can be read."""
     model = _model(protocol, url, streams=True)
-    line = ModelLine(model, price=_PRICE)
+    line = ModelClient(model, price=_PRICE)
     request = _request(1, Payer())
     try:
         await _ask(line, request)  # the first call loads what the HTTP library has put off

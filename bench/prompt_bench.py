@@ -8,7 +8,7 @@ from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCom
 from bench.corpus import Corpus
 from bench.measure import Measure
 from hermes_state.transcripts import EMPTY_BODY
-from hermes_state.values import Message, MessageId, Millis, Origin, Role, SessionId, Transcript
+from hermes_state.values import Message, MessageId, MessageRole, Millis, Origin, SessionId, Transcript
 
 REPLY = (
     b'data: {"choices":[{"index":0,"delta":{"content":"ok"},"finish_reason":null}]}\n\n'
@@ -76,7 +76,7 @@ def _transcript(count: int) -> Transcript:
                 id=MessageId(number + 1),
                 session_id=SessionId(1),
                 seq=number + 1,
-                role=Role.USER if is_human else Role.ASSISTANT,
+                role=MessageRole.USER if is_human else MessageRole.ASSISTANT,
                 origin=Origin.HUMAN if is_human else Origin.ASSISTANT,
                 text=text,
                 body=EMPTY_BODY,

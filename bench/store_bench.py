@@ -26,7 +26,7 @@ from hermes_state.store.connections import register_functions
 from hermes_state.store.migrate import migrate
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append
-from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, Millis, Origin, Role
+from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, MessageRole, Millis, Origin
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -303,7 +303,9 @@ def _start(db: sqlite3.Connection, chat_ref: str) -> Session:
 
 
 def _message(text: str) -> NewMessage:
-    return NewMessage(role=Role.USER, origin=Origin.HUMAN, text=text, sender_ref="local:bench", sender_name="Bench")
+    return NewMessage(
+        role=MessageRole.USER, origin=Origin.HUMAN, text=text, sender_ref="local:bench", sender_name="Bench"
+    )
 
 
 def _timed(call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:

@@ -14,10 +14,10 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from agent.context.estimate import Size
-from agent.context.events import Pressure, Scene
-from agent.context.measure import Room
-from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest
-from agent.model.client import ModelLine
+from agent.context.events import ConversationRef, PressureEvent
+from agent.context.measure import MeasuredPrompt
+from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
+from agent.model.client import ModelClient
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings, scene_of
@@ -66,7 +66,7 @@ class InstantModel:
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """The same words each time."""
         usage = CanonicalUsage(input=self.prompt_tokens, output=5)
-        return ModelReply(text="All is well.", finish=Finish.STOP, usage=usage)
+        return ModelReply(text="All is well.", finish=FinishReason.STOP, usage=usage)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -135,18 +135,18 @@ async def _stall(count: int, rounds: int) -> Measure:
 def _agent(store: Store, model: InstantModel) -> Agent:
     settings = AgentSettings(context_length=Tokens(10_000_000), max_output_tokens=Tokens(8_000))
     return Agent(
-        store=store, line=ModelLine(model), tools=ToolRegistry(recall_tools()), settings=settings, clock=SystemClock()
+        store=store, line=ModelClient(model), tools=ToolRegistry(recall_tools()), settings=settings, clock=SystemClock()
     )
 
 
 def _measure_nothing(agent: Agent) -> None:
     """Take the window's part out of an agent: it makes the request, and looks at nothing."""
 
-    async def make_room(scene: Scene, view: View, layer: Layer) -> Room:
+    async def make_room(scene: ConversationRef, view: View, layer: Layer) -> MeasuredPrompt:
         request = await agent.request_for(scene, view)
-        return Room(view=view, request=request, size=Size(0, 0), estimated=EstimatedTokens(0))
+        return MeasuredPrompt(view=view, request=request, size=Size(0, 0), estimated=EstimatedTokens(0))
 
-    async def after_reply(*args: object, **options: object) -> Pressure | None:
+    async def after_reply(*args: object, **options: object) -> PressureEvent | None:
         return None
 
     agent.context.make_room = make_room  # type: ignore[method-assign]  # that is the point of the comparison

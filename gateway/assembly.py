@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 from agent.context.compressor import SummaryRoute
 from agent.context.engine import Engine
 from agent.context.events import Listener, OnWait
-from agent.engines.adapter import ForeignEngine
-from agent.engines.instances import ModelFacts
+from agent.engines.adapter import PluginEngine
+from agent.engines.instances import ModelInfo
 from agent.engines.loader import load_engine
 from agent.model.sizes import ASSUMED_CONTEXT, listed_limits
 from agent.prompt import DEFAULT_PERSONA
@@ -20,13 +20,13 @@ from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.config import LoadedConfig
 from gateway.config.fields import secrets_of
-from gateway.config.routes import RouteSettings
+from gateway.config.routes import RouteConfig
 from gateway.config.section import Section
 from gateway.config.settings import Config
 from gateway.models.agents import Agents
 from gateway.models.auxiliary import route_for
 from gateway.models.capacity import capacity_in, configured_limits
-from gateway.models.selection import Lines
+from gateway.models.selection import ClientRegistry
 from gateway.models.window import context_settings
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
@@ -101,7 +101,7 @@ def discord_settings(config: Config) -> DiscordSettings | None:
 
 def make_agents(
     loaded: LoadedConfig,
-    lines: Lines,
+    lines: ClientRegistry,
     *,
     store: Store,
     extra_tools: Sequence[Tool],
@@ -116,7 +116,7 @@ def make_agents(
     views, tools, redactor = ViewCache(store), (*recall_tools(), *extra_tools), Redactor(loaded.secrets())
     around = _engine_maker(loaded, redactor, clock)
 
-    def make(route: RouteSettings) -> Agent:
+    def make(route: RouteConfig) -> Agent:
         line = lines.of(route)
         return Agent(
             store=store,
@@ -135,7 +135,7 @@ def make_agents(
     return Agents(loaded.config.model.route, make, lines.of)
 
 
-def _agent_settings(loaded: LoadedConfig, route: RouteSettings) -> AgentSettings:
+def _agent_settings(loaded: LoadedConfig, route: RouteConfig) -> AgentSettings:
     habits = loaded.config.agent
     zone = ZoneInfo(habits.time_zone) if habits.time_zone is not None else datetime.now().astimezone().tzinfo
     return AgentSettings(
@@ -150,7 +150,7 @@ def _agent_settings(loaded: LoadedConfig, route: RouteSettings) -> AgentSettings
     )
 
 
-def summary_routes(config: Config, live: RouteSettings, lines: Lines) -> list[SummaryRoute]:
+def summary_routes(config: Config, live: RouteConfig, lines: ClientRegistry) -> list[SummaryRoute]:
     """Who is asked for the summaries of conversations with a model: whoever does that task, then the model itself.
 
     The built-in offline model never is: it cannot write one.
@@ -164,7 +164,7 @@ def summary_routes(config: Config, live: RouteSettings, lines: Lines) -> list[Su
     return routes
 
 
-def _context_of(route: RouteSettings, config: Config) -> Tokens:
+def _context_of(route: RouteConfig, config: Config) -> Tokens:
     """The context of a model that only writes summaries, whose provider is not asked."""
     listed = listed_limits(route.label).context_length
     return Tokens(route.context_length or listed or config.model.context_length or ASSUMED_CONTEXT)
@@ -172,7 +172,7 @@ def _context_of(route: RouteSettings, config: Config) -> Tokens:
 
 def _engine_maker(
     loaded: LoadedConfig, redactor: Redactor, clock: Clock
-) -> Callable[[RouteSettings, Engine], Engine] | None:
+) -> Callable[[RouteConfig, Engine], Engine] | None:
     """Puts the plugin that `context.engine` names in front of the built-in engines. Raises `ConfigError`.
 
     All models share its engines: a conversation that changes its model keeps the one that knows it.
@@ -180,11 +180,11 @@ def _engine_maker(
     engine = load_engine(loaded.config.context.engine, loaded.home)
     if engine is None:
         return None
-    made: list[ForeignEngine] = []
+    made: list[PluginEngine] = []
     mark = settings_mark(loaded.config)
 
-    def around(route: RouteSettings, built_in: Engine) -> Engine:
-        facts = ModelFacts(
+    def around(route: RouteConfig, built_in: Engine) -> Engine:
+        facts = ModelInfo(
             name=route.label,
             context_length=capacity_in(route).context_length,
             base_url=route.base_url or "",

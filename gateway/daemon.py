@@ -23,34 +23,34 @@ import structlog
 
 from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
 from agent.tools.registry import Tool
-from gateway.access.permissions import Access
+from gateway.access.permissions import AccessControl
 from gateway.assembly import agent_inputs, make_adapters, make_agents
-from gateway.commands.registry import Desk
+from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
 from gateway.config import ConfigRejected, LoadedConfig, load_config, merge_for_reload, reload_differences
-from gateway.config.context_settings import NoticeSettings
+from gateway.config.context_settings import NoticeConfig
 from gateway.config.files import prepare_home
 from gateway.config.settings import Config
 from gateway.inbound.intake import GatewayIntake
 from gateway.logs import update_logging
 from gateway.models.agents import Agents
-from gateway.models.pricing import Costs, unpriced_models, unpriced_sentence
-from gateway.models.runtime import Live
-from gateway.models.selection import Lines, caching_of
+from gateway.models.pricing import Pricing, unpriced_models, unpriced_sentence
+from gateway.models.runtime import Runtime
+from gateway.models.selection import ClientRegistry, caching_of
 from gateway.notify import notify
-from gateway.operator.handlers import Operator
+from gateway.operator.handlers import OperatorHandler
 from gateway.operator.socket import serve_control
-from gateway.outbound.adapters import Adapters
+from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.outbound.gates import Gates
-from gateway.outbound.notices import Notices, WaitNotice
+from gateway.outbound.gates import GateRegistry
+from gateway.outbound.notices import NoticeListener, WaitNotice
 from gateway.schedules import Schedules
-from gateway.turns.attachments import AttachmentDesk
-from gateway.turns.lanes import LaneParts, Lanes
+from gateway.turns.attachments import AttachmentPreparer
+from gateway.turns.lanes import LaneDispatcher, LaneParts
 from gateway.turns.runner import TurnRunner
-from gateway.turns.titles import Titles
-from gateway.turns.transcription import Ears, transcription_line
+from gateway.turns.titles import TitleWriter
+from gateway.turns.transcription import Transcriber, transcription_line
 from gateway.vitals import Heartbeat
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
@@ -76,8 +76,8 @@ async def run_daemon(
 ) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code.
 
-    Raises `OwnedElsewhere` when another process holds the database or a token, `ForeignFile` and `SchemaTooNew` for a
-    database that is not ours to open, `StoreUnavailable` when it cannot be opened.
+    Raises `LockUnavailable` when another process holds the database or a token, `DatabaseRejected` and `SchemaTooNew`
+    for a database that is not ours to open, `StoreUnavailable` when it cannot be opened.
     """
     prepare_home(loaded.home)
     with ExitStack() as held:
@@ -116,15 +116,15 @@ def _token_lock(what: str, token: str) -> FileLock:
 class _Parts:
     """What runs, once it is put together."""
 
-    adapters: Adapters
-    access: Access
+    adapters: AdapterRegistry
+    access: AccessControl
     delivery: Delivery
-    lanes: Lanes
+    lanes: LaneDispatcher
     commands: CommandRunner
     intake: GatewayIntake
     heartbeat: Heartbeat
     schedules: Schedules
-    operator: Operator
+    operator: OperatorHandler
 
 
 class _Daemon:
@@ -138,14 +138,14 @@ class _Daemon:
         self._environ = environ
         self._extra_tools = tuple(extra_tools)
         self._clock = clock
-        self._costs = Costs(store, clock)
-        self._lines: list[Lines] = []
+        self._costs = Pricing(store, clock)
+        self._lines: list[ClientRegistry] = []
         self._agents: list[Agents] = []
         self._delivery: Delivery | None = None
-        self._live = Live(config=loaded.config, agents=self._new_agents(loaded))
+        self._live = Runtime(config=loaded.config, agents=self._new_agents(loaded))
         make_line = partial(transcription_line, costs=self._costs)
-        self._ears = Ears(store=store, live=self._live, clock=clock, make_line=make_line)
-        self._titles = Titles(
+        self._ears = Transcriber(store=store, live=self._live, clock=clock, make_line=make_line)
+        self._titles = TitleWriter(
             store=store, live=self._live, clock=clock, redactor=lambda: Redactor(self._loaded.secrets())
         )
         self._stopping = asyncio.Event()
@@ -205,12 +205,12 @@ class _Daemon:
     def _put_together(self, group: asyncio.TaskGroup) -> _Parts:
         """Every part with what it works with; nothing runs yet."""
         store, live, clock, loaded = self._store, self._live, self._clock, self._loaded
-        adapters = Adapters(make_adapters(loaded, store, REGISTRY.menu(), clock, _announce))
-        access = Access(store, live)
-        gates = Gates()
+        adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), clock, _announce))
+        access = AccessControl(store, live)
+        gates = GateRegistry()
         delivery = self._delivery = Delivery(store=store, adapters=adapters, gates=gates, clock=clock, group=group)
-        lanes = Lanes(group)
-        desk = Desk(
+        lanes = LaneDispatcher(group)
+        desk = CommandContext(
             store=store,
             live=live,
             access=access,
@@ -241,7 +241,7 @@ class _Daemon:
             ),
             heartbeat=heartbeat,
             schedules=Schedules(store=store, live=live, clock=clock, attachments_folder=loaded.attachments),
-            operator=Operator(
+            operator=OperatorHandler(
                 loaded=lambda: self._loaded,
                 live=live,
                 store=store,
@@ -257,7 +257,12 @@ class _Daemon:
         )
 
     def _lane_parts(
-        self, access: Access, adapters: Adapters, gates: Gates, delivery: Delivery, commands: CommandRunner
+        self,
+        access: AccessControl,
+        adapters: AdapterRegistry,
+        gates: GateRegistry,
+        delivery: Delivery,
+        commands: CommandRunner,
     ) -> LaneParts:
         store, live, clock, loaded = self._store, self._live, self._clock, self._loaded
         return LaneParts(
@@ -274,7 +279,7 @@ class _Daemon:
                 clock=clock,
             ),
             commands=commands,
-            attachments=AttachmentDesk(
+            attachments=AttachmentPreparer(
                 store=store,
                 live=live,
                 adapters=adapters,
@@ -287,7 +292,7 @@ class _Daemon:
             slots=asyncio.Semaphore(loaded.config.sessions.max_turns),
         )
 
-    async def _wind_down(self, lanes: Lanes, delivery: Delivery) -> None:
+    async def _wind_down(self, lanes: LaneDispatcher, delivery: Delivery) -> None:
         """Let turns finish and answers go out, within bounds; a second signal cuts it short."""
         self._titles.stop()
         seconds = self._live.config.lifecycle.drain_seconds
@@ -343,7 +348,7 @@ class _Daemon:
         _log_caching(merged.config)
 
     def _new_agents(self, loaded: LoadedConfig) -> Agents:
-        lines = Lines(loaded.config, self._costs)
+        lines = ClientRegistry(loaded.config, self._costs)
         # A running turn may still use older ones: all are closed at the end.
         self._lines.append(lines)
         agents = make_agents(
@@ -351,7 +356,7 @@ class _Daemon:
             lines,
             store=self._store,
             extra_tools=self._extra_tools,
-            listeners=[Notices(self._notice_settings)],
+            listeners=[NoticeListener(self._notice_settings)],
             on_wait=WaitNotice(
                 store=self._store, settings=self._notice_settings, deliver=self._deliver, clock=self._clock
             ),
@@ -360,7 +365,7 @@ class _Daemon:
         self._agents.append(agents)
         return agents
 
-    def _notice_settings(self) -> NoticeSettings:
+    def _notice_settings(self) -> NoticeConfig:
         return self._loaded.config.notices
 
     def _deliver(self, chat_id: ChatId) -> None:
@@ -409,7 +414,7 @@ def _warn(warnings: Sequence[str]) -> None:
         log.warning("config.warned", reason=warning)
 
 
-async def _drain(lanes: Lanes, delivery: Delivery, seconds: float) -> None:
+async def _drain(lanes: LaneDispatcher, delivery: Delivery, seconds: float) -> None:
     cut = await lanes.drain(seconds)
     if cut:
         log.warning("daemon.turns_cut", count=cut)
@@ -432,6 +437,6 @@ def _announce(url: str) -> None:
     print(f"\n  Open {url}\n" if sys.stdout.isatty() else f"Open {url}", flush=True)
 
 
-def _local_url(adapters: Adapters) -> str | None:
+def _local_url(adapters: AdapterRegistry) -> str | None:
     local = adapters.supervised.get("local")
     return local.adapter.mint_url() if local is not None and isinstance(local.adapter, LocalAdapter) else None

@@ -17,7 +17,7 @@ import orjson
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from gateway.config.settings import LoggingSettings
+from gateway.config.settings import LoggingConfig
 from hermes_state.redaction import MARK, Redactor, is_secret_name
 
 FILE_BYTES = 10_000_000
@@ -39,14 +39,14 @@ _REDACTED_DEPTH = 6
 
 
 def configure_logging(
-    settings: LoggingSettings, *, secrets: Iterable[str], directory: Path | None, stream: TextIO | None = None
+    settings: LoggingConfig, *, secrets: Iterable[str], directory: Path | None, stream: TextIO | None = None
 ) -> None:
     """Send everything to `stream` (standard error), and to `gateway.log` in `directory` if `settings.file` says so.
 
     Replaces what an earlier call set up. `secrets` are the configured ones, for exact redaction.
     """
     stream = stream or sys.stderr
-    redaction = _Redaction(Redactor(secrets))
+    redaction = _RedactionProcessor(Redactor(secrets))
     as_json = settings.format == "json" or (settings.format == "auto" and not stream.isatty())
     handlers: list[logging.Handler] = [_made(_StreamHandler(stream), redaction, as_json=as_json, stream=stream)]
     if settings.file and directory is not None:
@@ -78,7 +78,7 @@ def update_logging(level: str, secrets: Iterable[str]) -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter):
             for processor in handler.formatter.processors:
-                if isinstance(processor, _Redaction):
+                if isinstance(processor, _RedactionProcessor):
                     processor.redactor = redactor
 
 
@@ -99,7 +99,7 @@ _SHARED: list[Processor] = [
 ]
 
 
-class _Reticent(logging.Handler):
+class _QuietHandler(logging.Handler):
     """Says once that lines cannot be written (a full disk), and not which: logging itself would print each of them
     unredacted, with a traceback."""
 
@@ -115,16 +115,16 @@ class _Reticent(logging.Handler):
             print(f"log lines cannot be written to {self}: {reason}", file=sys.stderr, flush=True)
 
 
-class _StreamHandler(_Reticent, logging.StreamHandler[TextIO]):
+class _StreamHandler(_QuietHandler, logging.StreamHandler[TextIO]):
     pass
 
 
-class _FileHandler(_Reticent, RotatingFileHandler):
+class _FileHandler(_QuietHandler, RotatingFileHandler):
     pass
 
 
 def _made(
-    handler: logging.Handler, redaction: "_Redaction", *, as_json: bool, stream: TextIO | None = None
+    handler: logging.Handler, redaction: "_RedactionProcessor", *, as_json: bool, stream: TextIO | None = None
 ) -> logging.Handler:
     rendering: list[Processor] = [structlog.processors.JSONRenderer(serializer=_to_json)]
     if not as_json:
@@ -159,7 +159,7 @@ def _to_json(event: EventDict, **_: Any) -> str:
     return orjson.dumps(event, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
-class _Redaction:
+class _RedactionProcessor:
     """A processor that lets no secret past, whatever key it stands under."""
 
     def __init__(self, redactor: Redactor) -> None:

@@ -23,7 +23,7 @@ being compressed, and Python's own five milliseconds add up."""
 def serve(environ: Mapping[str, str], **options: Any) -> int:
     """Load, prepare the process and run the daemon; returns its exit code. `options` go to `run_daemon`.
 
-    Raises `ConfigError` and `OwnedElsewhere` before anything was started, `StoreUnavailable` when the database cannot
+    Raises `ConfigError` and `LockUnavailable` before anything was started, `StoreUnavailable` when the database cannot
     be used. Any other error is ours: it is logged, without secrets, and ends the process with exit code 1.
     """
     loaded = load_config(environ)

@@ -8,7 +8,7 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from gateway.models.runtime import Live
+from gateway.models.runtime import Runtime
 from gateway.turns.attachments import INCOMING_PREFIX
 from hermes_state import attachments, sessions
 from hermes_state.admin import retention
@@ -28,7 +28,7 @@ LEFTOVER_MILLIS = 24 * 3_600_000
 class Schedules:
     """The gateway's own jobs, on APScheduler as a timer; nothing of them is stored."""
 
-    def __init__(self, *, store: Store, live: Live, clock: Clock, attachments_folder: Path) -> None:
+    def __init__(self, *, store: Store, live: Runtime, clock: Clock, attachments_folder: Path) -> None:
         self._store = store
         self._live = live
         self._clock = clock

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from gateway.notify import notify, watchdog_seconds
-from gateway.outbound.adapters import Adapters
+from gateway.outbound.adapters import AdapterRegistry
 from hermes_state.store.writer import Store
 
 log = structlog.get_logger()
@@ -24,7 +24,7 @@ WRITER_STUCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
+class HealthStatus:
     """How the daemon is doing, for `/status` of operators."""
 
     is_ready: bool
@@ -38,16 +38,16 @@ class Vitals:
 class Heartbeat:
     """Measures the loop and the writer, and tells systemd."""
 
-    def __init__(self, store: Store, adapters: Adapters, environ: Mapping[str, str]) -> None:
+    def __init__(self, store: Store, adapters: AdapterRegistry, environ: Mapping[str, str]) -> None:
         self._store = store
         self._adapters = adapters
         self._environ = environ
         self._lag = 0.0
         self._status = ""
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> HealthStatus:
         pulse = self._store.pulse
-        return Vitals(
+        return HealthStatus(
             is_ready=all(one.health().is_ready for one in self._adapters.supervised.values()),
             loop_lag_seconds=round(self._lag, 4),
             writer_waiting_seconds=round(pulse.oldest_wait_seconds, 4),

@@ -86,7 +86,7 @@ def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class CompressionAttempt:
     """A compression that was asked for and changed nothing."""
 
     session_id: SessionId
@@ -99,7 +99,7 @@ class Attempt:
     took_ms: int
 
 
-def record_attempt(db: Connection, attempt: Attempt, now: Millis) -> None:
+def record_attempt(db: Connection, attempt: CompressionAttempt, now: Millis) -> None:
     """Keep the trace of a compression that changed nothing."""
     db.execute(
         """INSERT INTO compressions (parent_id, layer, focus, outcome, reason, tokens_before, messages_before, took_ms,

@@ -34,7 +34,7 @@ class ConfigError(HermesError):
     """The configuration cannot be used; the message names the file or key and what to do."""
 
 
-class OwnedElsewhere(HermesError):
+class LockUnavailable(HermesError):
     """Another living process holds what we need; `holder` describes it."""
 
     def __init__(self, message: str, *, holder: str) -> None:
@@ -131,7 +131,7 @@ class ContentFiltered(ModelError):
     """The provider refused the content."""
 
 
-class NotOffered(ModelError):
+class ModelNotFound(ModelError):
     """The provider has no such model or address; the prompt does not matter."""
 
 
@@ -167,7 +167,7 @@ class ReplyMalformed(ModelError):
     """The provider answered, but not with a whole, readable reply."""
 
 
-class SpendingCapReached(ModelError):
+class SpendingCapExceeded(ModelError):
     """A cap on costs forbids the call, so it was not made; `cap` is the configuration key that says so."""
 
     def __init__(
@@ -184,7 +184,7 @@ class SpendingCapReached(ModelError):
         self.limit = limit
 
 
-class PriceUnknown(ModelError):
+class PriceNotFound(ModelError):
     """Spending is capped and nobody knows what `model` costs, so the call was not made."""
 
     def __init__(self, message: str, *, model: str = "") -> None:
@@ -220,7 +220,7 @@ class SchemaTooNew(StateError):
     """The database was written by a newer version."""
 
 
-class ForeignFile(StateError):
+class DatabaseRejected(StateError):
     """The file is not a hermes-gateway database."""
 
 

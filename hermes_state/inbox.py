@@ -18,11 +18,11 @@ from hermes_state.values import (
     Cursor,
     InboxId,
     IncomingAttachment,
+    InputKind,
     LineageId,
     Millis,
     Quote,
     UserRef,
-    Via,
 )
 
 
@@ -58,7 +58,7 @@ class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     heard: tuple[str, ...] = ()
     """Transcripts of recordings that were attached; they are no attachments any more."""
     quote: Quote | None = None
-    via: Via = Via.TYPED
+    via: InputKind = InputKind.TYPED
     ticket: str | None = None
 
 
@@ -211,7 +211,7 @@ def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edited:
+class EditedMessage:
     """The message that an edit is about, as we know it."""
 
     inbox_id: InboxId
@@ -243,7 +243,7 @@ WHERE i.chat_id = ? AND i.message_ref = ? AND i.kind = 'notice' ORDER BY i.id DE
 """
 
 
-def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> Edited | None:
+def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMessage | None:
     """The stored message that has this platform id, None when it never was for us."""
     row = db.execute(_FIND_EDITED, (chat_id, message_ref)).fetchone()
     if row is None:
@@ -253,7 +253,7 @@ def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> Edited | N
     notice = db.execute(_FIND_NOTICE, (chat_id, message_ref)).fetchone()
     if notice is not None:
         known = _text_of(notice[2], notice[3]).removeprefix(CHANGED)
-    return Edited(
+    return EditedMessage(
         inbox_id=InboxId(inbox_id),
         state=InboxState(state),
         kind=InboxKind(kind),

@@ -36,12 +36,12 @@ from hermes_state.values import (
     Message,
     MessageBody,
     MessageId,
+    MessageRole,
     Millis,
     ModelCallRecord,
     Origin,
     Quote,
     Reasoning,
-    Role,
     SessionId,
     ToolCall,
     TurnId,
@@ -83,7 +83,7 @@ class RunningTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedContent:
     """What became of a message's attachments before its turn started."""
 
     body: MessageBody = EMPTY_BODY
@@ -116,7 +116,11 @@ class FinalAnswer:
 
 
 def start_turn(
-    db: Connection, chat_id: ChatId, inbox_ids: Sequence[InboxId], prepared: Mapping[InboxId, Prepared], now: Millis
+    db: Connection,
+    chat_id: ChatId,
+    inbox_ids: Sequence[InboxId],
+    prepared: Mapping[InboxId, PreparedContent],
+    now: Millis,
 ) -> RunningTurn:
     """Open a turn for waiting rows: bind them and store one human row each.
 
@@ -180,12 +184,12 @@ def _bind(
     turn_id: TurnId,
     session_id: SessionId,
     rows: Sequence[InboxRow],
-    prepared: Mapping[InboxId, Prepared],
+    prepared: Mapping[InboxId, PreparedContent],
     now: Millis,
 ) -> None:
     for row in rows:
         db.execute("UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ?", (turn_id, row.id))
-        ready = prepared.get(row.id, Prepared())
+        ready = prepared.get(row.id, PreparedContent())
         message_id = append(db, session_id, _human_row(db, row, turn_id, ready.body), row.sent_at)
         if row.kind is InboxKind.MESSAGE:
             place = (row.chat_id, row.message_ref, message_id)
@@ -203,7 +207,7 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
     if heard:
         body = msgspec.structs.replace(body, notes=(*body.notes, SPOKEN))
     return NewMessage(
-        role=Role.USER,
+        role=MessageRole.USER,
         origin=Origin.NOTICE if row.kind is InboxKind.NOTICE else Origin.HUMAN,
         text="\n".join(filter(None, (row.payload.text, *heard))),
         body=body,
@@ -234,7 +238,7 @@ def append_calls(db: Connection, turn_id: TurnId, step: ModelStep, now: Millis) 
     turn = _require_running(db, turn_id)
     session_id = load_tip(db, turn.lineage_id).id
     row = NewMessage(
-        role=Role.ASSISTANT,
+        role=MessageRole.ASSISTANT,
         origin=Origin.ASSISTANT,
         text=step.text or None,
         body=MessageBody(calls=step.calls, reasoning=step.reasoning),
@@ -264,7 +268,7 @@ def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis
 def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Millis) -> MessageId:
     tool_runs.end(db, turn.id, result, now)
     row = NewMessage(
-        role=Role.TOOL,
+        role=MessageRole.TOOL,
         origin=Origin.TOOL,
         text=result.text,
         turn_id=turn.id,
@@ -290,7 +294,7 @@ def finish_turn(db: Connection, turn_id: TurnId, answer: FinalAnswer, now: Milli
     """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnClosed`."""
     turn = _require_running(db, turn_id)
     session_id = load_tip(db, turn.lineage_id).id
-    row = NewMessage(role=Role.ASSISTANT, origin=Origin.ASSISTANT, text=answer.text, turn_id=turn_id)
+    row = NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=answer.text, turn_id=turn_id)
     message_id = append(db, session_id, row, now)
     seq = db.execute("SELECT seq FROM messages WHERE id = ?", (message_id,)).fetchone()[0]
     ledger.note_report(db, session_id, answer.reported_prompt_tokens, seq - 1, answer.call.model)
@@ -313,7 +317,7 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
     text = partial_text.strip()
     if text and text != _newest_text(db, turn_id):
         row = NewMessage(
-            role=Role.ASSISTANT,
+            role=MessageRole.ASSISTANT,
             origin=Origin.ASSISTANT,
             text=text,
             body=MessageBody(was_interrupted=True),

@@ -78,7 +78,7 @@ NO_MONEY = MicroUsd(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class CallTotals:
     """What some calls came to."""
 
     calls: int = 0
@@ -109,11 +109,13 @@ class Spent:
         """How much of the prompts was read from the provider's cache."""
         return self.cache_read * 100 // self.prompt if self.prompt else 0
 
-    def __add__(self, other: "Spent") -> "Spent":
-        return Spent(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(Spent)})
+    def __add__(self, other: "CallTotals") -> "CallTotals":
+        return CallTotals(
+            **{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(CallTotals)}
+        )
 
 
-NOTHING = Spent()
+NOTHING = CallTotals()
 
 _SUMS = """count(*), coalesce(sum(outcome <> 'ok'), 0), coalesce(sum(estimated), 0), coalesce(sum(input_tokens), 0),
   coalesce(sum(output_tokens), 0), coalesce(sum(cache_read_tokens), 0), coalesce(sum(cache_write_tokens), 0),
@@ -121,13 +123,13 @@ _SUMS = """count(*), coalesce(sum(outcome <> 'ok'), 0), coalesce(sum(estimated),
   coalesce(sum(cost_microusd IS NULL AND (input_tokens IS NOT NULL OR outcome = 'ok')), 0)"""
 
 
-def _spent(sums: tuple[Any, ...]) -> Spent:
-    return Spent(**dict(zip((one.name for one in fields(Spent)), sums, strict=True)))
+def _spent(sums: tuple[Any, ...]) -> CallTotals:
+    return CallTotals(**dict(zip((one.name for one in fields(CallTotals)), sums, strict=True)))
 
 
 def load_by_purpose(
     db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None
-) -> dict[str, Spent]:
+) -> dict[str, CallTotals]:
     """What a conversation came to over all its sessions, or else a chat, or else the whole gateway."""
     where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
     if whose is None:
@@ -136,7 +138,7 @@ def load_by_purpose(
     return {purpose: _spent(tuple(sums)) for purpose, *sums in db.execute(query, (whose,))}
 
 
-def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> Spent:
+def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> CallTotals:
     """What a chat, or the whole gateway, came to since then."""
     if chat_id is None:
         row = db.execute(f"SELECT {_SUMS} FROM model_calls WHERE created_at >= ?", (since,)).fetchone()
@@ -177,7 +179,7 @@ def cost_behind(db: Connection, since: Millis, call_id: int) -> tuple[MicroUsd, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class UsageSlice:
     """Calls of one quarter of an hour, chat, model and purpose."""
 
     at: Millis
@@ -185,20 +187,20 @@ class Slice:
     chat_id: ChatId | None
     model: str
     purpose: str
-    spent: Spent
+    spent: CallTotals
 
 
 QUARTER = 15 * 60_000
 
 
-def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[Slice]:
+def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageSlice]:
     """Every call since then, oldest first, as few rows as tell the days of every time zone apart."""
     within = "" if chat_id is None else "AND chat_id = ?"
     query = f"""SELECT created_at / {QUARTER}, chat_id, model, purpose, {_SUMS} FROM model_calls
       WHERE created_at >= ? {within} GROUP BY 1, 2, 3, 4 ORDER BY 1"""
     rows = db.execute(query, (since,) if chat_id is None else (since, chat_id))
     return [
-        Slice(
+        UsageSlice(
             at=Millis(quarter * QUARTER),
             chat_id=None if chat is None else ChatId(chat),
             model=model,

@@ -30,7 +30,7 @@ _NOTHING_LEARNED = Calibration()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class OfferedSize:
     """What a provider has said about the sizes of its model when it was asked; None: it said nothing of that."""
 
     context_length: Tokens | None
@@ -47,7 +47,7 @@ class ModelProfile:
     """The smallest context window that the provider has stated when it refused prompts."""
     learned_beside: Tokens | None = None
     """The context length that was in force then: beside another one what was learned does not apply."""
-    offer: Offer | None = None
+    offer: OfferedSize | None = None
 
     def window(self, in_force: Tokens) -> Tokens:
         """The context length that is in force, or what was learned beside it if that is smaller."""
@@ -91,11 +91,11 @@ def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
         known = _decode(calibration)
     except msgspec.DecodeError:
         known = _NOTHING_LEARNED
-    offer = None if at is None else Offer(context_length=context, max_output_tokens=output, at=at)
+    offer = None if at is None else OfferedSize(context_length=context, max_output_tokens=output, at=at)
     return ModelProfile(calibration=known, learned_context=learned, learned_beside=beside, offer=offer)
 
 
-def keep_offer(db: Connection, route: str, model: str, offer: Offer) -> None:
+def keep_offer(db: Connection, route: str, model: str, offer: OfferedSize) -> None:
     """Keep what the provider says, in place of what it said before."""
     db.execute(_KEEP_OFFER, (route, model, offer.context_length, offer.max_output_tokens, offer.at, offer.at))
 

@@ -20,9 +20,9 @@ from hermes_state.values import (
     Message,
     MessageBody,
     MessageId,
+    MessageRole,
     Millis,
     Origin,
-    Role,
     SessionId,
     Transcript,
     TurnId,
@@ -39,7 +39,7 @@ _encode_body = msgspec.json.Encoder().encode
 class NewMessage:
     """A row about to be stored."""
 
-    role: Role
+    role: MessageRole
     origin: Origin
     text: str | None
     body: MessageBody = EMPTY_BODY
@@ -260,11 +260,11 @@ def taken_back(db: Connection, lineage_id: LineageId) -> set[MessageId]:
 
 def _messages(rows: Iterable[_Row]) -> Transcript:
     """Rows as values. What repeats from row to row is held once, which is a quarter of what a view takes."""
-    once = _Once()
+    once = _InternTable()
     return tuple([_message(row, once) for row in rows])
 
 
-class _Once(dict[Any, Any]):
+class _InternTable(dict[Any, Any]):
     """`once[value]` is the first value seen that equals it."""
 
     def __missing__(self, value: Any) -> Any:
@@ -272,7 +272,7 @@ class _Once(dict[Any, Any]):
         return value
 
 
-def _message(row: _Row, once: _Once) -> Message:
+def _message(row: _Row, once: _InternTable) -> Message:
     body = row[6]
     return Message(
         id=row[0],
@@ -292,5 +292,5 @@ def _message(row: _Row, once: _Once) -> Message:
 
 
 # A dictionary look-up is several times cheaper than calling the enum, and a view has thousands of rows.
-_ROLES = {role.value: role for role in Role}
+_ROLES = {role.value: role for role in MessageRole}
 _ORIGINS = {origin.value: origin for origin in Origin}

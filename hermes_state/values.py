@@ -135,7 +135,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     is_from_bot: bool = False
 
 
-class Via(StrEnum):
+class InputKind(StrEnum):
     """How an inbound message was made: typed, picked as a slash command, or pressed as a button."""
 
     TYPED = "typed"
@@ -166,7 +166,7 @@ class InboundMessage:
     """Direct chat, mention, reply to the bot, command to this bot, or button."""
     is_bare_command: bool = False
     """Addressed only by a command that names no bot: it is for whichever bots of the chat know it."""
-    via: Via = Via.TYPED
+    via: InputKind = InputKind.TYPED
     expects_more: bool = False
     """Another piece is likely to follow: within 200 UTF-16 units of the platform's limit, or part of an album."""
     chat_title: str | None = None
@@ -279,7 +279,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Only beside calls: behind a whole answer no API wants it back."""
 
 
-class Role(StrEnum):
+class MessageRole(StrEnum):
     USER = "user"
     ASSISTANT = "assistant"
     TOOL = "tool"
@@ -303,7 +303,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: MessageId
     session_id: SessionId
     seq: int
-    role: Role
+    role: MessageRole
     origin: Origin
     text: str | None
     body: MessageBody
@@ -326,7 +326,7 @@ class TurnState(StrEnum):
     FAILED = "failed"
 
 
-class Effect(StrEnum):
+class ToolEffect(StrEnum):
     """What a tool may do to the world; decides whether a restart may run it again."""
 
     READ_ONLY = "read_only"

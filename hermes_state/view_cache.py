@@ -25,7 +25,7 @@ ROW_BYTES = 250
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CachedView:
     view: View
     size: int
     used_at: float
@@ -36,7 +36,7 @@ class ViewCache:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._kept: OrderedDict[LineageId, _Kept] = OrderedDict()
+        self._kept: OrderedDict[LineageId, _CachedView] = OrderedDict()
         self._size = 0
 
     async def load(self, lineage_id: LineageId) -> View:
@@ -49,12 +49,12 @@ class ViewCache:
             self._keep(lineage_id, view, kept)
         return view
 
-    def _keep(self, lineage_id: LineageId, view: View, before: _Kept | None) -> None:
+    def _keep(self, lineage_id: LineageId, view: View, before: _CachedView | None) -> None:
         start = size = 0
         if before is not None and _has_only_grown(before.view, view.session):
             start, size = len(before.view.transcript), before.size
         size += sum(map(_size, view.transcript[start:]))
-        self._kept[lineage_id] = _Kept(view, size, time.monotonic())
+        self._kept[lineage_id] = _CachedView(view, size, time.monotonic())
         self._size += size
         while self._size > KEPT_BYTES and self._kept:
             self._drop(next(iter(self._kept)))

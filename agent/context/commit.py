@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
 
-from agent.context.compressor import CompressionJob, Draft
-from agent.context.events import Blocked, ContextEvent, HardLimit, Listener, Pressure, Scene
+from agent.context.compressor import CompressionJob, PreparedCompression
+from agent.context.events import BlockedEvent, ContextEvent, ConversationRef, Listener, MessageLimitEvent, PressureEvent
 from agent.context.limits import Limits
-from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded, Why
+from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded, SkipReason
 from agent.context.state import ContextState, state_of, stored_form
 from hermes_state import ledger, sessions
 from hermes_state.compressions import (
-    Attempt,
+    CompressionAttempt,
     SplitPlan,
     UndoPlan,
     count_compressions,
@@ -33,7 +33,7 @@ class Drafted:
     """What came of making a draft."""
 
     job: CompressionJob
-    result: Draft | NotNeeded | Aborted
+    result: PreparedCompression | NotNeeded | Aborted
     before: ContextState
     state: ContextState
     """What is to be remembered when the draft is not committed; a draft that is carries its own."""
@@ -46,7 +46,7 @@ class Drafted:
         if isinstance(self.result, Aborted) and self.job.layer != "manual":  # a command answers for itself
             events.append(self.result)
         if self.state.is_blocked and not self.before.is_blocked:
-            events.append(Blocked(tokens=self.job.tokens_before, threshold=self.job.threshold))
+            events.append(BlockedEvent(tokens=self.job.tokens_before, threshold=self.job.threshold))
         return events
 
 
@@ -59,7 +59,7 @@ def rebased(db: Connection, drafted: Drafted) -> Drafted:
     current = state_of(sessions.load_session(db, job.view.session.id).context_state)
     if current == before:
         return drafted
-    if isinstance(result, Draft):
+    if isinstance(result, PreparedCompression):
         state = current.rebased(before, result.state).compressed(job.tokens_before)
         result = replace(result, state=state)
     return replace(drafted, before=current, state=current.rebased(before, drafted.state), result=result)
@@ -67,7 +67,7 @@ def rebased(db: Connection, drafted: Drafted) -> Drafted:
 
 def settle(
     db: Connection,
-    scene: Scene,
+    scene: ConversationRef,
     drafted: Drafted,
     plan: SplitPlan | None,
     listeners: Sequence[Listener],
@@ -78,10 +78,10 @@ def settle(
     When somebody else was faster nothing of the draft is written but what it has cost.
     """
     result = drafted.result
-    if plan is None or not isinstance(result, Draft):
-        assert not isinstance(result, Draft), "a draft comes with its plan"
+    if plan is None or not isinstance(result, PreparedCompression):
+        assert not isinstance(result, PreparedCompression), "a draft comes with its plan"
         if sessions.load_session(db, drafted.job.view.session.id).ended_at is not None:
-            return drafted.job.not_needed(Why.MOVED)
+            return drafted.job.not_needed(SkipReason.MOVED)
         _keep_attempt(db, scene, drafted, result, listeners, now)
         return result
     db.execute("SAVEPOINT split")
@@ -95,7 +95,7 @@ def settle(
     for call in result.calls:
         ledger.record(db, scene.turn_id, scene.lineage_id, call, now)
     if outcome is None:
-        return drafted.job.not_needed(Why.MOVED)
+        return drafted.job.not_needed(SkipReason.MOVED)
     _tell(db, scene, [*_reasons(drafted.job), outcome], listeners, now)
     return outcome
 
@@ -103,10 +103,12 @@ def settle(
 def _reasons(job: CompressionJob) -> list[ContextEvent]:
     """What people should know of why their conversation was compressed."""
     limit = job.message_limit
-    return [] if limit is None else [HardLimit(messages=len(job.view.transcript), limit=limit)]
+    return [] if limit is None else [MessageLimitEvent(messages=len(job.view.transcript), limit=limit)]
 
 
-def _compressed(db: Connection, scene: Scene, drafted: Drafted, draft: Draft, child_id: SessionId) -> Compressed:
+def _compressed(
+    db: Connection, scene: ConversationRef, drafted: Drafted, draft: PreparedCompression, child_id: SessionId
+) -> Compressed:
     job = drafted.job
     return Compressed(
         parent=job.view.session,
@@ -128,7 +130,7 @@ def _compressed(db: Connection, scene: Scene, drafted: Drafted, draft: Draft, ch
 
 def _keep_attempt(
     db: Connection,
-    scene: Scene,
+    scene: ConversationRef,
     drafted: Drafted,
     result: NotNeeded | Aborted,
     listeners: Sequence[Listener],
@@ -140,7 +142,7 @@ def _keep_attempt(
         return
     session_id = job.view.session.id
     sessions.set_context_state(db, session_id, stored_form(drafted.state))
-    attempt = Attempt(
+    attempt = CompressionAttempt(
         session_id=session_id,
         layer=job.layer,
         focus=job.focus,
@@ -156,7 +158,7 @@ def _keep_attempt(
 
 def keep_verdict(
     db: Connection,
-    scene: Scene,
+    scene: ConversationRef,
     session_id: SessionId,
     state: ContextState,
     has_helped: bool,
@@ -170,14 +172,14 @@ def keep_verdict(
     _tell(db, scene, events, listeners, now)
 
 
-def keep_pressure(db: Connection, pressure: Pressure) -> None:
+def keep_pressure(db: Connection, pressure: PressureEvent) -> None:
     """Note that people are told. Belongs into the transaction that stores the answer below which they read it."""
     state = state_of(sessions.load_session(db, pressure.session_id).context_state)
     sessions.set_context_state(db, pressure.session_id, stored_form(state.told_of(pressure.level)))
 
 
 def _tell(
-    db: Connection, scene: Scene, events: Sequence[ContextEvent], listeners: Sequence[Listener], now: Millis
+    db: Connection, scene: ConversationRef, events: Sequence[ContextEvent], listeners: Sequence[Listener], now: Millis
 ) -> None:
     for event in events:
         for listener in listeners:
@@ -185,7 +187,7 @@ def _tell(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Undoing:
+class UndoPreview:
     """A compression that could be taken back."""
 
     plan: UndoPlan
@@ -199,7 +201,7 @@ class Undoing:
         return not self.limits.is_urgent(self.tokens)
 
 
-def settle_undo(db: Connection, undoing: Undoing, now: Millis) -> Session:
+def settle_undo(db: Connection, undoing: UndoPreview, now: Millis) -> Session:
     """Do it, inside the caller's transaction; compressing by itself waits until the conversation has grown.
 
     Raises `LineageMoved` when the conversation has changed since this was planned.

@@ -12,19 +12,19 @@ from datetime import UTC, tzinfo
 
 import structlog
 
-from agent.context.cuts import LEAST_TAIL_ROWS, Cut, CutRules, Middle, child_context, find_cut, middle_of, record_for
+from agent.context.cuts import LEAST_TAIL_ROWS, Cut, CutSettings, Middle, child_context, find_cut, middle_of, record_for
 from agent.context.deterministic import recap
-from agent.context.engine_events import News, Wish
+from agent.context.engine_events import CompressionRequest, EngineEvent
 from agent.context.estimate import Estimator
 from agent.context.excerpt import fitted
 from agent.context.limits import Limits, summary_input_tokens
-from agent.context.outcomes import Aborted, NotNeeded, SummaryKind, Why
+from agent.context.outcomes import Aborted, NotNeeded, SkipReason, SummaryKind
 from agent.context.pruning import PruneStyle, prune
 from agent.context.state import ContextState, CooldownKey, cooldown_key
-from agent.context.summary import SummaryRefused, SummaryTask, checked_summary, summary_request
+from agent.context.summary import SummaryError, SummaryTask, checked_summary, summary_request
 from agent.handoff import framed
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.client import ModelLine
+from agent.model.client import ModelClient
 from agent.model.errors import remedy_for, sentence_for
 from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
@@ -33,13 +33,13 @@ from hermes_state.errors import (
     AuthRejected,
     ContextOverflow,
     ModelError,
+    ModelNotFound,
     ModelRateLimited,
     ModelTimeout,
     ModelUnavailable,
-    NotOffered,
-    PriceUnknown,
+    PriceNotFound,
     QuotaExceeded,
-    SpendingCapReached,
+    SpendingCapExceeded,
 )
 from hermes_state.transcripts import View
 from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, ModelCallRecord, Origin, Tokens, Transcript
@@ -47,8 +47,8 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, Model
 log = structlog.get_logger()
 
 PASSING_FAILURES = (
-    *(AuthRejected, QuotaExceeded, NotOffered, ModelUnavailable, ModelTimeout, ModelRateLimited),
-    *(SpendingCapReached, PriceUnknown),
+    *(AuthRejected, QuotaExceeded, ModelNotFound, ModelUnavailable, ModelTimeout, ModelRateLimited),
+    *(SpendingCapExceeded, PriceNotFound),
 )
 """Trouble with the provider, not with the conversation: while there is room, waiting loses nothing."""
 
@@ -76,7 +76,7 @@ SHORT_TAIL_PERCENT = 20
 class SummaryRoute:
     """A model that can write summaries."""
 
-    line: ModelLine
+    line: ModelClient
     context_length: Tokens | None = None
     """None: that of the conversation."""
     mark: str = ""
@@ -94,7 +94,7 @@ class SummaryRoute:
 class CompressorSettings:
     """What the configuration says about the built-in engine, sizes aside."""
 
-    cut: CutRules = field(default_factory=CutRules)
+    cut: CutSettings = field(default_factory=CutSettings)
     prune_style: PruneStyle = "stub"
     summary_template: str | None = None
     abort_on_summary_failure: bool = False
@@ -123,7 +123,7 @@ class CompressionJob:
     is_out_of_time: bool = False
     """It was drafted before, and waited for as long as people are kept waiting: nobody is asked again."""
 
-    def not_needed(self, why: Why) -> NotNeeded:
+    def not_needed(self, why: SkipReason) -> NotNeeded:
         """What comes of the job when nothing is compressed."""
         return NotNeeded(
             why=why,
@@ -134,7 +134,7 @@ class CompressionJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class PreparedCompression:
     """A compression that could be committed."""
 
     context: Sequence[ContextItem]
@@ -185,14 +185,14 @@ class Compressor:
         self._redact = redact
         self._clock = clock
 
-    async def wish(self, job: CompressionJob) -> Wish | None:
+    async def wish(self, job: CompressionJob) -> CompressionRequest | None:
         """See `port.Engine`: from the threshold on."""
-        return Wish(reason="threshold") if job.limits.is_over_threshold(job.tokens_before) else None
+        return CompressionRequest(reason="threshold") if job.limits.is_over_threshold(job.tokens_before) else None
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
         return limits.threshold
 
-    async def told(self, news: News) -> None:
+    async def told(self, news: EngineEvent) -> None:
         """All that it has to know stands in each job."""
 
     def tools(self) -> tuple[Tool, ...]:
@@ -208,14 +208,14 @@ class Compressor:
         estimator: Estimator,
         routes: Sequence[SummaryRoute],
         record_failure: RecordFailure,
-    ) -> tuple[Draft | NotNeeded | Aborted, ContextState]:
+    ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """What a compression would come to, and what is to be remembered of the attempt."""
         plan = await asyncio.to_thread(self._plan, job, estimator)
-        if isinstance(plan, Why):
+        if isinstance(plan, SkipReason):
             return job.not_needed(plan), state
         self._log_plan(job, plan)
         if not _is_worth_a_call(job, plan):
-            return job.not_needed(Why.NOT_SMALLER), state
+            return job.not_needed(SkipReason.NOT_SMALLER), state
         written, state = await self._written(job, plan, state, routes, record_failure)
         if isinstance(written, Aborted):
             return written, state
@@ -225,8 +225,8 @@ class Compressor:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
             if written.call is not None:
                 await record_failure(written.call)  # no split will carry it, and it was paid for
-            return job.not_needed(Why.NOT_SMALLER), state.struck(job.tokens_before)
-        return Draft(
+            return job.not_needed(SkipReason.NOT_SMALLER), state.struck(job.tokens_before)
+        return PreparedCompression(
             context=child_context(job.view.transcript, plan.cut, record),
             summary_kind=written.kind,
             model=written.model,
@@ -244,17 +244,17 @@ class Compressor:
 
     # ---- choosing, without a model
 
-    def preview(self, job: CompressionJob, estimator: Estimator) -> "Preview | NotNeeded":
+    def preview(self, job: CompressionJob, estimator: Estimator) -> "CompressionPreview | NotNeeded":
         """What a compression would take out, without a model call and without a write."""
         plan = self._plan(job, estimator)
-        if isinstance(plan, Why):
+        if isinstance(plan, SkipReason):
             return job.not_needed(plan)
         rows = job.view.transcript
         target = job.limits.summary_tokens(plan.content_tokens)
         frame = int(estimated_text_tokens(framed("")))
         taken = sum(plan.sizes[place] for place in range(plan.cut.head_end, plan.cut.tail_start))
         kept = sum(plan.sizes[place] for place in plan.cut.kept)
-        return Preview(
+        return CompressionPreview(
             head=plan.cut.head_end,
             middle=len(plan.middle.rows),
             tail=len(rows) - plan.cut.tail_start + len(plan.cut.kept),
@@ -264,7 +264,7 @@ class Compressor:
             tokens_after=EstimatedTokens(max(0, job.tokens_before - taken + kept + target + frame)),
         )
 
-    def _plan(self, job: CompressionJob, estimator: Estimator) -> "_Plan | Why":
+    def _plan(self, job: CompressionJob, estimator: Estimator) -> "_Plan | SkipReason":
         rows = job.view.transcript
         sizes = estimator.each(rows, job.request.style)
         cut = find_cut(rows, sizes, job.limits, self._settings.cut, keep_turns=job.keep_turns)
@@ -272,11 +272,11 @@ class Compressor:
             tail = min(job.limits.tail, Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
             shorter = replace(job.limits, tail=tail)
             cut = find_cut(rows, sizes, shorter, replace(self._settings.cut, protect_last_n=LEAST_TAIL_ROWS))
-        if isinstance(cut, Why):
+        if isinstance(cut, SkipReason):
             return cut
         content = _content(cut, sizes)
         if content < _least_content():
-            return Why.NOT_SMALLER
+            return SkipReason.NOT_SMALLER
         # The newest rows are never pruned, however large: the model is in the middle of working with them.
         upto = min(cut.tail_start, max(0, len(rows) - self._settings.cut.protect_last_n))
         pruned = prune(rows, upto=upto, redact=self._redact, style=self._settings.prune_style)
@@ -364,7 +364,7 @@ class Compressor:
         )
         try:
             text = await asyncio.to_thread(self._usable, done.reply, task)
-        except SummaryRefused as error:
+        except SummaryError as error:
             await record_failure(replace(done.call, outcome=error.outcome))
             raise
         return _Written(text=text, kind="model", model=route.line.name, call=done.call)
@@ -401,7 +401,7 @@ class Compressor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
+class CompressionPreview:
     """What `/compress preview` shows; all tokens are estimates."""
 
     head: int
@@ -446,7 +446,7 @@ def _unseen(_text: str) -> None:
 
 
 def _outcome_of(error: ModelError) -> str:
-    return error.outcome if isinstance(error, SummaryRefused) else remedy_for(error).outcome
+    return error.outcome if isinstance(error, SummaryError) else remedy_for(error).outcome
 
 
 def _reason(failure: ModelError | None, routes: Sequence[SummaryRoute]) -> str:
@@ -454,7 +454,7 @@ def _reason(failure: ModelError | None, routes: Sequence[SummaryRoute]) -> str:
         return "There is no model that could be asked for one now."
     if failure is None:
         return "The last summary failed a short while ago, so none was asked for."
-    if isinstance(failure, SummaryRefused):
+    if isinstance(failure, SummaryError):
         return str(failure)
     if isinstance(failure, ContextOverflow):
         return "What there is to summarise does not fit into the model's memory."

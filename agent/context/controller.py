@@ -13,18 +13,18 @@ from sqlite3 import Connection
 
 import structlog
 
-from agent.context.commit import Drafted, Undoing, keep_verdict, settle_undo
-from agent.context.compressor import CompressionJob, CompressorSettings, Preview, SummaryRoute
-from agent.context.drafts import Drafts
+from agent.context.commit import Drafted, UndoPreview, keep_verdict, settle_undo
+from agent.context.compressor import CompressionJob, CompressionPreview, CompressorSettings, SummaryRoute
+from agent.context.drafts import PendingCompressions
 from agent.context.engine import Engine
-from agent.context.engine_events import Ended, Replied
-from agent.context.events import BeforeSplit, Blocked, Listener, OnWait, Pressure, Scene
-from agent.context.learned_profile import ProfileBook
+from agent.context.engine_events import EndedEvent, ReplyEvent
+from agent.context.events import BeforeSplit, BlockedEvent, ConversationRef, Listener, OnWait, PressureEvent
+from agent.context.learned_profile import LearnedProfile
 from agent.context.limits import Limits, LimitSettings
-from agent.context.measure import Prompts, Room, Rooms, Standing
-from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why
+from agent.context.measure import ContextStatus, MeasuredPrompt, PromptBuilder, PromptMeasure
+from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason
 from agent.context.state import ContextState, state_of, stored_form
-from agent.model.sizes import Source
+from agent.model.sizes import SizeSource
 from hermes_state import sessions
 from hermes_state.compressions import Layer, plan_undo
 from hermes_state.errors import ContextOverflow, StoreUnavailable
@@ -62,7 +62,7 @@ class ContextSettings:
     """Shares of the window at which people are told, beside the notice before the threshold."""
 
 
-class ContextKeeper:
+class ContextController:
     """See the module. One for each model in use."""
 
     def __init__(
@@ -70,10 +70,10 @@ class ContextKeeper:
         *,
         store: Store,
         views: ViewCache,
-        prompts: Prompts,
+        prompts: PromptBuilder,
         engine: Engine,
         routes: Sequence[SummaryRoute],
-        profiles: ProfileBook,
+        profiles: LearnedProfile,
         settings: ContextSettings,
         listeners: Sequence[Listener],
         before_split: Sequence[BeforeSplit] = (),
@@ -84,14 +84,14 @@ class ContextKeeper:
         self._settings = settings
         self._on_wait = on_wait
         self._clock = clock
-        self._rooms = Rooms(
+        self._rooms = PromptMeasure(
             store=store,
             views=views,
             prompts=prompts,
             profiles=profiles,
             settings=settings.limits,
         )
-        self._drafts = Drafts(
+        self._drafts = PendingCompressions(
             store=store,
             rooms=self._rooms,
             prompts=prompts,
@@ -109,7 +109,7 @@ class ContextKeeper:
         return self._rooms.limits
 
     @property
-    def window_from(self) -> Source:
+    def window_from(self) -> SizeSource:
         """Who says how large the model's window is."""
         return self._rooms.profiles.source_for(None)
 
@@ -128,12 +128,12 @@ class ContextKeeper:
         """Whose compressions these are, as `context.engine` calls it."""
         return self._drafts.engine.name
 
-    async def standing(self, scene: Scene) -> Standing:
+    async def standing(self, scene: ConversationRef) -> ContextStatus:
         """How full a conversation is."""
         standing = await self._rooms.standing(scene)
         return replace(standing, threshold=self._drafts.engine.threshold(scene.lineage_id, standing.limits))
 
-    def follow(self, before: "ContextKeeper") -> None:
+    def follow(self, before: "ContextController") -> None:
         """Take over the conversations of a keeper with other settings; turns that run may still use that one."""
         self._drafts.follow(before._drafts)
 
@@ -144,7 +144,7 @@ class ContextKeeper:
 
     # ---- before a turn, before a call, after a refusal
 
-    async def tidy(self, scene: Scene) -> None:
+    async def tidy(self, scene: ConversationRef) -> None:
         """Hygiene: before a turn starts, at the far end of the window. Keeps the turn waiting only so long."""
         await self._rooms.profiles.ask()
         await self._drafts.take_finished(scene)
@@ -171,11 +171,11 @@ class ContextKeeper:
             await self._drafts.drop(scene.lineage_id)
             await self._compress(scene, replace(job, is_out_of_time=True))
 
-    def looked_at(self, scene: Scene) -> View | None:
+    def looked_at(self, scene: ConversationRef) -> View | None:
         """What hygiene has just seen, for the turn that begins behind it: in its lane nothing comes between."""
         return self._rooms.kept_view(scene)
 
-    async def make_room(self, scene: Scene, view: View, layer: Layer) -> Room:
+    async def make_room(self, scene: ConversationRef, view: View, layer: Layer) -> MeasuredPrompt:
         """Before a model call: compress from the threshold on, more than once while it helps."""
         await self._rooms.profiles.ask()
         has_changed = await self._drafts.take_finished(scene) is not None
@@ -197,7 +197,7 @@ class ContextKeeper:
                 break
         return room
 
-    async def after_overflow(self, scene: Scene, error: ContextOverflow | None) -> bool:
+    async def after_overflow(self, scene: ConversationRef, error: ContextOverflow | None) -> bool:
         """A prompt is too long: compress whatever the state; False when that did not help.
 
         `error`: how the provider refused it; None where that it cannot fit was clear beforehand.
@@ -223,7 +223,9 @@ class ContextKeeper:
 
     # ---- by hand
 
-    async def draft_by_hand(self, scene: Scene, *, focus: str | None = None, keep_turns: int | None = None) -> Drafted:
+    async def draft_by_hand(
+        self, scene: ConversationRef, *, focus: str | None = None, keep_turns: int | None = None
+    ) -> Drafted:
         """`/compress`: always, and what holds the automatic layers back is forgotten. `settle` commits it."""
         await self._rooms.profiles.ask()
         await self._drafts.drop(scene.lineage_id)
@@ -232,16 +234,16 @@ class ContextKeeper:
         state = state_of(room.view.session.context_state).asked_by_hand()
         return await self._drafts.make(scene, job, state=state)
 
-    def settle(self, db: Connection, scene: Scene, drafted: Drafted, now: Millis) -> CompressionOutcome:
+    def settle(self, db: Connection, scene: ConversationRef, drafted: Drafted, now: Millis) -> CompressionOutcome:
         """Commit what was drafted, inside the caller's transaction."""
         return self._drafts.settle(db, scene, drafted, now)
 
-    async def preview(self, scene: Scene, *, keep_turns: int | None = None) -> Preview | NotNeeded:
+    async def preview(self, scene: ConversationRef, *, keep_turns: int | None = None) -> CompressionPreview | NotNeeded:
         """What `/compress` would take out: no model call, no write."""
         job = self._job(await self._rooms.load(scene), "manual", keep_turns=keep_turns)
         return await asyncio.to_thread(self._drafts.engine.preview, job, self._rooms.estimator)
 
-    async def plan_undo(self, scene: Scene) -> Undoing | None:
+    async def plan_undo(self, scene: ConversationRef) -> UndoPreview | None:
         """What taking back the newest compression comes to; None when there is none. `settle_undo` does it."""
         await self._drafts.drop(scene.lineage_id)
         plan = await self._store.read(plan_undo, scene.lineage_id)
@@ -249,9 +251,9 @@ class ContextKeeper:
             return None
         whole = View(session=replace(plan.tip, reported_prompt_tokens=None), transcript=plan.transcript)
         room = await self._rooms.measure(scene, whole)
-        return Undoing(plan=plan, tokens=room.estimated, limits=self._limits(room))
+        return UndoPreview(plan=plan, tokens=room.estimated, limits=self._limits(room))
 
-    def settle_undo(self, db: Connection, undoing: Undoing, now: Millis) -> Session:
+    def settle_undo(self, db: Connection, undoing: UndoPreview, now: Millis) -> Session:
         """Take the compression back, inside the caller's transaction. Raises `LineageMoved`."""
         return settle_undo(db, undoing, now)
 
@@ -263,13 +265,13 @@ class ContextKeeper:
         view = await self._store.read(_load_ended, session_id)
         if view is not None:
             await self._drafts.drop(view.session.lineage_id)
-            await self._drafts.engine.told(Ended(view=view, was_reset=was_reset))
+            await self._drafts.engine.told(EndedEvent(view=view, was_reset=was_reset))
 
     # ---- after a reply
 
     async def after_reply(
-        self, scene: Scene, room: Room, usage: CanonicalUsage | None, *, is_last: bool
-    ) -> Pressure | None:
+        self, scene: ConversationRef, room: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
+    ) -> PressureEvent | None:
         """Learn from a provider's count, see whether the last compression has helped, and what people should know.
 
         `usage` is None where the provider counts nothing; then our estimate has to do for the verdict, or a
@@ -283,10 +285,12 @@ class ContextKeeper:
             log.warning("context.not_noted", lineage_id=scene.lineage_id, error=str(error))
             return None
 
-    async def _noted(self, scene: Scene, room: Room, usage: CanonicalUsage | None, *, is_last: bool) -> Pressure | None:
+    async def _noted(
+        self, scene: ConversationRef, room: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
+    ) -> PressureEvent | None:
         if usage is not None:
             await self._rooms.profiles.learn(room.request, usage.prompt, room.view, room.size)
-            await self._drafts.engine.told(Replied(session=room.view.session, usage=usage))
+            await self._drafts.engine.told(ReplyEvent(session=room.view.session, usage=usage))
         stored = state_of(room.view.session.context_state)
         tokens = room.estimated if usage is None else usage.prompt
         state = stored.judged(tokens, self._threshold(room))
@@ -295,18 +299,18 @@ class ContextKeeper:
         return await self._pressure(scene, room, state, usage.prompt) if is_last and usage is not None else None
 
     async def _keep_verdict(
-        self, scene: Scene, room: Room, before: ContextState, judged: ContextState, tokens: int
+        self, scene: ConversationRef, room: MeasuredPrompt, before: ContextState, judged: ContextState, tokens: int
     ) -> None:
         has_helped = judged.strikes == 0
         log.info("compression.judged", lineage_id=scene.lineage_id, has_helped=has_helped, strikes=judged.strikes)
         is_news = judged.is_blocked and not before.is_blocked
-        events = [Blocked(tokens=tokens, threshold=self._threshold(room))] if is_news else []
+        events = [BlockedEvent(tokens=tokens, threshold=self._threshold(room))] if is_news else []
         session_id, listeners, now = room.view.session.id, self._drafts.listeners, self._clock.now()
         await self._store.write(keep_verdict, scene, session_id, judged, has_helped, events, listeners, now)
 
     async def _pressure(
-        self, scene: Scene, room: Room, state: ContextState, reported: ReportedTokens
-    ) -> Pressure | None:
+        self, scene: ConversationRef, room: MeasuredPrompt, state: ContextState, reported: ReportedTokens
+    ) -> PressureEvent | None:
         """Told once for each line that is crossed, and again after a fall below it.
 
         Whoever stores the answer notes with it that people were told; only a fall is noted here.
@@ -327,7 +331,7 @@ class ContextKeeper:
             return None
         log.info("context.pressed", lineage_id=scene.lineage_id, tokens=reported, of_tokens=of_tokens)
         percent = reported * 100 // of_tokens
-        return Pressure(
+        return PressureEvent(
             tokens=reported,
             of_tokens=of_tokens,
             percent=percent,
@@ -338,20 +342,20 @@ class ContextKeeper:
 
     # ---- what they share
 
-    def _limits(self, room: Room) -> Limits:
+    def _limits(self, room: MeasuredPrompt) -> Limits:
         return self._rooms.limits_for(room.view.session.lineage_id)
 
-    def _threshold(self, room: Room) -> Tokens:
+    def _threshold(self, room: MeasuredPrompt) -> Tokens:
         """Where the engine acts: of a plugin's it has to be believed, or what it does would be taken for in vain."""
         return self._drafts.engine.threshold(room.view.session.lineage_id, self._limits(room))
 
-    async def _compress(self, scene: Scene, job: CompressionJob) -> CompressionOutcome:
+    async def _compress(self, scene: ConversationRef, job: CompressionJob) -> CompressionOutcome:
         async with self._waited_for(scene, job.view):
             drafted = await self._drafts.make(scene, job)
         return await self._drafts.commit(scene, drafted)
 
     @asynccontextmanager
-    async def _waited_for(self, scene: Scene, view: View) -> AsyncIterator[None]:
+    async def _waited_for(self, scene: ConversationRef, view: View) -> AsyncIterator[None]:
         """Around what a turn waits for: its people are told if it takes long."""
         if self._on_wait is None:
             yield
@@ -365,7 +369,7 @@ class ContextKeeper:
             if not telling.cancelled() and (error := telling.exception()) is not None:
                 log.error("compression.wait_untold", lineage_id=scene.lineage_id, exc_info=error)
 
-    async def _ready(self, room: Room, layer: Layer) -> Room | None:
+    async def _ready(self, room: MeasuredPrompt, layer: Layer) -> MeasuredPrompt | None:
         """The room, unless something holds the automatic layers back: the switch, strikes, an undo, a cooldown.
 
         What growth has lifted is stored, and is in the room that comes back: a state is never changed from an old one.
@@ -389,7 +393,7 @@ class ContextKeeper:
 
     def _job(
         self,
-        room: Room,
+        room: MeasuredPrompt,
         layer: Layer,
         *,
         focus: str | None = None,
@@ -410,14 +414,14 @@ class ContextKeeper:
         )
 
 
-async def _after(seconds: float, on_wait: OnWait, scene: Scene, view: View) -> None:
+async def _after(seconds: float, on_wait: OnWait, scene: ConversationRef, view: View) -> None:
     await asyncio.sleep(seconds)
     await on_wait(scene, view)
 
 
 def _is_another_view(outcome: CompressionOutcome) -> bool:
     """Whether the conversation goes on from another view now: ours, or that of whoever was faster."""
-    return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is Why.MOVED)
+    return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is SkipReason.MOVED)
 
 
 def _load_ended(db: Connection, session_id: SessionId) -> View | None:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from agent.context.limits import Limits
-from agent.context.outcomes import Why
-from agent.handoff import Record, body_of, parse_record
+from agent.context.outcomes import SkipReason
+from agent.handoff import Handoff, body_of, parse_handoff
 from agent.model.wire import is_shown
 from hermes_state.compressions import ContextItem
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import Message, Origin, Role, Transcript
+from hermes_state.values import Message, MessageRole, Origin, Transcript
 
 LEAST_TAIL_ROWS = 3
 """Fewer only where three alone would be the largest tail."""
@@ -33,7 +33,7 @@ ProtectFirst: TypeAlias = Literal["always", "first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutRules:
+class CutSettings:
     """What is kept beside the budgets."""
 
     protect_last_n: int = 20
@@ -57,29 +57,29 @@ class Cut:
 
 
 def find_cut(
-    transcript: Transcript, sizes: Sequence[int], limits: Limits, rules: CutRules, *, keep_turns: int | None = None
-) -> Cut | Why:
+    transcript: Transcript, sizes: Sequence[int], limits: Limits, rules: CutSettings, *, keep_turns: int | None = None
+) -> Cut | SkipReason:
     """The cut of a transcript whose rows have these sizes (tokens), or why there is none.
 
     `keep_turns`: keep so many of the newest human turns and cut right before them, whatever their size.
     """
     if has_open_calls(transcript):
-        return Why.TOOL_RUNS
+        return SkipReason.TOOL_RUNS
     if len(transcript) <= rules.protect_first_n + LEAST_TAIL_ROWS + 1 and sum(sizes) < limits.threshold:
-        return Why.TOO_FEW  # but a few huge ones fill a window as well
+        return SkipReason.TOO_FEW  # but a few huge ones fill a window as well
     exchanges, request = _exchanges(transcript), open_request(transcript)
     if keep_turns is None:
         tail_start = _tail_start(transcript, sizes, exchanges, limits, rules)
     else:
         turns = _turn_starts(transcript)
         if len(turns) <= keep_turns:
-            return Why.NOTHING_BETWEEN
+            return SkipReason.NOTHING_BETWEEN
         tail_start = _moved_back(exchanges, turns[-keep_turns])
     upto = min([len(transcript) - LEAST_TAIL_ROWS, *request[:1]])
     head_end = _head_end(transcript, sizes, exchanges, limits, rules, upto=upto)
     if tail_start <= head_end:  # all there is fits into the two
         if keep_turns is not None:
-            return Why.NOTHING_BETWEEN
+            return SkipReason.NOTHING_BETWEEN
         tail_start = _forced_tail_start(transcript, exchanges, head_end)
 
     def cut_behind(head_end: int) -> Cut:
@@ -95,7 +95,7 @@ def find_cut(
         if not _has_news(transcript, cut):
             cut = cut_behind(_end_of_earlier_answer(transcript, exchanges, head_end))
     has_later_handoff = any(row.origin is Origin.SUMMARY for row in transcript[tail_start:])
-    return cut if _has_news(transcript, cut) and not has_later_handoff else Why.NOTHING_BETWEEN
+    return cut if _has_news(transcript, cut) and not has_later_handoff else SkipReason.NOTHING_BETWEEN
 
 
 def _has_news(transcript: Transcript, cut: Cut) -> bool:
@@ -106,7 +106,7 @@ def _has_news(transcript: Transcript, cut: Cut) -> bool:
 def _people_follow(transcript: Transcript, cut: Cut) -> bool:
     """Whether the next message behind the handoff is a user's."""
     behind = (*(transcript[place] for place in cut.kept), *transcript[cut.tail_start :])
-    return next((row.role is Role.USER for row in behind if is_shown(row)), False)
+    return next((row.role is MessageRole.USER for row in behind if is_shown(row)), False)
 
 
 # ---- exchanges
@@ -125,9 +125,9 @@ def _exchanges(transcript: Transcript) -> list[_Exchange]:
     asked_at: dict[str, int] = {}
     ends: dict[int, int] = {}
     for place, row in enumerate(transcript):
-        if row.role is Role.ASSISTANT:
+        if row.role is MessageRole.ASSISTANT:
             asked_at.update({call.id: place for call in row.body.calls})
-        elif row.role is Role.TOOL and row.tool_call_id in asked_at:
+        elif row.role is MessageRole.TOOL and row.tool_call_id in asked_at:
             ends[asked_at.pop(row.tool_call_id)] = place
         elif row.origin is Origin.SUMMARY:
             asked_at.clear()
@@ -158,7 +158,7 @@ def _head_end(
     sizes: Sequence[int],
     exchanges: Sequence[_Exchange],
     limits: Limits,
-    rules: CutRules,
+    rules: CutSettings,
     *,
     upto: int,
 ) -> int:
@@ -207,11 +207,11 @@ def _end_of_earlier_answer(transcript: Transcript, exchanges: Sequence[_Exchange
 
 def _is_answer(row: Message) -> bool:
     """Words for people, no calls."""
-    return row.role is Role.ASSISTANT and is_shown(row) and not row.body.calls
+    return row.role is MessageRole.ASSISTANT and is_shown(row) and not row.body.calls
 
 
 def _tail_start(
-    transcript: Transcript, sizes: Sequence[int], exchanges: Sequence[_Exchange], limits: Limits, rules: CutRules
+    transcript: Transcript, sizes: Sequence[int], exchanges: Sequence[_Exchange], limits: Limits, rules: CutSettings
 ) -> int:
     ceiling = _of(limits.tail, SOFT_CEILING)
     largest = _of(limits.input_window, LARGEST_TAIL)
@@ -303,11 +303,11 @@ def has_open_calls(transcript: Transcript) -> bool:
     answered: set[str | None] = set()
     since: set[int | None] = set()
     for row in reversed(transcript):
-        if row.role is Role.TOOL:
+        if row.role is MessageRole.TOOL:
             answered.add(row.tool_call_id)
         elif _is_human(row):
             since.add(row.turn_id)
-        elif row.role is Role.ASSISTANT:
+        elif row.role is MessageRole.ASSISTANT:
             # An answer of words, or a turn begun later: whatever was called before it has been given up.
             return since <= {row.turn_id} - {None} and any(call.id not in answered for call in row.body.calls)
     return False
@@ -319,7 +319,7 @@ class Middle:
 
     rows: Transcript
     """Without the earlier handoff."""
-    previous: Record | None
+    previous: Handoff | None
     """The earlier handoff, which the new one takes up."""
 
     @property
@@ -336,7 +336,7 @@ class Middle:
 def middle_of(transcript: Transcript, cut: Cut) -> Middle:
     """The rows between head and tail. Several handoffs (an import may hold them) count as one, oldest first."""
     rows: list[Message] = []
-    earlier: list[Record] = []
+    earlier: list[Handoff] = []
     for row in cut.middle(transcript):
         record = handoff_in(row)
         if record is None:
@@ -346,35 +346,35 @@ def middle_of(transcript: Transcript, cut: Cut) -> Middle:
     return Middle(rows=tuple(rows), previous=joined(earlier))
 
 
-def handoff_in(row: Message) -> Record | None:
+def handoff_in(row: Message) -> Handoff | None:
     """The record of a handoff row, also of one that was imported with another gateway's markers."""
     if row.origin is Origin.SUMMARY:
         text = row.text or ""
         body = body_of(text)
-        return parse_record(text if body is None else body)
+        return parse_handoff(text if body is None else body)
     return None
 
 
-def record_for(middle: Middle, text: str) -> Record:
+def record_for(middle: Middle, text: str) -> Handoff:
     """The handoff's record: its text, and what it stands for."""
     count, first, last = middle.stands_for
-    return Record(text=text, messages=count, first_id=first, last_id=last)
+    return Handoff(text=text, messages=count, first_id=first, last_id=last)
 
 
-def child_context(transcript: Transcript, cut: Cut, record: Record) -> list[ContextItem]:
+def child_context(transcript: Transcript, cut: Cut, record: Handoff) -> list[ContextItem]:
     """The view that a child starts with, in order. No other handoff than this one is in it."""
-    handoff = NewMessage(role=Role.USER, origin=Origin.SUMMARY, text=record.stored())
+    handoff = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=record.stored())
     behind = [transcript[place] for place in cut.kept] + list(transcript[cut.tail_start :])
     head = [row.id for row in transcript[: cut.head_end] if row.origin is not Origin.SUMMARY]
     return [*head, handoff, *(row.id for row in behind if row.origin is not Origin.SUMMARY)]
 
 
-def joined(records: Sequence[Record]) -> Record | None:
+def joined(records: Sequence[Handoff]) -> Handoff | None:
     """Several handoffs as one, oldest first."""
     if not records:
         return None
     counted = [record for record in records if record.messages]
-    return Record(
+    return Handoff(
         text="\n\n".join(record.text for record in records),
         messages=sum(record.messages for record in counted),
         first_id=min((record.first_id for record in counted), default=0),

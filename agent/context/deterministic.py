@@ -16,7 +16,7 @@ from agent.context.excerpt import SECRET_MARK, Redact, both_ends, bounded_record
 from agent.handoff import defused
 from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import MARK
-from hermes_state.values import Message, Origin, Role, Tokens, ToolCall, Transcript
+from hermes_state.values import Message, MessageRole, Origin, Tokens, ToolCall, Transcript
 
 LINE_CHARACTERS = 200
 ROW_CHARACTERS = 20_000
@@ -200,11 +200,11 @@ def _find(rows: Transcript, redact: Redact, *, most: int) -> _Findings:
         if read > READ_CHARACTERS:
             break
         _find_in_text(found, row, text)
-        if row.role is Role.TOOL:
+        if row.role is MessageRole.TOOL:
             results[row.tool_call_id] = row
         for call in row.body.calls:
             found.add("Completed Actions", _action(call, results.pop(call.id, None), redact), row)
-        if row.role is Role.ASSISTANT and row.text and not row.body.calls:
+        if row.role is MessageRole.ASSISTANT and row.text and not row.body.calls:
             is_answered = True
         elif row.origin is Origin.HUMAN and not is_answered and _QUESTION.search(text):
             found.add("Pending User Asks", _one_line(text), row)
@@ -244,7 +244,7 @@ def _short_arguments(arguments: str) -> str:
 
 
 def _all_text(row: Message) -> str:
-    texts = [without_thoughts(row.text or "") if row.role is Role.ASSISTANT else row.text or ""]
+    texts = [without_thoughts(row.text or "") if row.role is MessageRole.ASSISTANT else row.text or ""]
     texts += [call.arguments for call in row.body.calls]
     texts += [document.text for document in row.body.documents]
     return "\n".join(texts)

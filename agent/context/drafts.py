@@ -14,11 +14,11 @@ from typing import assert_never
 import structlog
 
 from agent.context.commit import Drafted, rebased, settle
-from agent.context.compressor import CompressionJob, Draft, SummaryRoute
+from agent.context.compressor import CompressionJob, PreparedCompression, SummaryRoute
 from agent.context.engine import Engine
-from agent.context.engine_events import Continued
-from agent.context.events import BeforeSplit, Listener, Scene
-from agent.context.measure import Prompts, Rooms
+from agent.context.engine_events import ContinuedEvent
+from agent.context.events import BeforeSplit, ConversationRef, Listener
+from agent.context.measure import PromptBuilder, PromptMeasure
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded
 from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
@@ -31,15 +31,15 @@ from hermes_state.values import Clock, LineageId, Millis, ModelCallRecord
 log = structlog.get_logger()
 
 
-class Drafts:
+class PendingCompressions:
     """See the module."""
 
     def __init__(
         self,
         *,
         store: Store,
-        rooms: Rooms,
-        prompts: Prompts,
+        rooms: PromptMeasure,
+        prompts: PromptBuilder,
         engine: Engine,
         routes: Sequence[SummaryRoute],
         listeners: Sequence[Listener],
@@ -58,7 +58,7 @@ class Drafts:
         self._clock = clock
         self._pending: dict[LineageId, asyncio.Task[Drafted]] = {}
 
-    async def make(self, scene: Scene, job: CompressionJob, *, state: ContextState | None = None) -> Drafted:
+    async def make(self, scene: ConversationRef, job: CompressionJob, *, state: ContextState | None = None) -> Drafted:
         """A draft of the job, and what is to be kept of the attempt. Writes nothing but failed calls."""
         started = time.perf_counter()
 
@@ -68,7 +68,7 @@ class Drafts:
         before = state_of(job.view.session.context_state)
         asked = [self._as_known(route, job) for route in self.routes]
         result, after = await self.engine.draft(job, state or before, self._rooms.estimator, asked, record_failure)
-        if isinstance(result, Draft) and not job.must_shrink:
+        if isinstance(result, PreparedCompression) and not job.must_shrink:
             for look in self._before_split:
                 await look(scene, job.view)
         took_ms = round((time.perf_counter() - started) * 1_000)
@@ -83,18 +83,18 @@ class Drafts:
             return route
         return replace(route, context_length=min(route.context_length, window))
 
-    async def commit(self, scene: Scene, drafted: Drafted) -> CompressionOutcome:
+    async def commit(self, scene: ConversationRef, drafted: Drafted) -> CompressionOutcome:
         """Settle a draft in a transaction of its own."""
         outcome = await self._store.write(self.settle, scene, drafted, self._clock.now())
         _log_outcome(scene, drafted, outcome)
         if isinstance(outcome, Compressed):
-            await self.engine.told(Continued(child=outcome.child))
+            await self.engine.told(ContinuedEvent(child=outcome.child))
         return outcome
 
-    def settle(self, db: Connection, scene: Scene, drafted: Drafted, now: Millis) -> CompressionOutcome:
+    def settle(self, db: Connection, scene: ConversationRef, drafted: Drafted, now: Millis) -> CompressionOutcome:
         """Commit what was drafted, inside the caller's transaction."""
         drafted = rebased(db, drafted)
-        plan = self._plan(scene, drafted, drafted.result) if isinstance(drafted.result, Draft) else None
+        plan = self._plan(scene, drafted, drafted.result) if isinstance(drafted.result, PreparedCompression) else None
         return settle(db, scene, drafted, plan, self._listeners, now)
 
     @property
@@ -103,21 +103,21 @@ class Drafts:
 
     # ---- drafts that are not waited for to the end
 
-    def follow(self, before: "Drafts") -> None:
+    def follow(self, before: "PendingCompressions") -> None:
         """Keep what `before` keeps, too. Whichever of the two sees a conversation next takes its draft in."""
         self._pending = before._pending
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         return lineage_id in self._pending
 
-    async def begin(self, scene: Scene, job: CompressionJob, seconds: float) -> bool:
+    async def begin(self, scene: ConversationRef, job: CompressionJob, seconds: float) -> bool:
         """Start a draft and wait for it so long; whether it is done. It is kept either way."""
         task = asyncio.create_task(self.make(scene, job), name=f"draft-{scene.lineage_id}")
         self._pending[scene.lineage_id] = task
         await asyncio.wait({task}, timeout=seconds)
         return task.done()
 
-    async def take_finished(self, scene: Scene) -> CompressionOutcome | None:
+    async def take_finished(self, scene: ConversationRef) -> CompressionOutcome | None:
         """Commit the kept draft if it is done by now."""
         task = self._pending.get(scene.lineage_id)
         if task is None or not task.done():
@@ -151,12 +151,12 @@ class Drafts:
         if task.cancelled() or task.exception() is not None:
             return
         result = task.result().result
-        for call in result.calls if isinstance(result, Draft) else ():
+        for call in result.calls if isinstance(result, PreparedCompression) else ():
             await self._store.write(ledger.record, None, lineage_id, call, self._clock.now())
 
     # ---- the split
 
-    def _plan(self, scene: Scene, drafted: Drafted, draft: Draft) -> SplitPlan:
+    def _plan(self, scene: ConversationRef, drafted: Drafted, draft: PreparedCompression) -> SplitPlan:
         job = drafted.job
         return SplitPlan(
             parent_id=job.view.session.id,
@@ -174,13 +174,13 @@ class Drafts:
             took_ms=drafted.took_ms,
         )
 
-    def _system_prompt(self, scene: Scene) -> str:
+    def _system_prompt(self, scene: ConversationRef) -> str:
         """Assembled anew, so that what was learned since is in it; the note says why the view begins with a record."""
         text = self._prompts.system_for(scene)
         return f"{text}\n\n{SYSTEM_NOTE}" if self._note_in_system else text
 
 
-def _log_outcome(scene: Scene, drafted: Drafted, outcome: CompressionOutcome) -> None:
+def _log_outcome(scene: ConversationRef, drafted: Drafted, outcome: CompressionOutcome) -> None:
     """One line for whatever came of a compression."""
     layer = drafted.job.layer
     match outcome:

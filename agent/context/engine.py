@@ -3,8 +3,14 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from agent.context.compressor import CompressionJob, Draft, Preview, RecordFailure, SummaryRoute
-from agent.context.engine_events import News, Wish
+from agent.context.compressor import (
+    CompressionJob,
+    CompressionPreview,
+    PreparedCompression,
+    RecordFailure,
+    SummaryRoute,
+)
+from agent.context.engine_events import CompressionRequest, EngineEvent
 from agent.context.estimate import Estimator
 from agent.context.limits import Limits
 from agent.context.outcomes import Aborted, NotNeeded
@@ -24,7 +30,7 @@ class Engine(Protocol):
     def name(self) -> str:
         """As `context.engine` calls it."""
 
-    async def wish(self, job: CompressionJob) -> Wish | None:
+    async def wish(self, job: CompressionJob) -> CompressionRequest | None:
         """Whether the job's conversation should be compressed before its next model call."""
 
     async def draft(
@@ -34,10 +40,10 @@ class Engine(Protocol):
         estimator: Estimator,
         routes: Sequence[SummaryRoute],
         record_failure: RecordFailure,
-    ) -> tuple[Draft | NotNeeded | Aborted, ContextState]:
+    ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """What a compression would come to, and what is to be remembered of the attempt. Raises nothing of its own."""
 
-    def preview(self, job: CompressionJob, estimator: Estimator) -> Preview | NotNeeded:
+    def preview(self, job: CompressionJob, estimator: Estimator) -> CompressionPreview | NotNeeded:
         """What a compression would take out: no model call, no write. May be called in a thread."""
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
@@ -46,7 +52,7 @@ class Engine(Protocol):
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
         """How large a conversation's prompt becomes before it is compressed, as far as that is known."""
 
-    async def told(self, news: News) -> None:
+    async def told(self, news: EngineEvent) -> None:
         """Take note of something. Never raises, and never takes long."""
 
     def tools(self) -> Sequence[Tool]:

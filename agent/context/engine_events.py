@@ -9,7 +9,7 @@ from hermes_state.values import CanonicalUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class CompressionRequest:
     """A compression that an engine wants now. Whoever keeps the conversation decides whether it may be."""
 
     reason: str
@@ -18,7 +18,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replied:
+class ReplyEvent:
     """The model has answered a session."""
 
     session: Session
@@ -26,14 +26,14 @@ class Replied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Continued:
+class ContinuedEvent:
     """A compression was committed: from now on the conversation is in `child`."""
 
     child: Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class EndedEvent:
     """Nobody will go on with this view's conversation by itself."""
 
     view: View
@@ -41,4 +41,4 @@ class Ended:
     """By `/new`: the chat goes on with an empty conversation."""
 
 
-News: TypeAlias = Replied | Continued | Ended
+EngineEvent: TypeAlias = ReplyEvent | ContinuedEvent | EndedEvent

@@ -13,7 +13,7 @@ import msgspec
 
 from agent.model.base import ModelRequest
 from agent.model.usage import fixed_tokens
-from agent.model.wire import WireStyle
+from agent.model.wire import WireSettings
 from agent.tokens import BLOCK_TOKENS, ROW_SIZES, RowSizes, estimated_text_tokens
 from hermes_state.profiles import LEAST_IMAGE, LEAST_SCALE, MOST_IMAGE, MOST_SCALE, Calibration
 from hermes_state.sessions import Session
@@ -71,11 +71,11 @@ class Estimator:
         """One text, as this model would count it."""
         return self._scaled(Size(estimated_text_tokens(text), 0))
 
-    def rows(self, rows: Iterable[Message], style: WireStyle) -> EstimatedTokens:
+    def rows(self, rows: Iterable[Message], style: WireSettings) -> EstimatedTokens:
         """Rows as they stand on the wire, without what precedes them."""
         return self._scaled(self._rows(rows, style))
 
-    def each(self, rows: Iterable[Message], style: WireStyle) -> list[int]:
+    def each(self, rows: Iterable[Message], style: WireSettings) -> list[int]:
         """What each of the rows takes by itself."""
         text_of, limit, is_shared = self._sizes.text_of, style.max_result_characters, style.is_shared
         scale, maker = self._calibration.scale, style.reasoning_of
@@ -95,7 +95,7 @@ class Estimator:
         rows = request.transcript
         return len(rows) < LONG_ROWS or self._sizes.knows(rows[0], request.style.max_result_characters)
 
-    def rows_size(self, rows: Iterable[Message], style: WireStyle) -> Size:
+    def rows_size(self, rows: Iterable[Message], style: WireSettings) -> Size:
         """Rows as they stand on the wire; worth keeping, for each of them is looked at."""
         return self._rows(rows, style)
 
@@ -211,7 +211,7 @@ class Estimator:
         rows = self._rows(request.transcript, request.style)
         return Size(fixed_tokens(request) + rows.text, rows.images)
 
-    def _rows(self, rows: Iterable[Message], style: WireStyle) -> Size:
+    def _rows(self, rows: Iterable[Message], style: WireSettings) -> Size:
         text_of, limit, is_shared = self._sizes.text_of, style.max_result_characters, style.is_shared
         text, images, maker = 0, 0, style.reasoning_of
         for row in rows:

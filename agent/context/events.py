@@ -11,7 +11,7 @@ from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, Millis, Re
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class ConversationRef:
     """The conversation that is looked at, and on whose behalf."""
 
     chat_id: ChatId
@@ -22,7 +22,7 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
+class BlockedEvent:
     """Compression does not help this conversation any more and waits until it has grown."""
 
     tokens: int
@@ -30,7 +30,7 @@ class Blocked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HardLimit:
+class MessageLimitEvent:
     """Hygiene has acted because of the number of messages, not of their size."""
 
     messages: int
@@ -38,7 +38,7 @@ class HardLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
+class PressureEvent:
     """A prompt has come near to the threshold, or past a configured share of the window."""
 
     tokens: ReportedTokens
@@ -51,13 +51,13 @@ class Pressure:
     """The line that was crossed, in tokens; `commit.keep_pressure` notes that people know."""
 
 
-BeforeSplit: TypeAlias = Callable[[Scene, View], Awaitable[None]]
+BeforeSplit: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
 """Asked when a compression is certain and there is time: the last look at rows that are about to leave the view."""
-OnWait: TypeAlias = Callable[[Scene, View], Awaitable[None]]
+OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
 """Called when a turn has waited for a while for a compression that nobody asked for, and still waits: its people do not
 know why nothing happens."""
-ContextEvent: TypeAlias = Compressed | Aborted | Blocked | HardLimit
-Listener: TypeAlias = Callable[[Connection, Scene, ContextEvent, Millis], None]
+ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent
+Listener: TypeAlias = Callable[[Connection, ConversationRef, ContextEvent, Millis], None]
 """Told inside the transaction that makes the event true, so that what follows from it is as durable. Must be pure SQL.
 
 Whoever keeps something per view (todos that belong into it, caches of what the model has read) listens here.

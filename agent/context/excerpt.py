@@ -20,7 +20,7 @@ import structlog
 
 from agent.tokens import ROW_SIZES, estimated_text_tokens
 from hermes_state.redaction import MARK, seam
-from hermes_state.values import Message, Millis, Origin, Role, Tokens, Transcript
+from hermes_state.values import Message, MessageRole, Millis, Origin, Tokens, Transcript
 
 log = structlog.get_logger()
 
@@ -146,7 +146,7 @@ def moment(at: Millis, zone: tzinfo) -> str:
 def said(row: Message) -> Iterator[str]:
     """Everything a row says, piece by piece, with its attachments named."""
     body = row.body
-    yield without_thoughts(row.text or "") if row.role is Role.ASSISTANT else row.text or ""
+    yield without_thoughts(row.text or "") if row.role is MessageRole.ASSISTANT else row.text or ""
     if body.quote is not None:
         yield f"(in reply to: {body.quote.text})"
     for document in body.documents:
@@ -204,9 +204,9 @@ def _cleaned(entries: Sequence[str], redact: Redact) -> Iterator[str]:
 
 
 def _speaker(row: Message, *, has_names: bool) -> str:
-    if row.role is Role.TOOL:
+    if row.role is MessageRole.TOOL:
         return f"result of {_name(row.tool_name) or 'a tool'}"
-    if row.role is Role.ASSISTANT:
+    if row.role is MessageRole.ASSISTANT:
         return "assistant"
     if row.origin is not Origin.HUMAN:
         return "gateway"
@@ -219,7 +219,7 @@ def _name(text: str | None) -> str:
 
 def _row_tokens(row: Message) -> int:
     """What the row takes. Those that pruning may have shortened were not measured before: of them, what is likely."""
-    if row.role is not Role.TOOL and not row.body.calls:
+    if row.role is not MessageRole.TOOL and not row.body.calls:
         return ROW_SIZES.text_of(row, _WHOLE)
     texts = [row.text or "", *(call.arguments for call in row.body.calls)]
     return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) // BYTES_PER_TOKEN

@@ -16,10 +16,10 @@ import structlog
 from agent.context.estimate import Estimator, Size
 from agent.context.limits import LEAST_INPUT_WINDOW
 from agent.model.base import ChatModel, ModelLimits, ModelRequest
-from agent.model.sizes import NOTHING_SAID, Source, believable, capacity_of
+from agent.model.sizes import NOTHING_SAID, SizeSource, believable, capacity_of
 from hermes_state.profiles import (
     ModelProfile,
-    Offer,
+    OfferedSize,
     keep_offer,
     learn_context,
     load_profile,
@@ -49,7 +49,7 @@ LONGEST_UNREACHED_MS = 3_600_000
 Fetch = Callable[[], Awaitable[ModelLimits | None]]
 
 
-class ProfileBook:
+class LearnedProfile:
     """The profile of one model on one route."""
 
     def __init__(
@@ -92,11 +92,11 @@ class ProfileBook:
         assumed = self._assumed.get(lineage_id)
         return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
-    def source_for(self, lineage_id: LineageId | None) -> Source:
+    def source_for(self, lineage_id: LineageId | None) -> SizeSource:
         """Who says how large a conversation's context is; None: the model's."""
         if lineage_id is not None and self.window_for(lineage_id) < self.window:
-            return Source.GUESSED
-        return self.capacity.context_from if self.window == self.capacity.context_length else Source.LEARNED
+            return SizeSource.GUESSED
+        return self.capacity.context_from if self.window == self.capacity.context_length else SizeSource.LEARNED
 
     def is_about(self, model: ChatModel) -> bool:
         """Whether it is this model, on this route."""
@@ -133,7 +133,7 @@ class ProfileBook:
                 self._pause_ms = min(2 * self._pause_ms, LONGEST_UNREACHED_MS)
                 return
             said, before = believable(said), self._known.offer
-            offer = Offer(context_length=said.context_length, max_output_tokens=said.max_output_tokens, at=now)
+            offer = OfferedSize(context_length=said.context_length, max_output_tokens=said.max_output_tokens, at=now)
             if said == NOTHING_SAID and before is not None:
                 offer = replace(before, at=now)  # a key that is refused for a while makes no model smaller
             self._take(replace(self._known, offer=offer))

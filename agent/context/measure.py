@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from agent.context.estimate import Estimator, Size
-from agent.context.events import Scene
-from agent.context.learned_profile import ProfileBook
+from agent.context.events import ConversationRef
+from agent.context.learned_profile import LearnedProfile
 from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.model.base import ModelRequest
-from agent.model.sizes import Source
-from agent.model.wire import WireStyle
+from agent.model.sizes import SizeSource
+from agent.model.wire import WireSettings
 from hermes_state.compressions import count_compressions
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
@@ -25,18 +25,18 @@ KEPT_SIZES = 4_096
 """Conversations whose size is remembered: a few hundred bytes each."""
 
 
-class Prompts(Protocol):
+class PromptBuilder(Protocol):
     """Who makes the prompts that have to fit."""
 
-    async def request_for(self, scene: Scene, view: View) -> ModelRequest:
+    async def request_for(self, scene: ConversationRef, view: View) -> ModelRequest:
         """The next model call for this view."""
 
-    def system_for(self, scene: Scene) -> str:
+    def system_for(self, scene: ConversationRef) -> str:
         """The system prompt as it would be assembled today."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class MeasuredPrompt:
     """A view, the model call that it makes, and what that takes."""
 
     view: View
@@ -46,14 +46,14 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class ContextStatus:
     """How full a conversation is."""
 
     prompt: EstimatedTokens
     fixed: EstimatedTokens
     """Of the prompt, what no compression shortens: the system prompt and the tools' schemas."""
     limits: Limits
-    window_from: Source
+    window_from: SizeSource
     """Who says how large the window is."""
     threshold: Tokens
     """Where it is compressed by itself."""
@@ -66,24 +66,24 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _RowsSize:
     """The size of a view's rows, without the rows."""
 
     session_id: SessionId
     version: int
     last_id: MessageId
     rows: int
-    style: WireStyle
+    style: WireSettings
     size: Size
 
-    def is_beginning_of(self, view: View, style: WireStyle) -> bool:
+    def is_beginning_of(self, view: View, style: WireSettings) -> bool:
         """Whether the view begins with just these rows, shown in the same way."""
         session, rows = view.session, view.transcript
         is_same = (self.session_id, self.version, self.style) == (session.id, session.version, style)
         return is_same and len(rows) >= self.rows and rows[self.rows - 1].id == self.last_id
 
 
-class Rooms:
+class PromptMeasure:
     """Measures conversations for one model."""
 
     def __init__(
@@ -91,8 +91,8 @@ class Rooms:
         *,
         store: Store,
         views: ViewCache,
-        prompts: Prompts,
-        profiles: ProfileBook,
+        prompts: PromptBuilder,
+        profiles: LearnedProfile,
         settings: LimitSettings,
     ) -> None:
         self._store = store
@@ -100,8 +100,8 @@ class Rooms:
         self._prompts = prompts
         self._settings = settings
         self.profiles = profiles
-        self._looks: dict[LineageId, Room] = {}
-        self._measured: dict[LineageId, _Measured] = {}
+        self._looks: dict[LineageId, MeasuredPrompt] = {}
+        self._measured: dict[LineageId, _RowsSize] = {}
 
     @property
     def estimator(self) -> Estimator:
@@ -119,11 +119,11 @@ class Rooms:
     def _limits_of(self, window: Tokens) -> Limits:
         return limits_of(window, self.profiles.capacity.output_in(window), self._settings)
 
-    async def load(self, scene: Scene) -> Room:
+    async def load(self, scene: ConversationRef) -> MeasuredPrompt:
         """The conversation as it is stored now."""
         return await self.measure(scene, await self._views.load(scene.lineage_id))
 
-    async def measure(self, scene: Scene, view: View) -> Room:
+    async def measure(self, scene: ConversationRef, view: View) -> MeasuredPrompt:
         """A view that is known."""
         known = self._looks.pop(scene.lineage_id, None)
         if known is not None and known.view is view:
@@ -133,9 +133,11 @@ class Rooms:
             view = replace(view, session=replace(view.session, reported_prompt_tokens=None))
         request = await self._prompts.request_for(scene, view)
         size = self.estimator.fixed_size(request) + await self._rows_size(scene, view, request)
-        return Room(view=view, request=request, size=size, estimated=self.estimator.prompt(view, request, size))
+        return MeasuredPrompt(
+            view=view, request=request, size=size, estimated=self.estimator.prompt(view, request, size)
+        )
 
-    async def _rows_size(self, scene: Scene, view: View, request: ModelRequest) -> Size:
+    async def _rows_size(self, scene: ConversationRef, view: View, request: ModelRequest) -> Size:
         """The rows' size: of a view that has only grown since it was measured, only what is new is looked at."""
         rows, style, estimator = request.transcript, request.style, self.estimator
         known = self._measured.get(scene.lineage_id)
@@ -150,26 +152,26 @@ class Rooms:
             self._measured.clear()
         if rows and not style.image_urls:
             session = view.session
-            seen = _Measured(session.id, session.version, rows[-1].id, len(rows), style, size)
+            seen = _RowsSize(session.id, session.version, rows[-1].id, len(rows), style, size)
             self._measured[scene.lineage_id] = seen
         return size
 
-    def keep(self, scene: Scene, room: Room) -> None:
+    def keep(self, scene: ConversationRef, room: MeasuredPrompt) -> None:
         """Hold a look at a conversation until its next one: a turn begins with what hygiene has just seen."""
         if len(self._looks) >= KEPT_LOOKS:
             self._looks.clear()
         self._looks[scene.lineage_id] = room
 
-    def kept_view(self, scene: Scene) -> View | None:
+    def kept_view(self, scene: ConversationRef) -> View | None:
         """The view of a look that is held."""
         room = self._looks.get(scene.lineage_id)
         return room.view if room is not None else None
 
-    async def standing(self, scene: Scene) -> Standing:
+    async def standing(self, scene: ConversationRef) -> ContextStatus:
         """What people are told when they ask how full their conversation is."""
         room = await self.load(scene)
         limits = self.limits_for(scene.lineage_id)
-        return Standing(
+        return ContextStatus(
             prompt=room.estimated,
             fixed=self.estimator.whole(replace(room.request, transcript=())),
             limits=limits,

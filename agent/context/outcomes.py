@@ -14,7 +14,7 @@ from hermes_state.values import EstimatedTokens, Millis, Tokens
 SummaryKind: TypeAlias = Literal["model", "deterministic"]
 
 
-class Why(StrEnum):
+class SkipReason(StrEnum):
     """Why nothing was compressed, although nothing went wrong."""
 
     TOO_FEW = "too_few"
@@ -59,7 +59,7 @@ class Compressed:
 class NotNeeded:
     """Nothing was changed, and nothing had to be."""
 
-    why: Why
+    why: SkipReason
     prompt_tokens: EstimatedTokens
     threshold: Tokens
     messages: int
@@ -81,12 +81,12 @@ CompressionOutcome: TypeAlias = Compressed | NotNeeded | Aborted
 
 
 _WHY = {
-    Why.TOO_FEW: "the conversation is too short",
-    Why.NOTHING_BETWEEN: "nothing lies between its beginning and its newest messages",
-    Why.NOT_SMALLER: "a summary would be no smaller than what it stands for",
-    Why.TOOL_RUNS: "a tool call of the last turn has no result yet",
-    Why.NO_PREVIEW: "its context engine cannot tell beforehand what it would take out",
-    Why.MOVED: "the conversation was changed meanwhile",
+    SkipReason.TOO_FEW: "the conversation is too short",
+    SkipReason.NOTHING_BETWEEN: "nothing lies between its beginning and its newest messages",
+    SkipReason.NOT_SMALLER: "a summary would be no smaller than what it stands for",
+    SkipReason.TOOL_RUNS: "a tool call of the last turn has no result yet",
+    SkipReason.NO_PREVIEW: "its context engine cannot tell beforehand what it would take out",
+    SkipReason.MOVED: "the conversation was changed meanwhile",
 }
 
 

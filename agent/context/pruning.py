@@ -14,7 +14,7 @@ import orjson
 
 from agent.context.excerpt import Redact
 from hermes_state.redaction import seam
-from hermes_state.values import Message, MessageBody, Role, ToolCall, Transcript
+from hermes_state.values import Message, MessageBody, MessageRole, ToolCall, Transcript
 
 WORTH_PRUNING_CHARACTERS = 200
 EXCERPT_CHARACTERS = 800
@@ -38,7 +38,7 @@ _FAILS = re.compile(r"\A\s*(?:error|fatal|traceback|failed|exception)\b", re.IGN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
+class PrunedTranscript:
     """A transcript with some texts shortened; every row keeps its id and place."""
 
     transcript: Transcript
@@ -48,7 +48,7 @@ class Pruned:
     """How many calls had their arguments shortened."""
 
 
-def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyle = "stub") -> Pruned:
+def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyle = "stub") -> PrunedTranscript:
     """Shorten what stands before index `upto`. The rows from there on, and every text that people wrote, stay.
 
     `redact` takes secrets out of what is cut: half of one could not be recognised any more. Others stay for those who
@@ -61,14 +61,14 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyl
     for place, row in enumerate(transcript):
         shorter = row
         calls.update({call.id: call for call in row.body.calls})
-        if place < upto and row.role is Role.TOOL:
+        if place < upto and row.role is MessageRole.TOOL:
             shorter = _pruned_result(row, calls.get(row.tool_call_id), newest, style, redact)
             results += shorter is not row
         elif place < upto and row.body.calls:
             shorter = _with_short_arguments(row, redact)
             arguments += shorter is not row
         rows.append(shorter)
-    return Pruned(transcript=tuple(rows), results=results, arguments=arguments)
+    return PrunedTranscript(transcript=tuple(rows), results=results, arguments=arguments)
 
 
 # ---- results
@@ -79,7 +79,7 @@ def _newest_of_equal(transcript: Transcript) -> dict[str, int]:
     return {
         row.text: row.id
         for row in transcript
-        if row.role is Role.TOOL and row.text is not None and len(row.text) > WORTH_PRUNING_CHARACTERS
+        if row.role is MessageRole.TOOL and row.text is not None and len(row.text) > WORTH_PRUNING_CHARACTERS
     }
 
 

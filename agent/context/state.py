@@ -41,7 +41,7 @@ class Cooldown(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 1
 
 
-class Awaited(msgspec.Struct, frozen=True, kw_only=True):
+class UnverifiedCompression(msgspec.Struct, frozen=True, kw_only=True):
     """A compression whose effect the next reported prompt will show."""
 
     tokens_before: int
@@ -55,7 +55,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Prompt tokens at which the second strike fell; 0: not blocked."""
     held_at: int = 0
     """Prompt tokens after `/compress undo`; 0: not held."""
-    awaited: Awaited | None = None
+    awaited: UnverifiedCompression | None = None
     cooldowns: dict[CooldownKey, Cooldown] = {}
     pressure_level: int = 0
     """The highest line, in tokens, that people were told the prompt has crossed."""
@@ -100,7 +100,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
         Passes that follow one another without a report between them are judged as one.
         """
-        awaited = self.awaited or Awaited(tokens_before=tokens_before)
+        awaited = self.awaited or UnverifiedCompression(tokens_before=tokens_before)
         return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 
     def undone(self, tokens: int) -> "ContextState":

@@ -13,12 +13,12 @@ from typing import Final
 
 from agent.context.excerpt import CLOSING_THOUGHT, SECRET_MARK, bounded_record, clean, excerpt, moment, without_thoughts
 from agent.handoff import defused
-from agent.model.base import Finish, ModelReply, ModelRequest
+from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ModelError
 from hermes_state.redaction import MARK
 from hermes_state.transcripts import EMPTY_BODY
-from hermes_state.values import Message, MessageId, Millis, Origin, Role, SessionId, Tokens, Transcript
+from hermes_state.values import Message, MessageId, MessageRole, Millis, Origin, SessionId, Tokens, Transcript
 
 SECTIONS: Final = (
     ("Active Task", "what people asked for and do not have yet, in their own words; `None.` if nothing is open"),
@@ -81,7 +81,7 @@ Active State and Remaining Work, and drop only what is clearly out of date. If i
 leave that remark out and take over what it lists."""
 
 
-class SummaryRefused(ModelError):
+class SummaryError(ModelError):
     """A model answered, but not with a usable summary. `outcome` is how the ledger calls it; the text is for people."""
 
     def __init__(self, outcome: str, sentence: str) -> None:
@@ -158,7 +158,7 @@ def asking_row(text: str, now: Millis) -> Message:
         id=MessageId(0),
         session_id=SessionId(0),
         seq=1,
-        role=Role.USER,
+        role=MessageRole.USER,
         origin=Origin.SYSTEM,
         text=text,
         body=EMPTY_BODY,
@@ -175,20 +175,20 @@ def asking_row(text: str, now: Millis) -> Message:
 
 
 def checked_summary(reply: ModelReply, task: SummaryTask, redact: Callable[[str], str]) -> str:
-    """The summary in a reply, without secrets. Raises `SummaryRefused` for anything that is none."""
-    if reply.finish is Finish.LENGTH:
-        raise SummaryRefused("truncated", "The summary was cut off by the model's output limit.")
+    """The summary in a reply, without secrets. Raises `SummaryError` for anything that is none."""
+    if reply.finish is FinishReason.LENGTH:
+        raise SummaryError("truncated", "The summary was cut off by the model's output limit.")
     if reply.calls:
-        raise SummaryRefused("malformed", "The model called a tool instead of writing a summary.")
+        raise SummaryError("malformed", "The model called a tool instead of writing a summary.")
     titles = HEADINGS if task.template is None else tuple(_TEMPLATE_HEADING.findall(task.template))
     text = _unwrapped(reply.text, titles)
     if len(text) < LEAST_CHARACTERS:
-        raise SummaryRefused(*(_REFUSED if _REFUSAL.search(text) else _EMPTY))
+        raise SummaryError(*(_REFUSED if _REFUSAL.search(text) else _EMPTY))
     _require_headings(text, titles)
     if sum(_hint(what) in text for _, what in SECTIONS) >= LEAST_HEADINGS:
-        raise SummaryRefused("malformed", "The model returned the form without filling it in.")
+        raise SummaryError("malformed", "The model returned the form without filling it in.")
     if estimated_text_tokens(text) > LONGEST_FACTOR * max(task.target, 1_000):
-        raise SummaryRefused("too_long", "The summary came out longer than a summary may be.")
+        raise SummaryError("too_long", "The summary came out longer than a summary may be.")
     if task.template is None:
         text = _heading_lines(titles).sub(_as_given, text)
     return defused(redact(text).replace(MARK, SECRET_MARK))
@@ -222,9 +222,9 @@ def _unwrapped(text: str, titles: tuple[str, ...]) -> str:
 def _require_headings(text: str, titles: tuple[str, ...]) -> None:
     is_refusal = len(text) <= REFUSAL_CHARACTERS and _REFUSAL.search(text) is not None
     if len(_headings_in(text, titles)) < _wanted(titles) or (not titles and is_refusal):
-        raise SummaryRefused(*(_REFUSED if is_refusal else _MALFORMED))
+        raise SummaryError(*(_REFUSED if is_refusal else _MALFORMED))
     if titles and not any(map(_says_something, _heading_lines(titles).sub(r"\g<rest>", text).splitlines())):
-        raise SummaryRefused(*_EMPTY)
+        raise SummaryError(*_EMPTY)
 
 
 def _wanted(titles: tuple[str, ...]) -> int:

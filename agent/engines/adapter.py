@@ -14,25 +14,31 @@ from typing import Any, Final
 
 import structlog
 
-from agent.context.compressor import CompressionJob, Draft, Preview, RecordFailure, SummaryRoute
+from agent.context.compressor import (
+    CompressionJob,
+    CompressionPreview,
+    PreparedCompression,
+    RecordFailure,
+    SummaryRoute,
+)
 from agent.context.cuts import has_open_calls
 from agent.context.engine import Engine
-from agent.context.engine_events import News, Wish
+from agent.context.engine_events import CompressionRequest, EngineEvent
 from agent.context.estimate import Estimator
 from agent.context.limits import Limits
-from agent.context.outcomes import Aborted, NotNeeded, Why
+from agent.context.outcomes import Aborted, NotNeeded, SkipReason
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import KEPT_ENGINES, QUICK_SECONDS, EngineTrouble, ModelFacts, Seat, Seats
-from agent.engines.mapping import Handed, IllegalList, Mapped, hand_over, take_back
+from agent.engines.instances import KEPT_ENGINES, QUICK_SECONDS, EngineError, EngineInstance, EngineInstances, ModelInfo
+from agent.engines.mapping import MappedMessages, MessageListError, SentMessages, hand_over, take_back
 from agent.handoff import framed
 from agent.model.base import ToolSchema
-from agent.model.wire import WireStyle
+from agent.model.wire import WireSettings
 from agent.tools.registry import Tool, ToolContext, ToolFunction
 from hermes_state import sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ToolError
-from hermes_state.values import Clock, Effect, EstimatedTokens, LineageId, Millis, Origin, Tokens
+from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, Origin, Tokens, ToolEffect
 
 log = structlog.get_logger()
 
@@ -44,7 +50,7 @@ FAILED: Final = "engine"
 """How attempts and cooldowns call a failure of an engine."""
 
 
-class ForeignEngine:
+class PluginEngine:
     """See the module. Satisfies `Engine`."""
 
     def __init__(
@@ -52,7 +58,7 @@ class ForeignEngine:
         name: str,
         make: Callable[[], ContextEngine],
         *,
-        model: ModelFacts,
+        model: ModelInfo,
         fallback: Engine,
         redact: Callable[[str], str],
         clock: Clock,
@@ -73,11 +79,11 @@ class ForeignEngine:
         self._mark = mark
         self._schemas = tuple(schemas)
         self._compress_seconds = compress_seconds
-        self._seats = Seats(name, make, model=model, quick_seconds=quick_seconds)
+        self._seats = EngineInstances(name, make, model=model, quick_seconds=quick_seconds)
         self._cut_off: OrderedDict[LineageId, tuple[int, int, int]] = OrderedDict()
         """The state of a conversation in which a draft was given up from outside."""
 
-    def beside(self, fallback: Engine, model: ModelFacts) -> "ForeignEngine":
+    def beside(self, fallback: Engine, model: ModelInfo) -> "PluginEngine":
         """The same engines of conversations for another model: one that changes over is told so."""
         other = copy.copy(self)
         other._fallback, other._model = fallback, model
@@ -89,17 +95,17 @@ class ForeignEngine:
 
     # ---- what the keeper asks
 
-    async def wish(self, job: CompressionJob) -> Wish | None:
+    async def wish(self, job: CompressionJob) -> CompressionRequest | None:
         """The engine's own decision, and what it asked for; beyond the urgent line nobody decides otherwise."""
         wish = None
         try:
             async with self._seats.taken(job.view.session, self._model, job.limits.context_length) as seat:
                 wish = await self._decision(seat, job)
-        except EngineTrouble:
+        except EngineError:
             if job.limits.is_over_threshold(job.tokens_before):
-                return Wish(reason="threshold")
+                return CompressionRequest(reason="threshold")
         if wish is None and job.limits.is_urgent(job.tokens_before):
-            return Wish(reason="window")
+            return CompressionRequest(reason="window")
         return wish
 
     async def draft(
@@ -109,12 +115,12 @@ class ForeignEngine:
         estimator: Estimator,
         routes: Sequence[SummaryRoute],
         record_failure: RecordFailure,
-    ) -> tuple[Draft | NotNeeded | Aborted, ContextState]:
+    ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """See `Engine.draft`. A cut at a certain message is no part of the contract: the built-in engine makes it."""
         if job.keep_turns is not None:
             return await self._fallback.draft(job, state, estimator, routes, record_failure)
         if has_open_calls(job.view.transcript):
-            return job.not_needed(Why.TOOL_RUNS), state
+            return job.not_needed(SkipReason.TOOL_RUNS), state
         key, now = self._cooldown_key(job.layer), self._clock.now()
         if job.is_out_of_time:
             return await self._without_it(job, state.failed(key, "timeout", now), estimator, (), record_failure)
@@ -123,12 +129,12 @@ class ForeignEngine:
             return await self._without_it(job, state, estimator, routes, record_failure)
         try:
             mapped = await self._compressed(job)
-        except (EngineTrouble, IllegalList) as error:
+        except (EngineError, MessageListError) as error:
             log.warning("engine.failed", engine=self._name, layer=job.layer, reason=str(error))
             state = state.failed(key, FAILED, self._clock.now())
             if job.must_shrink:
                 return await self._without_it(job, state, estimator, routes, record_failure)
-            why = f"returned a list that cannot be used: {error}" if isinstance(error, IllegalList) else str(error)
+            why = f"returned a list that cannot be used: {error}" if isinstance(error, MessageListError) else str(error)
             until = state.cooldowns[key].until
             reason = f"The context engine {self._name} {why}."
             return Aborted(kind=FAILED, reason=reason, retry_at=Millis(until)), state
@@ -138,11 +144,11 @@ class ForeignEngine:
             return await self._without_it(job, state, estimator, routes, record_failure)
         return result, judged
 
-    def preview(self, job: CompressionJob, estimator: Estimator) -> Preview | NotNeeded:
+    def preview(self, job: CompressionJob, estimator: Estimator) -> CompressionPreview | NotNeeded:
         """An engine of others cannot tell what it would do without doing it."""
         if job.keep_turns is not None:
             return self._fallback.preview(job, estimator)
-        return job.not_needed(Why.NO_PREVIEW)
+        return job.not_needed(SkipReason.NO_PREVIEW)
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
         return state.is_cooling(self._cooldown_key(layer), self._clock.now())
@@ -151,7 +157,7 @@ class ForeignEngine:
         """What its status says, and hygiene's line at the latest, where the engine is not asked."""
         return Tokens(min(self._seats.threshold(lineage_id) or limits.hygiene, limits.hygiene))
 
-    async def told(self, news: News) -> None:
+    async def told(self, news: EngineEvent) -> None:
         """Passed on at once, or as soon as the engine is done with what it is doing."""
         await self._seats.told(news)
 
@@ -167,7 +173,7 @@ class ForeignEngine:
                 name=schema.name,
                 description=schema.description,
                 parameters=schema.parameters,
-                effect=Effect.WRITES,  # unknown, so a restart runs none of them twice
+                effect=ToolEffect.WRITES,  # unknown, so a restart runs none of them twice
                 run=self._tool(schema.name),
             )
             for schema in self._schemas
@@ -182,7 +188,7 @@ class ForeignEngine:
                     result = await self._seats.call(
                         seat, call, name, arguments, seconds=seconds, session_id=session.key
                     )
-            except EngineTrouble as error:
+            except EngineError as error:
                 raise ToolError(f"the context engine {self._name} {error}") from error
             return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
@@ -190,7 +196,7 @@ class ForeignEngine:
 
     # ---- one compression
 
-    async def _compressed(self, job: CompressionJob) -> Mapped | None:
+    async def _compressed(self, job: CompressionJob) -> MappedMessages | None:
         lineage_id = job.view.session.lineage_id
         try:
             async with self._seats.taken(job.view.session, self._model, job.limits.context_length) as seat:
@@ -213,10 +219,10 @@ class ForeignEngine:
         return mapped
 
     def _judged(
-        self, job: CompressionJob, state: ContextState, estimator: Estimator, mapped: Mapped | None
-    ) -> tuple[Draft | NotNeeded, ContextState]:
+        self, job: CompressionJob, state: ContextState, estimator: Estimator, mapped: MappedMessages | None
+    ) -> tuple[PreparedCompression | NotNeeded, ContextState]:
         if mapped is None:
-            return job.not_needed(Why.NOTHING_BETWEEN), state.struck(job.tokens_before)
+            return job.not_needed(SkipReason.NOTHING_BETWEEN), state.struck(job.tokens_before)
         gone = int(estimator.rows(mapped.removed, job.request.style))
         added = sum(
             int(estimator.text(framed(row.text or "") if row.origin is Origin.SUMMARY else row.text or ""))
@@ -225,8 +231,8 @@ class ForeignEngine:
         after = EstimatedTokens(max(0, job.tokens_before - gone) + added)
         if after >= job.tokens_before:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
-            return job.not_needed(Why.NOT_SMALLER), state.struck(job.tokens_before)
-        draft = Draft(
+            return job.not_needed(SkipReason.NOT_SMALLER), state.struck(job.tokens_before)
+        draft = PreparedCompression(
             context=mapped.context,
             summary_kind="model",
             model=self._name,
@@ -245,34 +251,36 @@ class ForeignEngine:
         estimator: Estimator,
         routes: Sequence[SummaryRoute],
         record_failure: RecordFailure,
-    ) -> tuple[Draft | NotNeeded | Aborted, ContextState]:
+    ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """There is no room to leave the conversation as it is until the engine can do better."""
         log.warning("engine.replaced", engine=self._name, layer=job.layer, by=self._fallback.name)
         return await self._fallback.draft(job, state, estimator, routes, record_failure)
 
     # ---- when to compress
 
-    async def _decision(self, seat: Seat, job: CompressionJob) -> Wish | None:
+    async def _decision(self, seat: EngineInstance, job: CompressionJob) -> CompressionRequest | None:
         engine = seat.engine
         wish = await self._request(seat, job.layer)
         if wish is None and await self._says(seat, engine.should_compress, int(job.tokens_before)):
-            wish = Wish(reason="threshold")
+            wish = CompressionRequest(reason="threshold")
         if wish is None and job.layer == "preflight" and await self._asked(seat, "should_compress_preflight", job):
-            wish = Wish(reason="preflight")
+            wish = CompressionRequest(reason="preflight")
         if wish is None or await self._asked(seat, "has_content_to_compress", job) is False:
             return None
         return wish
 
-    async def _request(self, seat: Seat, layer: Layer) -> Wish | None:
+    async def _request(self, seat: EngineInstance, layer: Layer) -> CompressionRequest | None:
         """What the engine asked for by itself, as far as that can be a request at all."""
         asked = await self._seats.call(seat, seat.engine.take_request)
-        if not isinstance(asked, Wish):
+        if not isinstance(asked, CompressionRequest):
             return None
         reason, focus = " ".join(str(asked.reason).split())[:REASON_CHARACTERS], asked.focus
         log.info("engine.requested", engine=self._name, layer=layer, reason=reason)
-        return Wish(reason=reason, focus=" ".join(str(focus).split())[:FOCUS_CHARACTERS] if focus else None)
+        return CompressionRequest(
+            reason=reason, focus=" ".join(str(focus).split())[:FOCUS_CHARACTERS] if focus else None
+        )
 
-    async def _asked(self, seat: Seat, method: str, job: CompressionJob) -> bool | None:
+    async def _asked(self, seat: EngineInstance, method: str, job: CompressionJob) -> bool | None:
         """What the engine says about a list; None where it leaves that to the contract, which is worth no list."""
         if getattr(type(seat.engine), method, None) is getattr(ContextEngine, method):
             return None
@@ -280,12 +288,12 @@ class ForeignEngine:
         handed = await asyncio.to_thread(hand_over, job.request.system, job.view.transcript, _style(job))
         return await self._says(seat, getattr(seat.engine, method), list(handed.messages))
 
-    async def _says(self, seat: Seat, question: Callable[..., Any], about: object) -> bool:
+    async def _says(self, seat: EngineInstance, question: Callable[..., Any], about: object) -> bool:
         answer = await self._seats.call(seat, question, about)
         try:
             return bool(answer)
         except Exception as error:  # such as an array of answers
-            raise EngineTrouble(f"says neither yes nor no ({type(error).__name__})") from error
+            raise EngineError(f"says neither yes nor no ({type(error).__name__})") from error
 
     def _cooldown_key(self, layer: Layer) -> CooldownKey:
         return cooldown_key(layer, f"engine:{self._name}", self._mark)
@@ -296,16 +304,16 @@ def _moment(job: CompressionJob) -> tuple[int, int, int]:
     return session.id, session.version, session.next_seq
 
 
-def _style(job: CompressionJob) -> WireStyle:
+def _style(job: CompressionJob) -> WireSettings:
     """Images are mentioned, not shown: their bytes would be compared and copied for nothing."""
     return replace(job.request.style, image_urls={})
 
 
-def _taken_back(handed: Handed, returned: object, redact: Callable[[str], str]) -> Mapped | None:
+def _taken_back(handed: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
     try:
         return take_back(handed, returned, redact)
-    except IllegalList:
+    except MessageListError:
         raise
     except Exception as error:  # values that are no JSON, and objects that only look like lists
         log.exception("engine.list_unreadable")
-        raise IllegalList(f"it could not be read ({type(error).__name__})") from error
+        raise MessageListError(f"it could not be read ({type(error).__name__})") from error

@@ -17,17 +17,17 @@ import structlog
 from agent.context.compressor import CompressorSettings
 from agent.context.cuts import Cut, find_cut
 from agent.context.deterministic import recap
-from agent.context.engine_events import Wish
+from agent.context.engine_events import CompressionRequest
 from agent.context.estimate import Estimator
 from agent.context.limits import Limits, LimitSettings, limits_of, summary_input_tokens
-from agent.context.outcomes import Why
+from agent.context.outcomes import SkipReason
 from agent.context.pruning import prune
 from agent.context.summary import SummaryTask, checked_summary, summary_request
 from agent.engines.list_rows import ListRows, rows_of
 from agent.engines.mapping import ListMessage
 from agent.handoff import defused, framed
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.wire import WireStyle
+from agent.model.wire import WireSettings
 from agent.tokens import RowSizes
 from hermes_state.errors import ModelError
 from hermes_state.redaction import redact as default_redact
@@ -54,7 +54,7 @@ class ContextEngine(ABC):
     protect_first_n: int = 3
     protect_last_n: int = 6
 
-    _wish: Wish | None = None
+    _wish: CompressionRequest | None = None
 
     # ---- what every engine does
 
@@ -132,9 +132,9 @@ class ContextEngine(ABC):
 
     def request_compression(self, reason: str, focus_topic: str | None = None) -> None:
         """Ask for a compression before the next model call. It happens only if nothing holds compressions back."""
-        self._wish = Wish(reason=reason, focus=focus_topic)
+        self._wish = CompressionRequest(reason=reason, focus=focus_topic)
 
-    def take_request(self) -> Wish | None:
+    def take_request(self) -> CompressionRequest | None:
         """The request that was made since the last look. For whoever runs the engine."""
         wish, self._wish = self._wish, None
         return wish
@@ -226,7 +226,7 @@ class ContextCompressor(ContextEngine):
         """
         rows = self._rows(messages)
         plan = self._plan(rows)
-        if isinstance(plan, Why):
+        if isinstance(plan, SkipReason):
             log.info("compression.not_needed", engine=self.name, why=plan, messages=len(messages))
             return list(messages)
         handoff = framed(defused(self._text(rows, plan, focus_topic)))
@@ -234,7 +234,7 @@ class ContextCompressor(ContextEngine):
             plan.sizes[place] for place in range(plan.cut.head_end, plan.cut.tail_start) if place not in plan.cut.kept
         )
         if int(self._estimator.text(handoff)) >= gone:
-            log.info("compression.not_needed", engine=self.name, why=Why.NOT_SMALLER, messages=len(messages))
+            log.info("compression.not_needed", engine=self.name, why=SkipReason.NOT_SMALLER, messages=len(messages))
             return list(messages)
         self.compression_count += 1
         compressed = rows.assembled(plan.cut, handoff)
@@ -253,20 +253,20 @@ class ContextCompressor(ContextEngine):
         return rows_of(messages, self._clock.now())
 
     def _sizes(self, rows: ListRows) -> list[int]:
-        style = WireStyle()
+        style = WireSettings()
         image = int(self._estimator.calibration.image_tokens)
         return [
             int(self._estimator.rows((row,), style)) + images * image
             for row, images in zip(rows.transcript, rows.images, strict=True)
         ]
 
-    def _plan(self, rows: ListRows) -> _Plan | Why:
+    def _plan(self, rows: ListRows) -> _Plan | SkipReason:
         sizes = self._sizes(rows)
         rules = replace(
             self._settings.cut, protect_first_n=self.protect_first_n, protect_last_n=max(1, self.protect_last_n)
         )
         cut = find_cut(rows.transcript, sizes, self.limits, rules)
-        return cut if isinstance(cut, Why) else _Plan(cut, sizes)
+        return cut if isinstance(cut, SkipReason) else _Plan(cut, sizes)
 
     def _text(self, rows: ListRows, plan: _Plan, focus: str | None) -> str:
         """The words of the handoff, by a model where there is one that can."""

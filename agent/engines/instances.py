@@ -14,12 +14,12 @@ from typing import Any
 
 import structlog
 
-from agent.context.engine_events import Continued, Ended, News, Replied
+from agent.context.engine_events import ContinuedEvent, EndedEvent, EngineEvent, ReplyEvent
 from agent.context.state import state_of
 from agent.engines.contract import ContextEngine
 from agent.engines.mapping import ListMessage, hand_over
-from agent.engines.timeouts import Strangers, TookTooLong
-from agent.model.wire import WireStyle
+from agent.engines.timeouts import CallTimeout, Strangers
+from agent.model.wire import WireSettings
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
 from hermes_state.values import CanonicalUsage, LineageId, Tokens
@@ -36,12 +36,12 @@ MOST_RUNAWAYS = 4
 """Calls that were given up and never came back: from here on the engine is not called at all."""
 
 
-class EngineTrouble(Exception):
+class EngineError(Exception):
     """An engine did not do what it was asked. The text completes the sentence `The context engine …`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class ModelInfo:
     """What `update_model` tells about the model that answers."""
 
     name: str
@@ -52,11 +52,11 @@ class ModelFacts:
 
 
 @dataclass(slots=True)
-class Seat:
+class EngineInstance:
     """One conversation's engine, and where it believes the conversation to be."""
 
     engine: ContextEngine
-    model: ModelFacts
+    model: ModelInfo
     session: Session | None = None
     window: int = 0
     is_lost: bool = False
@@ -68,17 +68,17 @@ class _Place:
     """What outlives a conversation's engine."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    seat: Seat | None = None
-    waiting: deque[News] = field(default_factory=lambda: deque(maxlen=KEPT_NEWS))
+    seat: EngineInstance | None = None
+    waiting: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=KEPT_NEWS))
     threshold: int | None = None
     """As the engine's status has said last."""
 
 
-class Seats:
+class EngineInstances:
     """See the module."""
 
     def __init__(
-        self, name: str, make: Callable[[], ContextEngine], *, model: ModelFacts, quick_seconds: float = QUICK_SECONDS
+        self, name: str, make: Callable[[], ContextEngine], *, model: ModelInfo, quick_seconds: float = QUICK_SECONDS
     ) -> None:
         """`make` gives a new engine object."""
         self._name = name
@@ -92,35 +92,40 @@ class Seats:
     async def taken(
         self,
         session: Session,
-        model: ModelFacts | None = None,
+        model: ModelInfo | None = None,
         window: int | None = None,
         *,
         is_patient: bool = False,
-    ) -> AsyncIterator[Seat]:
+    ) -> AsyncIterator[EngineInstance]:
         """The engine of the session's conversation for one caller, told where the conversation is now.
 
         `model` and `window`: None for those that it was told last. When the caller is done, the engine hears what has
-        happened meanwhile. Raises `EngineTrouble`, also when somebody else is with the engine, unless the caller is
+        happened meanwhile. Raises `EngineError`, also when somebody else is with the engine, unless the caller is
         patient.
         """
         place = self._place(session.lineage_id)
         if place.lock.locked() and not is_patient:
-            raise EngineTrouble("is busy with this conversation")
+            raise EngineError("is busy with this conversation")
         async with place.lock:
             yield await self._seated(place, session, model, window)
             await self._deliver(place)
 
     async def call(
-        self, seat: Seat, function: Callable[..., Any], *args: Any, seconds: float | None = None, **kwargs: Any
+        self,
+        seat: EngineInstance,
+        function: Callable[..., Any],
+        *args: Any,
+        seconds: float | None = None,
+        **kwargs: Any,
     ) -> Any:
-        """Call the engine of a taken seat. Raises `EngineTrouble`."""
+        """Call the engine of a taken seat. Raises `EngineError`."""
         is_done = False
         try:
             result = await self._bounded(function, *args, seconds=seconds or self._quick_seconds, **kwargs)
             is_done = True
             return result
-        except EngineTrouble as error:
-            is_done = not isinstance(error.__cause__, TookTooLong)
+        except EngineError as error:
+            is_done = not isinstance(error.__cause__, CallTimeout)
             raise
         finally:
             seat.is_lost = seat.is_lost or not is_done
@@ -130,7 +135,7 @@ class Seats:
         place = self._places.get(lineage_id)
         return None if place is None else place.threshold
 
-    async def told(self, news: News) -> None:
+    async def told(self, news: EngineEvent) -> None:
         """Passed on at once, or as soon as the engine is done with what it is doing. Never raises."""
         place = self._place(_session_of(news).lineage_id)
         place.waiting.append(news)
@@ -155,15 +160,15 @@ class Seats:
         return place
 
     async def _seated(
-        self, place: _Place, session: Session, model: ModelFacts | None = None, window: int | None = None
-    ) -> Seat:
+        self, place: _Place, session: Session, model: ModelInfo | None = None, window: int | None = None
+    ) -> EngineInstance:
         """The engine in a place that is held, told of the model and of the session."""
         seat = place.seat
         if seat is None or seat.is_lost:
             engine = await self._bounded(self._make, seconds=self._quick_seconds)
             if not isinstance(engine, ContextEngine):
-                raise EngineTrouble("could not be made")
-            seat = place.seat = Seat(engine, model or self._model)
+                raise EngineError("could not be made")
+            seat = place.seat = EngineInstance(engine, model or self._model)
         model = model or seat.model
         window = window or seat.window or int(model.context_length)
         if (seat.model, seat.window) != (model, window):
@@ -173,12 +178,12 @@ class Seats:
             await self._start(seat, session)
         return seat
 
-    async def _tell_model(self, seat: Seat, model: ModelFacts, window: int) -> None:
+    async def _tell_model(self, seat: EngineInstance, model: ModelInfo, window: int) -> None:
         tell = seat.engine.update_model
         await self.call(seat, tell, model.name, window, model.base_url, model.api_key, model.provider)
         seat.model, seat.window = model, window
 
-    async def _start(self, seat: Seat, session: Session) -> None:
+    async def _start(self, seat: EngineInstance, session: Session) -> None:
         """The conversation was taken up, or is in another session: after a compression, or one that was taken back."""
         before, seat.session = seat.session, session
         if before is None:
@@ -189,11 +194,11 @@ class Seats:
             reason, parent = "undo" if was_undone else "compression", before.key
         await self.call(seat, seat.engine.on_session_start, session.key, reason=reason, parent=parent)
 
-    async def _said_threshold(self, seat: Seat) -> int | None:
+    async def _said_threshold(self, seat: EngineInstance) -> int | None:
         """From the engine's status, for people: one that has none to show is no worse at compressing."""
         try:
             status = await self.call(seat, seat.engine.get_status)
-        except EngineTrouble:
+        except EngineError:
             if seat.is_lost:
                 raise
             return None
@@ -208,48 +213,48 @@ class Seats:
             news = place.waiting.popleft()
             try:
                 await self._pass_on(place, news)
-            except EngineTrouble as error:
+            except EngineError as error:
                 log.warning("engine.not_told", engine=self._name, news=type(news).__name__, reason=str(error))
 
-    async def _pass_on(self, place: _Place, news: News) -> None:
+    async def _pass_on(self, place: _Place, news: EngineEvent) -> None:
         seat = await self._seated(place, _session_of(news))
         match news:
-            case Replied(usage=usage):
+            case ReplyEvent(usage=usage):
                 await self.call(seat, seat.engine.update_from_response, _usage(usage))
                 place.threshold = await self._said_threshold(seat)
-            case Ended(view=view, was_reset=was_reset):
+            case EndedEvent(view=view, was_reset=was_reset):
                 place.seat = None
                 messages = await asyncio.to_thread(_messages_of, view)
                 await self.call(seat, seat.engine.on_session_end, view.session.key, messages)
                 if was_reset:
                     await self.call(seat, seat.engine.on_session_reset)
-            case Continued():
+            case ContinuedEvent():
                 pass  # the seat has been told
 
     # ---- calling it
 
     async def _bounded(self, function: Callable[..., Any], *args: Any, seconds: float, **kwargs: Any) -> Any:
         if self._strangers.runaways >= MOST_RUNAWAYS:
-            raise EngineTrouble("does not come back from earlier calls")
+            raise EngineError("does not come back from earlier calls")
         try:
             return await self._strangers.call(seconds, function, *args, **kwargs)
-        except TookTooLong as error:
-            raise EngineTrouble(f"did not answer within {seconds:g} seconds") from error
+        except CallTimeout as error:
+            raise EngineError(f"did not answer within {seconds:g} seconds") from error
         except Exception as error:  # code that is not ours may raise anything, and no chat ends by it
             log.exception("engine.crashed", engine=self._name)
-            raise EngineTrouble(f"broke ({type(error).__name__})") from error
+            raise EngineError(f"broke ({type(error).__name__})") from error
 
 
-def _session_of(news: News) -> Session:
+def _session_of(news: EngineEvent) -> Session:
     match news:
-        case Replied(session=session) | Continued(child=session):
+        case ReplyEvent(session=session) | ContinuedEvent(child=session):
             return session
-        case Ended(view=view):
+        case EndedEvent(view=view):
             return view.session
 
 
 def _messages_of(view: View) -> list[ListMessage]:
-    return list(hand_over(view.session.system_prompt or "", view.transcript, WireStyle()).messages)
+    return list(hand_over(view.session.system_prompt or "", view.transcript, WireSettings()).messages)
 
 
 def _usage(usage: CanonicalUsage) -> dict[str, Any]:

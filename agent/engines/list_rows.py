@@ -13,16 +13,16 @@ import msgspec
 
 from agent.context.cuts import Cut
 from agent.engines.mapping import INSTRUCTING, ListMessage, call_ids, images_in, text_of
-from agent.handoff import END_MARKER, body_of, parse_record
+from agent.handoff import END_MARKER, body_of, parse_handoff
 from agent.model.wire import BEGINS_LATER, LOST_RESULT
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import (
     Message,
     MessageBody,
     MessageId,
+    MessageRole,
     Millis,
     Origin,
-    Role,
     SessionId,
     ToolCall,
     Transcript,
@@ -46,7 +46,7 @@ class ListRows:
     def middle(self, pruned: Transcript, cut: Cut) -> tuple[Transcript, str | None]:
         """The rows that a handoff is to stand for, and what the handoffs among them say."""
         rows = cut.middle(pruned)
-        said = [parse_record(row.text or "").text for row in rows if row.origin is Origin.SUMMARY]
+        said = [parse_handoff(row.text or "").text for row in rows if row.origin is Origin.SUMMARY]
         rest = tuple(_without_ids(row) for row in rows if row.origin is not Origin.SUMMARY)
         return rest, "\n\n".join(said) or None
 
@@ -96,18 +96,18 @@ def _rows(message: ListMessage, number: int, now: Millis) -> Iterable[tuple[Mess
     handoff, rest = _split(content) if role in ("user", "assistant") and not call_ids(message) else ("", content)
     record = body_of(handoff)
     if record is not None:
-        yield _row(number, now, Role.USER, Origin.SUMMARY, record), {**message, "content": handoff}
+        yield _row(number, now, MessageRole.USER, Origin.SUMMARY, record), {**message, "content": handoff}
         if rest:
             said = {**message, "content": rest}
-            yield _row(number + 1, now, Role.USER, Origin.HUMAN, text_of(rest)), said
+            yield _row(number + 1, now, MessageRole.USER, Origin.HUMAN, text_of(rest)), said
     elif role == "assistant":
-        yield _row(number, now, Role.ASSISTANT, Origin.ASSISTANT, text_of(content), body=_body(message)), message
+        yield _row(number, now, MessageRole.ASSISTANT, Origin.ASSISTANT, text_of(content), body=_body(message)), message
     elif role == "tool":
         call_id = str(message.get("tool_call_id") or "")
-        yield _row(number, now, Role.TOOL, Origin.TOOL, text_of(content), tool_call_id=call_id), message
+        yield _row(number, now, MessageRole.TOOL, Origin.TOOL, text_of(content), tool_call_id=call_id), message
     else:
         origin = Origin.HUMAN if role == "user" else Origin.SYSTEM
-        yield _row(number, now, Role.USER, origin, text_of(content)), message
+        yield _row(number, now, MessageRole.USER, origin, text_of(content)), message
 
 
 def _split(content: object) -> tuple[str, Any]:
@@ -125,7 +125,7 @@ def _split(content: object) -> tuple[str, Any]:
     return handoff, rest
 
 
-def _row(number: int, now: Millis, role: Role, origin: Origin, text: str, **changes: Any) -> Message:
+def _row(number: int, now: Millis, role: MessageRole, origin: Origin, text: str, **changes: Any) -> Message:
     values: dict[str, Any] = {"body": EMPTY_BODY, "tool_call_id": None, **changes}
     return Message(
         id=MessageId(number),
@@ -161,7 +161,7 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
 def _without_ids(row: Message) -> Message:
     """A row as it was pruned, without the ids under which nothing can be opened."""
     text = row.text or ""
-    if row.role is Role.TOOL and text.startswith("[pruned "):
+    if row.role is MessageRole.TOOL and text.startswith("[pruned "):
         return msgspec.structs.replace(row, text=_STUB_ID.sub("", text).replace(_STUB_CALL, "]"))
     calls = tuple(msgspec.structs.replace(call, arguments=_STUB_ID.sub("", call.arguments)) for call in row.body.calls)
     return msgspec.structs.replace(row, body=msgspec.structs.replace(row.body, calls=calls)) if calls else row

@@ -21,9 +21,9 @@ from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias
 
 from agent.context.engine import Engine
-from agent.engines.adapter import ForeignEngine
+from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import ModelFacts
+from agent.engines.instances import ModelInfo
 from agent.model.base import ToolSchema
 from hermes_state.errors import ConfigError
 from hermes_state.values import Clock
@@ -39,12 +39,12 @@ MakeEngine: TypeAlias = Callable[[], ContextEngine]
 PluginState: TypeAlias = Literal["active", "found", "failed"]
 
 
-class PluginBroken(Exception):
+class PluginError(Exception):
     """A plugin cannot be used. The text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundPlugin:
+class PluginSource:
     """A plugin that is there, not looked over yet."""
 
     name: str
@@ -66,13 +66,13 @@ class LoadedEngine:
     schemas: tuple[ToolSchema, ...] = field(default=())
 
     def around(
-        self, built_in: Engine, *, model: ModelFacts, redact: Callable[[str], str], clock: Clock, mark: str
-    ) -> ForeignEngine:
+        self, built_in: Engine, *, model: ModelInfo, redact: Callable[[str], str], clock: Clock, mark: str
+    ) -> PluginEngine:
         """The engine for all conversations of a model; the built-in one stands in where it fails.
 
         `mark`: of the settings behind both.
         """
-        return ForeignEngine(
+        return PluginEngine(
             self.name,
             self.make,
             model=model,
@@ -109,7 +109,7 @@ def load_engine(name: str, home: Path) -> LoadedEngine | None:
         raise ConfigError(unknown_engine(name, [plugin.name for plugin in plugins]))
     try:
         return loaded(found)
-    except PluginBroken as error:
+    except PluginError as error:
         raise ConfigError(f"context.engine: the plugin {name} ({found.source}) cannot be used: {error}") from error
 
 
@@ -125,7 +125,7 @@ def list_plugins(home: Path, active: str) -> list[PluginReport]:
         seen.add(plugin.name)
         try:
             engine = loaded(plugin)
-        except PluginBroken as error:
+        except PluginError as error:
             reports.append(_failed(plugin, str(error)))
             continue
         reports.append(_working(plugin.name, active, plugin.source, engine.about))
@@ -145,23 +145,23 @@ def unknown_engine(name: str, known: Iterable[str]) -> str:
 # ---- finding
 
 
-def find_plugins(home: Path) -> list[FoundPlugin]:
+def find_plugins(home: Path) -> list[PluginSource]:
     """Every plugin by name, without running any. Folders of the state directory win over packages."""
     return [*_in_folder(home / FOLDER), *_in_packages()]
 
 
-def _in_folder(folder: Path) -> Iterable[FoundPlugin]:
+def _in_folder(folder: Path) -> Iterable[PluginSource]:
     try:
         entries = sorted(entry for entry in folder.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name))
     except OSError:  # there is none, or it cannot be read: then it brings nothing
         return
     for entry in entries:
-        yield FoundPlugin(name=entry.name, source=str(entry), load=partial(_import_folder, entry))
+        yield PluginSource(name=entry.name, source=str(entry), load=partial(_import_folder, entry))
 
 
-def _in_packages() -> Iterable[FoundPlugin]:
+def _in_packages() -> Iterable[PluginSource]:
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
-        yield FoundPlugin(name=point.name, source=_package(point), load=point.load)
+        yield PluginSource(name=point.name, source=_package(point), load=point.load)
 
 
 def _package(point: EntryPoint) -> str:
@@ -172,12 +172,12 @@ def _import_folder(folder: Path) -> ModuleType:
     """The package in a folder, imported under a name that no other module has; its parts may import each other."""
     main = folder / "__init__.py"
     if not main.is_file():
-        raise PluginBroken("there is no __init__.py in it")
+        raise PluginError("there is no __init__.py in it")
     parents = folder.parents[: len(FOLDER.parts)]
     for part in (*parents, folder, *sorted(folder.rglob("*"))):
         if part.exists() and part.stat().st_mode & stat.S_IWOTH:
             where = part.relative_to(parents[-1].parent)
-            raise PluginBroken(f"{where} can be written by everybody on this machine; take that right away")
+            raise PluginError(f"{where} can be written by everybody on this machine; take that right away")
     name = f"hermes_context_engine_{re.sub(r'[^A-Za-z0-9]', '_', folder.name)}"
     for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
         del sys.modules[known]
@@ -197,19 +197,19 @@ def _import_folder(folder: Path) -> ModuleType:
 # ---- looking one over
 
 
-def loaded(plugin: FoundPlugin) -> LoadedEngine:
-    """A plugin's engine, made once to see whether that works. Raises `PluginBroken`."""
+def loaded(plugin: PluginSource) -> LoadedEngine:
+    """A plugin's engine, made once to see whether that works. Raises `PluginError`."""
     try:
         offered = plugin.load()
         make = _maker(offered)
         engine = make()
         if not isinstance(engine, ContextEngine):
-            raise PluginBroken(f"it makes {type(engine).__name__}, which is no ContextEngine")
+            raise PluginError(f"it makes {type(engine).__name__}, which is no ContextEngine")
         schemas = _schemas(engine.get_tool_schemas())
-    except PluginBroken:
+    except PluginError:
         raise
     except (Exception, SystemExit) as error:  # code that is not ours
-        raise PluginBroken(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        raise PluginError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
     about = inspect.getdoc(offered) or inspect.getdoc(type(engine)) or ""
     return LoadedEngine(
         name=plugin.name,
@@ -240,10 +240,10 @@ def _maker(offered: object) -> MakeEngine:
         return lambda: copy.deepcopy(offered)
     if inspect.isclass(offered) and inspect.isabstract(offered):
         missing = ", ".join(sorted(getattr(offered, "__abstractmethods__", ())))
-        raise PluginBroken(f"{offered.__name__} does not define {missing}")
+        raise PluginError(f"{offered.__name__} does not define {missing}")
     if callable(offered):
         return offered
-    raise PluginBroken(f"it offers {type(offered).__name__}, which is no ContextEngine")
+    raise PluginError(f"it offers {type(offered).__name__}, which is no ContextEngine")
 
 
 def _offered_by(module: ModuleType) -> object:
@@ -261,16 +261,16 @@ def _offered_by(module: ModuleType) -> object:
             and value.__module__.partition(".")[0] == module.__name__.partition(".")[0]
         ]  # fmt: skip
     if len(offered) != 1:
-        raise PluginBroken(f"it has to bring exactly one engine, and brings {len(offered) or 'none'}")
+        raise PluginError(f"it has to bring exactly one engine, and brings {len(offered) or 'none'}")
     return offered[0]
 
 
 def _schemas(offered: object) -> tuple[ToolSchema, ...]:
     if inspect.iscoroutine(offered):
         offered.close()
-        raise PluginBroken("get_tool_schemas must not be async")
+        raise PluginError("get_tool_schemas must not be async")
     if not isinstance(offered, Sequence):
-        raise PluginBroken("get_tool_schemas does not return a list")
+        raise PluginError("get_tool_schemas does not return a list")
     return tuple(_schema(one) for one in offered)
 
 
@@ -280,14 +280,14 @@ def _schema(offered: Any) -> ToolSchema:
         offered = offered["function"]
     name = offered.get("name") if isinstance(offered, dict) else None
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
-        raise PluginBroken("a tool of its has no usable name")
+        raise PluginError("a tool of its has no usable name")
     parameters = offered.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict) or parameters.get("type") != "object":
-        raise PluginBroken(f"the parameters of its tool {name} are no JSON schema of type object")
+        raise PluginError(f"the parameters of its tool {name} are no JSON schema of type object")
     return ToolSchema(name=name, description=str(offered.get("description") or ""), parameters=parameters)
 
 
-def _failed(plugin: FoundPlugin, why: str) -> PluginReport:
+def _failed(plugin: PluginSource, why: str) -> PluginReport:
     return PluginReport(name=plugin.name, state="failed", source=plugin.source, about="", why=why)
 
 

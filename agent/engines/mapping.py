@@ -19,11 +19,11 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from agent.context.cuts import Middle, handoff_in, joined, open_request, record_for
-from agent.handoff import body_of, parse_record
-from agent.model.wire import WireStyle, traced_messages
+from agent.handoff import body_of, parse_handoff
+from agent.model.wire import WireSettings, traced_messages
 from hermes_state.compressions import ContextItem
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import Message, MessageId, Origin, Role, Transcript
+from hermes_state.values import Message, MessageId, MessageRole, Origin, Transcript
 
 ListMessage: TypeAlias = dict[str, Any]  # the provider's JSON, in the hands of code that is not ours
 Key: TypeAlias = tuple[str, bytes, tuple[str, ...], str]
@@ -32,34 +32,34 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 INSTRUCTING = frozenset({"system", "developer"})
 
 
-class IllegalList(Exception):
+class MessageListError(Exception):
     """A list that no provider would accept, or that cannot be the compression of the list it was made from."""
 
 
 def checked_list(value: object) -> list[ListMessage]:
-    """`value` as a legal list. Raises `IllegalList` with what is wrong with it."""
+    """`value` as a legal list. Raises `MessageListError` with what is wrong with it."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise IllegalList(f"it is no list of messages but {type(value).__name__}")
+        raise MessageListError(f"it is no list of messages but {type(value).__name__}")
     if not value:
-        raise IllegalList("it is empty")
+        raise MessageListError("it is empty")
     messages: list[ListMessage] = []
     waiting: set[str] = set()
     for place, message in enumerate(value):
         if not isinstance(message, dict):
-            raise IllegalList(f"message {place} is {type(message).__name__}")
+            raise MessageListError(f"message {place} is {type(message).__name__}")
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
-            raise IllegalList(f"message {place} has no known role")
+            raise MessageListError(f"message {place} has no known role")
         _check_content(place, role, message.get("content"))
         if role == "tool":
             _answer(place, message, waiting)
         elif waiting:
-            raise IllegalList(f"calls have no result before message {place}")
+            raise MessageListError(f"calls have no result before message {place}")
         if role == "assistant":
             waiting = _asked(place, message)
         messages.append(message)
     if waiting:
-        raise IllegalList("calls at its end have no result")
+        raise MessageListError("calls at its end have no result")
     return messages
 
 
@@ -108,15 +108,15 @@ def _check_content(place: int, role: str, content: object) -> None:
         return
     if isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content):
-            raise IllegalList(f"message {place} has a content part without a type")
+            raise MessageListError(f"message {place} has a content part without a type")
     elif not isinstance(content, str):
-        raise IllegalList(f"message {place} has no content")
+        raise MessageListError(f"message {place} has no content")
 
 
 def _answer(place: int, message: Mapping[str, Any], waiting: set[str]) -> None:
     call_id = message.get("tool_call_id")
     if not isinstance(call_id, str) or call_id not in waiting:
-        raise IllegalList(f"message {place} is the result of no call")
+        raise MessageListError(f"message {place} is the result of no call")
     waiting.discard(call_id)
 
 
@@ -126,11 +126,11 @@ def _asked(place: int, message: Mapping[str, Any]) -> set[str]:
         return set()
     ids = call_ids(message)
     if not isinstance(calls, list) or len(ids) != len(calls) or not all(ids) or len(set(ids)) != len(ids):
-        raise IllegalList(f"message {place} has calls without ids of their own")
+        raise MessageListError(f"message {place} has calls without ids of their own")
     for call in calls:
         function = call.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise IllegalList(f"message {place} calls no function")
+            raise MessageListError(f"message {place} calls no function")
     return set(ids)
 
 
@@ -138,7 +138,7 @@ UNSAID: Final = "The engine that shortened this conversation left these messages
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class SentMessages:
     """What an engine was given. It may change the messages: what they were is known by their keys."""
 
     transcript: Transcript
@@ -149,7 +149,7 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mapped:
+class MappedMessages:
     """An engine's list as a child's view."""
 
     context: tuple[ContextItem, ...]
@@ -161,10 +161,10 @@ class Mapped:
     """How many rows the handoff stands for, earlier handoffs left out."""
 
 
-def hand_over(system: str, transcript: Transcript, style: WireStyle) -> Handed:
+def hand_over(system: str, transcript: Transcript, style: WireSettings) -> SentMessages:
     """The list of a view. An earlier handoff is a message of its own, so that an engine can tell it from a person's."""
     traced = traced_messages(system, transcript, style, handoff_stands_alone=True)
-    return Handed(
+    return SentMessages(
         transcript,
         tuple(traced.messages),
         tuple(traced.sources),
@@ -173,16 +173,16 @@ def hand_over(system: str, transcript: Transcript, style: WireStyle) -> Handed:
     )
 
 
-def take_back(handed: Handed, returned: object, redact: Callable[[str], str]) -> Mapped | None:
+def take_back(handed: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
     """The view that an engine's list stands for; None when it is the list that the engine was given.
 
-    Raises `IllegalList`.
+    Raises `MessageListError`.
     """
     messages = checked_list(returned)
     # The system prompt is ours: whatever the engine wrote into it is not taken over.
     if messages[0]["role"] in INSTRUCTING and handed.messages[0]["role"] in INSTRUCTING:
         messages = messages[1:]
-    reading = _Reading(handed)
+    reading = _ListReader(handed)
     reading.read(messages)
     return reading.mapped(redact)
 
@@ -190,7 +190,7 @@ def take_back(handed: Handed, returned: object, redact: Callable[[str], str]) ->
 # ---- which message is which
 
 
-def _places(handed: Handed, messages: Sequence[ListMessage], keys: Sequence[Key]) -> list[int | None]:
+def _places(handed: SentMessages, messages: Sequence[ListMessage], keys: Sequence[Key]) -> list[int | None]:
     """For each message the place of the one that it is among those handed over, None for the engine's own."""
     by_object = {id(message): place for place, message in enumerate(handed.messages)}
     places: list[int | None] = []
@@ -204,11 +204,13 @@ def _places(handed: Handed, messages: Sequence[ListMessage], keys: Sequence[Key]
     _match_between(_pairs(handed.messages), _pairs(messages), places)
     known = [place for place in places if place is not None]
     if any(after <= before for before, after in pairwise(known)):
-        raise IllegalList("it repeats messages, or changes their order")
+        raise MessageListError("it repeats messages, or changes their order")
     return places
 
 
-def _match_run(handed: Handed, keys: Sequence[Key], places: list[int | None], order: Sequence[int], at: int) -> None:
+def _match_run(
+    handed: SentMessages, keys: Sequence[Key], places: list[int | None], order: Sequence[int], at: int
+) -> None:
     """Messages that are the same from one end on, one after the other."""
     step = 1 if not order or order[0] == 0 else -1
     taken = {place for place in places if place is not None}
@@ -262,10 +264,10 @@ def _is_paired(message: ListMessage) -> bool:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _ListReader:
     """The engine's list, read from its start."""
 
-    handed: Handed
+    handed: SentMessages
     kept: list[MessageId | NewMessage] = field(default_factory=list)
     """Rows that stay, and shortened results in the place of theirs."""
     kept_ids: set[MessageId] = field(default_factory=set)
@@ -338,7 +340,7 @@ class _Reading:
 
     def _shorten(self, row: Message, text: str) -> None:
         stub = NewMessage(
-            role=Role.TOOL,
+            role=MessageRole.TOOL,
             origin=Origin.TOOL,
             text=text,
             turn_id=row.turn_id,
@@ -351,7 +353,7 @@ class _Reading:
 
     def _say(self, text: str) -> None:
         body = body_of(text)
-        words = parse_record(body).text if body is not None else text.strip()
+        words = parse_handoff(body).text if body is not None else text.strip()
         if words:
             self.has_own_words = True
             self._note_words(words)
@@ -382,7 +384,7 @@ class _Reading:
 
     # ---- the result
 
-    def mapped(self, clean: Callable[[str], str]) -> Mapped | None:
+    def mapped(self, clean: Callable[[str], str]) -> MappedMessages | None:
         # Rows that have no form on the wire (a result that answers nothing) are no loss, and no gain.
         seen = {row.id for sources in self.handed.sources for row in sources}
         gone = [row for row in self.handed.transcript if row.id in seen and row.id not in self.kept_ids]
@@ -399,7 +401,7 @@ class _Reading:
         self._check_start(items)
         is_kept_as_it_was = handoff is not None and not isinstance(handoff, NewMessage)
         old = [row for row in gone if row.origin is Origin.SUMMARY and not is_kept_as_it_was]
-        return Mapped(
+        return MappedMessages(
             context=tuple(items),
             removed=(*removed, *old, *self.shortened),
             added=tuple(added),
@@ -419,7 +421,7 @@ class _Reading:
         middle = Middle(rows=tuple(removed or self.shortened or self.handed.transcript[:1]), previous=joined(records))
         text = clean("\n\n".join(self.words)) or UNSAID
         stored = record_for(middle, text).stored()
-        return NewMessage(role=Role.USER, origin=Origin.SUMMARY, text=stored)
+        return NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=stored)
 
     def _handoff_place(self, removed: Sequence[Message]) -> int:
         if self.handoff_at is not None:
@@ -435,8 +437,8 @@ class _Reading:
         roles = {row.id: row.role for row in self.handed.transcript}
         first = items[0] if items else None
         role = first.role if isinstance(first, NewMessage) else roles[first] if first is not None else None
-        if role is not Role.USER:
-            raise IllegalList("it does not begin with what a person said, nor with a summary")
+        if role is not MessageRole.USER:
+            raise MessageListError("it does not begin with what a person said, nor with a summary")
 
 
 def _cleaned(item: ContextItem, clean: Callable[[str], str]) -> ContextItem:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class TookTooLong(Exception):
+class CallTimeout(Exception):
     """A call was given up; it may still be running."""
 
 
@@ -29,7 +29,7 @@ class Strangers:
         return len(self._runaways)
 
     async def call(self, seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of `function`, which may be async. Raises what it raises, and `TookTooLong`."""
+        """The result of `function`, which may be async. Raises what it raises, and `CallTimeout`."""
         deadline = asyncio.get_running_loop().time() + seconds
         if inspect.iscoroutinefunction(function):
             running = asyncio.ensure_future(function(*args, **kwargs))
@@ -56,7 +56,7 @@ class Strangers:
             if not running.done():
                 self._give_up(running)
         if running in self._runaways:
-            raise TookTooLong(f"no answer within {seconds:g} seconds")
+            raise CallTimeout(f"no answer within {seconds:g} seconds")
         return running.result()
 
     def _give_up(self, running: "asyncio.Future[Any]") -> None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from agent.model.wire import WireStyle
+from agent.model.wire import WireSettings
 from hermes_state.values import CanonicalUsage, ChatId, LineageId, MicroUsd, Reasoning, Tokens, ToolCall, Transcript
 
 
-class Finish(StrEnum):
+class FinishReason(StrEnum):
     """Why a model stopped. A call that the provider filtered or broke off is an error, not a reply."""
 
     STOP = "stop"
@@ -41,7 +41,7 @@ class Caps(Protocol):
     """What may be spent."""
 
     async def check(self, payer: Payer) -> None:
-        """Return if another call may be made for `payer`; raises `SpendingCapReached`."""
+        """Return if another call may be made for `payer`; raises `SpendingCapExceeded`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ModelRequest:
     """False: the tools stay listed, so that the prompt keeps its bytes, but the model has to answer."""
     max_output_tokens: int | None
     """None: no limit on the wire, for a summary that must not be cut off."""
-    style: WireStyle = field(default_factory=WireStyle)
+    style: WireSettings = field(default_factory=WireSettings)
     payer: Payer = NOBODY
     cache_key: str = ""
     """Requests that begin alike share it, where a provider routes by such a key; empty: none is sent.
@@ -70,7 +70,7 @@ class ModelReply:
 
     text: str
     calls: tuple[ToolCall, ...] = ()
-    finish: Finish
+    finish: FinishReason
     usage: CanonicalUsage | None
     """None where the provider reported none."""
     reasoning: Reasoning | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, tzinfo
 
 from agent.model.base import Payer
-from hermes_state.errors import PriceUnknown, SpendingCapReached
+from hermes_state.errors import PriceNotFound, SpendingCapExceeded
 from hermes_state.ledger import cost_behind, cost_of_chat, cost_of_conversation
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, MicroUsd, Millis, dollars
@@ -45,7 +45,7 @@ def midnight(day: date, zone: tzinfo | None) -> Millis:
     return Millis(round(datetime.combine(day, time.min, zone).timestamp() * 1_000))
 
 
-class DaySpending:
+class DailyUsage:
     """What the whole gateway has spent today: kept, so that no row of the ledger is read twice."""
 
     def __init__(self, store: Store) -> None:
@@ -69,14 +69,14 @@ class DaySpending:
 class SpendingCaps:
     """See `base.Caps`. For models whose price is known."""
 
-    def __init__(self, store: Store, limits: CapLimits, day: DaySpending, clock: Clock) -> None:
+    def __init__(self, store: Store, limits: CapLimits, day: DailyUsage, clock: Clock) -> None:
         self._store = store
         self._limits = limits
         self._day = day
         self._clock = clock
 
     async def check(self, payer: Payer) -> None:
-        """Raises `SpendingCapReached` for the first cap that is used up."""
+        """Raises `SpendingCapExceeded` for the first cap that is used up."""
         limits = self._limits
         since = day_start(self._clock.now(), limits.zone)
         if limits.conversation is not None and payer.lineage_id is not None:
@@ -91,15 +91,15 @@ class SpendingCaps:
 
 def _hold(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
     if spent >= limit:
-        raise SpendingCapReached(f"{dollars(spent)} of {dollars(limit)}", cap=cap, spent=spent, limit=limit)
+        raise SpendingCapExceeded(f"{dollars(spent)} of {dollars(limit)}", cap=cap, spent=spent, limit=limit)
 
 
-class NoPrice:
+class UnpricedCaps:
     """See `base.Caps`. For a model whose price nobody knows, while there are caps: it might cost anything."""
 
     def __init__(self, model: str) -> None:
         self._model = model
 
     async def check(self, payer: Payer) -> None:
-        """Raises `PriceUnknown`."""
-        raise PriceUnknown("no price is known", model=self._model)
+        """Raises `PriceNotFound`."""
+        raise PriceNotFound("no price is known", model=self._model)

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import structlog
 
-from agent.model.base import Caps, ChatModel, Finish, ModelReply, ModelRequest, Payer
+from agent.model.base import Caps, ChatModel, FinishReason, ModelReply, ModelRequest, Payer
 from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, paid_for, remedy_for, wanted_pause
 from agent.model.prices import Price, cost_of
 from agent.model.usage import estimated_reply_usage
@@ -58,7 +58,7 @@ class Completion:
     call: ModelCallRecord
 
 
-class Line:
+class BaseClient:
     """What every call to one model goes through, whatever is asked of it."""
 
     def __init__(
@@ -75,11 +75,11 @@ class Line:
         self._policy = policy or RetryPolicy()
         self._price = price
         self._caps = caps
-        self.circuit = Circuit(route, name)
+        self.circuit = CircuitBreaker(route, name)
 
     async def _repeated(
         self,
-        attempt: Callable[["_Watch"], Awaitable[T]],
+        attempt: Callable[["_PartialText"], Awaitable[T]],
         *,
         payer: Payer,
         purpose: str,
@@ -100,7 +100,7 @@ class Line:
         while True:
             if self._caps is not None:
                 await self._caps.check(payer)
-            watch = _Watch()
+            watch = _PartialText()
             started = time.perf_counter()
             try:
                 result = await _by(deadline, attempt(watch))
@@ -158,7 +158,7 @@ class Line:
         )
 
 
-class ModelLine(Line):
+class ModelClient(BaseClient):
     """The line to a model that chats."""
 
     def __init__(
@@ -172,9 +172,9 @@ class ModelLine(Line):
         super().__init__(route=model.route, name=model.name, policy=policy, price=price, caps=caps)
         self.model = model
 
-    def beside(self, policy: RetryPolicy) -> "ModelLine":
+    def beside(self, policy: RetryPolicy) -> "ModelClient":
         """A line to the same model with another patience, whose failures do not count against this one."""
-        return ModelLine(self.model, policy=policy, price=self._price, caps=self._caps)
+        return ModelClient(self.model, policy=policy, price=self._price, caps=self._caps)
 
     async def complete(
         self,
@@ -194,9 +194,9 @@ class ModelLine(Line):
         """
 
         def used(text: str) -> CanonicalUsage:
-            return estimated_reply_usage(request, ModelReply(text=text, finish=Finish.STOP, usage=None))
+            return estimated_reply_usage(request, ModelReply(text=text, finish=FinishReason.STOP, usage=None))
 
-        async def attempt(watch: _Watch) -> ModelReply:
+        async def attempt(watch: _PartialText) -> ModelReply:
             return _checked(await self.model.complete(request, watch.around(on_text)))
 
         reply, took_ms = await self._repeated(
@@ -226,7 +226,7 @@ async def even_so(write: Awaitable[None]) -> None:
             await write
 
 
-class _Watch:
+class _PartialText:
     """Remembers the text of an attempt so far."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ def _may_repeat(error: ModelError, policy: RetryPolicy, *, has_text: bool) -> bo
 
 def _checked(reply: ModelReply) -> ModelReply:
     """Refuse what cannot become a row: nothing at all, or calls whose arguments were cut off."""
-    if reply.calls and reply.finish is Finish.LENGTH:
+    if reply.calls and reply.finish is FinishReason.LENGTH:
         raise paid_for(ReplyMalformed("the output limit cut a tool call"), reply.usage, reply.cost)
     if not reply.calls and not reply.text.strip():
         raise paid_for(ReplyMalformed("the reply is empty"), reply.usage, reply.cost)
@@ -274,7 +274,7 @@ REST_SECONDS = (30.0, 60.0, 300.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
+class OpenCircuit:
     """A route is left alone."""
 
     seconds: float
@@ -283,7 +283,7 @@ class Rest:
     """What was wrong with it last: completes a sentence that begins with its name."""
 
 
-class Circuit:
+class CircuitBreaker:
     """How one route has fared lately."""
 
     def __init__(self, route: str, model: str, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -297,10 +297,10 @@ class Circuit:
         self._why = ""
 
     @property
-    def rest(self) -> Rest | None:
+    def rest(self) -> OpenCircuit | None:
         """Whether the route should be left alone; None: it may be asked."""
         left = self._until - self._now()
-        return Rest(seconds=left, why=self._why) if left > 0 else None
+        return OpenCircuit(seconds=left, why=self._why) if left > 0 else None
 
     @property
     def is_on_trial(self) -> bool:

@@ -17,15 +17,15 @@ from hermes_state.errors import (
     ContentFiltered,
     ContextOverflow,
     ModelError,
+    ModelNotFound,
     ModelRateLimited,
     ModelTimeout,
     ModelUnavailable,
-    NotOffered,
     OutputCapTooLarge,
-    PriceUnknown,
+    PriceNotFound,
     QuotaExceeded,
     ReplyMalformed,
-    SpendingCapReached,
+    SpendingCapExceeded,
 )
 from hermes_state.values import CanonicalUsage, MicroUsd, dollars
 
@@ -94,7 +94,7 @@ REMEDIES: tuple[Remedy, ...] = (
         sentence="The model provider's content filter stopped this answer; please put the request differently.",
     ),
     Remedy(
-        kind=NotOffered,
+        kind=ModelNotFound,
         outcome="not_offered",
         trouble="is not offered by its provider",
         attempts=1,
@@ -123,14 +123,14 @@ REMEDIES: tuple[Remedy, ...] = (
         sentence="The model's answer arrived broken or empty; /retry asks again.",
     ),
     Remedy(
-        kind=SpendingCapReached,
+        kind=SpendingCapExceeded,
         outcome="capped",
         attempts=1,
         sentence="{spending} is used up{spent}, so the model was not asked; {opens}, and whoever runs this gateway can "
         "raise `{key}`.",
     ),
     Remedy(
-        kind=PriceUnknown,
+        kind=PriceNotFound,
         outcome="unpriced",
         attempts=1,
         sentence="Spending is capped here, and what the model{model} costs is not known, so it was not asked; "
@@ -183,11 +183,11 @@ def sentence_for(error: ModelError) -> str:
         window = f" of {error.window:,} tokens"
     if isinstance(error, OutputCapTooLarge) and error.cap:
         cap = f" ({error.cap:,} tokens)"
-    if isinstance(error, SpendingCapReached):
+    if isinstance(error, SpendingCapExceeded):
         key, (spending, opens) = error.cap, _SPENDING[error.cap]
         if error.spent is not None and error.limit is not None:
             spent = f" ({dollars(error.spent)} of {dollars(error.limit)})"
-    if isinstance(error, PriceUnknown):
+    if isinstance(error, PriceNotFound):
         model = " `{}`".format(error.model.replace("`", "'")) if error.model else ""
     return remedy_for(error).sentence.format(
         wait=wait, window=window, cap=cap, key=key, spending=spending, spent=spent, opens=opens, model=model
@@ -285,7 +285,7 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
         return _too_long(what, fields, text)
     if status >= 500 or status in (408, 409, 425):
         return ModelUnavailable(what, retry_after=retry_after_seconds(headers))
-    return ModelError(what) if status in _BLAMES_REQUEST else NotOffered(what)
+    return ModelError(what) if status in _BLAMES_REQUEST else ModelNotFound(what)
 
 
 def text_of_error(body: object) -> str:

@@ -33,7 +33,7 @@ import openai
 from openai import AsyncOpenAI, AsyncStream
 
 from agent.model.errors import status_error, stream_error, text_of_error
-from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, NotOffered, ReplyMalformed
+from hermes_state.errors import ModelError, ModelNotFound, ModelTimeout, ModelUnavailable, ReplyMalformed
 
 CALLS_PER_POOL = 32
 
@@ -207,7 +207,7 @@ SLICE_SECONDS: Final = 0.0002
 milliseconds; giving way after every event would take a fifth more processor time."""
 
 
-class LoopShare:
+class LoopBudget:
     """What one stream takes of the event loop's time."""
 
     def __init__(self, slice_seconds: float = SLICE_SECONDS) -> None:
@@ -263,7 +263,7 @@ def errors_translated() -> Iterator[None]:
 def refusal_of(error: ModelError) -> Refusal | None:
     """What the provider did not take, if asking in another way may help."""
     cause = error.__cause__
-    if type(error) not in (ModelError, NotOffered) or not isinstance(cause, openai.APIStatusError):
+    if type(error) not in (ModelError, ModelNotFound) or not isinstance(cause, openai.APIStatusError):
         return None
     text, param = text_of_error(cause.body), str(cause.param or "")
     if (cause.code == "unsupported_parameter" and param == "max_tokens") or _NEWER_LIMIT.search(text):

@@ -10,7 +10,7 @@ from typing import Final
 
 import orjson
 
-from agent.model.base import Finish, ModelReply
+from agent.model.base import FinishReason, ModelReply
 from hermes_state.errors import ReplyMalformed
 from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning, ToolCall, ends_in_half, well_formed
 
@@ -91,7 +91,7 @@ class ReplyBuilder:
         """
         self._show()
         calls = _whole_calls(list(self._calls.values()))
-        finish = Finish.LENGTH if is_cut_off else Finish.TOOL_CALLS if calls else Finish.STOP
+        finish = FinishReason.LENGTH if is_cut_off else FinishReason.TOOL_CALLS if calls else FinishReason.STOP
         return ModelReply(
             text=self._shown,
             calls=calls,

@@ -24,7 +24,7 @@ _CONTEXTS: Final = (2_048, 20_000_000)
 _OUTPUTS: Final = (256, 10_000_000)
 
 
-class Source(StrEnum):
+class SizeSource(StrEnum):
     """Who says how large a model is."""
 
     CONFIGURED = "configured"
@@ -40,14 +40,14 @@ class Source(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class ModelSize:
     """A model's window before anything is learned from refusals, and where the figures come from."""
 
     context_length: Tokens
-    context_from: Source
+    context_from: SizeSource
     max_output_tokens: Tokens
     """Reserved out of `context_length`."""
-    output_from: Source
+    output_from: SizeSource
 
     def output_in(self, window: Tokens) -> Tokens:
         """In a window smaller than this one the answer's room gives way first, down to a quarter."""
@@ -58,25 +58,25 @@ class Capacity:
 NOTHING_SAID: Final = ModelLimits()
 
 
-def capacity_of(model: str, configured: ModelLimits, offered: ModelLimits = NOTHING_SAID) -> Capacity:
+def capacity_of(model: str, configured: ModelLimits, offered: ModelLimits = NOTHING_SAID) -> ModelSize:
     """What holds for a model of this name. Both figures being configured, they are taken as they are."""
     known, offered = listed_limits(model), believable(offered)
     context, context_from = _first(
-        (configured.context_length, Source.CONFIGURED),
-        (offered.context_length, Source.OFFERED),
-        (known.context_length, Source.CATALOGUE),
-        (Tokens(ASSUMED_CONTEXT), Source.ASSUMED),
+        (configured.context_length, SizeSource.CONFIGURED),
+        (offered.context_length, SizeSource.OFFERED),
+        (known.context_length, SizeSource.CATALOGUE),
+        (Tokens(ASSUMED_CONTEXT), SizeSource.ASSUMED),
     )
     usual = Tokens(max(1, min(USUAL_OUTPUT, context // 4)))
     output, output_from = _first(
-        (configured.max_output_tokens, Source.CONFIGURED),
-        (offered.max_output_tokens, Source.OFFERED),
-        (known.max_output_tokens, Source.CATALOGUE),
-        (usual, Source.ASSUMED),
+        (configured.max_output_tokens, SizeSource.CONFIGURED),
+        (offered.max_output_tokens, SizeSource.OFFERED),
+        (known.max_output_tokens, SizeSource.CATALOGUE),
+        (usual, SizeSource.ASSUMED),
     )
-    if (context_from, output_from) != (Source.CONFIGURED, Source.CONFIGURED):
-        output = min(output, _most_output(context, is_configured=output_from is Source.CONFIGURED))
-    return Capacity(
+    if (context_from, output_from) != (SizeSource.CONFIGURED, SizeSource.CONFIGURED):
+        output = min(output, _most_output(context, is_configured=output_from is SizeSource.CONFIGURED))
+    return ModelSize(
         context_length=context, context_from=context_from, max_output_tokens=output, output_from=output_from
     )
 
@@ -110,7 +110,7 @@ def _within(bounds: tuple[int, int], tokens: Tokens | None) -> Tokens | None:
     return tokens if tokens is not None and bounds[0] <= tokens <= bounds[1] else None
 
 
-def _first(*said: tuple[Tokens | None, Source]) -> tuple[Tokens, Source]:
+def _first(*said: tuple[Tokens | None, SizeSource]) -> tuple[Tokens, SizeSource]:
     return next((figure, source) for figure, source in said if figure is not None)
 
 

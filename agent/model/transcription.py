@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.model.base import Caps, Payer
-from agent.model.client import Line, RecordFailure, RetryPolicy
+from agent.model.client import BaseClient, RecordFailure, RetryPolicy
 from agent.model.errors import OUTCOME_OK
 from agent.model.http import Connections, Endpoint, WholeBody, errors_translated
 from agent.model.prices import Price
@@ -67,7 +67,7 @@ class TranscriptionModel:
                 return await anext(aiter(stream))
 
 
-class TranscriptionLine(Line):
+class TranscriptionClient(BaseClient):
     """The line to a model that listens."""
 
     def __init__(

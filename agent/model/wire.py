@@ -21,7 +21,7 @@ import orjson
 
 from agent.handoff import framed
 from hermes_state.transcripts import EMPTY_BODY
-from hermes_state.values import Message, Origin, Role, ToolCall, Transcript
+from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript
 
 WireMessage: TypeAlias = dict[str, Any]  # the provider's JSON: it leaves this module only to be serialised
 _Part: TypeAlias = dict[str, Any]  # one content part of such a message
@@ -38,7 +38,7 @@ BEGINS_LATER = f"{NOTICE} What came before this is not in view."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireStyle:
+class WireSettings:
     """What the wire form depends on besides the rows. Constant for a session, or its bytes change."""
 
     is_shared: bool = False
@@ -56,13 +56,13 @@ class WireStyle:
     """
 
 
-def chat_messages(system: str, transcript: Transcript, style: WireStyle) -> list[WireMessage]:
+def chat_messages(system: str, transcript: Transcript, style: WireSettings) -> list[WireMessage]:
     """The `messages` of a chat completions request: the system prompt, then the rows."""
     return traced_messages(system, transcript, style).messages
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedMessages:
     """A list, and for each of its messages the rows that it was made of; none for the system prompt and for stubs."""
 
     messages: list[WireMessage]
@@ -70,14 +70,14 @@ class Traced:
 
 
 def traced_messages(
-    system: str, transcript: Transcript, style: WireStyle, *, handoff_stands_alone: bool = False
-) -> Traced:
+    system: str, transcript: Transcript, style: WireSettings, *, handoff_stands_alone: bool = False
+) -> TracedMessages:
     """`chat_messages` with the rows behind each message.
 
     `handoff_stands_alone`: it is a user message of its own, whatever people wrote around it. Roles then no longer
     alternate there, so such a list is for readers that tell the messages apart, not for providers.
     """
-    traced = Traced([], [])
+    traced = TracedMessages([], [])
     if system:
         traced.messages.append({"role": "system", "content": system})
         traced.sources.append(())
@@ -85,7 +85,7 @@ def traced_messages(
     used_ids: set[str] = set()
     people: list[Message] = []
     for place, row in enumerate(transcript):
-        if row.role is Role.USER:
+        if row.role is MessageRole.USER:
             if handoff_stands_alone and (row.origin is Origin.SUMMARY or _is_handoff(people)):
                 _add_people(traced, people, style)
                 people = []
@@ -98,7 +98,7 @@ def traced_messages(
                     continue
             people.append(row)
             continue
-        if row.role is Role.ASSISTANT and is_shown(row):
+        if row.role is MessageRole.ASSISTANT and is_shown(row):
             _add_people(traced, people, style)
             people = []
             _add_assistant(traced, row, results, used_ids, style)
@@ -108,9 +108,9 @@ def traced_messages(
 
 def is_shown(row: Message) -> bool:
     """Whether a row makes a message or a part of one by itself. Blank texts are none: providers refuse them."""
-    if row.role is Role.ASSISTANT:
+    if row.role is MessageRole.ASSISTANT:
         return _has_words(row) or bool(row.body.calls) or row.body.was_interrupted
-    return row.role is Role.USER and (_is_said(row) or _has_words(row))
+    return row.role is MessageRole.USER and (_is_said(row) or _has_words(row))
 
 
 def _has_words(row: Message) -> bool:
@@ -120,10 +120,10 @@ def _has_words(row: Message) -> bool:
 def _people_follow(transcript: Transcript, place: int) -> bool:
     """Whether the next message behind `place` is a user's."""
     following = (transcript[later] for later in range(place + 1, len(transcript)))
-    return next((row.role is Role.USER for row in following if is_shown(row)), False)
+    return next((row.role is MessageRole.USER for row in following if is_shown(row)), False)
 
 
-def _last_role(traced: Traced) -> str | None:
+def _last_role(traced: TracedMessages) -> str | None:
     return traced.messages[-1]["role"] if traced.messages else None
 
 
@@ -140,10 +140,10 @@ def _results_by_call(transcript: Transcript) -> dict[tuple[int, str], Message]:
     open_calls: dict[str, int] = {}
     results: dict[tuple[int, str], Message] = {}
     for row in transcript:
-        if row.role is Role.ASSISTANT:
+        if row.role is MessageRole.ASSISTANT:
             for call in row.body.calls:
                 open_calls[call.id] = row.id
-        elif row.role is Role.TOOL and row.tool_call_id is not None:
+        elif row.role is MessageRole.TOOL and row.tool_call_id is not None:
             asked_by = open_calls.pop(row.tool_call_id, None)
             if asked_by is not None:
                 results[asked_by, row.tool_call_id] = row
@@ -164,7 +164,11 @@ def _bounded(row: Message, limit: int) -> str:
 
 
 def _add_assistant(
-    traced: Traced, row: Message, results: Mapping[tuple[int, str], Message], used_ids: set[str], style: WireStyle
+    traced: TracedMessages,
+    row: Message,
+    results: Mapping[tuple[int, str], Message],
+    used_ids: set[str],
+    style: WireSettings,
 ) -> None:
     wire, sources = traced.messages, traced.sources
     if _last_role(traced) in (None, "system"):
@@ -232,7 +236,7 @@ def _legal(arguments: str) -> str:
 # --- the rows of people, and what stands in their place
 
 
-def _add_people(traced: Traced, rows: Sequence[Message], style: WireStyle) -> None:
+def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireSettings) -> None:
     """One user message of adjacent rows. Pieces of one turn by one sender are stamped once."""
     wire = traced.messages
     if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
@@ -278,7 +282,7 @@ def _is_same_breath(before: Message, row: Message) -> bool:
     return before.sender_ref == row.sender_ref and before.turn_id == row.turn_id and row.turn_id is not None
 
 
-def _stamp(row: Message, style: WireStyle) -> str:
+def _stamp(row: Message, style: WireSettings) -> str:
     stamp = f"[{_minute(row.created_at // 60_000, style.zone)}] "
     if style.is_shared and row.sender_name is not None:
         stamp += f"[{_escaped_name(row.sender_name)}] "
@@ -332,7 +336,7 @@ def _enclosed(text: str) -> str:
     return _CLOSES_BLOCK.sub(r"<\\", text) if "</" in text else text
 
 
-def _image_parts(row: Message, style: WireStyle) -> list[str | _Part]:
+def _image_parts(row: Message, style: WireSettings) -> list[str | _Part]:
     parts: list[str | _Part] = []
     for image in row.body.images:
         url = style.image_urls.get(image.attachment_id)

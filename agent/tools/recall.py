@@ -13,7 +13,7 @@ from hermes_state.errors import StoreUnavailable, ToolError
 from hermes_state.search.search import Hit, search
 from hermes_state.sessions import load_session
 from hermes_state.transcripts import load_message
-from hermes_state.values import Effect, LineageId, Message, MessageId, Millis, Role
+from hermes_state.values import LineageId, Message, MessageId, MessageRole, Millis, ToolEffect
 
 HISTORY_SEARCH: Final = "history_search"
 HISTORY_OPEN: Final = "history_open"
@@ -41,13 +41,17 @@ def recall_tools() -> tuple[Tool, Tool]:
                 "type": "object",
                 "properties": {
                     "query": {"type": "string", "description": 'Words to look for; "quoted words" stay together.'},
-                    "role": {"type": "string", "enum": [role.value for role in Role], "description": "Only these."},
+                    "role": {
+                        "type": "string",
+                        "enum": [role.value for role in MessageRole],
+                        "description": "Only these.",
+                    },
                     "since": {"type": "string", "description": "Only from this UTC date on, such as 2026-03-31."},
                 },
                 "required": ["query"],
                 "additionalProperties": False,
             },
-            effect=Effect.READ_ONLY,
+            effect=ToolEffect.READ_ONLY,
             run=_search,
         ),
         Tool(
@@ -69,7 +73,7 @@ def recall_tools() -> tuple[Tool, Tool]:
                 "required": ["id"],
                 "additionalProperties": False,
             },
-            effect=Effect.READ_ONLY,
+            effect=ToolEffect.READ_ONLY,
             run=_open,
         ),
     )
@@ -77,7 +81,7 @@ def recall_tools() -> tuple[Tool, Tool]:
 
 async def _search(arguments: dict[str, Any], context: ToolContext) -> str:
     query: str = arguments["query"]
-    role = Role(arguments["role"]) if "role" in arguments else None
+    role = MessageRole(arguments["role"]) if "role" in arguments else None
     since = _millis(arguments["since"]) if "since" in arguments else None
     try:
         hits = await context.store.read_within(

@@ -12,7 +12,7 @@ from agent.tools.arguments import checked_arguments
 from hermes_state.errors import ToolError
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolRunState
-from hermes_state.values import ChatId, Effect, LineageId, ToolCall, TurnId
+from hermes_state.values import ChatId, LineageId, ToolCall, ToolEffect, TurnId
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]
     """JSON schema of type object."""
-    effect: Effect
+    effect: ToolEffect
     run: ToolFunction
     is_available: Callable[[], bool] = _always
     """Asked whenever the tools are listed: an unavailable tool is not offered."""

@@ -10,7 +10,7 @@ from sqlite3 import Connection
 from gateway.times import when
 from hermes_state import inbox, outbox
 from hermes_state.admin import pairings
-from hermes_state.admin.pairings import Pairing, Role
+from hermes_state.admin.pairings import Pairing, UserRole
 from hermes_state.chats import ensure_chat
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
@@ -26,13 +26,13 @@ COMMAND_LINE = "command line"
 """Who decided, where no admin in a chat did."""
 
 WELCOME = {
-    Role.USER: "You have access now. Write to me and I answer; /help lists what else I can do.",
-    Role.ADMIN: "You have access now, as an admin. Write to me and I answer; /help lists what else I can do.",
+    UserRole.USER: "You have access now. Write to me and I answer; /help lists what else I can do.",
+    UserRole.ADMIN: "You have access now, as an admin. Write to me and I answer; /help lists what else I can do.",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairingOffer:
+class PairingReply:
     """A new code for somebody who asks for access."""
 
     code: str
@@ -42,7 +42,7 @@ class PairingOffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetIn:
+class ApprovedPairing:
     """A code that became access."""
 
     pairing: Pairing
@@ -51,7 +51,7 @@ class LetIn:
 
 
 def offer_pairing(
-    db: Connection, message: InboundMessage, offer: PairingOffer, cursor: Cursor | None, now: Millis
+    db: Connection, message: InboundMessage, offer: PairingReply, cursor: Cursor | None, now: Millis
 ) -> ChatId | None:
     """Give a stranger a code, or tell one who has a code that it still waits; None when there is nothing to say."""
     if pairings.offer(db, message.sender, offer.code, offer.lifetime_ms, offer.max_pending, now):
@@ -64,16 +64,16 @@ def offer_pairing(
     return None
 
 
-def approve_pairing(db: Connection, code: str, role: Role, decided_by: str, now: Millis) -> LetIn:
+def approve_pairing(db: Connection, code: str, role: UserRole, decided_by: str, now: Millis) -> ApprovedPairing:
     """Turn a code into access and owe its holder a welcome. Raises `CommandError` as `pairings.approve` does."""
     pairing = pairings.approve(db, code, role, decided_by, now)
     asked = db.execute("SELECT chat_id FROM outbox WHERE dedupe_key = ?", (_offer_key(code),)).fetchone()
     if asked is None:
-        return LetIn(pairing=pairing, told=None)
+        return ApprovedPairing(pairing=pairing, told=None)
     chat_id = ChatId(asked[0])
     key = f"welcome:{pairings.hash_code(code)[:16]}"
     outbox.enqueue(db, Reply(chat_id=chat_id, kind=OutboxKind.STATUS, markdown=WELCOME[role], dedupe_key=key), now)
-    return LetIn(pairing=pairing, told=chat_id)
+    return ApprovedPairing(pairing=pairing, told=chat_id)
 
 
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:

@@ -8,9 +8,9 @@ from enum import StrEnum
 
 import structlog
 
-from gateway.models.runtime import Live
+from gateway.models.runtime import Runtime
 from gateway.retry import pauses
-from hermes_state.admin.pairings import Role, load_roles
+from hermes_state.admin.pairings import UserRole, load_roles
 from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import queue_steers
 from hermes_state.store.writer import Store
@@ -22,7 +22,7 @@ LOCAL_OWNER = UserRef("local:owner")
 """Whoever holds the local web chat's cookie."""
 
 
-class Verdict(StrEnum):
+class AccessDecision(StrEnum):
     ADMITTED = "admitted"
     UNADDRESSED = "unaddressed"
     """In a shared chat and not meant for us."""
@@ -33,15 +33,15 @@ class Verdict(StrEnum):
     """Somebody without access, in a shared chat: no answer."""
 
 
-class Access:
+class AccessControl:
     """Judges senders by configuration and pairings."""
 
-    def __init__(self, store: Store, live: Live) -> None:
+    def __init__(self, store: Store, live: Runtime) -> None:
         self._store = store
         self._live = live
-        self._paired: dict[UserRef, Role] = {}
+        self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
-        self.counts: dict[Verdict, int] = dict.fromkeys(Verdict, 0)
+        self.counts: dict[AccessDecision, int] = dict.fromkeys(AccessDecision, 0)
 
     async def load(self) -> None:
         """Read the pairings, and keep steers of people who have no access any more out of the turns that run.
@@ -65,17 +65,17 @@ class Access:
             changed.clear()
             await self.load()
 
-    def role_of(self, ref: UserRef) -> Role | None:
+    def role_of(self, ref: UserRef) -> UserRole | None:
         """The role of a person, None without access."""
         access = self._live.config.access
         if ref == LOCAL_OWNER or ref in access.admins:
-            return Role.ADMIN
+            return UserRole.ADMIN
         paired = self._paired.get(ref)
         if paired is not None:
             return paired
-        return Role.USER if access.allow_all or ref in access.allow else None
+        return UserRole.USER if access.allow_all or ref in access.allow else None
 
-    def judge(self, message: InboundMessage) -> Verdict:
+    def judge(self, message: InboundMessage) -> AccessDecision:
         """What becomes of a message before anything is stored."""
         verdict = self._judge(message.sender, message.chat_kind, message.is_addressed)
         self.counts[verdict] += 1
@@ -83,13 +83,13 @@ class Access:
 
     def admits(self, message: InboundMessage) -> bool:
         """The same without counting it: the message is judged when it comes to be stored."""
-        return self._judge(message.sender, message.chat_kind, message.is_addressed) is Verdict.ADMITTED
+        return self._judge(message.sender, message.chat_kind, message.is_addressed) is AccessDecision.ADMITTED
 
-    def _judge(self, sender: Sender, kind: ChatKind, is_addressed: bool) -> Verdict:
+    def _judge(self, sender: Sender, kind: ChatKind, is_addressed: bool) -> AccessDecision:
         if sender.is_bot:
-            return Verdict.BOT
+            return AccessDecision.BOT
         if kind.is_shared and not is_addressed:
-            return Verdict.UNADDRESSED
+            return AccessDecision.UNADDRESSED
         if self.role_of(sender.ref) is not None:
-            return Verdict.ADMITTED
-        return Verdict.DENIED if kind.is_shared else Verdict.STRANGER
+            return AccessDecision.ADMITTED
+        return AccessDecision.DENIED if kind.is_shared else AccessDecision.STRANGER

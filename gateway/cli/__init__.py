@@ -13,7 +13,7 @@ import typer
 from gateway.cli import config, doctor, init, lookups, pair, plugins, run, status
 from gateway.cli import usage as costs
 from gateway.config import ConfigRejected
-from hermes_state.errors import ConfigError, ForeignFile, HermesError, OwnedElsewhere, SchemaTooNew
+from hermes_state.errors import ConfigError, DatabaseRejected, HermesError, LockUnavailable, SchemaTooNew
 
 EXIT_FAILED = 1
 EXIT_OWNED_ELSEWHERE = 75
@@ -73,11 +73,11 @@ def main() -> None:
     """Entry point: our errors become one sentence on standard error and the exit code that belongs to them."""
     try:
         app()
-    except (ConfigError, ForeignFile, SchemaTooNew) as error:
+    except (ConfigError, DatabaseRejected, SchemaTooNew) as error:
         for warning in error.warnings if isinstance(error, ConfigRejected) else ():
             typer.echo(f"hermes-gateway: warning: {warning}", err=True)
         _leave("configuration", error, EXIT_CONFIG)
-    except OwnedElsewhere as error:
+    except LockUnavailable as error:
         _leave("already running", error, EXIT_OWNED_ELSEWHERE)
     except HermesError as error:
         _leave("failed", error, EXIT_FAILED)

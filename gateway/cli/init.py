@@ -13,7 +13,7 @@ import yaml
 from agent.model.protocols.extras import missing_extra
 from gateway.config import LoadedConfig, load_config, process_environment
 from gateway.config.files import check_home, locate_home, prepare_home
-from gateway.operator.probes import Probe, probe_discord, probe_model, probe_telegram
+from gateway.operator.probes import ProbeResult, probe_discord, probe_model, probe_telegram
 from hermes_state.errors import CommandError, ConfigError
 
 TELEGRAM_TOKEN = "HERMES_TELEGRAM__TOKEN"
@@ -157,7 +157,7 @@ def _overlaid(environ: Mapping[str, str], home: Path, answers: Mapping[str, str]
 def _try_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interactive: bool) -> None:
     """Each service that was answered for. Without a terminal a failure ends here; at one the person decides."""
     config = loaded.config
-    probes: list[Callable[[], Probe]] = []
+    probes: list[Callable[[], ProbeResult]] = []
     if TELEGRAM_TOKEN in answers:
         probes.append(lambda: probe_telegram(config.telegram))
     if DISCORD_TOKEN in answers:

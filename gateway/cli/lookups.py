@@ -9,13 +9,13 @@ from gateway.cli.output import Json, print_json, print_table
 from gateway.config import load_config, process_environment
 from gateway.config.files import find_state
 from gateway.operator.lookups import HISTORY_PAGE, LINKS_MOST, SEARCH_MOST, Row, answer_at_rest
-from gateway.operator.socket import NobodyAnswers, ask
+from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.times import moment, when
 from hermes_state.admin.lineage_queries import short_key
 from hermes_state.admin.overview import open_resting
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import Redactor
-from hermes_state.values import Millis, Role
+from hermes_state.values import MessageRole, Millis
 
 ASK_SECONDS = 30.0
 TOOL_TEXT_CHARACTERS = 300
@@ -71,7 +71,7 @@ def _count(number: int | None) -> str:
 def search(
     words: Annotated[list[str], typer.Argument(help='What to look for; "quoted words" stay together.')],
     chat: Annotated[str | None, typer.Option(metavar="CHAT", help="Only in this chat, such as telegram:42.")] = None,
-    role: Annotated[Role | None, typer.Option(help="Only what this role said.")] = None,
+    role: Annotated[MessageRole | None, typer.Option(help="Only what this role said.")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="DATE", help="Only from then on: 2026-03-31 or 2026-03-31T14:00, UTC.")
     ] = None,
@@ -193,7 +193,7 @@ def _look_up(name: str, args: Mapping[str, Any]) -> list[Row]:
     args = {key: _text(value) if isinstance(value, str) else value for key, value in args.items()}
     try:
         rows: list[Row] = ask(state.control_socket, name, args, timeout_seconds=ASK_SECONDS)
-    except NobodyAnswers:
+    except DaemonNotRunningError:
         with open_resting(state.database) as db:
             return [] if db is None else answer_at_rest(db, name, args, _redactor())
     return rows

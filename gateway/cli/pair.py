@@ -12,9 +12,9 @@ from gateway.access.pairing import COMMAND_LINE, approve_pairing, revoke_pairing
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import process_environment
 from gateway.config.files import find_state
-from gateway.operator.socket import NobodyAnswers, ask
+from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import open_resting
-from hermes_state.admin.pairings import Pairing, Role, list_pairings
+from hermes_state.admin.pairings import Pairing, UserRole, list_pairings
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock, UserRef
 
@@ -40,7 +40,7 @@ def approve(
     as_json: Json = False,
 ) -> None:
     """Let in the person who was shown this code; they are told so, at the next start if the gateway is not running."""
-    role = Role.ADMIN if as_admin else Role.USER
+    role = UserRole.ADMIN if as_admin else UserRole.USER
     answer = _decided("pair.approve", {"code": code, "role": role}, lambda db, now: _approve(db, code, role, now))
     if as_json:
         print_json(answer)
@@ -67,7 +67,7 @@ def _pairings() -> list[dict[str, Any]]:
     state = find_state(process_environment())
     try:
         rows: list[dict[str, Any]] = ask(state.control_socket, "pair.list")
-    except NobodyAnswers:
+    except DaemonNotRunningError:
         with open_resting(state.database) as db:
             return [] if db is None else [shown(pairing) for pairing in list_pairings(db, SystemClock().now())]
     return rows
@@ -83,7 +83,7 @@ def _decided(request: str, args: dict[str, str], decide: Callable[[Connection, M
     state = find_state(process_environment())
     try:
         return ask(state.control_socket, request, args)
-    except NobodyAnswers:
+    except DaemonNotRunningError:
         if not state.database.exists():
             raise
     return shown(asyncio.run(_at_rest(state.database, decide)))
@@ -97,5 +97,5 @@ async def _at_rest(database: Path, decide: Callable[[Connection, Millis], Pairin
         await store.close()
 
 
-def _approve(db: Connection, code: str, role: Role, now: Millis) -> Pairing:
+def _approve(db: Connection, code: str, role: UserRole, now: Millis) -> Pairing:
     return approve_pairing(db, code, role, COMMAND_LINE, now).pairing

@@ -8,7 +8,7 @@ import typer
 from gateway.cli.output import Json, print_json, print_tree
 from gateway.config import process_environment
 from gateway.config.files import StateDirectory, find_state
-from gateway.operator.socket import NobodyAnswers, ask
+from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting
 from hermes_state.errors import CommandError
 
@@ -20,7 +20,7 @@ def status(as_json: Json = False) -> None:
     state = find_state(process_environment())
     try:
         answer = {"running": True, **ask(state.control_socket, "status")}
-    except NobodyAnswers:
+    except DaemonNotRunningError:
         answer = {"running": False, "home": str(state.home), **_left_behind(state)}
     if as_json:
         print_json(answer)
@@ -31,7 +31,7 @@ def status(as_json: Json = False) -> None:
 
 
 def _left_behind(state: StateDirectory) -> dict[str, Any]:
-    """Counts from the resting database. Raises `OwnedElsewhere` when somebody holds it and does not answer."""
+    """Counts from the resting database. Raises `LockUnavailable` when somebody holds it and does not answer."""
     with open_resting(state.database) as db:
         return {} if db is None else {"database": asdict(load_overview(db))}
 

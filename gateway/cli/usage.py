@@ -10,7 +10,7 @@ from gateway.config import load_config, process_environment
 from gateway.config.files import find_state
 from gateway.config.settings import Config
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
-from gateway.operator.socket import NobodyAnswers, ask
+from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.operator.spending import DAYS_DEFAULT, DAYS_MOST, Report, insights_of, report, terms_of, usage_of
 from hermes_state.admin.lineage_queries import short_key
 from hermes_state.admin.overview import open_resting
@@ -62,7 +62,7 @@ def _look_up(name: str, args: Mapping[str, Any]) -> Report:
     state = find_state(process_environment())
     try:
         found: Report = ask(state.control_socket, name, args, timeout_seconds=ASK_SECONDS)
-    except NobodyAnswers:
+    except DaemonNotRunningError:
         with open_resting(state.database) as db:
             if db is None:
                 raise CommandError("There is no database yet; the first start makes it.") from None

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from functools import partial
 from sqlite3 import Connection
 
-from agent.context.commit import Drafted, Undoing
-from agent.context.compressor import Preview
-from agent.context.controller import ContextKeeper
-from agent.context.events import Scene
-from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why, summarize_manual_compression
-from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from agent.context.commit import Drafted, UndoPreview
+from agent.context.compressor import CompressionPreview
+from agent.context.controller import ContextController
+from agent.context.events import ConversationRef
+from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason, summarize_manual_compression
+from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.commands.turns import counted
-from gateway.config.context_settings import NoticeSettings
+from gateway.config.context_settings import NoticeConfig
 from gateway.config.fields import secrets_of
 from gateway.outbound.notices import accuracy_sentence
 from hermes_state import sessions
@@ -29,7 +29,7 @@ _HERE = re.compile(r"here\s+(\d{1,6})", re.IGNORECASE)
 _FOCUS = re.compile(r"\A\s*focus\s*:\s*", re.IGNORECASE)
 
 
-async def compress(invocation: Invocation) -> Effect:
+async def compress(invocation: Invocation) -> CommandResult:
     """A sub-word counts only when it is the whole argument; anything else is the focus."""
     argument = invocation.argument
     word, here = argument.lower(), _HERE.fullmatch(argument)
@@ -48,18 +48,18 @@ async def compress(invocation: Invocation) -> Effect:
     config = invocation.desk.live.config
     focus = None if here is not None else _focus(argument, Redactor(secrets_of(config)))
     preview = await context.preview(scene, keep_turns=keep_turns)
-    if isinstance(preview, Preview) or preview.why is Why.NO_PREVIEW:
+    if isinstance(preview, CompressionPreview) or preview.why is SkipReason.NO_PREVIEW:
         await invocation.acknowledge(WORKING)
     draft = context.draft_by_hand(scene, focus=focus, keep_turns=keep_turns)
     drafted = await invocation.desk.work.run(invocation.chat.id, invocation.row.sender_ref, draft)
     if drafted is None:
         return say(GIVEN_UP)
-    return Effect(apply=partial(_settle, context, config.notices, scene, drafted))
+    return CommandResult(apply=partial(_settle, context, config.notices, scene, drafted))
 
 
-def _scene(invocation: Invocation, session: Session) -> Scene:
+def _scene(invocation: Invocation, session: Session) -> ConversationRef:
     chat = invocation.chat
-    return Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
+    return ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
 
 
 def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
@@ -68,7 +68,12 @@ def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
 
 
 def _settle(
-    context: ContextKeeper, notices: NoticeSettings, scene: Scene, drafted: Drafted, db: Connection, now: Millis
+    context: ContextController,
+    notices: NoticeConfig,
+    scene: ConversationRef,
+    drafted: Drafted,
+    db: Connection,
+    now: Millis,
 ) -> str:
     outcome = context.settle(db, scene, drafted, now)
     told = _told(outcome)
@@ -99,7 +104,7 @@ def _details(outcome: Compressed) -> list[str]:
     ]
 
 
-async def _undoing(context: ContextKeeper, scene: Scene) -> Effect:
+async def _undoing(context: ContextController, scene: ConversationRef) -> CommandResult:
     undoing = await context.plan_undo(scene)
     if undoing is None:
         raise CommandError("This conversation has no compression that could be taken back.")
@@ -108,10 +113,10 @@ async def _undoing(context: ContextKeeper, scene: Scene) -> Effect:
             f"The whole conversation takes about {undoing.tokens:,} of {undoing.limits.input_window:,} tokens, which "
             "leaves no room to go on. Nothing was changed; I can still look everything up, and /history shows it."
         )
-    return Effect(apply=partial(_undo, context, undoing))
+    return CommandResult(apply=partial(_undo, context, undoing))
 
 
-def _undo(context: ContextKeeper, undoing: Undoing, db: Connection, now: Millis) -> str:
+def _undo(context: ContextController, undoing: UndoPreview, db: Connection, now: Millis) -> str:
     try:
         child = context.settle_undo(db, undoing, now)
     except LineageMoved:
@@ -123,7 +128,7 @@ def _undo(context: ContextKeeper, undoing: Undoing, db: Connection, now: Millis)
     )
 
 
-def _previewed(preview: Preview | NotNeeded) -> str:
+def _previewed(preview: CompressionPreview | NotNeeded) -> str:
     if isinstance(preview, NotNeeded):
         return _told(preview)
     shorter = f"{counted(preview.pruned, 'long tool result')} would be shortened for it. " if preview.pruned else ""
@@ -141,7 +146,7 @@ def _previewed(preview: Preview | NotNeeded) -> str:
 COMMANDS = (
     Command(
         name="compress",
-        kind=Kind.CHANGE,
+        kind=CommandKind.CHANGE,
         description="shorten what the model sees of this conversation; also `here N`, `preview`, `undo`",
         argument="[topic]",
         handler=compress,

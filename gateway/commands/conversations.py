@@ -3,7 +3,7 @@
 from functools import partial
 from sqlite3 import Connection
 
-from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.commands.turns import count_in, shortened
 from gateway.times import when
 from hermes_state import sessions
@@ -20,7 +20,7 @@ HISTORY_CHARS = 280
 MAX_TITLE_CHARS = 100
 
 
-async def new(invocation: Invocation) -> Effect:
+async def new(invocation: Invocation) -> CommandResult:
     title = _title(invocation.argument) if invocation.argument else None
     desk = invocation.desk
     before = await desk.store.read(sessions.load_active, invocation.chat.id)
@@ -29,7 +29,7 @@ async def new(invocation: Invocation) -> Effect:
         if before is not None and before.ended_at is None:
             await desk.live.agent_for(before.chosen_model).context.ended(before.id, was_reset=True)
 
-    return Effect(apply=partial(_new, invocation.chat.id, title), after=tell_context)
+    return CommandResult(apply=partial(_new, invocation.chat.id, title), after=tell_context)
 
 
 def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str:
@@ -43,9 +43,9 @@ def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str
     return said
 
 
-async def title(invocation: Invocation) -> Effect:
+async def title(invocation: Invocation) -> CommandResult:
     if invocation.argument:
-        return Effect(apply=partial(_set_title, invocation.chat.id, _title(invocation.argument)))
+        return CommandResult(apply=partial(_set_title, invocation.chat.id, _title(invocation.argument)))
     session = await invocation.desk.store.read(sessions.load_active, invocation.chat.id)
     current = await invocation.desk.store.read(sessions.load_title, session.lineage_id) if session else None
     return say(
@@ -65,7 +65,7 @@ def _title(argument: str) -> str:
     return text
 
 
-async def list_sessions(invocation: Invocation) -> Effect:
+async def list_sessions(invocation: Invocation) -> CommandResult:
     found = await invocation.desk.store.read(sessions.list_conversations, invocation.chat.id, SESSIONS_SHOWN)
     if not found:
         return say("This chat has no conversation yet.")
@@ -93,10 +93,10 @@ def _name(conversation: sessions.Conversation) -> str:
     return conversation.title or (f"“{begun}”" if begun else "untitled")
 
 
-async def resume(invocation: Invocation) -> Effect:
+async def resume(invocation: Invocation) -> CommandResult:
     if not invocation.argument:
         raise CommandError("Write `/resume <id>` with an id that /sessions shows.")
-    return Effect(apply=partial(_resume, invocation.chat.id, invocation.argument))
+    return CommandResult(apply=partial(_resume, invocation.chat.id, invocation.argument))
 
 
 def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> str:
@@ -106,7 +106,7 @@ def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> st
     return f"Back in conversation{called} `{tip.short_key}`, {_messages(sessions.count_messages(db, tip.lineage_id))}."
 
 
-async def history(invocation: Invocation) -> Effect:
+async def history(invocation: Invocation) -> CommandResult:
     argument = invocation.argument
     wanted = count_in(argument, HISTORY_DEFAULT)
     if wanted is None:
@@ -142,21 +142,29 @@ COMMANDS = (
     Command(
         name="new",
         aliases=("reset",),
-        kind=Kind.CHANGE,
+        kind=CommandKind.CHANGE,
         description="start a new conversation; the old one is kept",
         argument="[title]",
         handler=new,
     ),
     Command(
         name="title",
-        kind=Kind.CHANGE,
+        kind=CommandKind.CHANGE,
         description="show or set the conversation's title",
         argument="[title]",
         handler=title,
     ),
-    Command(name="sessions", kind=Kind.READ, description="list this chat's conversations", handler=list_sessions),
-    Command(name="resume", kind=Kind.CHANGE, description="go back to a conversation", argument="<id>", handler=resume),
     Command(
-        name="history", kind=Kind.READ, description="what was said, as it was said", argument="[n]", handler=history
+        name="sessions", kind=CommandKind.READ, description="list this chat's conversations", handler=list_sessions
+    ),
+    Command(
+        name="resume", kind=CommandKind.CHANGE, description="go back to a conversation", argument="<id>", handler=resume
+    ),
+    Command(
+        name="history",
+        kind=CommandKind.READ,
+        description="what was said, as it was said",
+        argument="[n]",
+        handler=history,
     ),
 )

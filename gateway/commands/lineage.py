@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
 
-from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.commands.turns import counted, shortened
 from gateway.config.fields import secrets_of
 from gateway.operator.lookups import Redact, redacted_texts
 from gateway.times import moment, when
 from hermes_state.admin.lineage_queries import (
-    Compression,
-    Found,
-    Link,
+    CompressionInfo,
+    FoundMessage,
     Place,
+    SessionLink,
     find_chat,
     find_place,
     load_around,
@@ -30,7 +30,7 @@ from hermes_state.admin.lineage_queries import (
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
 from hermes_state.search.search import Order
-from hermes_state.values import Button, ChatId, Message, MessageId, Millis, Role, Transcript
+from hermes_state.values import Button, ChatId, Message, MessageId, MessageRole, Millis, Transcript
 
 LINKS_SHOWN = 12
 HITS_SHOWN = 5
@@ -47,7 +47,7 @@ SEARCH_SECONDS = 2.0
 # ---- /lineage ---------------------------------------------------------------------------------------------------
 
 
-async def lineage(invocation: Invocation) -> Effect:
+async def lineage(invocation: Invocation) -> CommandResult:
     links = await invocation.desk.store.read(_load_links, invocation.chat.id, invocation.argument, _reach(invocation))
     if not links:
         return say("This chat has no conversation yet.")
@@ -58,19 +58,19 @@ async def lineage(invocation: Invocation) -> Effect:
     return say(f"{head}\n{lines}\n\n`/session <id>` opens one.")
 
 
-def _load_links(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[Link]:
+def _load_links(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[SessionLink]:
     place = find_place(db, argument, within) if argument else Place(chat_id=chat_id)
     if place.session is not None:
         return load_lineage(db, place.session.lineage_id, LINKS_SHOWN + 1)
     return load_chat_sessions(db, place.chat_id, LINKS_SHOWN + 1)
 
 
-def _link_line(link: Link) -> str:
+def _link_line(link: SessionLink) -> str:
     parts = [f"- `{short_key(link.key)}`", f"depth {link.depth}", _begun(link), counted(link.message_count, "message")]
     return ", ".join([*parts, _ended(link)])
 
 
-def _begun(link: Link) -> str:
+def _begun(link: SessionLink) -> str:
     at = when(link.started_at)
     if link.made_by is not None:
         return f"{at} {_made_by(link.made_by)}"
@@ -79,7 +79,7 @@ def _begun(link: Link) -> str:
     return at
 
 
-def _made_by(made: Compression) -> str:
+def _made_by(made: CompressionInfo) -> str:
     """`by hygiene (95,000 → 40,000 tokens, summary by gpt-5-mini, focus “schema”, undone since)`."""
     details = []
     if made.tokens_before is not None and made.tokens_after is not None:
@@ -98,7 +98,7 @@ def _made_by(made: Compression) -> str:
 _LAYERS = {"in_loop": "in-loop"}
 
 
-def _ended(link: Link) -> str:
+def _ended(link: SessionLink) -> str:
     if link.ended_at is None:
         return "open"
     follower = f" → `{short_key(link.child_key)}`" if link.child_key is not None else ""
@@ -109,17 +109,17 @@ def _ended(link: Link) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SearchRequest:
     """A search as it was typed."""
 
     words: str
     chat: str | None
-    role: Role | None
+    role: MessageRole | None
     since: Millis | None
     order: Order
 
 
-async def search(invocation: Invocation) -> Effect:
+async def search(invocation: Invocation) -> CommandResult:
     wanted = _wanted(invocation.argument)
     store = invocation.desk.store
     try:
@@ -136,7 +136,7 @@ async def search(invocation: Invocation) -> Effect:
 _DASHES = "\u2013\u2014"
 
 
-def _wanted(argument: str) -> Wanted:
+def _wanted(argument: str) -> SearchRequest:
     """Options as on the command line, in any place; telephones make one dash of two."""
     words: list[str] = []
     options: dict[str, str] = {}
@@ -149,7 +149,7 @@ def _wanted(argument: str) -> Wanted:
             options[name] = "" if name == "newest" else _value(name, pieces)
     if not words:
         raise CommandError("Write `/search <words>`, with `--chat`, `--role`, `--since` or `--newest` if you like.")
-    return Wanted(
+    return SearchRequest(
         words=" ".join(words),
         chat=options.get("chat"),
         role=_role(options["role"]) if "role" in options else None,
@@ -168,14 +168,14 @@ def _value(option: str, pieces: Iterator[str]) -> str:
 _WHICH = {"chat": "chat, such as `telegram:42`,", "role": "role (user, assistant or tool)", "since": "date"}
 
 
-def _role(text: str) -> Role:
+def _role(text: str) -> MessageRole:
     try:
-        return Role(text.lower())
+        return MessageRole(text.lower())
     except ValueError:
         raise CommandError("A role is user, assistant or tool.") from None
 
 
-def _search(db: Connection, wanted: Wanted, within: ChatId | None) -> list[Found]:
+def _search(db: Connection, wanted: SearchRequest, within: ChatId | None) -> list[FoundMessage]:
     chat_id = find_chat(db, wanted.chat, within) if wanted.chat is not None else within
     return search_everywhere(
         db,
@@ -188,7 +188,7 @@ def _search(db: Connection, wanted: Wanted, within: ChatId | None) -> list[Found
     )
 
 
-def _hit_lines(found: Sequence[Found], words: str, redact: Redact) -> list[str]:
+def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> list[str]:
     lines = []
     for one in found:
         hit = one.hit
@@ -203,10 +203,10 @@ def _hit_lines(found: Sequence[Found], words: str, redact: Redact) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class SessionPage:
     """A session with the rows of it that are shown."""
 
-    link: Link
+    link: SessionLink
     rows: Transcript
     message_id: MessageId | None
     earlier_id: MessageId | None
@@ -214,7 +214,7 @@ class Opened:
     later_id: MessageId | None
 
 
-async def session(invocation: Invocation) -> Effect:
+async def session(invocation: Invocation) -> CommandResult:
     """A session from its beginning, or around a message that was said in it."""
     if not invocation.argument:
         raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
@@ -223,7 +223,7 @@ async def session(invocation: Invocation) -> Effect:
     return say("\n\n".join([_session_head(opened.link), *said]), *_ways(opened))
 
 
-def _open(db: Connection, name: str, within: ChatId | None) -> Opened:
+def _open(db: Connection, name: str, within: ChatId | None) -> SessionPage:
     place = find_place(db, name, within)
     if place.session is None:
         raise CommandError(f"“{name}” is a chat; `/lineage {name}` lists its sessions.")
@@ -231,7 +231,7 @@ def _open(db: Connection, name: str, within: ChatId | None) -> Opened:
     rows = load_around(db, place.session.id, start, ROWS_SHOWN - ROWS_BEFORE, 2 * ROWS_SHOWN)
     first = next((number for number, row in enumerate(rows) if row.seq >= start), 0)
     following = rows[first + ROWS_SHOWN : first + ROWS_SHOWN + 1]
-    return Opened(
+    return SessionPage(
         link=load_link(db, place.session.id),
         rows=rows[first : first + ROWS_SHOWN],
         message_id=place.message_id,
@@ -240,7 +240,7 @@ def _open(db: Connection, name: str, within: ChatId | None) -> Opened:
     )
 
 
-def _session_head(link: Link) -> str:
+def _session_head(link: SessionLink) -> str:
     lines = [
         f"Session `{short_key(link.key)}` of `{link.chat.name}`, depth {link.depth} of its conversation.",
         f"Began {_begun(link)}; {_ended(link)}; {counted(link.message_count, 'message')}.",
@@ -250,12 +250,12 @@ def _session_head(link: Link) -> str:
     return "\n".join(lines)
 
 
-def _row_lines(opened: Opened, redact: Redact) -> list[str]:
+def _row_lines(opened: SessionPage, redact: Redact) -> list[str]:
     return [_row_line(row, row.id == opened.message_id, redact) for row in opened.rows]
 
 
 def _row_line(row: Message, is_opened: bool, redact: Redact) -> str:
-    who = row.sender_name or row.role.value if row.role is not Role.TOOL else f"tool {row.tool_name}"
+    who = row.sender_name or row.role.value if row.role is not MessageRole.TOOL else f"tool {row.tool_name}"
     text = redact((row.text or "")[:REDACTED_CHARS])
     if row.body.calls:
         text += f" (called {', '.join(call.name for call in row.body.calls)})"
@@ -264,7 +264,7 @@ def _row_line(row: Message, is_opened: bool, redact: Redact) -> str:
     return f"**{who}**, {when(row.created_at)}, `m{row.id}`{mark}\n{shown}"
 
 
-def _ways(opened: Opened) -> list[Button]:
+def _ways(opened: SessionPage) -> list[Button]:
     """To what was said before and after, and to the neighbours in the chain."""
     ways = (
         ("Earlier", opened.earlier_id and f"m{opened.earlier_id}"),
@@ -290,7 +290,7 @@ def _redactor(invocation: Invocation) -> Redactor:
 COMMANDS = (
     Command(
         name="lineage",
-        kind=Kind.READ,
+        kind=CommandKind.READ,
         description="how the sessions of a chat continue one another",
         argument="[chat|session]",
         handler=lineage,
@@ -298,7 +298,7 @@ COMMANDS = (
     ),
     Command(
         name="search",
-        kind=Kind.READ,
+        kind=CommandKind.READ,
         description="find what was said, in any chat",
         argument="<words>",
         handler=search,
@@ -306,7 +306,7 @@ COMMANDS = (
     ),
     Command(
         name="session",
-        kind=Kind.READ,
+        kind=CommandKind.READ,
         description="open a session, or the one in which a message was said",
         argument="<id>",
         handler=session,

@@ -3,11 +3,11 @@
 from functools import partial
 from sqlite3 import Connection
 
-from agent.context.events import Scene
+from agent.context.events import ConversationRef
 from agent.turn import Agent
-from gateway.commands.registry import Command, Effect, Invocation, Kind, say
-from gateway.config.routes import CONFIGURED, RouteSettings
-from gateway.config.settings import ModelSettings
+from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
+from gateway.config.routes import CONFIGURED, RouteConfig
+from gateway.config.settings import ModelConfig
 from gateway.models.capacity import WINDOW_FROM
 from gateway.models.selection import choose, known_routes, name_of, nearest, place_of, route_of
 from hermes_state import sessions
@@ -20,7 +20,7 @@ SHOWN = 30
 """Names in the list; whoever has more knows them."""
 
 
-async def model(invocation: Invocation) -> Effect:
+async def model(invocation: Invocation) -> CommandResult:
     """Without a name: which there are. With one: this conversation's from the next turn on."""
     desk, settings = invocation.desk, invocation.desk.live.config.model
     session = await desk.store.read(sessions.load_active, invocation.chat.id)
@@ -43,7 +43,7 @@ async def model(invocation: Invocation) -> Effect:
             f"The configuration does not name it, so whether it exists shows with the next message."
             f"{nearest(settings, invocation.argument)}"
         )
-    return Effect(apply=partial(_choose, invocation.chat.id, choice, " ".join(told)))
+    return CommandResult(apply=partial(_choose, invocation.chat.id, choice, " ".join(told)))
 
 
 def _choose(chat_id: ChatId, choice: str | None, told: str, db: Connection, now: Millis) -> str:
@@ -57,7 +57,7 @@ async def _window(agent: Agent) -> str:
     return f"window {limits.context_length:,} tokens ({WINDOW_FROM[agent.context.window_from]})"
 
 
-def _chosen(settings: ModelSettings, choice: str | None, route: RouteSettings, window: str) -> str:
+def _chosen(settings: ModelConfig, choice: str | None, route: RouteConfig, window: str) -> str:
     if choice is None:
         return f"The configured model answers from the next message on: {_said(settings, route)}, {window}."
     name = name_of(settings, choice)
@@ -71,14 +71,14 @@ def _chosen(settings: ModelSettings, choice: str | None, route: RouteSettings, w
 async def _room(invocation: Invocation, session: Session, agent: Agent) -> list[str]:
     """What a smaller window will do to the conversation."""
     chat = invocation.chat
-    scene = Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
+    scene = ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
     standing = await agent.context.standing(scene)
     if standing.prompt < standing.limits.threshold or not agent.context.is_automatic:
         return []
     return [f"This conversation takes about {standing.prompt:,} tokens, so it is compressed before the next answer."]
 
 
-async def _listed(invocation: Invocation, session: Session | None) -> Effect:
+async def _listed(invocation: Invocation, session: Session | None) -> CommandResult:
     live = invocation.desk.live
     settings = live.config.model
     choice = session.chosen_model if session is not None else None
@@ -100,14 +100,14 @@ async def _listed(invocation: Invocation, session: Session | None) -> Effect:
     return say("\n".join(lines), *buttons)
 
 
-def _line(settings: ModelSettings, name: str, route: RouteSettings, current: str) -> str:
+def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) -> str:
     marks = [mark for mark, holds in (("current", name == current), ("configured", name == settings.label)) if holds]
     said = "" if name == route.label and place_of(route) == place_of(settings) else f": {_said(settings, route)}"
     marked = f" ({', '.join(marks)})" if marks else ""
     return f"- `{name}`{said}{marked}"
 
 
-def _said(settings: ModelSettings, route: RouteSettings) -> str:
+def _said(settings: ModelConfig, route: RouteConfig) -> str:
     """A route in words; where it is only if that is elsewhere."""
     place = place_of(route)
     return route.label if place is None or place == place_of(settings) else f"{route.label} at {place}"
@@ -116,7 +116,7 @@ def _said(settings: ModelSettings, route: RouteSettings) -> str:
 COMMANDS = (
     Command(
         name="model",
-        kind=Kind.CHANGE,
+        kind=CommandKind.CHANGE,
         description="which model answers here, and which others there are; with a name: choose one",
         argument="[name]",
         handler=model,

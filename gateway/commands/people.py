@@ -5,14 +5,14 @@ from sqlite3 import Connection
 
 from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
 from gateway.access.pairing import approve_pairing, revoke_pairing
-from gateway.commands.registry import Apply, Command, Effect, Invocation, Kind, Told, say
+from gateway.commands.registry import Apply, Command, CommandKind, CommandReply, CommandResult, Invocation, say
 from hermes_state.admin import pairings
-from hermes_state.admin.pairings import Pairing, PairingState, Role
+from hermes_state.admin.pairings import Pairing, PairingState, UserRole
 from hermes_state.errors import CommandError
 from hermes_state.values import Millis, UserRef
 
 
-async def start(invocation: Invocation) -> Effect:
+async def start(invocation: Invocation) -> CommandResult:
     offline = (
         f"\n\nFor now the small built-in model answers; for a real one, {HOW_TO_GET_A_MODEL}."
         if invocation.desk.live.config.model.protocol == "offline"
@@ -24,39 +24,39 @@ async def start(invocation: Invocation) -> Effect:
     )
 
 
-async def help_(invocation: Invocation) -> Effect:
+async def help_(invocation: Invocation) -> CommandResult:
     return say(invocation.desk.registry.help(invocation.role))
 
 
-async def whoami(invocation: Invocation) -> Effect:
+async def whoami(invocation: Invocation) -> CommandResult:
     row, chat = invocation.row, invocation.chat
     who = f"You are {row.sender_name}, `{row.sender_ref}`, with the role {invocation.role}."
     return say(f"{who}\nThis chat is `{chat.key.name}`.")
 
 
-async def pair(invocation: Invocation) -> Effect:
+async def pair(invocation: Invocation) -> CommandResult:
     words = invocation.argument.split()
     match words:
         case [] | ["list"]:
-            return Effect(apply=_list)
+            return CommandResult(apply=_list)
         case ["approve", code] | ["approve", code, "user"]:
-            return _deciding(invocation, partial(_approve, code, Role.USER, invocation.row.sender_ref))
+            return _deciding(invocation, partial(_approve, code, UserRole.USER, invocation.row.sender_ref))
         case ["approve", code, "admin"]:
-            return _deciding(invocation, partial(_approve, code, Role.ADMIN, invocation.row.sender_ref))
+            return _deciding(invocation, partial(_approve, code, UserRole.ADMIN, invocation.row.sender_ref))
         case ["revoke", person]:
             return _deciding(invocation, partial(_revoke, UserRef(person), invocation.row.sender_ref))
         case _:
             raise CommandError("Write `/pair list`, `/pair approve <code> [admin]` or `/pair revoke <platform:id>`.")
 
 
-def _deciding(invocation: Invocation, apply: Apply) -> Effect:
-    return Effect(apply=apply, after=invocation.desk.access.load)
+def _deciding(invocation: Invocation, apply: Apply) -> CommandResult:
+    return CommandResult(apply=apply, after=invocation.desk.access.load)
 
 
-def _approve(code: str, role: Role, decided_by: str, db: Connection, now: Millis) -> Told:
+def _approve(code: str, role: UserRole, decided_by: str, db: Connection, now: Millis) -> CommandReply:
     let_in = approve_pairing(db, code, role, decided_by, now)
     said = f"{_named(let_in.pairing)} has access now, with the role {role}."
-    return Told(markdown=said, also_told=let_in.told)
+    return CommandReply(markdown=said, also_told=let_in.told)
 
 
 def _revoke(person: UserRef, decided_by: str, db: Connection, now: Millis) -> str:
@@ -82,12 +82,14 @@ def _named(pairing: Pairing) -> str:
 
 
 COMMANDS = (
-    Command(name="start", kind=Kind.READ, description="what this is", handler=start),
-    Command(name="help", kind=Kind.READ, description="list the commands", handler=help_),
-    Command(name="whoami", kind=Kind.READ, description="your id, your role and this chat's name", handler=whoami),
+    Command(name="start", kind=CommandKind.READ, description="what this is", handler=start),
+    Command(name="help", kind=CommandKind.READ, description="list the commands", handler=help_),
+    Command(
+        name="whoami", kind=CommandKind.READ, description="your id, your role and this chat's name", handler=whoami
+    ),
     Command(
         name="pair",
-        kind=Kind.CONTROL,
+        kind=CommandKind.CONTROL,
         description="see who asks for access, give it or take it away",
         argument="list|approve|revoke",
         handler=pair,

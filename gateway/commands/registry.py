@@ -8,11 +8,11 @@ from enum import StrEnum
 from sqlite3 import Connection
 from typing import Protocol, TypeAlias
 
-from gateway.access.permissions import Access
+from gateway.access.permissions import AccessControl
 from gateway.commands.long_work import LongWork
-from gateway.models.runtime import Live
+from gateway.models.runtime import Runtime
 from hermes_state import outbox
-from hermes_state.admin.pairings import Role
+from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
 from hermes_state.journal import RunningTurn
@@ -22,7 +22,7 @@ from hermes_state.values import Button, ChatId, ChatKey, Clock, Millis
 from platforms.base import AdapterHealth, CommandMenuItem
 
 
-class Kind(StrEnum):
+class CommandKind(StrEnum):
     """When a command runs."""
 
     CONTROL = "control"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class CommandReply:
     """What the chat is told."""
 
     markdown: str
@@ -45,7 +45,7 @@ class Told:
     """Another chat that the command's transaction owes something to."""
 
 
-Apply: TypeAlias = Callable[[Connection, Millis], "Told | str | RunningTurn"]
+Apply: TypeAlias = Callable[[Connection, Millis], "CommandReply | str | RunningTurn"]
 """A command's effect inside its transaction. A `CommandError` undoes it and is told to the chat.
 
 A returned turn was opened by the command and is bound to its inbox row; it is run next.
@@ -57,7 +57,7 @@ async def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
+class CommandResult:
     """What a command does once it is known: reads and network work are over by then."""
 
     apply: Apply
@@ -65,7 +65,7 @@ class Effect:
     """Runs after the transaction, also when it failed."""
 
 
-class TurnStop(Protocol):
+class StoppableTurn(Protocol):
     """A running turn whose work is cancelled and whose stop is about to be stored."""
 
     @property
@@ -85,22 +85,22 @@ class LaneControl(Protocol):
 
     def running_in(self, key: ChatKey) -> RunningTurn | None: ...
 
-    def begin_stop(self, chat_id: ChatId, reason: str) -> TurnStop | None: ...
+    def begin_stop(self, chat_id: ChatId, reason: str) -> StoppableTurn | None: ...
 
     def wake(self, chat_id: ChatId) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class CommandContext:
     """What command handlers work with."""
 
     store: Store
-    live: Live
-    access: Access
+    live: Runtime
+    access: AccessControl
     lanes: LaneControl
     clock: Clock
     health: Callable[[], Mapping[str, AdapterHealth]]
-    registry: "Registry"
+    registry: "CommandRegistry"
     deliver: Callable[[ChatId], None]
     """Something is owed to a chat."""
     work: LongWork = field(default_factory=LongWork)
@@ -110,10 +110,10 @@ class Desk:
 class Invocation:
     """One use of a command."""
 
-    desk: Desk
+    desk: CommandContext
     row: InboxRow
     chat: Chat
-    role: Role
+    role: UserRole
     argument: str
     """What follows the name, trimmed; empty when nothing does."""
 
@@ -132,7 +132,7 @@ class Invocation:
         self.desk.deliver(self.chat.id)
 
 
-Handler: TypeAlias = Callable[[Invocation], Awaitable[Effect]]
+Handler: TypeAlias = Callable[[Invocation], Awaitable[CommandResult]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,18 +140,18 @@ class Command:
     """One command."""
 
     name: str
-    kind: Kind
+    kind: CommandKind
     description: str
     handler: Handler
     argument: str | None = None
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False
-    unstored: "Callable[[Desk, ChatKey], str] | None" = None
+    unstored: "Callable[[CommandContext, ChatKey], str] | None" = None
     """What it answers from memory while nothing can be stored; None: it waits until something can."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedCommand:
     """A command line as written."""
 
     name: str
@@ -161,19 +161,19 @@ class Parsed:
 _LINE = re.compile(r"/([A-Za-z][A-Za-z0-9_-]{0,31})(?:\s+(.*))?", re.DOTALL)
 
 
-def parse(text: str) -> Parsed | None:
+def parse(text: str) -> ParsedCommand | None:
     """The command in a message, None when it is an ordinary message (a path such as `/etc/hosts` is one)."""
     match = _LINE.fullmatch(text.strip())
-    return Parsed(match[1].lower(), (match[2] or "").strip()) if match else None
+    return ParsedCommand(match[1].lower(), (match[2] or "").strip()) if match else None
 
 
-def say(markdown: str, *buttons: Button) -> Effect:
+def say(markdown: str, *buttons: Button) -> CommandResult:
     """The effect of a command that only answers."""
-    return Effect(apply=lambda _db, _now: Told(markdown=markdown, buttons=buttons))
+    return CommandResult(apply=lambda _db, _now: CommandReply(markdown=markdown, buttons=buttons))
 
 
 @dataclass(slots=True)
-class Registry:
+class CommandRegistry:
     """All commands by name."""
 
     commands: tuple[Command, ...]
@@ -203,11 +203,11 @@ class Registry:
             if not command.is_admin_only
         ]
 
-    def help(self, role: Role) -> str:
+    def help(self, role: UserRole) -> str:
         """The list of commands as Markdown, for somebody with this role."""
         lines = []
         for command in self.commands:
-            if command.is_admin_only and role is not Role.ADMIN:
+            if command.is_admin_only and role is not UserRole.ADMIN:
                 continue
             argument = f" {command.argument}" if command.argument else ""
             also = "".join(f", `/{alias}`" for alias in command.aliases)

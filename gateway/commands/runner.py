@@ -7,11 +7,21 @@ from sqlite3 import Connection
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from gateway.commands.registry import Apply, Command, Desk, Effect, Invocation, Kind, Told, parse, say
+from gateway.commands.registry import (
+    Apply,
+    Command,
+    CommandContext,
+    CommandKind,
+    CommandReply,
+    CommandResult,
+    Invocation,
+    parse,
+    say,
+)
 from gateway.outbound.delivery import Delivery
 from gateway.retry import write_patiently
 from hermes_state import inbox, outbox
-from hermes_state.admin.pairings import Role
+from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
@@ -27,7 +37,7 @@ CRASH_SENTENCE = "That command failed on my side; the log has the details."
 class CommandRunner:
     """Carries out stored commands, at once or in their place in the queue."""
 
-    def __init__(self, desk: Desk, delivery: Delivery, group: asyncio.TaskGroup) -> None:
+    def __init__(self, desk: CommandContext, delivery: Delivery, group: asyncio.TaskGroup) -> None:
         self._desk = desk
         self._delivery = delivery
         self._group = group
@@ -38,7 +48,7 @@ class CommandRunner:
         """Carry out what had been accepted, but not done, when the process ended: before any turn resumes."""
         for inbox_id in await self._desk.store.read(_load_pending):
             row = await self._desk.store.read(inbox.load, inbox_id)
-            if row is not None and self._kind_of(row) is not Kind.CHANGE:
+            if row is not None and self._kind_of(row) is not CommandKind.CHANGE:
                 await self.run_queued(row)
 
     def run_soon(self, inbox_id: InboxId, chat_id: ChatId) -> None:
@@ -48,7 +58,7 @@ class CommandRunner:
         task.add_done_callback(self._tasks.discard)
 
     def say_unstored(
-        self, message: InboundMessage, key: ChatKey, text: Callable[[Desk, ChatKey], str]
+        self, message: InboundMessage, key: ChatKey, text: Callable[[CommandContext, ChatKey], str]
     ) -> asyncio.Task[bool]:
         """Answer a command that cannot be stored now. The task says whether the whole answer was sent."""
         name = f"unstored-{message.event_ref}"
@@ -87,12 +97,12 @@ class CommandRunner:
                 self._delivery.wake(row.chat_id)
             finally:
                 await effect.after()
-            if isinstance(outcome, Told) and outcome.also_told is not None:
+            if isinstance(outcome, CommandReply) and outcome.also_told is not None:
                 self._delivery.wake(outcome.also_told)  # after `after`: who was let in may answer at once
             log.info("command.done", command=_name_of(row))
         return outcome if isinstance(outcome, RunningTurn) else None
 
-    async def _carry_out(self, row: InboxRow, chat: Chat, effect: Effect) -> Told | RunningTurn | None:
+    async def _carry_out(self, row: InboxRow, chat: Chat, effect: CommandResult) -> CommandReply | RunningTurn | None:
         store, now = self._desk.store, self._desk.clock.now()
         try:
             return await write_patiently(store, _carry_out, row, chat, effect.apply, now)
@@ -112,7 +122,7 @@ class CommandRunner:
         except Exception:  # the chat boundary: one command must not end the daemon
             log.exception("command.crashed", inbox_id=inbox_id)
 
-    async def _decide(self, row: InboxRow, chat: Chat) -> Effect:
+    async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
         """What the command does; every refusal is an answer."""
         parsed = parse(row.payload.text)
         assert parsed is not None, "only command lines are stored as commands"
@@ -122,7 +132,7 @@ class CommandRunner:
             return say("You have no access any more.")
         if command is None:
             return say(self._unknown(parsed.name))
-        if command.is_admin_only and role is not Role.ADMIN:
+        if command.is_admin_only and role is not UserRole.ADMIN:
             return say(f"/{command.name} is for admins.")
         invocation = Invocation(desk=self._desk, row=row, chat=chat, role=role, argument=parsed.argument)
         return await _handle(command, invocation)
@@ -132,13 +142,13 @@ class CommandRunner:
         hint = f" Did you mean /{nearest}?" if nearest else ""
         return f"I do not know /{name}.{hint} /help lists what I know."
 
-    def _kind_of(self, row: InboxRow) -> Kind:
+    def _kind_of(self, row: InboxRow) -> CommandKind:
         parsed = parse(row.payload.text)
         command = self._desk.registry.find(parsed.name) if parsed else None
-        return command.kind if command is not None else Kind.READ
+        return command.kind if command is not None else CommandKind.READ
 
 
-async def _handle(command: Command, invocation: Invocation) -> Effect:
+async def _handle(command: Command, invocation: Invocation) -> CommandResult:
     try:
         return await command.handler(invocation)
     except CommandError as error:
@@ -150,7 +160,9 @@ async def _handle(command: Command, invocation: Invocation) -> Effect:
         return say(CRASH_SENTENCE)
 
 
-def _carry_out(db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis) -> Told | RunningTurn | None:
+def _carry_out(
+    db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis
+) -> CommandReply | RunningTurn | None:
     """The transaction of a command. A row that was settled, or has its turn, changes nothing."""
     stored = inbox.load(db, row.id)
     if stored is None or stored.state is not InboxState.NEW:
@@ -165,7 +177,7 @@ def _carry_out(db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Mil
         db.execute("RELEASE command_effect")
     if isinstance(result, RunningTurn):
         return result
-    told = result if isinstance(result, Told) else Told(markdown=result)
+    told = result if isinstance(result, CommandReply) else CommandReply(markdown=result)
     inbox.settle(db, row.id, InboxState.DONE, now)
     reply = Reply(
         chat_id=row.chat_id,

@@ -2,9 +2,9 @@
 
 from gateway.commands import compression, conversations, lineage, models, people, turns
 from gateway.commands import usage as costs
-from gateway.commands.registry import Registry
+from gateway.commands.registry import CommandRegistry
 
-REGISTRY = Registry(
+REGISTRY = CommandRegistry(
     (
         *people.COMMANDS[:2],
         *conversations.COMMANDS,

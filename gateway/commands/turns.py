@@ -4,15 +4,23 @@ from collections.abc import Iterator
 from functools import partial
 from sqlite3 import Connection
 
-from agent.context.events import Scene
+from agent.context.events import ConversationRef
 from agent.engines.loader import BUILT_IN
 from agent.model.caching import cache_state
 from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
-from gateway.commands.registry import Command, Desk, Effect, Invocation, Kind, TurnStop, say
+from gateway.commands.registry import (
+    Command,
+    CommandContext,
+    CommandKind,
+    CommandResult,
+    Invocation,
+    StoppableTurn,
+    say,
+)
 from gateway.models.capacity import WINDOW_FROM
 from gateway.models.selection import name_of, route_of
 from hermes_state import inbox, journal
-from hermes_state.admin.pairings import Role
+from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import Chat
 from hermes_state.errors import CommandError
 from hermes_state.inbox import InboxKind, InboxRow
@@ -30,7 +38,7 @@ BEFORE_IS_COMPRESSED = "What came before is compressed; `/compress undo` brings 
 # ---- /stop ------------------------------------------------------------------------------------------------------
 
 
-async def stop(invocation: Invocation) -> Effect:
+async def stop(invocation: Invocation) -> CommandResult:
     """Cancel the work at once; then one transaction stores the stop and answers."""
     desk, chat = invocation.desk, invocation.chat
     argument = invocation.argument.lower()
@@ -56,7 +64,7 @@ async def stop(invocation: Invocation) -> Effect:
                 late.settle()
         desk.lanes.wake(chat.id)  # a turn that waited had no lane to go on with what waits behind it
 
-    return Effect(apply=partial(_stop, invocation, stopping, argument == "all", has_given_up), after=settle)
+    return CommandResult(apply=partial(_stop, invocation, stopping, argument == "all", has_given_up), after=settle)
 
 
 def _stop_work(invocation: Invocation) -> bool:
@@ -64,13 +72,22 @@ def _stop_work(invocation: Invocation) -> bool:
     started_by = invocation.desk.work.started_by(invocation.chat.id)
     if started_by is None:
         return False
-    if invocation.chat.kind.is_shared and invocation.role is not Role.ADMIN and started_by != invocation.row.sender_ref:
+    if (
+        invocation.chat.kind.is_shared
+        and invocation.role is not UserRole.ADMIN
+        and started_by != invocation.row.sender_ref
+    ):
         raise CommandError("Only whoever gave this command, or an admin, can stop it.")
     return invocation.desk.work.stop(invocation.chat.id)
 
 
 def _stop(
-    invocation: Invocation, stopping: TurnStop | None, is_all: bool, has_given_up: bool, db: Connection, now: Millis
+    invocation: Invocation,
+    stopping: StoppableTurn | None,
+    is_all: bool,
+    has_given_up: bool,
+    db: Connection,
+    now: Millis,
 ) -> str:
     chat_id = invocation.chat.id
     turn = journal.find_open_turn(db, chat_id)
@@ -87,7 +104,9 @@ def _stop(
     dropped = 0
     if is_all:
         whose = (
-            None if not invocation.chat.kind.is_shared or invocation.role is Role.ADMIN else invocation.row.sender_ref
+            None
+            if not invocation.chat.kind.is_shared or invocation.role is UserRole.ADMIN
+            else invocation.row.sender_ref
         )
         dropped = inbox.drop_waiting(db, chat_id, whose, now)
     waiting = len([row for row in inbox.load_waiting(db, chat_id) if row.kind is InboxKind.MESSAGE])
@@ -125,13 +144,13 @@ def _stop_sentence(has_stopped: bool, dropped: int, waiting: int) -> str:
 def may_steer(invocation: Invocation, turn: RunningTurn) -> bool:
     """In a shared chat a turn belongs to whoever started it, and to admins."""
     is_own = turn.started_by == invocation.row.sender_ref
-    return is_own or invocation.role is Role.ADMIN or not invocation.chat.kind.is_shared
+    return is_own or invocation.role is UserRole.ADMIN or not invocation.chat.kind.is_shared
 
 
 # ---- /status ----------------------------------------------------------------------------------------------------
 
 
-async def status(invocation: Invocation) -> Effect:
+async def status(invocation: Invocation) -> CommandResult:
     desk, chat = invocation.desk, invocation.chat
     session, title, messages, waiting = await desk.store.read(_load_status, chat.id)
     running = desk.lanes.running_turn(chat.id)
@@ -150,7 +169,7 @@ async def status(invocation: Invocation) -> Effect:
     return say("\n".join([*lines, *_connection_lines(desk)]))
 
 
-def status_unstored(desk: Desk, key: ChatKey) -> str:
+def status_unstored(desk: CommandContext, key: ChatKey) -> str:
     """What can be said while the database takes nothing."""
     running = desk.lanes.running_in(key)
     lines = [
@@ -161,7 +180,7 @@ def status_unstored(desk: Desk, key: ChatKey) -> str:
     return "\n".join([*lines, *_connection_lines(desk)])
 
 
-def _model_lines(desk: Desk, choice: str | None) -> Iterator[str]:
+def _model_lines(desk: CommandContext, choice: str | None) -> Iterator[str]:
     """The model of a conversation, and what is known against it."""
     settings = desk.live.config.model
     known = route_of(settings, choice)
@@ -180,7 +199,7 @@ def _model_lines(desk: Desk, choice: str | None) -> Iterator[str]:
         yield f"- {route.label} {rest.why}; it is left alone for {_seconds(rest.seconds)}"
 
 
-def _stand_in_lines(desk: Desk, session: Session) -> Iterator[str]:
+def _stand_in_lines(desk: CommandContext, session: Session) -> Iterator[str]:
     """Who answers in place of the conversation's model."""
     settings = desk.live.config.model
     chosen = route_of(settings, session.chosen_model) or settings.route
@@ -193,12 +212,12 @@ def _seconds(seconds: float) -> str:
     return f"{max(1, round(seconds))} s"
 
 
-def _running_line(desk: Desk, running: RunningTurn) -> str:
+def _running_line(desk: CommandContext, running: RunningTurn) -> str:
     seconds = (desk.clock.now() - running.started_at) // 1000
     return f"- Working on an answer for {seconds} s; /stop ends it"
 
 
-def _connection_lines(desk: Desk) -> Iterator[str]:
+def _connection_lines(desk: CommandContext) -> Iterator[str]:
     for name, health in sorted(desk.health().items()):
         is_good = health.state is AdapterState.RUNNING
         detail = f" ({health.detail})" if health.detail and not is_good else ""
@@ -207,7 +226,7 @@ def _connection_lines(desk: Desk) -> Iterator[str]:
 
 async def _context_lines(invocation: Invocation, session: Session) -> list[str]:
     chat = invocation.chat
-    scene = Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
+    scene = ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
     context = invocation.desk.live.agent_for(session.chosen_model).context
     standing = await context.standing(scene)
     limits = standing.limits
@@ -242,7 +261,7 @@ def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str |
 # ---- /queue, /steer ---------------------------------------------------------------------------------------------
 
 
-async def queue(invocation: Invocation) -> Effect:
+async def queue(invocation: Invocation) -> CommandResult:
     """Without words: what waits. With words it never comes here: it is a message."""
     rows = await invocation.desk.store.read(inbox.load_waiting, invocation.chat.id)
     waiting = [row for row in rows if row.kind is InboxKind.MESSAGE]
@@ -258,15 +277,15 @@ def _waiting_line(row: InboxRow, chat: Chat) -> str:
     return who + (shortened(row.payload.text) or "(a file)")
 
 
-async def steer(_invocation: Invocation) -> Effect:
+async def steer(_invocation: Invocation) -> CommandResult:
     raise CommandError("Write `/steer <message>`: it joins the answer that is being worked on.")
 
 
 # ---- /retry, /undo ----------------------------------------------------------------------------------------------
 
 
-async def retry(invocation: Invocation) -> Effect:
-    return Effect(apply=partial(_retry, invocation))
+async def retry(invocation: Invocation) -> CommandResult:
+    return CommandResult(apply=partial(_retry, invocation))
 
 
 def _retry(invocation: Invocation, db: Connection, now: Millis) -> RunningTurn:
@@ -281,11 +300,11 @@ def _retry(invocation: Invocation, db: Connection, now: Millis) -> RunningTurn:
     return journal.start_retry(db, row.id, invocation.chat.id, row.sender_ref, now)
 
 
-async def undo(invocation: Invocation) -> Effect:
+async def undo(invocation: Invocation) -> CommandResult:
     count = count_in(invocation.argument, 1)
     if count is None:
         raise CommandError("Write `/undo`, or `/undo 3` to take back three exchanges.")
-    return Effect(apply=partial(_undo, invocation, count))
+    return CommandResult(apply=partial(_undo, invocation, count))
 
 
 def _undo(invocation: Invocation, count: int, db: Connection, now: Millis) -> str:
@@ -350,36 +369,36 @@ def counted(number: int, noun: str) -> str:
 COMMANDS = (
     Command(
         name="stop",
-        kind=Kind.CONTROL,
+        kind=CommandKind.CONTROL,
         description="end the running turn; `all` also drops what waits",
         argument="[all]",
         handler=stop,
     ),
     Command(
         name="status",
-        kind=Kind.CONTROL,
+        kind=CommandKind.CONTROL,
         description="model, conversation, context and connections",
         handler=status,
         unstored=status_unstored,
     ),
-    Command(name="retry", kind=Kind.CHANGE, description="answer the last message again", handler=retry),
+    Command(name="retry", kind=CommandKind.CHANGE, description="answer the last message again", handler=retry),
     Command(
         name="undo",
-        kind=Kind.CHANGE,
+        kind=CommandKind.CHANGE,
         description="take back the last exchange, or the last n",
         argument="[n]",
         handler=undo,
     ),
     Command(
         name="queue",
-        kind=Kind.MESSAGE,
+        kind=CommandKind.MESSAGE,
         description="let a message wait for the next turn; alone: what waits",
         argument="[message]",
         handler=queue,
     ),
     Command(
         name="steer",
-        kind=Kind.MESSAGE,
+        kind=CommandKind.MESSAGE,
         description="add a message to the running turn",
         argument="<message>",
         handler=steer,

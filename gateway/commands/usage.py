@@ -1,16 +1,16 @@
 """Commands about what models were asked and what that came to: /usage, and /insights for admins."""
 
-from agent.context.events import Scene
-from gateway.commands.registry import Command, Effect, Invocation, Kind, say
+from agent.context.events import ConversationRef
+from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.commands.turns import count_in
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
 from gateway.operator.spending import DAYS_DEFAULT, DAYS_MOST, load_insights, load_usage, terms_of
-from hermes_state.admin.pairings import Role
+from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.sessions import Session, load_active
 
 
-async def usage(invocation: Invocation) -> Effect:
+async def usage(invocation: Invocation) -> CommandResult:
     """This conversation, this chat today, and the caps; the whole gateway only for admins, or where it is capped."""
     desk, chat = invocation.desk, invocation.chat
     terms = terms_of(desk.live.config, desk.clock.now())
@@ -25,13 +25,13 @@ async def usage(invocation: Invocation) -> Effect:
         lines += usage_lines(found)
         lines.append(await _context_line(invocation, session))
     lines += ["", "Caps and today:" if found.caps else "Today:"]
-    lines += today_lines(found, tells_all=invocation.role is Role.ADMIN and not chat.kind.is_shared)
+    lines += today_lines(found, tells_all=invocation.role is UserRole.ADMIN and not chat.kind.is_shared)
     return say("\n".join(lines))
 
 
 async def _context_line(invocation: Invocation, session: Session) -> str:
     chat = invocation.chat
-    scene = Scene(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
+    scene = ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
     context = invocation.desk.live.agent_for(session.chosen_model).context
     standing = await context.standing(scene)
     limits = standing.limits
@@ -43,7 +43,7 @@ async def _context_line(invocation: Invocation, session: Session) -> str:
     return f"- Context: {used}, {acts}, {done}"
 
 
-async def insights(invocation: Invocation) -> Effect:
+async def insights(invocation: Invocation) -> CommandResult:
     """In a chat that others can read an admin sees that chat alone."""
     days = count_in(invocation.argument, DAYS_DEFAULT)
     if days is None or days > DAYS_MOST:
@@ -61,13 +61,13 @@ async def insights(invocation: Invocation) -> Effect:
 COMMANDS = (
     Command(
         name="usage",
-        kind=Kind.READ,
+        kind=CommandKind.READ,
         description="what this conversation has used and cost, and what may still be spent",
         handler=usage,
     ),
     Command(
         name="insights",
-        kind=Kind.READ,
+        kind=CommandKind.READ,
         description="what was spent by day, chat, model and purpose",
         argument="[days]",
         handler=insights,

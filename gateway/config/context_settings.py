@@ -21,7 +21,7 @@ def _existing_mode(value: object) -> object:
     return value
 
 
-class CompressionSettings(Section):
+class CompressionConfig(Section):
     """Compressing conversations before they outgrow the model's window."""
 
     enabled: bool = setting(True, text="Compress by itself. Off: only `/compress` does.")
@@ -119,7 +119,7 @@ class CompressionSettings(Section):
                 raise ValueError(f"{pattern}.{_first_complaint(error)}") from None
         return models
 
-    def for_model(self, name: str) -> "CompressionSettings":
+    def for_model(self, name: str) -> "CompressionConfig":
         """What holds for a model: the overrides of every pattern that it matches, in the order of the file."""
         changed = self
         for pattern, values in self.models.items():
@@ -127,8 +127,8 @@ class CompressionSettings(Section):
                 changed = changed._with(values)
         return changed
 
-    def _with(self, values: dict[str, Any]) -> "CompressionSettings":
-        return CompressionSettings.model_validate({**self.model_dump(exclude={"models"}), **values})
+    def _with(self, values: dict[str, Any]) -> "CompressionConfig":
+        return CompressionConfig.model_validate({**self.model_dump(exclude={"models"}), **values})
 
 
 def _nearest(key: object, known: Iterable[str]) -> str:
@@ -140,7 +140,7 @@ def _first_complaint(error: ValidationError) -> str:
     """One problem in the values for one model, with the range where there is one."""
     found = error.errors()[0]
     key = str(found["loc"][0])
-    marks = CompressionSettings.model_fields[key].metadata
+    marks = CompressionConfig.model_fields[key].metadata
     low = next((mark.ge for mark in marks if hasattr(mark, "ge")), None)
     high = next((mark.le for mark in marks if hasattr(mark, "le")), None)
     if low is None or high is None:
@@ -148,7 +148,7 @@ def _first_complaint(error: ValidationError) -> str:
     return f"{key}: must be between {low:,} and {high:,}"
 
 
-class HygieneSettings(Section):
+class HygieneConfig(Section):
     """The gateway's own look at a conversation, before a turn begins."""
 
     threshold: float = setting(
@@ -222,7 +222,7 @@ class TitleTask(AuxiliaryTask):
     )
 
 
-class AuxiliarySettings(Section):
+class AuxiliaryConfig(Section):
     """Which model does the gateway's own work, such as summaries."""
 
     mode: Annotated[Mode, AnyCase] = setting(
@@ -236,7 +236,7 @@ class AuxiliarySettings(Section):
     title: TitleTask = Field(default_factory=TitleTask)
 
     @model_validator(mode="after")
-    def _is_complete(self) -> "AuxiliarySettings":
+    def _is_complete(self) -> "AuxiliaryConfig":
         tasks: dict[str, AuxiliaryTask] = {"compression": self.compression, "flush": self.flush, "title": self.title}
         for name, task in tasks.items():
             if task.mode == "custom" and task.model is None:
@@ -250,7 +250,7 @@ def _engine_name(value: object) -> object:
     return value.strip() if isinstance(value, str) else value
 
 
-class ContextEngineSettings(Section):
+class ContextEngineConfig(Section):
     """Who compresses."""
 
     engine: Annotated[str, BeforeValidator(_engine_name)] = setting(
@@ -258,7 +258,7 @@ class ContextEngineSettings(Section):
     )
 
 
-class NoticeSettings(Section):
+class NoticeConfig(Section):
     """What a chat is told about its conversation's room; never the model."""
 
     pressure: bool = setting(True, text="At 85 % of the threshold, once each time it is crossed.")

@@ -49,7 +49,7 @@ def _dollars(key: str, value: object) -> float:
 Prices = Annotated[dict[str, dict[str, float]], BeforeValidator(_price_list)]
 
 
-class CostSettings(Section):
+class CostConfig(Section):
     """What model calls cost, and how much may be spent."""
 
     prices: Prices = setting(

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import yaml
 from dotenv.parser import parse_stream
 
-from hermes_state.errors import ConfigError, ForeignFile, SchemaTooNew, StoreUnavailable
+from hermes_state.errors import ConfigError, DatabaseRejected, SchemaTooNew, StoreUnavailable
 from hermes_state.store.connections import check_ours
 
 KeyPath: TypeAlias = tuple[str, ...]
@@ -208,7 +208,7 @@ def check_home(home: Path) -> None:
         if home.exists() and not home.is_dir():
             raise ConfigError(f"{home}: is not a directory; HERMES_HOME must name the state directory")
         check_ours(database)
-    except (ForeignFile, SchemaTooNew) as error:
+    except (DatabaseRejected, SchemaTooNew) as error:
         raise ConfigError(f"{error}; nothing was changed") from error
     except StoreUnavailable as error:
         raise ConfigError(f"{home}: {error}") from error

@@ -48,7 +48,7 @@ def _protocol(data: dict[str, Any]) -> str:
     return "chat_completions" if is_set else "offline"
 
 
-class RouteSettings(Section):
+class RouteConfig(Section):
     """A model at an API, complete."""
 
     base_url: Url | None = setting(
@@ -110,9 +110,9 @@ class RouteSettings(Section):
         return self.base_url or OWN_ADDRESSES.get(self.protocol)
 
     @cached_property
-    def route(self) -> "RouteSettings":
+    def route(self) -> "RouteConfig":
         """The route alone, whatever else is set beside it: equal for equal routes."""
-        return RouteSettings.model_construct(**{key: getattr(self, key) for key in RouteSettings.model_fields})
+        return RouteConfig.model_construct(**{key: getattr(self, key) for key in RouteConfig.model_fields})
 
     def complaint(self, key: str) -> str | None:
         """What makes it unusable, in words that call its block `key`."""
@@ -135,7 +135,7 @@ class RouteSettings(Section):
         return None
 
 
-class RouteBlock(Section):
+class PartialRoute(Section):
     """A route as people write it beside `model`: what is left out comes from there, or has its default."""
 
     base_url: Url | None = None
@@ -153,7 +153,7 @@ class RouteBlock(Section):
         return {key: value for key in type(self).model_fields if (value := getattr(self, key)) is not None}
 
 
-WrittenRoute: TypeAlias = str | RouteBlock
+WrittenRoute: TypeAlias = str | PartialRoute
 """The name of an alias or of a model, or a block."""
 
 _ALIAS = re.compile(r"[a-z0-9][a-z0-9._:/@+-]{0,63}")
@@ -161,12 +161,12 @@ _SIZES = ("context_length", "max_output_tokens", "images")
 """What belongs to a model wherever it is."""
 
 
-def completed(written: WrittenRoute, main: RouteSettings) -> RouteSettings:
+def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
     """The route that `written`, which is not the name of an alias, means beside `main`.
 
     Raises `ValueError` with words that follow the block's key.
     """
-    block = RouteBlock(name=written) if isinstance(written, str) else written
+    block = PartialRoute(name=written) if isinstance(written, str) else written
     values = block.written
     if "protocol" not in values:
         values["protocol"] = main.protocol if block.base_url is None and main.protocol != "offline" else None
@@ -180,12 +180,12 @@ def completed(written: WrittenRoute, main: RouteSettings) -> RouteSettings:
     if "streaming" not in values and values.get("base_url") == main.base_url:
         values["streaming"] = main.streaming
     try:
-        return RouteSettings.model_validate(values).route
+        return RouteConfig.model_validate(values).route
     except ValidationError as error:
         raise ValueError(_first_complaint(error)) from None
 
 
-def _protocol_at(base_url: str | None, main: RouteSettings) -> str:
+def _protocol_at(base_url: str | None, main: RouteConfig) -> str:
     """How a route is spoken to that does not say so: like `model` at the same host, else as nearly everybody does."""
     is_same_host = base_url is not None and _origin(base_url) == _origin(main.address)
     return main.protocol if is_same_host else "chat_completions"
@@ -215,7 +215,7 @@ def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
 def _fallbacks(value: object) -> object:
     """A list of names and blocks, as YAML or JSON, or names with commas between them."""
     rows = listed(value)
-    if isinstance(rows, (dict, RouteBlock)):
+    if isinstance(rows, (dict, PartialRoute)):
         rows = [rows]
     if not isinstance(rows, (list, tuple)):
         raise ValueError("must be a list of models: names, aliases, or blocks with name, base_url and api_key")
@@ -250,20 +250,20 @@ def _json(value: object) -> object:
 
 
 def _written(row: object, place: str) -> WrittenRoute:
-    if isinstance(row, RouteBlock):
+    if isinstance(row, PartialRoute):
         return row
     if isinstance(row, str) and row.strip():
         return row.strip()
     if not isinstance(row, Mapping):
         raise ValueError(f"{place} must be the name of a model, or a block with name, base_url and api_key")
     for key in row:
-        if key not in RouteBlock.model_fields:
-            raise ValueError(f"{place}: there is no key {key}{_nearest(key, RouteBlock.model_fields)}")
+        if key not in PartialRoute.model_fields:
+            raise ValueError(f"{place}: there is no key {key}{_nearest(key, PartialRoute.model_fields)}")
     try:
-        block = RouteBlock.model_validate(row)
+        block = PartialRoute.model_validate(row)
         if block.name is None and block.protocol != "offline":
             raise ValueError(f"{place}.name is missing: name the model to use")
-        RouteSettings.model_validate({**block.written, "name": block.name or "offline"})
+        RouteConfig.model_validate({**block.written, "name": block.name or "offline"})
     except ValidationError as error:
         raise ValueError(f"{place}.{_first_complaint(error)}") from None
     return block
@@ -274,7 +274,7 @@ def _first_complaint(error: ValidationError) -> str:
     found = error.errors(include_url=False, include_context=False, include_input=False)[0]
     key = str(found["loc"][0])
     text = found["msg"].removeprefix("Value error, ")
-    marks = RouteSettings.model_fields[key].metadata
+    marks = RouteConfig.model_fields[key].metadata
     low = next((mark.ge for mark in marks if hasattr(mark, "ge")), None)
     high = next((mark.le for mark in marks if hasattr(mark, "le")), None)
     if low is not None and high is not None:

@@ -14,19 +14,19 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.config.context_settings import (
-    AuxiliarySettings,
-    CompressionSettings,
-    ContextEngineSettings,
-    HygieneSettings,
-    NoticeSettings,
+    AuxiliaryConfig,
+    CompressionConfig,
+    ContextEngineConfig,
+    HygieneConfig,
+    NoticeConfig,
 )
-from gateway.config.cost_settings import CostSettings
-from gateway.config.routes import Aliases, Fallbacks, RouteSettings, WrittenRoute, completed
+from gateway.config.cost_settings import CostConfig
+from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
 from gateway.config.section import Section, setting
 from gateway.config.types import AnyCase, OffOrNumber, People, Secret, SocketUrl, TimeZone, Url, WebhookSecret
 
 
-class WebhookSettings(Section):
+class WebhookConfig(Section):
     """Receive from Telegram by webhook instead of polling."""
 
     url: Url | None = setting(
@@ -48,7 +48,7 @@ class WebhookSettings(Section):
     port: int = setting(8443, ge=0, le=65_535, restart=True, text="Port of the webhook listener; 0 picks a free one.")
 
 
-class TelegramSettings(Section):
+class TelegramConfig(Section):
     """Telegram; on as soon as there is a token."""
 
     token: Secret | None = setting(None, restart=True, text="Bot token from @BotFather.")
@@ -57,10 +57,10 @@ class TelegramSettings(Section):
         restart=True,
         text="Root of the Bot API server, without `/bot`; set it for a local Bot API server.",
     )
-    webhook: WebhookSettings = Field(default_factory=WebhookSettings)
+    webhook: WebhookConfig = Field(default_factory=WebhookConfig)
 
 
-class DiscordSettings(Section):
+class DiscordConfig(Section):
     """Discord; on as soon as there is a token."""
 
     token: Secret | None = setting(None, restart=True, text="Bot token from the developer portal.")
@@ -88,7 +88,7 @@ class DiscordSettings(Section):
     )
 
 
-class LocalSettings(Section):
+class LocalConfig(Section):
     """The web chat on this machine."""
 
     enabled: bool = setting(True, restart=True, text="Serve the web chat.")
@@ -109,7 +109,7 @@ class LocalSettings(Section):
             return False
 
 
-class ModelSettings(RouteSettings):
+class ModelConfig(RouteConfig):
     """The model that answers."""
 
     fallbacks: Fallbacks = setting(
@@ -147,27 +147,27 @@ class ModelSettings(RouteSettings):
     )
 
     @property
-    def fallback_routes(self) -> tuple[RouteSettings, ...]:
+    def fallback_routes(self) -> tuple[RouteConfig, ...]:
         """The fallbacks, complete, in their order; none is there twice."""
         return tuple(dict.fromkeys(self._meant(written) for written in self.fallbacks))
 
     @property
-    def routes(self) -> tuple[RouteSettings, ...]:
+    def routes(self) -> tuple[RouteConfig, ...]:
         """Every route that the configuration names, the configured model's first."""
         aliased = (self.alias_route(alias) for alias in self.aliases)
         return tuple(dict.fromkeys((self.route, *aliased, *self.fallback_routes)))
 
-    def alias_route(self, alias: str) -> RouteSettings:
+    def alias_route(self, alias: str) -> RouteConfig:
         """The route that an alias stands for. Raises `KeyError`."""
         return completed(self.aliases[alias], self)
 
-    def _meant(self, written: WrittenRoute) -> RouteSettings:
+    def _meant(self, written: WrittenRoute) -> RouteConfig:
         if isinstance(written, str):
             written = self.aliases.get(written.lower(), written)
         return completed(written, self)
 
     @model_validator(mode="after")
-    def _is_usable(self) -> "ModelSettings":
+    def _is_usable(self) -> "ModelConfig":
         complaint = self.complaint("model")
         if complaint is not None:
             raise ValueError(complaint)
@@ -183,7 +183,7 @@ class ModelSettings(RouteSettings):
         return self
 
 
-class AgentHabits(Section):
+class AgentConfig(Section):
     """What the agent is and how far it goes in one turn."""
 
     persona: str | None = setting(
@@ -203,7 +203,7 @@ class AgentHabits(Section):
     )
 
 
-class AccessSettings(Section):
+class AccessConfig(Section):
     """Who may write to the gateway. Nobody, unless named here or paired."""
 
     allow_all: bool = setting(False, text="Let everybody in. For bots that nobody else can find.")
@@ -215,7 +215,7 @@ class AccessSettings(Section):
         return self.allow_all or bool(self.allow) or bool(self.admins)
 
 
-class PairingSettings(Section):
+class PairingConfig(Section):
     """Codes by which strangers ask for access in a direct chat."""
 
     enabled: bool = setting(
@@ -233,7 +233,7 @@ class PairingSettings(Section):
     )
 
 
-class SessionSettings(Section):
+class SessionConfig(Section):
     """How chats become conversations and turns."""
 
     groups: Annotated[Literal["shared", "per_user"], AnyCase] = setting(
@@ -277,7 +277,7 @@ class SessionSettings(Section):
     )
 
 
-class AttachmentSettings(Section):
+class AttachmentConfig(Section):
     """Files that people send."""
 
     max_bytes: int = setting(
@@ -300,7 +300,7 @@ class AttachmentSettings(Section):
     )
 
 
-class TranscriptionSettings(Section):
+class TranscriptionConfig(Section):
     """Turning voice messages into words."""
 
     model: str | None = setting(
@@ -319,7 +319,7 @@ class TranscriptionSettings(Section):
     )
 
 
-class StoreSettings(Section):
+class StoreConfig(Section):
     """The database."""
 
     synchronous: Annotated[Literal["full", "normal"], AnyCase] = setting(
@@ -345,7 +345,7 @@ class StoreSettings(Section):
     )
 
 
-class LoggingSettings(Section):
+class LoggingConfig(Section):
     """What the daemon writes about itself; never message text or secrets."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = setting(
@@ -361,7 +361,7 @@ class LoggingSettings(Section):
     )
 
 
-class LifecycleSettings(Section):
+class LifecycleConfig(Section):
     """Starting and stopping."""
 
     drain_seconds: float = setting(
@@ -384,25 +384,25 @@ class Config(BaseSettings):
         extra="forbid", frozen=True, env_prefix="HERMES_", env_nested_delimiter="__", hide_input_in_errors=True
     )
 
-    telegram: TelegramSettings = Field(default_factory=TelegramSettings)
-    discord: DiscordSettings = Field(default_factory=DiscordSettings)
-    local: LocalSettings = Field(default_factory=LocalSettings)
-    model: ModelSettings = Field(default_factory=ModelSettings)
-    agent: AgentHabits = Field(default_factory=AgentHabits)
-    access: AccessSettings = Field(default_factory=AccessSettings)
-    pairing: PairingSettings = Field(default_factory=PairingSettings)
-    sessions: SessionSettings = Field(default_factory=SessionSettings)
-    compression: CompressionSettings = Field(default_factory=CompressionSettings)
-    hygiene: HygieneSettings = Field(default_factory=HygieneSettings)
-    auxiliary: AuxiliarySettings = Field(default_factory=AuxiliarySettings)
-    context: ContextEngineSettings = Field(default_factory=ContextEngineSettings)
-    notices: NoticeSettings = Field(default_factory=NoticeSettings)
-    costs: CostSettings = Field(default_factory=CostSettings)
-    attachments: AttachmentSettings = Field(default_factory=AttachmentSettings)
-    transcription: TranscriptionSettings = Field(default_factory=TranscriptionSettings)
-    store: StoreSettings = Field(default_factory=StoreSettings)
-    logging: LoggingSettings = Field(default_factory=LoggingSettings)
-    lifecycle: LifecycleSettings = Field(default_factory=LifecycleSettings)
+    telegram: TelegramConfig = Field(default_factory=TelegramConfig)
+    discord: DiscordConfig = Field(default_factory=DiscordConfig)
+    local: LocalConfig = Field(default_factory=LocalConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    agent: AgentConfig = Field(default_factory=AgentConfig)
+    access: AccessConfig = Field(default_factory=AccessConfig)
+    pairing: PairingConfig = Field(default_factory=PairingConfig)
+    sessions: SessionConfig = Field(default_factory=SessionConfig)
+    compression: CompressionConfig = Field(default_factory=CompressionConfig)
+    hygiene: HygieneConfig = Field(default_factory=HygieneConfig)
+    auxiliary: AuxiliaryConfig = Field(default_factory=AuxiliaryConfig)
+    context: ContextEngineConfig = Field(default_factory=ContextEngineConfig)
+    notices: NoticeConfig = Field(default_factory=NoticeConfig)
+    costs: CostConfig = Field(default_factory=CostConfig)
+    attachments: AttachmentConfig = Field(default_factory=AttachmentConfig)
+    transcription: TranscriptionConfig = Field(default_factory=TranscriptionConfig)
+    store: StoreConfig = Field(default_factory=StoreConfig)
+    logging: LoggingConfig = Field(default_factory=LoggingConfig)
+    lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)
 
     @classmethod
     def settings_customise_sources(

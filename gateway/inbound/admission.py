@@ -22,7 +22,7 @@ from hermes_state.values import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class AcceptedEvent:
     """An event that was let in, and how it goes on."""
 
     message: InboundMessage
@@ -47,7 +47,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
+class StoredEvent:
     """What was stored."""
 
     chat_id: ChatId
@@ -57,7 +57,7 @@ class Admitted:
     """Something is owed to the chat."""
 
 
-def admit(db: Connection, admission: Admission, now: Millis) -> Admitted:
+def admit(db: Connection, admission: AcceptedEvent, now: Millis) -> StoredEvent:
     """Store an event once; with it its acknowledgement and the channel's cursor."""
     message = admission.message
     if admission.cursor is not None:
@@ -69,24 +69,24 @@ def admit(db: Connection, admission: Admission, now: Millis) -> Admitted:
     if inbox_id is None:
         # Whoever brought it the first time may have been cancelled right after the commit: it must not be forgotten.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
-        return Admitted(chat_id=chat_id, inbox_id=waiting_id, is_told=False)
+        return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, is_told=False)
     most = admission.max_waiting
     if most is not None and inbox.count_waiting(db, chat_id, message.sender.ref) > most:
         inbox.settle(db, inbox_id, InboxState.DROPPED, now)
         is_told = _refuse_full(db, admission, chat_id, most, now)
-        return Admitted(chat_id=chat_id, inbox_id=None, is_told=is_told)
+        return StoredEvent(chat_id=chat_id, inbox_id=None, is_told=is_told)
     told = admission.told_when_steered if is_steer else _told_when_behind(db, admission, inbox_id)
     if told is not None:
         outbox.enqueue(db, _reply(admission, chat_id, f"inbox:{inbox_id}:ack", OutboxKind.STATUS, told), now)
-    return Admitted(chat_id=chat_id, inbox_id=inbox_id, is_told=told is not None)
+    return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, is_told=told is not None)
 
 
-def _told_when_behind(db: Connection, admission: Admission, inbox_id: InboxId) -> str | None:
+def _told_when_behind(db: Connection, admission: AcceptedEvent, inbox_id: InboxId) -> str | None:
     sentence = admission.told_when_behind
     return sentence if sentence is not None and inbox.is_behind_work(db, inbox_id) else None
 
 
-def _row(admission: Admission, chat_id: ChatId, mode: InboxMode) -> NewInboxRow:
+def _row(admission: AcceptedEvent, chat_id: ChatId, mode: InboxMode) -> NewInboxRow:
     message = admission.message
     return NewInboxRow(
         platform=message.chat.platform,
@@ -110,7 +110,7 @@ def _row(admission: Admission, chat_id: ChatId, mode: InboxMode) -> NewInboxRow:
     )
 
 
-def _refuse_full(db: Connection, admission: Admission, chat_id: ChatId, most: int, now: Millis) -> bool:
+def _refuse_full(db: Connection, admission: AcceptedEvent, chat_id: ChatId, most: int, now: Millis) -> bool:
     """Say once that too much waits; the next refusal is told when the queue has moved on."""
     sender = admission.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
@@ -126,7 +126,7 @@ def _refuse_full(db: Connection, admission: Admission, chat_id: ChatId, most: in
     return outbox.enqueue(db, reply, now)
 
 
-def _reply(admission: Admission, chat_id: ChatId, dedupe_key: str, kind: OutboxKind, markdown: str) -> Reply:
+def _reply(admission: AcceptedEvent, chat_id: ChatId, dedupe_key: str, kind: OutboxKind, markdown: str) -> Reply:
     message = admission.message
     return Reply(
         chat_id=chat_id,

@@ -10,19 +10,19 @@ from dataclasses import replace
 
 import structlog
 
-from gateway.access.pairing import PairingOffer, offer_pairing, turn_down
-from gateway.access.permissions import Access, Verdict
-from gateway.commands.registry import Command, Kind, Parsed, Registry, parse
+from gateway.access.pairing import PairingReply, offer_pairing, turn_down
+from gateway.access.permissions import AccessControl, AccessDecision
+from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand, parse
 from gateway.commands.runner import CommandRunner
-from gateway.inbound.admission import Admission, Admitted, admit, apply_deletion, apply_edit
-from gateway.inbound.offline_commands import Unstored
-from gateway.inbound.rate_limit import TOO_FAST, CommandPace
-from gateway.models.runtime import Live
+from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, apply_deletion, apply_edit
+from gateway.inbound.offline_commands import OfflineCommands
+from gateway.inbound.rate_limit import TOO_FAST, CommandRateLimiter
+from gateway.models.runtime import Runtime
 from gateway.outbound.delivery import Delivery
-from gateway.turns.lanes import Lanes
+from gateway.turns.lanes import LaneDispatcher
 from hermes_state import inbox
 from hermes_state.admin import pairings
-from hermes_state.admin.pairings import Role
+from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import find_chat, move_chat
 from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
@@ -57,10 +57,10 @@ class GatewayIntake:
         self,
         *,
         store: Store,
-        live: Live,
-        access: Access,
-        registry: Registry,
-        lanes: Lanes,
+        live: Runtime,
+        access: AccessControl,
+        registry: CommandRegistry,
+        lanes: LaneDispatcher,
         commands: CommandRunner,
         delivery: Delivery,
         clock: Clock,
@@ -73,8 +73,8 @@ class GatewayIntake:
         self._commands = commands
         self._delivery = delivery
         self._clock = clock
-        self._pace = CommandPace()
-        self._unstored = Unstored(access=access, lanes=lanes, commands=commands)
+        self._pace = CommandRateLimiter()
+        self._unstored = OfflineCommands(access=access, lanes=lanes, commands=commands)
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
         """See `platforms.base.Intake.accept`."""
@@ -125,9 +125,9 @@ class GatewayIntake:
         if message.is_bare_command and not self._is_known_command(message.text):
             message = replace(message, is_addressed=False)  # for another bot of the group
         verdict = self._access.judge(message)
-        if verdict is Verdict.ADMITTED:
+        if verdict is AccessDecision.ADMITTED:
             await self._admit(message, cursor)
-        elif verdict is Verdict.STRANGER or (verdict is Verdict.DENIED and message.ticket is not None):
+        elif verdict is AccessDecision.STRANGER or (verdict is AccessDecision.DENIED and message.ticket is not None):
             await self._answer_stranger(message, verdict, cursor)
         elif cursor is not None:
             await self.mark_seen(cursor)
@@ -158,7 +158,7 @@ class GatewayIntake:
         if running is not None and self._interrupts(admission, running):
             self._lanes.interrupt(admitted.chat_id, running.id)
 
-    async def _slow_down(self, admission: Admission) -> None:
+    async def _slow_down(self, admission: AcceptedEvent) -> None:
         """Refuse a command of somebody who gives too many; say so once a minute, but in every slash command's place."""
         message, now = admission.message, self._clock.now()
         log.info("command.refused", chat=admission.key.name, sender=message.sender.ref)
@@ -172,14 +172,14 @@ class GatewayIntake:
         self,
         message: InboundMessage,
         key: ChatKey,
-        parsed: Parsed | None,
+        parsed: ParsedCommand | None,
         command: Command | None,
         running: RunningTurn | None,
         cursor: Cursor | None,
-    ) -> Admission:
+    ) -> AcceptedEvent:
         sessions = self._live.config.sessions
         joins = running.id if running is not None and self._may_join(message, running) else None
-        admission = Admission(
+        admission = AcceptedEvent(
             message=message,
             key=key,
             kind=InboxKind.MESSAGE,
@@ -191,7 +191,7 @@ class GatewayIntake:
         if parsed is None:
             steers = joins if sessions.busy_mode == "steer" and not message.attachments else None
             return replace(admission, steers=steers)
-        if command is not None and command.kind is Kind.MESSAGE and parsed.argument:
+        if command is not None and command.kind is CommandKind.MESSAGE and parsed.argument:
             return replace(
                 admission,
                 mode=InboxMode.ALONE,
@@ -200,7 +200,7 @@ class GatewayIntake:
                 told_when_steered=STEERED,
                 told_when_behind=AFTER_THIS_ANSWER,
             )
-        is_queued = command is not None and command.kind is Kind.CHANGE
+        is_queued = command is not None and command.kind is CommandKind.CHANGE
         told = AFTER_THIS_ANSWER if is_queued else None
         most = admission.max_waiting if is_queued else None
         return replace(admission, kind=InboxKind.COMMAND, max_waiting=most, told_when_behind=told)
@@ -209,14 +209,16 @@ class GatewayIntake:
         """What the model reads of a message: `/queue <words>` is a message made of its words."""
         parsed = parse(text)
         command = self._registry.find(parsed.name) if parsed is not None else None
-        is_message = parsed is not None and command is not None and command.kind is Kind.MESSAGE and parsed.argument
+        is_message = (
+            parsed is not None and command is not None and command.kind is CommandKind.MESSAGE and parsed.argument
+        )
         return parsed.argument if parsed is not None and is_message else text
 
     def _is_known_command(self, text: str) -> bool:
         parsed = parse(text)
         return parsed is not None and self._registry.find(parsed.name) is not None
 
-    def _interrupts(self, admission: Admission, running: RunningTurn) -> bool:
+    def _interrupts(self, admission: AcceptedEvent, running: RunningTurn) -> bool:
         return (
             self._live.config.sessions.busy_mode == "interrupt"
             and admission.kind is InboxKind.MESSAGE
@@ -227,9 +229,9 @@ class GatewayIntake:
     def _may_join(self, message: InboundMessage, running: RunningTurn) -> bool:
         """In a shared chat a turn belongs to whoever started it, and to admins."""
         is_own = running.started_by == message.sender.ref
-        return is_own or not message.chat_kind.is_shared or self._access.role_of(message.sender.ref) is Role.ADMIN
+        return is_own or not message.chat_kind.is_shared or self._access.role_of(message.sender.ref) is UserRole.ADMIN
 
-    async def _store_command(self, admission: Admission, command: Command) -> Admitted:
+    async def _store_command(self, admission: AcceptedEvent, command: Command) -> StoredEvent:
         """Store a command; when the database is slow about it or away, it is heard from memory first."""
         message, now = admission.message, self._clock.now()
         heard = self._unstored.find(message.event_ref)
@@ -259,10 +261,10 @@ class GatewayIntake:
 
     # ---- strangers, edits --------------------------------------------------------------------------------------
 
-    async def _answer_stranger(self, message: InboundMessage, verdict: Verdict, cursor: Cursor | None) -> None:
+    async def _answer_stranger(self, message: InboundMessage, verdict: AccessDecision, cursor: Cursor | None) -> None:
         pairing = self._live.config.pairing
         now = self._clock.now()
-        if verdict is Verdict.STRANGER and pairing.enabled:
+        if verdict is AccessDecision.STRANGER and pairing.enabled:
             code = pairings.new_code()
             minutes = pairing.code_minutes
             sentence = (
@@ -270,7 +272,7 @@ class GatewayIntake:
                 f"this bot can let you in with `hermes-gateway pair approve {code}`, "
                 f"and an admin with `/pair approve {code}`."
             )
-            offer = PairingOffer(
+            offer = PairingReply(
                 code=code, lifetime_ms=int(minutes * 60_000), max_pending=pairing.max_pending, sentence=sentence
             )
             chat_id = await self._store.write(offer_pairing, message, offer, cursor, now)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from gateway.access.permissions import Access
+from gateway.access.permissions import AccessControl
 from gateway.commands.registry import Command
 from gateway.commands.runner import CommandRunner
-from gateway.turns.lanes import Lanes, Stopping
-from hermes_state.admin.pairings import Role
+from gateway.turns.lanes import LaneDispatcher, StoppingTurn
+from hermes_state.admin.pairings import UserRole
 from hermes_state.values import ChatKey, InboundMessage, Millis
 
 log = structlog.get_logger()
@@ -30,12 +30,12 @@ REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class OfflineResult:
     """What became of a command that could not be stored."""
 
     at: Millis
     """When it was heard: a turn that began later is not what a `/stop` was about."""
-    stopping: Stopping | None = None
+    stopping: StoppingTurn | None = None
     answering: asyncio.Task[bool] | None = None
     """Says whether the whole answer was sent."""
 
@@ -47,20 +47,20 @@ class Heard:
         return not self.answering.cancelled() and self.answering.result()
 
 
-class Unstored:
+class OfflineCommands:
     """Hears commands without the database."""
 
-    def __init__(self, *, access: Access, lanes: Lanes, commands: CommandRunner) -> None:
+    def __init__(self, *, access: AccessControl, lanes: LaneDispatcher, commands: CommandRunner) -> None:
         self._access = access
         self._lanes = lanes
         self._commands = commands
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, OfflineResult] = {}
         """The newest, by their events."""
 
-    def find(self, event_ref: str) -> Heard | None:
+    def find(self, event_ref: str) -> OfflineResult | None:
         return self._heard.get(event_ref)
 
-    def hear(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> Heard:
+    def hear(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> OfflineResult:
         """Do at once what can be done for a command; once for each event."""
         known = self._heard.get(message.event_ref)
         if known is not None:
@@ -71,14 +71,14 @@ class Unstored:
         heard = self._heard[message.event_ref] = self._act(message, key, command, now)
         return heard
 
-    def _act(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> Heard:
+    def _act(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> OfflineResult:
         if command.unstored is not None:
-            return Heard(at=now, answering=self._commands.say_unstored(message, key, command.unstored))
+            return OfflineResult(at=now, answering=self._commands.say_unstored(message, key, command.unstored))
         stopping = None
         if command.name == "stop":
             sender = message.sender.ref
-            is_admin = self._access.role_of(sender) is Role.ADMIN
+            is_admin = self._access.role_of(sender) is UserRole.ADMIN
             stopping = self._lanes.stop_from_memory(key, sender, is_admin)
         said = NOT_TAKEN if stopping is None else STOPPED
         self._commands.say_unstored(message, key, lambda _desk, _key: said)
-        return Heard(at=now, stopping=stopping)
+        return OfflineResult(at=now, stopping=stopping)

@@ -17,7 +17,7 @@ _REMEMBERED = 1_000
 """People; of those whose last command is longest ago nothing is known."""
 
 
-class CommandPace:
+class CommandRateLimiter:
     """Counts each person's commands by the platform's time: what comes late, after an outage, was not written fast."""
 
     def __init__(self) -> None:

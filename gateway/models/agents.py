@@ -5,9 +5,9 @@ They share what belongs to conversations and not to a model: the store, the view
 
 from collections.abc import Callable
 
-from agent.model.client import ModelLine, Rest
+from agent.model.client import ModelClient, OpenCircuit
 from agent.turn import Agent
-from gateway.config.routes import RouteSettings
+from gateway.config.routes import RouteConfig
 
 
 class Agents:
@@ -15,9 +15,9 @@ class Agents:
 
     def __init__(
         self,
-        configured: RouteSettings,
-        make: Callable[[RouteSettings], Agent],
-        line_of: Callable[[RouteSettings], ModelLine] | None = None,
+        configured: RouteConfig,
+        make: Callable[[RouteConfig], Agent],
+        line_of: Callable[[RouteConfig], ModelClient] | None = None,
     ) -> None:
         """`configured`: the route of `model`, whose agent is made at once. Raises what `make` raises for it.
 
@@ -28,7 +28,7 @@ class Agents:
         self.configured = make(configured)
         self._made = {configured: self.configured}
 
-    def of(self, route: RouteSettings) -> Agent:
+    def of(self, route: RouteConfig) -> Agent:
         """The agent that speaks to the model of a route. Raises `ConfigError` where it cannot be made."""
         agent = self._made.get(route)
         if agent is None:
@@ -36,12 +36,12 @@ class Agents:
             agent.context.follow(self.configured.context)
         return agent
 
-    def rest_of(self, route: RouteSettings) -> Rest | None:
+    def rest_of(self, route: RouteConfig) -> OpenCircuit | None:
         """Whether a route is left alone for now; one that nobody has used yet is not."""
         agent = self._made.get(route)
         return agent.line.circuit.rest if agent is not None else None
 
-    def in_use(self) -> list[tuple[RouteSettings, Agent]]:
+    def in_use(self) -> list[tuple[RouteConfig, Agent]]:
         """Those that were made so far, the configured one first."""
         return list(self._made.items())
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
 from gateway.config.context_settings import AuxiliaryTask, Mode
-from gateway.config.routes import RouteBlock, RouteSettings, completed
+from gateway.config.routes import PartialRoute, RouteConfig, completed
 from gateway.config.settings import Config
 
 Task: TypeAlias = Literal["compression", "flush", "title"]
 TASKS: Final[tuple[Task, ...]] = ("compression", "flush", "title")
 
 
-def route_for(config: Config, task: Task, live: RouteSettings) -> RouteSettings | None:
+def route_for(config: Config, task: Task, live: RouteConfig) -> RouteConfig | None:
     """The route of the model that does `task` for a conversation whose own model is that of `live`; None: nobody."""
     mode = _mode(config, task)
     if mode == "off":
@@ -24,12 +24,12 @@ def route_for(config: Config, task: Task, live: RouteSettings) -> RouteSettings 
     return None if route.protocol == "offline" else route
 
 
-def all_routes(config: Config) -> tuple[RouteSettings, ...]:
+def all_routes(config: Config) -> tuple[RouteConfig, ...]:
     """Every route that the configuration leads to, each once: those that people may choose, and those of tasks."""
     return tuple(dict.fromkeys((*config.model.routes, *named_routes(config))))
 
 
-def named_routes(config: Config) -> Iterator[RouteSettings]:
+def named_routes(config: Config) -> Iterator[RouteConfig]:
     """Those of the models that are named for tasks of conversations with the configured model."""
     for task in TASKS:
         named = _named(config, task, config.model)
@@ -52,7 +52,7 @@ def _settings(config: Config, task: Task) -> AuxiliaryTask:
             return config.auxiliary.title
 
 
-def _named(config: Config, task: Task, live: RouteSettings) -> RouteSettings | None:
+def _named(config: Config, task: Task, live: RouteConfig) -> RouteConfig | None:
     """The route of the model that is named for a task: an alias, or a model at the API of `model` or at another.
 
     The key of `model` goes along only to the API that it is for.
@@ -64,7 +64,7 @@ def _named(config: Config, task: Task, live: RouteSettings) -> RouteSettings | N
     name = (name or "").strip()
     if not name:
         return None
-    block = RouteBlock(
+    block = PartialRoute(
         name=name,
         protocol=settings.protocol,
         base_url=settings.base_url,

@@ -9,13 +9,13 @@ from typing import Final
 
 from agent.model.base import ModelLimits
 from agent.model.catalog import TAKEN_ON
-from agent.model.sizes import NOTHING_SAID, Capacity, Source, capacity_of
-from gateway.config.routes import RouteSettings
-from hermes_state.profiles import Offer
+from agent.model.sizes import NOTHING_SAID, ModelSize, SizeSource, capacity_of
+from gateway.config.routes import RouteConfig
+from hermes_state.profiles import OfferedSize
 from hermes_state.values import Tokens
 
 
-def configured_limits(route: RouteSettings) -> ModelLimits:
+def configured_limits(route: RouteConfig) -> ModelLimits:
     """What the configuration says about the size of a model."""
     context, output = route.context_length, route.max_output_tokens
     return ModelLimits(
@@ -24,23 +24,23 @@ def configured_limits(route: RouteSettings) -> ModelLimits:
     )
 
 
-def capacity_in(route: RouteSettings, offer: Offer | None = None) -> Capacity:
+def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSize:
     """How large a model is, by what its provider has said as well."""
     said = offer or NOTHING_SAID
     offered = ModelLimits(context_length=said.context_length, max_output_tokens=said.max_output_tokens)
     return capacity_of(route.label, configured_limits(route), offered)
 
 
-WINDOW_FROM: Final[Mapping[Source, str]] = {
-    Source.CONFIGURED: "as configured",
-    Source.OFFERED: "as its provider says",
-    Source.CATALOGUE: f"by the built-in list of {TAKEN_ON}",
-    Source.ASSUMED: "assumed, for nobody says it; `model.context_length` does",
-    Source.LEARNED: "as its provider said when it refused a prompt",
-    Source.GUESSED: "assumed for this conversation, since a prompt was refused",
+WINDOW_FROM: Final[Mapping[SizeSource, str]] = {
+    SizeSource.CONFIGURED: "as configured",
+    SizeSource.OFFERED: "as its provider says",
+    SizeSource.CATALOGUE: f"by the built-in list of {TAKEN_ON}",
+    SizeSource.ASSUMED: "assumed, for nobody says it; `model.context_length` does",
+    SizeSource.LEARNED: "as its provider said when it refused a prompt",
+    SizeSource.GUESSED: "assumed for this conversation, since a prompt was refused",
 }
 """Who says how large a window is, for people: goes on after a comma."""
 
 
-FIGURE_FROM: Final[Mapping[Source, str]] = {**WINDOW_FROM, Source.ASSUMED: "assumed"}
+FIGURE_FROM: Final[Mapping[SizeSource, str]] = {**WINDOW_FROM, SizeSource.ASSUMED: "assumed"}
 """Shorter, for a figure that is one among others."""

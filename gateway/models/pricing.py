@@ -6,7 +6,7 @@ from typing import TypedDict
 from zoneinfo import ZoneInfo
 
 from agent.model.base import Caps
-from agent.model.caps import CapLimits, DaySpending, NoPrice, SpendingCaps
+from agent.model.caps import CapLimits, DailyUsage, SpendingCaps, UnpricedCaps
 from agent.model.prices import FREE, Price, price_of
 from gateway.config.settings import Config
 from gateway.models.auxiliary import all_routes
@@ -14,29 +14,29 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Clock, MicroUsd, micro_usd
 
 
-class Terms(TypedDict):
-    """On which a line calls its model: what `Line` is made with."""
+class ClientOptions(TypedDict):
+    """On which a line calls its model: what `BaseClient` is made with."""
 
     price: Price | None
     caps: Caps | None
 
 
-class Costs:
+class Pricing:
     """One of it for a gateway: all lines look at the same sums, whatever reload they were made by."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._day = DaySpending(store)
+        self._day = DailyUsage(store)
 
-    def terms(self, config: Config, name: str | None) -> Terms:
+    def terms(self, config: Config, name: str | None) -> ClientOptions:
         """For the model called `name`; None is the built-in one, which costs nothing."""
         price = price_in(config, name)
         if not config.costs.has_caps:
-            return Terms(price=price, caps=None)
+            return ClientOptions(price=price, caps=None)
         if price is None:
-            return Terms(price=None, caps=NoPrice(name or ""))
-        return Terms(price=price, caps=SpendingCaps(self._store, cap_limits(config), self._day, self._clock))
+            return ClientOptions(price=None, caps=UnpricedCaps(name or ""))
+        return ClientOptions(price=price, caps=SpendingCaps(self._store, cap_limits(config), self._day, self._clock))
 
 
 def price_in(config: Config, name: str | None) -> Price | None:

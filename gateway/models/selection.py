@@ -7,17 +7,17 @@ from urllib.parse import urlsplit
 
 from agent.model.base import ChatModel
 from agent.model.caching import CacheState, CacheTtl, cache_state
-from agent.model.client import ModelLine
+from agent.model.client import ModelClient
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.extras import missing_extra
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
-from gateway.config.routes import CONFIGURED, RouteSettings, completed
-from gateway.config.settings import Config, ModelSettings
+from gateway.config.routes import CONFIGURED, RouteConfig, completed
+from gateway.config.settings import Config, ModelConfig
 from gateway.models.auxiliary import all_routes
 from gateway.models.capacity import capacity_in
-from gateway.models.pricing import Costs
-from hermes_state.admin.pairings import Role
+from gateway.models.pricing import Pricing
+from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError, ConfigError
 
 _EXACT: Final = "="
@@ -25,7 +25,7 @@ _EXACT: Final = "="
 LONGEST_NAME = 200
 
 
-def known_routes(model: ModelSettings) -> dict[str, RouteSettings]:
+def known_routes(model: ModelConfig) -> dict[str, RouteConfig]:
     """Every name that people may choose, with its route: the configured model's, the aliases, the fallbacks'."""
     found = {model.label: model.route}
     for alias in model.aliases:
@@ -36,7 +36,7 @@ def known_routes(model: ModelSettings) -> dict[str, RouteSettings]:
     return found
 
 
-def route_of(model: ModelSettings, choice: str | None) -> RouteSettings | None:
+def route_of(model: ModelConfig, choice: str | None) -> RouteConfig | None:
     """The route of a stored choice; None where the configuration does not know it any more."""
     if choice is None or choice == model.label:  # it may have become that since it was chosen
         return model.route
@@ -47,12 +47,12 @@ def route_of(model: ModelSettings, choice: str | None) -> RouteSettings | None:
     return next((route for route in model.fallback_routes if route.label == choice), None)
 
 
-def name_of(model: ModelSettings, choice: str | None) -> str:
+def name_of(model: ModelConfig, choice: str | None) -> str:
     """What people call a stored choice."""
     return model.label if choice is None else choice.removeprefix(_EXACT)
 
 
-def choose(model: ModelSettings, written: str, role: Role) -> str | None:
+def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
     """What is stored of a choice; None for the configured model. Raises `CommandError`.
 
     Everybody may choose what the configuration names. Another model at the same provider may cost anything: that is
@@ -65,7 +65,7 @@ def choose(model: ModelSettings, written: str, role: Role) -> str | None:
         return None
     if name is not None:
         return name
-    if role is not Role.ADMIN:
+    if role is not UserRole.ADMIN:
         raise CommandError(
             f"I do not know the model “{written[:LONGEST_NAME]}”.{nearest(model, written)} /model lists them."
         )
@@ -74,19 +74,19 @@ def choose(model: ModelSettings, written: str, role: Role) -> str | None:
     return _EXACT + written
 
 
-def place_of(route: RouteSettings) -> str | None:
+def place_of(route: RouteConfig) -> str | None:
     """The host that a route leads to; None for what is built in."""
     return urlsplit(route.address).hostname if route.address is not None else None
 
 
-def nearest(model: ModelSettings, written: str) -> str:
+def nearest(model: ModelConfig, written: str) -> str:
     """A question about what was meant; empty where nothing is alike."""
     names = {name.lower(): name for name in (*known_routes(model), CONFIGURED)}
     found = difflib.get_close_matches(written.lower(), names, n=1)
     return f" Did you mean `/model {names[found[0]]}`?" if found else ""
 
 
-def make_model(route: RouteSettings, settings: ModelSettings) -> ChatModel:
+def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
     """The model at the end of a route, ready to be called. Raises `ConfigError` where its SDK is not installed."""
     if route.protocol == "offline":
         return OfflineModel()
@@ -122,29 +122,29 @@ def _anthropic_model(settings: dict[str, Any], context_length: int) -> ChatModel
     return model
 
 
-def caching_of(route: RouteSettings, ttl: CacheTtl) -> CacheState:
+def caching_of(route: RouteConfig, ttl: CacheTtl) -> CacheState:
     """Whether prompts to a route's model are marked for caching, for how long, and where they go."""
     host = place_of(route)
     return cache_state(route.name or "", f"{route.protocol}:{host}" if host else route.protocol, ttl)
 
 
-class Lines:
+class ClientRegistry:
     """One line to each model in use, shared by all that ask it; made when first asked for."""
 
-    def __init__(self, config: Config, costs: Costs) -> None:
+    def __init__(self, config: Config, costs: Pricing) -> None:
         """Raises `ConfigError` where a protocol of the configuration cannot be spoken here."""
         self._config = config
         self._costs = costs
-        self._lines: dict[RouteSettings, ModelLine] = {}
+        self._lines: dict[RouteConfig, ModelClient] = {}
         for route in all_routes(config):
             if route.protocol == "anthropic":  # now, for the SDK takes longer to load than people should wait
                 self.of(route)
 
-    def of(self, route: RouteSettings) -> ModelLine:
+    def of(self, route: RouteConfig) -> ModelClient:
         line = self._lines.get(route)
         if line is None:
             terms = self._costs.terms(self._config, None if route.protocol == "offline" else route.name)
-            line = self._lines[route] = ModelLine(make_model(route, self._config.model), **terms)
+            line = self._lines[route] = ModelClient(make_model(route, self._config.model), **terms)
         return line
 
     async def close(self) -> None:

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 from agent.context.compressor import SUMMARY_SECONDS, CompressorSettings
 from agent.context.controller import ContextSettings
-from agent.context.cuts import CutRules
+from agent.context.cuts import CutSettings
 from agent.context.limits import Limits, LimitSettings, limits_of
-from agent.model.sizes import Source
+from agent.model.sizes import SizeSource
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tokens import estimated_schema_tokens, estimated_text_tokens
 from agent.tools.recall import recall_tools
@@ -35,7 +35,7 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
             hygiene_threshold=config.hygiene.threshold,
         ),
         compressor=CompressorSettings(
-            cut=CutRules(
+            cut=CutSettings(
                 protect_last_n=compression.protect_last_n,
                 protect_first_n=compression.protect_first_n,
                 protect_first=compression.protect_first,
@@ -58,7 +58,7 @@ class Window:
     """Where conversations with the configured model are compressed."""
 
     limits: Limits
-    window_from: Source
+    window_from: SizeSource
 
 
 def window_of(config: Config, profile: ModelProfile | None = None) -> Window:
@@ -68,7 +68,7 @@ def window_of(config: Config, profile: ModelProfile | None = None) -> Window:
     window = profile.window(capacity.context_length)
     return Window(
         limits=limits_of(window, capacity.output_in(window), context_settings(config, UTC).limits),
-        window_from=Source.LEARNED if window < capacity.context_length else capacity.context_from,
+        window_from=SizeSource.LEARNED if window < capacity.context_length else capacity.context_from,
     )
 
 

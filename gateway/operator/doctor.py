@@ -20,14 +20,14 @@ from agent.model.protocols.extras import missing_extra
 from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.files import StateDirectory, locate_home
-from gateway.config.routes import RouteSettings
+from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
 from gateway.models.auxiliary import all_routes
 from gateway.models.capacity import WINDOW_FROM
 from gateway.models.pricing import unpriced_models, unpriced_sentence
 from gateway.models.window import Window, fixed_prompt_tokens, load_configured_profile, window_of
-from gateway.operator.probes import Probe, probe_discord, probe_model, probe_telegram
-from gateway.operator.socket import NobodyAnswers, ask
+from gateway.operator.probes import ProbeResult, probe_discord, probe_model, probe_telegram
+from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
 from hermes_state.store.connections import check_engine
@@ -43,7 +43,7 @@ UNIT = "hermes-gateway.service"
 UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     FINE = "fine"
     SKIPPED = "skipped"
     WARNING = "warning"
@@ -55,7 +55,7 @@ class Finding:
     """What one check saw. `text` is one or two sentences; `check` is a fixed word that scripts may rely on."""
 
     check: str
-    verdict: Verdict
+    verdict: Severity
     text: str
 
 
@@ -65,13 +65,13 @@ def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]
     try:
         loaded = load_config(environ)
     except ConfigError as error:
-        yield Finding(check="config", verdict=Verdict.FAILED, text=str(error))
+        yield Finding(check="config", verdict=Severity.FAILED, text=str(error))
         yield from _warnings(error.warnings if isinstance(error, ConfigRejected) else ())
         yield from _home(locate_home(environ))
         if isinstance(error, ConfigRejected):  # else what lies there may not be ours
             yield from _state(StateDirectory(home=locate_home(environ)))
         return
-    yield Finding(check="config", verdict=Verdict.FINE, text=_sources(loaded))
+    yield Finding(check="config", verdict=Severity.FINE, text=_sources(loaded))
     yield from _warnings(loaded.warnings)
     yield from _home(loaded.home)
     state = list(_state(loaded))
@@ -87,7 +87,7 @@ def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]
 
 
 def _warnings(warnings: Sequence[str]) -> Iterator[Finding]:
-    return (Finding(check="environment", verdict=Verdict.WARNING, text=warning) for warning in warnings)
+    return (Finding(check="environment", verdict=Severity.WARNING, text=warning) for warning in warnings)
 
 
 def _state(state: StateDirectory) -> Iterator[Finding]:
@@ -100,9 +100,9 @@ def _engine() -> Iterator[Finding]:
     try:
         check_engine()
     except StateError as error:
-        yield Finding(check="engine", verdict=Verdict.FAILED, text=str(error))
+        yield Finding(check="engine", verdict=Severity.FAILED, text=str(error))
     else:
-        yield Finding(check="engine", verdict=Verdict.FINE, text=f"{version} with full-text search.")
+        yield Finding(check="engine", verdict=Severity.FINE, text=f"{version} with full-text search.")
 
 
 def _sources(loaded: LoadedConfig) -> str:
@@ -114,10 +114,10 @@ def _home(home: Path) -> Iterator[Finding]:
     if not home.is_dir():
         if home.exists():
             return  # the configuration's finding has said that it is no directory
-        yield Finding(check="home", verdict=Verdict.FINE, text=f"{home} does not exist yet; the first start makes it.")
+        yield Finding(check="home", verdict=Severity.FINE, text=f"{home} does not exist yet; the first start makes it.")
         return
     if not os.access(home, os.W_OK | os.X_OK):
-        yield Finding(check="home", verdict=Verdict.FAILED, text=f"{home} cannot be written by this user.")
+        yield Finding(check="home", verdict=Severity.FAILED, text=f"{home} cannot be written by this user.")
         return
     is_fine = True
     for path, wanted in ((home, 0o700), *((home / name, 0o600) for name in ("config.yaml", ".env", "state.db"))):
@@ -129,19 +129,19 @@ def _home(home: Path) -> Iterator[Finding]:
         if mode & ~wanted & 0o077:
             is_fine = False
             text = f"{path} is open to other users (mode {mode:04o}): chmod {wanted:04o} {path}"
-            yield Finding(check="home", verdict=Verdict.WARNING, text=text)
+            yield Finding(check="home", verdict=Severity.WARNING, text=text)
         if status.st_uid != os.geteuid():
             is_fine = False
             text = f"{path} belongs to user id {status.st_uid}, not to the one running this ({os.geteuid()})."
-            yield Finding(check="home", verdict=Verdict.WARNING, text=text)
+            yield Finding(check="home", verdict=Severity.WARNING, text=text)
     if is_fine:
-        yield Finding(check="home", verdict=Verdict.FINE, text=f"{home} is ours and closed to others.")
+        yield Finding(check="home", verdict=Severity.FINE, text=f"{home} is ours and closed to others.")
 
 
 def _disk(home: Path) -> Iterator[Finding]:
     existing = next(path for path in (home, *home.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
-    verdict = Verdict.FAILED if free < DISK_OUT_BYTES else Verdict.WARNING if free < DISK_LOW_BYTES else Verdict.FINE
+    verdict = Severity.FAILED if free < DISK_OUT_BYTES else Severity.WARNING if free < DISK_LOW_BYTES else Severity.FINE
     yield Finding(check="disk", verdict=verdict, text=f"{free / 1e9:.1f} GB free at {existing}.")
 
 
@@ -149,47 +149,47 @@ def _database(state: StateDirectory) -> Iterator[Finding]:
     """Asks the daemon when one runs; a second process must not read a file that the daemon may be writing to."""
     try:
         answer = ask(state.control_socket, "doctor", timeout_seconds=60)
-    except NobodyAnswers:
+    except DaemonNotRunningError:
         yield from _resting_database(state)
     except CommandError as error:
-        yield Finding(check="daemon", verdict=Verdict.FAILED, text=f"The daemon runs but could not answer: {error}")
+        yield Finding(check="daemon", verdict=Severity.FAILED, text=f"The daemon runs but could not answer: {error}")
     else:
-        yield Finding(check="daemon", verdict=Verdict.FINE, text="The daemon is running and answers.")
-        yield from (Finding(check=row["check"], verdict=Verdict(row["verdict"]), text=row["text"]) for row in answer)
+        yield Finding(check="daemon", verdict=Severity.FINE, text="The daemon is running and answers.")
+        yield from (Finding(check=row["check"], verdict=Severity(row["verdict"]), text=row["text"]) for row in answer)
 
 
 def _resting_database(state: StateDirectory) -> Iterator[Finding]:
     if not is_free(state.lock_file):
         who = holder(state.lock_file) or "another process"
         text = f"The database is held by {who}, which does not answer at {state.control_socket}."
-        yield Finding(check="daemon", verdict=Verdict.FAILED, text=text)
+        yield Finding(check="daemon", verdict=Severity.FAILED, text=text)
         return
-    yield Finding(check="daemon", verdict=Verdict.SKIPPED, text="The daemon is not running.")
+    yield Finding(check="daemon", verdict=Severity.SKIPPED, text="The daemon is not running.")
     try:
         with open_resting(state.database) as db:
             yield database_finding(db) if db is not None else _no_database(state)
     except HermesError as error:
-        yield Finding(check="database", verdict=Verdict.FAILED, text=str(error))
+        yield Finding(check="database", verdict=Severity.FAILED, text=str(error))
 
 
 def _no_database(state: StateDirectory) -> Finding:
     text = "There is no database yet; the first start makes it."
     if state.database.exists():
         text = "The database is still empty: a start failed before it had made the tables. The next start makes them."
-    return Finding(check="database", verdict=Verdict.SKIPPED, text=text)
+    return Finding(check="database", verdict=Severity.SKIPPED, text=text)
 
 
 def database_finding(db: sqlite3.Connection) -> Finding:
     """Integrity and size of the database; the daemon answers `doctor` with this, from one of its readers."""
     verdict = quick_check(db)
     if verdict != "ok":
-        return Finding(check="database", verdict=Verdict.FAILED, text=f"The database is damaged: {verdict}")
+        return Finding(check="database", verdict=Severity.FAILED, text=f"The database is damaged: {verdict}")
     seen = load_overview(db)
     text = (
         f"The database is sound: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
         f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered."
     )
-    return Finding(check="database", verdict=Verdict.FINE, text=text)
+    return Finding(check="database", verdict=Severity.FINE, text=text)
 
 
 def _access(loaded: LoadedConfig) -> Iterator[Finding]:
@@ -197,12 +197,12 @@ def _access(loaded: LoadedConfig) -> Iterator[Finding]:
     has_platform = config.telegram.token is not None or config.discord.token is not None
     if config.access.allow_all and has_platform:
         text = "access.allow_all is on: everybody who finds the bot can use the model at your cost."
-        yield Finding(check="access", verdict=Verdict.WARNING, text=text)
+        yield Finding(check="access", verdict=Severity.WARNING, text=text)
     elif has_platform and not config.access.names_somebody:
         advice = "people get a pairing code; `hermes-gateway pair list` shows who was let in."
         if not config.pairing.enabled:
             advice = "pairing is off too: nobody can write unless paired earlier. Set access.allow."
-        verdict = Verdict.FINE if config.pairing.enabled else Verdict.WARNING
+        verdict = Severity.FINE if config.pairing.enabled else Severity.WARNING
         yield Finding(check="access", verdict=verdict, text=f"The configuration names nobody: {advice}")
 
 
@@ -211,7 +211,7 @@ def _context(loaded: LoadedConfig, told: Sequence[Finding]) -> Iterator[Finding]
     try:
         engine = load_engine(loaded.config.context.engine, loaded.home)
     except ConfigError as error:
-        yield Finding(check="context", verdict=Verdict.FAILED, text=str(error))
+        yield Finding(check="context", verdict=Severity.FAILED, text=str(error))
         return
     if any(finding.check == "context" for finding in told):
         return
@@ -234,16 +234,16 @@ def context_finding(config: Config, window: Window, engine: str | None) -> Findi
         f"take about {fixed:,} of them."
     )
     if fixed * 2 < threshold:
-        return Finding(check="context", verdict=Verdict.FINE, text=text)
+        return Finding(check="context", verdict=Severity.FINE, text=text)
     text += " That is half of it or more: use a model with a larger window, or set model.context_length if it has one."
-    return Finding(check="context", verdict=Verdict.WARNING, text=text)
+    return Finding(check="context", verdict=Severity.WARNING, text=text)
 
 
 def _model(loaded: LoadedConfig) -> Iterator[Finding]:
     model = loaded.config.model
     if model.protocol == "offline":
         text = f"The built-in offline model answers; for a real one, {HOW_TO_GET_A_MODEL}."
-        yield Finding(check="model", verdict=Verdict.WARNING, text=text)
+        yield Finding(check="model", verdict=Severity.WARNING, text=text)
     else:
         yield _from_probe("model", probe_model(model))
 
@@ -255,11 +255,11 @@ def _routes(loaded: LoadedConfig) -> Iterator[Finding]:
         if route.protocol != "offline" and _api(route) not in seen:
             seen.add(_api(route))
             probe = probe_model(route)
-            verdict = Verdict.FINE if probe.is_ok else Verdict.WARNING  # who stands in, or is chosen, is not all
+            verdict = Severity.FINE if probe.is_ok else Severity.WARNING  # who stands in, or is chosen, is not all
             yield Finding(check="route", verdict=verdict, text=f"{route.label}: {probe.text}")
 
 
-def _api(route: RouteSettings) -> tuple[str | None, str | None]:
+def _api(route: RouteConfig) -> tuple[str | None, str | None]:
     """Where a route leads to, and with which key."""
     return route.address, route.api_key.get_secret_value() if route.api_key is not None else None
 
@@ -268,17 +268,17 @@ def _extras(loaded: LoadedConfig) -> Iterator[Finding]:
     """What the protocols in use need beside the gateway's own packages."""
     for protocol in sorted({route.protocol for route in all_routes(loaded.config)}):
         if (missing := missing_extra(protocol)) is not None:
-            yield Finding(check="extra", verdict=Verdict.FAILED, text=f"{missing[0].upper()}{missing[1:]}.")
+            yield Finding(check="extra", verdict=Severity.FAILED, text=f"{missing[0].upper()}{missing[1:]}.")
 
 
 def _costs(loaded: LoadedConfig) -> Iterator[Finding]:
     names = unpriced_models(loaded.config)
     if names:
         sentence = unpriced_sentence(names)
-        yield Finding(check="costs", verdict=Verdict.WARNING, text=f"{sentence[0].upper()}{sentence[1:]}.")
+        yield Finding(check="costs", verdict=Severity.WARNING, text=f"{sentence[0].upper()}{sentence[1:]}.")
     elif loaded.config.costs.has_caps:
         text = "Spending is capped, and the price of every configured model is known."
-        yield Finding(check="costs", verdict=Verdict.FINE, text=text)
+        yield Finding(check="costs", verdict=Severity.FINE, text=text)
 
 
 def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[Finding]:
@@ -289,10 +289,10 @@ def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[Finding]:
         yield _from_probe("discord", probe_discord(discord) if is_online else None)
 
 
-def _from_probe(check: str, probe: Probe | None) -> Finding:
+def _from_probe(check: str, probe: ProbeResult | None) -> Finding:
     if probe is None:
-        return Finding(check=check, verdict=Verdict.SKIPPED, text="There is a token; --online tries it.")
-    return Finding(check=check, verdict=Verdict.FINE if probe.is_ok else Verdict.FAILED, text=probe.text)
+        return Finding(check=check, verdict=Severity.SKIPPED, text="There is a token; --online tries it.")
+    return Finding(check=check, verdict=Severity.FINE if probe.is_ok else Severity.FAILED, text=probe.text)
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Finding]:
@@ -304,22 +304,22 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Findi
         (path for path in (user_units / UNIT, *(place / UNIT for place in UNIT_DIRECTORIES)) if path.is_file()), None
     )
     if found is None:
-        yield Finding(check="service", verdict=Verdict.SKIPPED, text="No systemd unit is installed.")
+        yield Finding(check="service", verdict=Severity.SKIPPED, text="No systemd unit is installed.")
         return
     needed = loaded.config.lifecycle.drain_seconds + STOP_MARGIN_SECONDS
     unit = _with_drop_ins(found)
     timeout = stop_timeout_seconds(unit)
     if timeout is not None and timeout < needed:
         text = f"{found} stops the gateway after {timeout:g} s; stopping may take {needed:g} s: raise TimeoutStopSec."
-        yield Finding(check="service", verdict=Verdict.WARNING, text=text)
+        yield Finding(check="service", verdict=Severity.WARNING, text=text)
     elif found.parent == user_units and "WantedBy=multi-user.target" in unit:
         text = f"Nothing starts {found}: a user's systemd has no multi-user.target; write WantedBy=default.target."
-        yield Finding(check="service", verdict=Verdict.WARNING, text=text)
+        yield Finding(check="service", verdict=Severity.WARNING, text=text)
     elif found.parent == user_units and _lingers(environ) is False:
         text = "The unit is a user service and stops at logout: loginctl enable-linger"
-        yield Finding(check="service", verdict=Verdict.WARNING, text=text)
+        yield Finding(check="service", verdict=Severity.WARNING, text=text)
     else:
-        yield Finding(check="service", verdict=Verdict.FINE, text=f"{found} leaves room for the drain.")
+        yield Finding(check="service", verdict=Severity.FINE, text=f"{found} leaves room for the drain.")
 
 
 def _with_drop_ins(unit: Path) -> str:

@@ -6,42 +6,41 @@ from functools import partial
 from typing import Any
 
 from agent.engines.loader import BUILT_IN
-from agent.model.client import ModelLine, Rest
+from agent.model.client import ModelClient, OpenCircuit
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
-from gateway.access.permissions import Access, Verdict
+from gateway.access.permissions import AccessControl, AccessDecision
 from gateway.config import LoadedConfig
-from gateway.models.runtime import Live
+from gateway.models.runtime import Runtime
 from gateway.models.window import Window
-from gateway.operator.doctor import Finding, context_finding, database_finding
-from gateway.operator.doctor import Verdict as Severity
+from gateway.operator.doctor import Finding, Severity, context_finding, database_finding
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, answer
 from gateway.operator.socket import Handler
 from gateway.operator.spending import REPORTS, Report, report, terms_of
-from gateway.outbound.adapters import Adapters
+from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.times import when
-from gateway.turns.lanes import Lanes
+from gateway.turns.lanes import LaneDispatcher
 from gateway.vitals import Heartbeat
 from hermes_state.admin import pairings
-from hermes_state.admin.pairings import Role
+from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis, UserRef
 
 
-class Operator:
+class OperatorHandler:
     """Answers for the commands of `hermes-gateway` that ask the daemon."""
 
     def __init__(
         self,
         *,
         loaded: Callable[[], LoadedConfig],
-        live: Live,
+        live: Runtime,
         store: Store,
-        access: Access,
-        adapters: Adapters,
-        lanes: Lanes,
+        access: AccessControl,
+        adapters: AdapterRegistry,
+        lanes: LaneDispatcher,
         delivery: Delivery,
         heartbeat: Heartbeat,
         clock: Clock,
@@ -87,7 +86,7 @@ class Operator:
             "not_stored": {
                 verdict.value: count
                 for verdict, count in self._access.counts.items()
-                if verdict is not Verdict.ADMITTED
+                if verdict is not AccessDecision.ADMITTED
             },
         }
 
@@ -117,7 +116,7 @@ class Operator:
     async def approve(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """`code`, and `role` (user)."""
         try:
-            role = Role(str(args.get("role", Role.USER)))
+            role = UserRole(str(args.get("role", UserRole.USER)))
         except ValueError:
             raise CommandError("A role is user or admin.") from None
         code, now = str(args.get("code", "")), self._clock.now()
@@ -158,6 +157,6 @@ class Operator:
         return {"url": self._local_url()}
 
 
-def _finding(line: ModelLine, rest: Rest) -> Finding:
+def _finding(line: ModelClient, rest: OpenCircuit) -> Finding:
     text = f"{line.name} ({line.route}) {rest.why}; it is left alone for {rest.seconds:.0f} s."
     return Finding(check="route", verdict=Severity.WARNING, text=text)

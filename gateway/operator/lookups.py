@@ -12,9 +12,9 @@ from typing import Annotated, Any, Protocol, TypeAlias
 import msgspec
 
 from hermes_state.admin.lineage_queries import (
-    Found,
-    Link,
+    FoundMessage,
     Place,
+    SessionLink,
     find_chat,
     find_place,
     load_around,
@@ -29,7 +29,7 @@ from hermes_state.search.segment import INDEXED_CHARACTERS
 from hermes_state.sessions import Session, list_conversations, load_active, load_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_said, taken_back
-from hermes_state.values import ChatKey, Message, MessageId, Millis, Role, SessionId, Transcript
+from hermes_state.values import ChatKey, Message, MessageId, MessageRole, Millis, SessionId, Transcript
 
 Row: TypeAlias = dict[str, Any]
 """One JSON object of an answer."""
@@ -82,7 +82,7 @@ class LineageLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return rows
 
 
-def _link_row(link: Link) -> Row:
+def _link_row(link: SessionLink) -> Row:
     made_by = link.made_by
     return {
         "session": link.key,
@@ -109,7 +109,7 @@ class SearchLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     words: str
     chat: str | None = None
-    role: Role | None = None
+    role: MessageRole | None = None
     since: int | None = None
     order: Order = "best"
     limit: _Limit = 20
@@ -134,7 +134,7 @@ def redacted_texts(text: str, words: str, redact: Redact) -> dict[str, str]:
     return {"text": safe[:SEARCH_TEXT_CHARACTERS], "snippet": snippet_of(safe, words)}
 
 
-def _found_row(found: Found) -> Row:
+def _found_row(found: FoundMessage) -> Row:
     hit = found.hit
     return {
         "message": f"m{hit.message_id}",
@@ -169,7 +169,7 @@ class HistoryLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return []
         rows = _fitting(self._load(db, place, session), is_newest=place.message_id is None)
         hidden = taken_back(db, session.lineage_id)
-        names = _SessionKeys(db, session)
+        names = _SessionNames(db, session)
         return [_message_row(row, names, row.id in hidden) for row in rows]
 
     def _load(self, db: Connection, place: Place, session: Session) -> Transcript:
@@ -194,7 +194,7 @@ def _fitting(rows: Transcript, *, is_newest: bool) -> Transcript:
     return rows[len(rows) - count :] if is_newest else rows[:count]
 
 
-class _SessionKeys:
+class _SessionNames:
     """The names that the rows of one conversation share."""
 
     def __init__(self, db: Connection, session: Session) -> None:
@@ -209,7 +209,7 @@ class _SessionKeys:
         return self._known[session_id]
 
 
-def _message_row(row: Message, names: _SessionKeys, is_taken_back: bool) -> Row:
+def _message_row(row: Message, names: _SessionNames, is_taken_back: bool) -> Row:
     return {
         "message": f"m{row.id}",
         "session": names[row.session_id],

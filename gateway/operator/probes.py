@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 
-from gateway.config.routes import RouteSettings
-from gateway.config.settings import DiscordSettings, TelegramSettings
+from gateway.config.routes import RouteConfig
+from gateway.config.settings import DiscordConfig, TelegramConfig
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 _ANTHROPIC_VERSION = "2026-10-21"
@@ -24,7 +24,7 @@ _DISCORD_AGENT = "DiscordBot (hermes-gateway, 0)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class ProbeResult:
     """What a service answered. `text` is one sentence for the operator and holds no secret."""
 
     is_ok: bool
@@ -33,36 +33,36 @@ class Probe:
     """The service is there and refuses the key: asking again is no use."""
 
 
-def probe_telegram(settings: TelegramSettings) -> Probe:
+def probe_telegram(settings: TelegramConfig) -> ProbeResult:
     """`getMe` with the configured token."""
     assert settings.token is not None
     status, body = _fetch(f"{settings.base_url}/bot{settings.token.get_secret_value()}/getMe")
     if status == 200 and isinstance(body.get("result"), dict):
-        return Probe(is_ok=True, text=f"Telegram knows this bot as @{body['result'].get('username')}.")
+        return ProbeResult(is_ok=True, text=f"Telegram knows this bot as @{body['result'].get('username')}.")
     if status in (401, 404):
-        return Probe(
+        return ProbeResult(
             is_ok=False, is_rejected=True, text="Telegram does not know this token; @BotFather shows the right one."
         )
-    return Probe(is_ok=False, text=_trouble("Telegram", settings.base_url, status, body))
+    return ProbeResult(is_ok=False, text=_trouble("Telegram", settings.base_url, status, body))
 
 
-def probe_discord(settings: DiscordSettings) -> Probe:
+def probe_discord(settings: DiscordConfig) -> ProbeResult:
     """`users/@me` with the configured token."""
     assert settings.token is not None
     headers = {"Authorization": f"Bot {settings.token.get_secret_value()}", "User-Agent": _DISCORD_AGENT}
     status, body = _fetch(f"{settings.api_url}/api/v10/users/@me", headers)
     if status == 200:
-        return Probe(is_ok=True, text=f"Discord knows this bot as {body.get('username')}.")
+        return ProbeResult(is_ok=True, text=f"Discord knows this bot as {body.get('username')}.")
     if status == 401:
-        return Probe(
+        return ProbeResult(
             is_ok=False,
             is_rejected=True,
             text="Discord does not accept this token; the developer portal makes a new one.",
         )
-    return Probe(is_ok=False, text=_trouble("Discord", settings.api_url, status, body))
+    return ProbeResult(is_ok=False, text=_trouble("Discord", settings.api_url, status, body))
 
 
-def probe_model(settings: RouteSettings, *, may_call: bool = False) -> Probe:
+def probe_model(settings: RouteConfig, *, may_call: bool = False) -> ProbeResult:
     """Ask for the list of models; with `may_call`, fall back to a call of one token where there is no such list."""
     base, headers = _model_root(settings)
     status, body = _fetch(f"{base}/models", headers)
@@ -70,16 +70,18 @@ def probe_model(settings: RouteSettings, *, may_call: bool = False) -> Probe:
         path, call = _smallest_call(settings)
         status, body = _fetch(f"{base}/{path}", headers, call)
     if status == 200:
-        return Probe(is_ok=True, text=f"The model's server answers at {base}{_listed(body, settings.name)}.")
+        return ProbeResult(is_ok=True, text=f"The model's server answers at {base}{_listed(body, settings.name)}.")
     if status in (401, 403):
         reason = "does not accept the key" if settings.api_key else "wants a key (api_key)"
-        return Probe(is_ok=False, is_rejected=True, text=f"The model's server at {base} {reason}.")
+        return ProbeResult(is_ok=False, is_rejected=True, text=f"The model's server at {base} {reason}.")
     if status in (404, 405) and not may_call:
-        return Probe(is_ok=True, text=f"The model's server answers at {base}; it lists no models to compare with.")
-    return Probe(is_ok=False, text=_trouble("The model's server", base, status, body))
+        return ProbeResult(
+            is_ok=True, text=f"The model's server answers at {base}; it lists no models to compare with."
+        )
+    return ProbeResult(is_ok=False, text=_trouble("The model's server", base, status, body))
 
 
-def _model_root(settings: RouteSettings) -> tuple[str, Mapping[str, str]]:
+def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
     """What the paths of the API are appended to, and the headers that say who asks."""
     key = settings.api_key.get_secret_value() if settings.api_key else None
     base = (settings.address or OPENAI_BASE_URL).rstrip("/")
@@ -89,7 +91,7 @@ def _model_root(settings: RouteSettings) -> tuple[str, Mapping[str, str]]:
     return base, headers
 
 
-def _smallest_call(settings: RouteSettings) -> tuple[str, object]:
+def _smallest_call(settings: RouteConfig) -> tuple[str, object]:
     """Path and body of a call of a token or a few."""
     said = [{"role": "user", "content": "Say ok."}]
     if settings.protocol == "responses":
@@ -112,7 +114,7 @@ def _trouble(who: str, address: str, status: int, body: Mapping[str, Any]) -> st
     return f"{who} at {address} answered with HTTP status {status}."
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
+class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
@@ -121,7 +123,7 @@ def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = No
     """HTTP status and JSON object; status 0 and a `reason` when nothing came back."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
-    opener = urllib.request.build_opener(_NoRedirect)
+    opener = urllib.request.build_opener(_NoRedirectHandler)
     try:
         with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
             return answer.status, _object(answer.read(_MAX_ANSWER_BYTES))

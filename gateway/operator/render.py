@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from datetime import date, timedelta
 from itertools import groupby
 
-from gateway.operator.spending import Cap, Insights, Usage, knows_cost
-from hermes_state.ledger import NOTHING, Spent
+from gateway.operator.spending import CapUsage, InsightsReport, UsageReport, knows_cost
+from hermes_state.ledger import NOTHING, CallTotals
 from hermes_state.values import MICROS, dollars
 
 WIDTH = 40
@@ -23,7 +23,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _UNKNOWN = "unknown"
 
 
-def money(spent: Spent) -> str:
+def money(spent: CallTotals) -> str:
     """`$1.23`, `$1.23+` where further calls have no known price, `unknown` where none has."""
     if not knows_cost(spent):
         return _UNKNOWN
@@ -33,7 +33,7 @@ def money(spent: Spent) -> str:
 # ---- usage ------------------------------------------------------------------------------------------------------
 
 
-def usage_lines(usage: Usage) -> list[str]:
+def usage_lines(usage: UsageReport) -> list[str]:
     """What it came to, as the points of a list."""
     spent = usage.spent
     if not spent.calls:
@@ -47,7 +47,7 @@ def usage_lines(usage: Usage) -> list[str]:
     ]
 
 
-def today_lines(usage: Usage, *, tells_all: bool) -> list[str]:
+def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
     """What was spent today, and the caps. `tells_all`: the whole gateway's too, also where nothing caps it."""
     caps = {cap.key: cap for cap in usage.caps}
     lines = []
@@ -62,12 +62,12 @@ def today_lines(usage: Usage, *, tells_all: bool) -> list[str]:
     return lines
 
 
-def _of(cap: Cap) -> str:
+def _of(cap: CapUsage) -> str:
     state = ": used up" if cap.is_reached else f" ({cap.spent * 100 // cap.limit} %)"
     return f"{dollars(cap.spent)} of {dollars(cap.limit)}{state}, `{cap.key}`"
 
 
-def _cost(spent: Spent) -> str:
+def _cost(spent: CallTotals) -> str:
     if not knows_cost(spent):
         return "unknown, because nobody has told me the model's price (`costs.prices`)"
     if not spent.unpriced:
@@ -75,15 +75,15 @@ def _cost(spent: Spent) -> str:
     return f"{dollars(spent.cost)}, and {_count(spent.unpriced, 'call')} at an unknown price (`costs.prices`)"
 
 
-def _amount(tokens: int, spent: Spent) -> str:
+def _amount(tokens: int, spent: CallTotals) -> str:
     return f"about {tokens:,}" if spent.estimated else f"{tokens:,}"
 
 
-def _reasoning(spent: Spent) -> str:
+def _reasoning(spent: CallTotals) -> str:
     return f", {spent.reasoning:,} of them reasoning" if spent.reasoning else ""
 
 
-def _calls(spent: Spent) -> str:
+def _calls(spent: CallTotals) -> str:
     notes = [
         f"{spent.failed:,} failed" if spent.failed else "",
         f"{spent.estimated:,} with estimated tokens" if spent.estimated else "",
@@ -92,13 +92,13 @@ def _calls(spent: Spent) -> str:
     return f"{spent.calls:,} ({said})" if said else f"{spent.calls:,}"
 
 
-def _purposes(usage: Usage) -> str:
+def _purposes(usage: UsageReport) -> str:
     others = {purpose: spent for purpose, spent in usage.by_purpose.items() if purpose != "turn"}
     named = ", ".join(f"{_count(spent.calls, purpose)}{_for(spent)}" for purpose, spent in others.items())
     return f"; of these {named}" if named else ""
 
 
-def _for(spent: Spent) -> str:
+def _for(spent: CallTotals) -> str:
     """What that came to, where it is known; that it is not stands above."""
     return f" for {money(spent)}" if knows_cost(spent) else ""
 
@@ -113,7 +113,7 @@ def _count(number: int, noun: str) -> str:
 # ---- insights ---------------------------------------------------------------------------------------------------
 
 
-def insights_block(found: Insights) -> str:
+def insights_block(found: InsightsReport) -> str:
     """Four charts and a sum, for a font in which all characters are equally wide."""
     total = found.total
     if not total.calls:
@@ -129,7 +129,7 @@ def insights_block(found: Insights) -> str:
     return "\n\n".join(parts)
 
 
-def insights_notes(total: Spent) -> list[str]:
+def insights_notes(total: CallTotals) -> list[str]:
     """What the figures do not say by themselves."""
     notes = []
     if not knows_cost(total):
@@ -145,7 +145,7 @@ def insights_notes(total: Spent) -> list[str]:
     return notes
 
 
-def _spans(days: Sequence[tuple[date, Spent]]) -> list[tuple[str, Spent]]:
+def _spans(days: Sequence[tuple[date, CallTotals]]) -> list[tuple[str, CallTotals]]:
     """Days, weeks or months with their names."""
     if len(days) <= DAYS_SHOWN:
         return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
@@ -156,11 +156,11 @@ def _spans(days: Sequence[tuple[date, Spent]]) -> list[tuple[str, Spent]]:
     return [(f"{month:%b %y}", _sum(entries)) for month, entries in months]
 
 
-def _sum(entries: Iterable[tuple[date, Spent]]) -> Spent:
+def _sum(entries: Iterable[tuple[date, CallTotals]]) -> CallTotals:
     return sum((spent for _, spent in entries), NOTHING)
 
 
-def _chart(entries: Sequence[tuple[str, Spent]], *, by_cost: bool) -> str:
+def _chart(entries: Sequence[tuple[str, CallTotals]], *, by_cost: bool) -> str:
     sizes = [spent.cost if by_cost else spent.total for _, spent in entries]
     most = max(sizes, default=0)
     lines = []
@@ -178,7 +178,7 @@ def _bar(size: int, most: int) -> str:
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
 
-def _table(head: str, entries: Sequence[tuple[str, Spent]], *, by_cost: bool) -> str:
+def _table(head: str, entries: Sequence[tuple[str, CallTotals]], *, by_cost: bool) -> str:
     shown, rest = entries[:ENTRIES], entries[ENTRIES:]
     rows = [_row(_short(name), _value(spent, by_cost=by_cost), spent.calls) for name, spent in shown]
     if rest:
@@ -192,7 +192,7 @@ def _row(name: str, value: str, calls: int | str) -> str:
     return f"{name:<{NAME}}{value:>{VALUE}} {count:>{WIDTH - NAME - VALUE - 1}}"
 
 
-def _value(spent: Spent, *, by_cost: bool) -> str:
+def _value(spent: CallTotals, *, by_cost: bool) -> str:
     if not by_cost:
         return _shortened(spent.total)
     said = money(spent)

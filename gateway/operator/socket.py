@@ -34,7 +34,7 @@ _IDLE_SECONDS = 60.0
 """A client that says nothing this long is let go."""
 
 
-class NobodyAnswers(HermesError):
+class DaemonNotRunningError(HermesError):
     """No daemon listens on the socket."""
 
 
@@ -70,8 +70,8 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
 def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, timeout_seconds: float = 10.0) -> Any:
     """The daemon's answer (any JSON value).
 
-    Raises `NobodyAnswers` when no daemon listens, `CommandError` with the daemon's sentence when it refuses, or when it
-    listens but does not answer in time.
+    Raises `DaemonNotRunningError` when no daemon listens, `CommandError` with the daemon's sentence when it refuses
+    or does not answer in time.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_seconds)
@@ -79,7 +79,7 @@ def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, time
             with _short(path) as address:
                 connection.connect(address)
         except OSError as error:
-            raise NobodyAnswers(
+            raise DaemonNotRunningError(
                 f"the gateway is not running: nobody answers at {path}; start it with `hermes-gateway run`"
             ) from error
         try:

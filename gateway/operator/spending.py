@@ -18,8 +18,8 @@ from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
 from hermes_state.ledger import (
     NOTHING,
-    Slice,
-    Spent,
+    CallTotals,
+    UsageSlice,
     load_by_purpose,
     load_since,
     load_slices,
@@ -34,7 +34,7 @@ DAYS_DEFAULT = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class SpendingSettings:
     """By which spending is looked at: now, and the caps with their time zone."""
 
     now: Millis
@@ -45,8 +45,8 @@ class Terms:
         return day_start(self.now, self.limits.zone)
 
 
-def terms_of(config: Config, now: Millis) -> Terms:
-    return Terms(now=now, limits=cap_limits(config))
+def terms_of(config: Config, now: Millis) -> SpendingSettings:
+    return SpendingSettings(now=now, limits=cap_limits(config))
 
 
 def days_in(args: Mapping[str, Any]) -> int:
@@ -61,7 +61,7 @@ def days_in(args: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cap:
+class CapUsage:
     """A cap and how far it is used up."""
 
     key: str
@@ -74,22 +74,24 @@ class Cap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class UsageReport:
     """What a conversation, a chat, or with neither the whole gateway came to."""
 
-    by_purpose: Mapping[str, Spent]
-    chat_today: Spent | None
-    today: Spent
-    caps: tuple[Cap, ...]
+    by_purpose: Mapping[str, CallTotals]
+    chat_today: CallTotals | None
+    today: CallTotals
+    caps: tuple[CapUsage, ...]
     compressions: int | None
     """Of a conversation."""
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> CallTotals:
         return sum(self.by_purpose.values(), NOTHING)
 
 
-def load_usage(db: Connection, terms: Terms, chat_id: ChatId | None, lineage_id: LineageId | None) -> Usage:
+def load_usage(
+    db: Connection, terms: SpendingSettings, chat_id: ChatId | None, lineage_id: LineageId | None
+) -> UsageReport:
     """What was spent, and how far the caps that matter there are used up."""
     by_purpose = load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
     today = load_since(db, terms.today)
@@ -100,12 +102,16 @@ def load_usage(db: Connection, terms: Terms, chat_id: ChatId | None, lineage_id:
         ("costs.chat_daily_cap", chat_today, limits.chat_daily),
         ("costs.daily_cap", today, limits.daily),
     )
-    caps = [Cap(key=key, spent=sums.cost, limit=limit) for key, sums, limit in bounds if sums and limit is not None]
+    caps = [
+        CapUsage(key=key, spent=sums.cost, limit=limit) for key, sums, limit in bounds if sums and limit is not None
+    ]
     compressions = None if lineage_id is None else count_compressions(db, lineage_id)
-    return Usage(by_purpose=by_purpose, chat_today=chat_today, today=today, caps=tuple(caps), compressions=compressions)
+    return UsageReport(
+        by_purpose=by_purpose, chat_today=chat_today, today=today, caps=tuple(caps), compressions=compressions
+    )
 
 
-def usage_report(db: Connection, terms: Terms, name: str | None) -> Report:
+def usage_report(db: Connection, terms: SpendingSettings, name: str | None) -> Report:
     """Of a session's conversation, of a chat, or of everything. Raises `CommandError` for a name that is nothing's."""
     place = None if name is None else find_place(db, name)
     session = None if place is None else place.session
@@ -138,7 +144,7 @@ def _chat_name(db: Connection, place: Place | None) -> str | None:
     return None if place is None else load_chat(db, place.chat_id).key.name
 
 
-def spent_row(spent: Spent) -> Report:
+def spent_row(spent: CallTotals) -> Report:
     """`cost_usd` is None where nothing is known; `unpriced_calls` come on top of it where something is."""
     return {
         "cost_usd": spent.cost / MICROS if knows_cost(spent) else None,
@@ -157,7 +163,7 @@ def spent_row(spent: Spent) -> Report:
     }
 
 
-def knows_cost(spent: Spent) -> bool:
+def knows_cost(spent: CallTotals) -> bool:
     """Whether the sum says anything: not when every call that used something has an unknown price."""
     return spent.cost > 0 or not spent.unpriced
 
@@ -166,21 +172,21 @@ def knows_cost(spent: Spent) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Insights:
+class InsightsReport:
     """What was spent lately, cut in four ways; all but the days are sorted by what they cost."""
 
-    days: tuple[tuple[date, Spent], ...]
+    days: tuple[tuple[date, CallTotals], ...]
     """Every day, oldest first, also one on which nothing was spent."""
-    chats: tuple[tuple[str, Spent], ...]
-    models: tuple[tuple[str, Spent], ...]
-    purposes: tuple[tuple[str, Spent], ...]
-    total: Spent
+    chats: tuple[tuple[str, CallTotals], ...]
+    models: tuple[tuple[str, CallTotals], ...]
+    purposes: tuple[tuple[str, CallTotals], ...]
+    total: CallTotals
 
 
 NO_CHAT = "no chat"
 
 
-def load_insights(db: Connection, terms: Terms, days: int, within: ChatId | None = None) -> Insights:
+def load_insights(db: Connection, terms: SpendingSettings, days: int, within: ChatId | None = None) -> InsightsReport:
     """Of so many days, today included. `within`: of one chat alone."""
     zone = terms.limits.zone
     first = day_of(terms.now, zone) - timedelta(days=days - 1)
@@ -191,7 +197,7 @@ def load_insights(db: Connection, terms: Terms, days: int, within: ChatId | None
         NO_CHAT if chat_id is None else load_chat(db, chat_id).key.name: spent
         for chat_id, spent in _added(slices, lambda one: one.chat_id).items()
     }
-    return Insights(
+    return InsightsReport(
         days=tuple((day, by_day.get(day, NOTHING)) for day in every_day),
         chats=_sorted(by_chat),
         models=_sorted(_added(slices, lambda one: one.model)),
@@ -200,7 +206,7 @@ def load_insights(db: Connection, terms: Terms, days: int, within: ChatId | None
     )
 
 
-def insights_report(db: Connection, terms: Terms, days: int) -> Report:
+def insights_report(db: Connection, terms: SpendingSettings, days: int) -> Report:
     """`load_insights` as JSON."""
     found = load_insights(db, terms, days)
     return {
@@ -212,19 +218,19 @@ def insights_report(db: Connection, terms: Terms, days: int) -> Report:
     }
 
 
-def _rows(name: str, entries: Iterable[tuple[str, Spent]]) -> list[Report]:
+def _rows(name: str, entries: Iterable[tuple[str, CallTotals]]) -> list[Report]:
     return [{name: key, **spent_row(spent)} for key, spent in entries]
 
 
-def _added(slices: Iterable[Slice], key: Callable[[Slice], Any]) -> dict[Any, Spent]:
-    sums: dict[Any, Spent] = {}
+def _added(slices: Iterable[UsageSlice], key: Callable[[UsageSlice], Any]) -> dict[Any, CallTotals]:
+    sums: dict[Any, CallTotals] = {}
     for one in slices:
         name = key(one)
         sums[name] = sums.get(name, NOTHING) + one.spent
     return sums
 
 
-def _sorted(sums: Mapping[str, Spent]) -> tuple[tuple[str, Spent], ...]:
+def _sorted(sums: Mapping[str, CallTotals]) -> tuple[tuple[str, CallTotals], ...]:
     return tuple(sorted(sums.items(), key=lambda entry: (-entry[1].cost, -entry[1].total, entry[0])))
 
 
@@ -235,7 +241,7 @@ REPORTS = ("usage", "insights")
 """By the name under which the command line asks."""
 
 
-def report(db: Connection, name: str, terms: Terms, args: Mapping[str, Any]) -> Report:
+def report(db: Connection, name: str, terms: SpendingSettings, args: Mapping[str, Any]) -> Report:
     """What the command line is told. Raises `CommandError`."""
     if db.execute("SELECT count(*) FROM pragma_table_info('model_calls') WHERE name = 'chat_id'").fetchone()[0] == 0:
         raise CommandError("The database is an older version's; start the gateway once, which brings it up to date.")
@@ -247,24 +253,24 @@ def report(db: Connection, name: str, terms: Terms, args: Mapping[str, Any]) -> 
     return usage_report(db, terms, place)
 
 
-def usage_of(report: Report) -> Usage:
+def usage_of(report: Report) -> UsageReport:
     """What `usage_report` has told."""
     chat_today = report["chat_today"]
-    return Usage(
+    return UsageReport(
         by_purpose={purpose: spent_of(row) for purpose, row in report["by_purpose"].items()},
         chat_today=None if chat_today is None else spent_of(chat_today),
         today=spent_of(report["today"]),
         caps=tuple(
-            Cap(key=row["cap"], spent=micro_usd(row["spent_usd"]), limit=micro_usd(row["limit_usd"]))
+            CapUsage(key=row["cap"], spent=micro_usd(row["spent_usd"]), limit=micro_usd(row["limit_usd"]))
             for row in report["caps"]
         ),
         compressions=report["compressions"],
     )
 
 
-def insights_of(report: Report) -> Insights:
+def insights_of(report: Report) -> InsightsReport:
     """What `insights_report` has told."""
-    return Insights(
+    return InsightsReport(
         days=tuple((date.fromisoformat(row["day"]), spent_of(row)) for row in report["days"]),
         chats=tuple((row["chat"], spent_of(row)) for row in report["chats"]),
         models=tuple((row["model"], spent_of(row)) for row in report["models"]),
@@ -273,9 +279,9 @@ def insights_of(report: Report) -> Insights:
     )
 
 
-def spent_of(row: Report) -> Spent:
+def spent_of(row: Report) -> CallTotals:
     """What `spent_row` has made a row of."""
-    return Spent(
+    return CallTotals(
         calls=row["calls"],
         failed=row["failed_calls"],
         estimated=row["estimated_calls"],

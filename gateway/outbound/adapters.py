@@ -21,7 +21,7 @@ HEALTHY_SECONDS = 60.0
 LONGEST_PAUSE_SECONDS = 60.0
 
 
-class Supervised:
+class SupervisedAdapter:
     """One adapter with its supervisor: a new attempt after every end, except where only a new token helps."""
 
     def __init__(self, adapter: PlatformAdapter) -> None:
@@ -81,11 +81,11 @@ class Supervised:
         await asyncio.sleep(pause)  # nothing tells when the service is back
 
 
-class Adapters:
+class AdapterRegistry:
     """All configured adapters, found by the account that a chat belongs to."""
 
     def __init__(self, adapters: Mapping[str, PlatformAdapter]) -> None:
-        self.supervised = {name: Supervised(adapter) for name, adapter in adapters.items()}
+        self.supervised = {name: SupervisedAdapter(adapter) for name, adapter in adapters.items()}
 
     def of(self, chat: ChatKey) -> PlatformAdapter | None:
         """The adapter that reaches a chat; None when its platform is not configured any more."""

@@ -17,8 +17,8 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from gateway import cancellation
-from gateway.outbound.adapters import Adapters
-from gateway.outbound.gates import Gate, Gates
+from gateway.outbound.adapters import AdapterRegistry
+from gateway.outbound.gates import Gate, GateRegistry
 from gateway.retry import write_patiently
 from hermes_state import outbox
 from hermes_state.chats import Chat, load_chat, move_chat
@@ -51,7 +51,7 @@ class Delivery:
     """Owns a sender task for every chat that is owed something."""
 
     def __init__(
-        self, *, store: Store, adapters: Adapters, gates: Gates, clock: Clock, group: asyncio.TaskGroup
+        self, *, store: Store, adapters: AdapterRegistry, gates: GateRegistry, clock: Clock, group: asyncio.TaskGroup
     ) -> None:
         self._store = store
         self._adapters = adapters
@@ -93,7 +93,7 @@ class Delivery:
             return False
         digest = hashlib.sha256(asked.event_ref.encode()).hexdigest()[:16]
         try:
-            for number, part in enumerate(await _render(adapter, outbox.Written(markdown=markdown))):
+            for number, part in enumerate(await _render(adapter, outbox.SentParts(markdown=markdown))):
                 request = SendRequest(
                     chat=chat,
                     part=part,
@@ -245,7 +245,7 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[Chat, list[OutboxRow]]:
     return load_chat(db, chat_id), outbox.load_open(db, chat_id, 1)
 
 
-async def _render(adapter: PlatformAdapter, written: outbox.Written) -> Sequence[OutboundPart]:
+async def _render(adapter: PlatformAdapter, written: outbox.SentParts) -> Sequence[OutboundPart]:
     """The parts of a reply; its buttons hang under the last one."""
     try:
         # A long answer can take a second: not on the loop, where every other chat would wait for it.

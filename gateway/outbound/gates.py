@@ -54,7 +54,7 @@ class Gate:
             self._lock.release()
 
 
-class Gates:
+class GateRegistry:
     """The gates of all chats that are being sent to; a gate goes when nobody holds it and no penalty is on."""
 
     def __init__(self) -> None:

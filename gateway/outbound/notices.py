@@ -4,13 +4,14 @@ Told inside the transaction that makes it true, so that a crash neither loses a 
 compression takes long is told while nothing is true yet.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from sqlite3 import Connection
+from typing import Final
 
-from agent.context.events import Blocked, ContextEvent, HardLimit, Pressure, Scene
+from agent.context.events import BlockedEvent, ContextEvent, ConversationRef, MessageLimitEvent, PressureEvent
 from agent.context.outcomes import Aborted, Compressed
-from gateway.config.context_settings import NoticeSettings
+from gateway.config.context_settings import NoticeConfig
 from hermes_state import outbox
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
@@ -23,17 +24,26 @@ ACCURACY_FROM = 2
 """Compressions: a summary of a summary is where details begin to go."""
 
 
+_DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
+    Compressed: "compressed",
+    Aborted: "aborted",
+    BlockedEvent: "blocked",
+    MessageLimitEvent: "hardlimit",
+}
+"""Part of the stored keys by which a notice is told once."""
+
+
 @dataclass(frozen=True, slots=True)
-class Notices:
+class NoticeListener:
     """Listens to what happens to conversations and owes their chats a sentence."""
 
-    settings: Callable[[], NoticeSettings]
+    settings: Callable[[], NoticeConfig]
 
-    def __call__(self, db: Connection, scene: Scene, event: ContextEvent, now: Millis) -> None:
+    def __call__(self, db: Connection, scene: ConversationRef, event: ContextEvent, now: Millis) -> None:
         sentence = self._sentence(event)
         if sentence is None:
             return
-        outbox.enqueue(db, _reply(scene, sentence, type(event).__name__.lower(), _which(event, scene, now)), now)
+        outbox.enqueue(db, _reply(scene, sentence, _DEDUPE_WORDS[type(event)], _which(event, scene, now)), now)
 
     def _sentence(self, event: ContextEvent) -> str | None:
         match event:
@@ -46,13 +56,13 @@ class Notices:
                     f"I could not compress this conversation: {event.reason} Nothing was changed, and there is still "
                     "room; I try again later. /compress tries now."
                 )
-            case Blocked():
+            case BlockedEvent():
                 return (
                     f"Compressing hardly shortens this conversation any more ({event.tokens:,} of {event.threshold:,} "
                     "tokens), so I stop doing it by myself until it has grown. /new starts a fresh one, "
                     "`/compress <topic>` keeps one topic and shortens the rest."
                 )
-            case HardLimit():
+            case MessageLimitEvent():
                 return (
                     f"This conversation had {event.messages:,} messages and the limit is {event.limit:,}, so I "
                     "compressed it although there was room."
@@ -77,11 +87,11 @@ class WaitNotice:
     """Tells a chat why its answer is a long time coming."""
 
     store: Store
-    settings: Callable[[], NoticeSettings]
+    settings: Callable[[], NoticeConfig]
     deliver: Callable[[ChatId], None]
     clock: Clock
 
-    async def __call__(self, scene: Scene, view: View) -> None:
+    async def __call__(self, scene: ConversationRef, view: View) -> None:
         """Once for each stretch of waiting, also when it is begun anew after a restart or takes several passes."""
         if not self.settings().waiting:
             return
@@ -90,7 +100,7 @@ class WaitNotice:
         self.deliver(scene.chat_id)
 
 
-def accuracy_sentence(event: Compressed, settings: NoticeSettings) -> str | None:
+def accuracy_sentence(event: Compressed, settings: NoticeConfig) -> str | None:
     """From the second compression on: that a summary of a summary is not the conversation."""
     if event.compressions < ACCURACY_FROM or not settings.accuracy:
         return None
@@ -100,7 +110,7 @@ def accuracy_sentence(event: Compressed, settings: NoticeSettings) -> str | None
     )
 
 
-def pressure_sentence(pressure: Pressure) -> str:
+def pressure_sentence(pressure: PressureEvent) -> str:
     """Below an answer: how full the conversation is."""
     figures = f"({pressure.tokens:,} of {pressure.of_tokens:,} tokens)"
     if not pressure.is_threshold:
@@ -110,7 +120,7 @@ def pressure_sentence(pressure: Pressure) -> str:
     return f"_{pressure.percent} % of the room before compression is used {figures}._"
 
 
-def _reply(scene: Scene, sentence: str, what: str, which: str) -> Reply:
+def _reply(scene: ConversationRef, sentence: str, what: str, which: str) -> Reply:
     return Reply(
         chat_id=scene.chat_id,
         kind=OutboxKind.STATUS,
@@ -119,7 +129,7 @@ def _reply(scene: Scene, sentence: str, what: str, which: str) -> Reply:
     )
 
 
-def _which(event: ContextEvent, scene: Scene, now: Millis) -> str:
+def _which(event: ContextEvent, scene: ConversationRef, now: Millis) -> str:
     """What is said once only: of a compression, and of a turn in which several layers could not compress."""
     if isinstance(event, Compressed):
         return str(event.child.id)

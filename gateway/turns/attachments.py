@@ -18,17 +18,17 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.models.runtime import Live
+from gateway.models.runtime import Runtime
 from gateway.models.selection import route_of
-from gateway.outbound.adapters import Adapters
+from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.turns.transcription import Ears, Unheard
+from gateway.turns.transcription import Transcriber, TranscriptionError
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import FileTooLarge, MessageRejected, PlatformError
 from hermes_state.inbox import InboxRow, InboxState
-from hermes_state.journal import Prepared
+from hermes_state.journal import PreparedContent
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.writer import Store
@@ -92,12 +92,12 @@ RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 IMAGE_FORMS = "PNG, JPEG, GIF or WebP"
 
 
-class _Unusable(Exception):
+class _AttachmentError(Exception):
     """This file cannot be used; the message is the sentence for its sender."""
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _PreparedParts:
     """What one message's files came to."""
 
     documents: list[Document]
@@ -111,17 +111,17 @@ class _Gathered:
     """What was said in recordings; it is in the message by now."""
 
 
-class AttachmentDesk:
+class AttachmentPreparer:
     """Fetches the files of waiting messages before their turn starts."""
 
     def __init__(
         self,
         *,
         store: Store,
-        live: Live,
-        adapters: Adapters,
+        live: Runtime,
+        adapters: AdapterRegistry,
         delivery: Delivery,
-        ears: Ears,
+        ears: Transcriber,
         clock: Clock,
         folder: Path,
     ) -> None:
@@ -133,7 +133,7 @@ class AttachmentDesk:
         self._clock = clock
         self._folder = folder
 
-    async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, Prepared] | None:
+    async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedContent] | None:
         """What the turn of `rows` needs of their files.
 
         None when a message held nothing but files that cannot be used: it was answered and settled, and the
@@ -142,7 +142,7 @@ class AttachmentDesk:
         if not any(row.payload.attachments for row in rows):
             return {}
         chat = await self._store.read(load_chat, chat_id)
-        prepared: dict[InboxId, Prepared] = {}
+        prepared: dict[InboxId, PreparedContent] = {}
         is_whole = True
         for row in rows:
             if not row.payload.attachments:
@@ -158,21 +158,21 @@ class AttachmentDesk:
             body = MessageBody(
                 documents=tuple(gathered.documents), images=tuple(gathered.images), notes=tuple(gathered.notes)
             )
-            prepared[row.id] = Prepared(body=body, attachment_ids=tuple(gathered.ids))
+            prepared[row.id] = PreparedContent(body=body, attachment_ids=tuple(gathered.ids))
         return prepared if is_whole else None
 
-    async def _gather(self, chat: Chat, row: InboxRow) -> _Gathered:
-        gathered = _Gathered(documents=[], images=[], ids=[], refusals=[], hints=[], notes=[], heard=[])
+    async def _gather(self, chat: Chat, row: InboxRow) -> _PreparedParts:
+        gathered = _PreparedParts(documents=[], images=[], ids=[], refusals=[], hints=[], notes=[], heard=[])
         for attachment in row.payload.attachments:
             try:
                 await self._take(chat, row, attachment, gathered)
-            except _Unusable as error:
+            except _AttachmentError as error:
                 log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
                 gathered.refusals.append(str(error))
                 gathered.notes.append(f"{attachment.kind} “{_said(attachment)}” was attached but could not be read")
         return gathered
 
-    async def _take(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _Gathered) -> None:
+    async def _take(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _PreparedParts) -> None:
         config = self._live.config
         limit = config.attachments.max_bytes
         if attachment.kind in RECORDINGS and self._ears.are_open:
@@ -180,9 +180,11 @@ class AttachmentDesk:
             return
         is_text = _is_text(attachment)
         if not is_text and attachment.kind is not AttachmentKind.IMAGE:
-            raise _Unusable(UNHEARD.get(attachment.kind) or _unreadable(attachment, await self._sees_images(chat)))
+            raise _AttachmentError(
+                UNHEARD.get(attachment.kind) or _unreadable(attachment, await self._sees_images(chat))
+            )
         if not is_text and not await self._sees_images(chat):
-            raise _Unusable("The model that answers here cannot see images; please describe it in words.")
+            raise _AttachmentError("The model that answers here cannot see images; please describe it in words.")
         _refuse_large(attachment, limit)
         if is_text:
             max_chars = config.attachments.max_text_chars
@@ -211,8 +213,8 @@ class AttachmentDesk:
         try:
             self._ears.refuse_long(recording)
             return await self._ears.hear(row, recording, await self._fetch(chat, recording, limit, Path.read_bytes))
-        except Unheard as error:
-            raise _Unusable(str(error)) from error
+        except TranscriptionError as error:
+            raise _AttachmentError(str(error)) from error
 
     async def _kept(
         self, chat: Chat, attachment: IncomingAttachment, limit: int, read: Callable[[Path], T]
@@ -229,12 +231,14 @@ class AttachmentDesk:
         """What `look`, in a thread, finds in the fetched file, which is gone afterwards unless it was moved away."""
         adapter = self._adapters.of(chat.key)
         if adapter is None:
-            raise _Unusable(f"I could not fetch “{_said(attachment)}” right now; please send it again later.")
+            raise _AttachmentError(f"I could not fetch “{_said(attachment)}” right now; please send it again later.")
         try:
             target = await asyncio.to_thread(_new_file, self._folder)
         except OSError as error:
             log.warning("attachment.not_stored", error=type(error).__name__)
-            raise _Unusable(f"I cannot store “{_said(attachment)}” right now; please send it again later.") from error
+            raise _AttachmentError(
+                f"I cannot store “{_said(attachment)}” right now; please send it again later."
+            ) from error
         try:
             for attempt in range(1, FETCH_ATTEMPTS + 1):
                 try:
@@ -242,15 +246,15 @@ class AttachmentDesk:
                         await adapter.download(attachment, target, limit)
                     return await asyncio.to_thread(look, target)
                 except FileTooLarge as error:
-                    raise _Unusable(_too_large(attachment, error.limit_bytes)) from error
+                    raise _AttachmentError(_too_large(attachment, error.limit_bytes)) from error
                 except MessageRejected as error:
                     sentence = f"“{_said(attachment)}” is not there to be fetched any more; please send it again."
-                    raise _Unusable(sentence) from error
+                    raise _AttachmentError(sentence) from error
                 except (PlatformError, OSError) as error:  # a full disk, too, must not look like a harmful message
                     log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
                 if attempt < FETCH_ATTEMPTS:
                     await _recovery(adapter)
-            raise _Unusable(f"I could not fetch “{_said(attachment)}”; please send it again.")
+            raise _AttachmentError(f"I could not fetch “{_said(attachment)}”; please send it again.")
         finally:
             await asyncio.to_thread(target.unlink, missing_ok=True)
 
@@ -263,7 +267,7 @@ async def _recovery(adapter: PlatformAdapter) -> None:
         await asyncio.sleep(READY_PAUSE_SECONDS)  # nothing tells when the service is back
 
 
-def _tell(db: Connection, row: InboxRow, gathered: _Gathered, is_all: bool, now: Millis) -> None:
+def _tell(db: Connection, row: InboxRow, gathered: _PreparedParts, is_all: bool, now: Millis) -> None:
     """Tell the sender; a message that held nothing of use is settled with it."""
     if is_all:
         inbox.settle(db, row.id, InboxState.DONE, now)
@@ -295,7 +299,7 @@ def _said(attachment: IncomingAttachment) -> str:
 
 def _refuse_large(attachment: IncomingAttachment, limit: int) -> None:
     if attachment.size_bytes is not None and attachment.size_bytes > limit:
-        raise _Unusable(_too_large(attachment, limit))
+        raise _AttachmentError(_too_large(attachment, limit))
 
 
 def _too_large(attachment: IncomingAttachment, limit: int) -> str:
@@ -355,9 +359,9 @@ def _read_text(path: Path, attachment: IncomingAttachment, max_chars: int) -> Do
         try:
             text = data.decode("utf-16") if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data.decode("cp1252")
         except UnicodeDecodeError as error:
-            raise _Unusable(_not_text(attachment)) from error
+            raise _AttachmentError(_not_text(attachment)) from error
     if "\0" in text:
-        raise _Unusable(_not_text(attachment))
+        raise _AttachmentError(_not_text(attachment))
     return Document(name=attachment.name, text=text[:max_chars], was_truncated=len(text) > max_chars)
 
 
@@ -369,4 +373,6 @@ def _image_mime(path: Path, attachment: IncomingAttachment) -> str:
     for signature, mime in IMAGE_SIGNATURES:
         if start.startswith(signature):
             return mime
-    raise _Unusable(f"“{_said(attachment)}” is not an image that I can look at; please send it as {IMAGE_FORMS}.")
+    raise _AttachmentError(
+        f"“{_said(attachment)}” is not an image that I can look at; please send it as {IMAGE_FORMS}."
+    )

@@ -13,10 +13,10 @@ import structlog
 
 from agent.model.errors import remedy_for
 from agent.turn import Agent, Answer, PreviewSink
-from gateway.config.routes import RouteSettings
+from gateway.config.routes import RouteConfig
 from gateway.models.agents import Agents
 from gateway.turns import hygiene
-from hermes_state.errors import ContentFiltered, HermesError, ModelError, SpendingCapReached
+from hermes_state.errors import ContentFiltered, HermesError, ModelError, SpendingCapExceeded
 from hermes_state.journal import RunningTurn
 from hermes_state.values import LineageId
 
@@ -33,7 +33,7 @@ class Sink(PreviewSink, Protocol):
         """What was shown is no part of an answer any more."""
 
 
-class EveryRouteFailed(HermesError):
+class FallbacksFailedError(HermesError):
     """The model of a conversation and all its fallbacks have failed."""
 
     def __init__(self, first: ModelError, count: int) -> None:
@@ -43,28 +43,28 @@ class EveryRouteFailed(HermesError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class TurnAnswer:
     """An answer, and by whom."""
 
     answer: Answer
-    chosen: RouteSettings
-    by: RouteSettings
+    chosen: RouteConfig
+    by: RouteConfig
     why: str | None
     """What is wrong with the chosen model; None: it has answered itself."""
 
 
 async def answered(
-    turn: RunningTurn, sink: Sink, agents: Agents, chosen: RouteSettings, fallbacks: Sequence[RouteSettings]
-) -> Answered:
+    turn: RunningTurn, sink: Sink, agents: Agents, chosen: RouteConfig, fallbacks: Sequence[RouteConfig]
+) -> TurnAnswer:
     """Bring a turn to its answer, by the chosen model or by the first fallback that can.
 
-    Each is asked at most once, those that rest after all others. Raises what `Agent.run` raises; `EveryRouteFailed`
+    Each is asked at most once, those that rest after all others. Raises what `Agent.run` raises; `FallbacksFailedError`
     when there were fallbacks and none could.
     """
     routes = [chosen, *(route for route in fallbacks if route != chosen)]
     resting = [route for route in routes if agents.rest_of(route) is not None]
     order = [*(route for route in routes if route not in resting), *resting]
-    failures: dict[RouteSettings, ModelError] = {}
+    failures: dict[RouteConfig, ModelError] = {}
     rest = agents.rest_of(chosen)
     why = rest.why if rest is not None else None
     for route in order:
@@ -78,9 +78,9 @@ async def answered(
             log.warning("route.failed", route=agents.of(route).line.route, model=route.label, kind=type(error).__name__)
             sink.forget()
             continue
-        return Answered(answer=answer, chosen=chosen, by=route, why=None if route == chosen else why)
+        return TurnAnswer(answer=answer, chosen=chosen, by=route, why=None if route == chosen else why)
     first = failures.get(chosen) or next(iter(failures.values()))
-    raise EveryRouteFailed(first, len(routes) - 1)
+    raise FallbacksFailedError(first, len(routes) - 1)
 
 
 async def _run(turn: RunningTurn, sink: Sink, agent: Agent) -> Answer:
@@ -90,35 +90,35 @@ async def _run(turn: RunningTurn, sink: Sink, agent: Agent) -> Answer:
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
     """Whether another model may do better. What a stand-in is too small for, the next one may hold."""
-    if isinstance(error, (SpendingCapReached, ContentFiltered)):
+    if isinstance(error, (SpendingCapExceeded, ContentFiltered)):
         return False
     return not is_chosen or remedy_for(error).trouble is not None
 
 
 @dataclass(slots=True)
-class _Seen:
-    chosen: RouteSettings
-    by: RouteSettings
+class _LastAnswer:
+    chosen: RouteConfig
+    by: RouteConfig
 
 
-class StandIns:
+class FallbackState:
     """Which conversations are answered by another model than theirs; in memory, so a restart says it once more."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[LineageId, _Seen] = OrderedDict()
+        self._seen: OrderedDict[LineageId, _LastAnswer] = OrderedDict()
 
-    def of(self, lineage_id: LineageId, chosen: RouteSettings) -> RouteSettings | None:
+    def of(self, lineage_id: LineageId, chosen: RouteConfig) -> RouteConfig | None:
         """Who has answered last in place of `chosen`; None: that one itself."""
         seen = self._seen.get(lineage_id)
         return seen.by if seen is not None and seen.chosen == chosen else None
 
-    def noticed(self, lineage_id: LineageId, done: Answered) -> str | None:
+    def noticed(self, lineage_id: LineageId, done: TurnAnswer) -> str | None:
         """A line for below the answer, when somebody else answers than before."""
         before = self.of(lineage_id, done.chosen)
         self._seen.pop(lineage_id, None)
         if done.why is None:
             return f"_{_named(done.chosen)} answers again._" if before is not None else None
-        self._seen[lineage_id] = _Seen(done.chosen, done.by)
+        self._seen[lineage_id] = _LastAnswer(done.chosen, done.by)
         if len(self._seen) > KEPT_CONVERSATIONS:
             self._seen.popitem(last=False)
         if before == done.by:
@@ -126,6 +126,6 @@ class StandIns:
         return f"_{_named(done.by)} answers for now: {_named(done.chosen)} {done.why}._"
 
 
-def _named(route: RouteSettings) -> str:
+def _named(route: RouteConfig) -> str:
     """A model's name in Markdown, whatever characters it has."""
     return f"`{route.label.replace('`', '')}`"

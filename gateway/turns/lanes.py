@@ -13,10 +13,10 @@ from typing import Protocol
 import structlog
 
 from gateway import cancellation
-from gateway.access.permissions import Access
-from gateway.models.runtime import Live
+from gateway.access.permissions import AccessControl
+from gateway.models.runtime import Runtime
 from gateway.retry import pauses
-from gateway.turns.attachments import AttachmentDesk
+from gateway.turns.attachments import AttachmentPreparer
 from gateway.turns.bursts import Claim, Hold, RunCommand, next_work
 from gateway.turns.previews import LivePreview
 from gateway.turns.runner import MAX_RESTARTS, TurnRunner
@@ -50,7 +50,7 @@ class QueuedCommands(Protocol):
 
 
 @dataclass(slots=True)
-class Stopping:
+class StoppingTurn:
     """A turn that people asked to stop: its work is cancelled, its end is not stored yet."""
 
     turn: RunningTurn
@@ -64,18 +64,18 @@ class Stopping:
 
 
 @dataclass(slots=True)
-class _Work:
+class _LaneWork:
     """The turn a lane is in the middle of."""
 
     turn: RunningTurn
     preview: LivePreview
     task: asyncio.Task[None]
-    stopping: Stopping | None = None
+    stopping: StoppingTurn | None = None
 
-    def begin_stop(self, reason: str) -> Stopping:
+    def begin_stop(self, reason: str) -> StoppingTurn:
         """Cancel the work now. A stop that is not stored yet is shared by all who ask for it."""
         if self.stopping is None:
-            self.stopping = Stopping(turn=self.turn, partial_text=self.preview.text, reason=reason)
+            self.stopping = StoppingTurn(turn=self.turn, partial_text=self.preview.text, reason=reason)
             self.task.cancel()
         return self.stopping
 
@@ -85,11 +85,11 @@ class LaneParts:
     """What every lane needs."""
 
     store: Store
-    live: Live
-    access: Access
+    live: Runtime
+    access: AccessControl
     turns: TurnRunner
     commands: QueuedCommands
-    attachments: AttachmentDesk
+    attachments: AttachmentPreparer
     clock: Clock
     slots: asyncio.Semaphore
     """Turns that may run at one time."""
@@ -99,7 +99,7 @@ class Lane:
     """The work of one chat."""
 
     def __init__(
-        self, chat_id: ChatId, parts: LaneParts, board: dict[ChatKey, _Work], *, is_after_restart: bool
+        self, chat_id: ChatId, parts: LaneParts, board: dict[ChatKey, _LaneWork], *, is_after_restart: bool
     ) -> None:
         self._chat_id = chat_id
         self._parts = parts
@@ -108,7 +108,7 @@ class Lane:
         self._crashes = 0
         self._is_closing = False
         self.woken = asyncio.Event()
-        self.work: _Work | None = None
+        self.work: _LaneWork | None = None
 
     def close(self) -> None:
         """Finish what runs and claim nothing more."""
@@ -138,7 +138,7 @@ class Lane:
                 log.exception("lane.crashed", chat_id=self._chat_id)
                 await self._after_crash(next(delays))
 
-    def begin_stop(self, reason: str) -> Stopping | None:
+    def begin_stop(self, reason: str) -> StoppingTurn | None:
         """Cancel the running turn's work now; None when none runs. A stop that is not stored yet is shared."""
         return self.work.begin_stop(reason) if self.work is not None else None
 
@@ -231,7 +231,7 @@ class Lane:
         turns = self._parts.turns
         preview = turns.preview_of(turn)
         task = asyncio.create_task(turns.run(turn, preview), name=f"turn-{turn.id}")
-        work = self.work = self._board[turn.chat] = _Work(turn=turn, preview=preview, task=task)
+        work = self.work = self._board[turn.chat] = _LaneWork(turn=turn, preview=preview, task=task)
         try:
             await asyncio.wait({task})
             if work.stopping is not None:
@@ -251,14 +251,14 @@ class Lane:
             task.result()
 
 
-class Lanes:
+class LaneDispatcher:
     """All lanes. `staff` gives them what they work with: commands need the lanes as much as lanes need commands."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
         self._staff: LaneParts | None = None
         self._lanes: dict[ChatId, Lane] = {}
-        self._board: dict[ChatKey, _Work] = {}
+        self._board: dict[ChatKey, _LaneWork] = {}
         """The turns that run now, by the chats that people write in."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_started = False
@@ -302,12 +302,12 @@ class Lanes:
         """How many turns run now."""
         return len(self._board)
 
-    def begin_stop(self, chat_id: ChatId, reason: str) -> Stopping | None:
+    def begin_stop(self, chat_id: ChatId, reason: str) -> StoppingTurn | None:
         """Cancel the chat's running turn. Whoever calls stores the stop, then sets `decided`."""
         lane = self._lanes.get(chat_id)
         return lane.begin_stop(reason) if lane is not None else None
 
-    def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> Stopping | None:
+    def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> StoppingTurn | None:
         """Stop a chat's turn while the database cannot say anything; the stored `/stop` settles it later."""
         work = self._board.get(key)
         if work is None:

@@ -8,22 +8,22 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from agent.context.commit import keep_pressure
-from agent.context.events import Pressure
+from agent.context.events import PressureEvent
 from agent.model.client import even_so
 from agent.model.errors import sentence_for
 from gateway import cancellation
-from gateway.config.routes import RouteSettings
-from gateway.config.settings import ModelSettings
-from gateway.models.runtime import Live
+from gateway.config.routes import RouteConfig
+from gateway.config.settings import ModelConfig
+from gateway.models.runtime import Runtime
 from gateway.models.selection import name_of, route_of
-from gateway.outbound.adapters import Adapters
+from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.outbound.gates import Gates
+from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import pressure_sentence
 from gateway.retry import write_patiently
-from gateway.turns.fallbacks import Answered, EveryRouteFailed, answered
+from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answered
 from gateway.turns.previews import LivePreview
-from gateway.turns.titles import Titles
+from gateway.turns.titles import TitleWriter
 from hermes_state import journal, ledger, outbox, sessions
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import FinalAnswer, RunningTurn, TurnClosed
@@ -51,11 +51,11 @@ class TurnRunner:
         self,
         *,
         store: Store,
-        live: Live,
-        adapters: Adapters,
-        gates: Gates,
+        live: Runtime,
+        adapters: AdapterRegistry,
+        gates: GateRegistry,
         delivery: Delivery,
-        titles: Titles,
+        titles: TitleWriter,
         clock: Clock,
     ) -> None:
         self._store = store
@@ -89,7 +89,7 @@ class TurnRunner:
         ):
             try:
                 preview.open()
-                done: Answered | None = None
+                done: TurnAnswer | None = None
                 try:
                     async with asyncio.timeout(config.model.turn_seconds):
                         chosen = await self._chosen(turn, config.model)
@@ -105,7 +105,7 @@ class TurnRunner:
             except StoreUnavailable:
                 raise
             except (HermesError, TimeoutError) as error:
-                kind = type(error.first if isinstance(error, EveryRouteFailed) else error).__name__
+                kind = type(error.first if isinstance(error, FallbacksFailedError) else error).__name__
                 log.warning("turn.failed", error=kind, detail=str(error))
                 await self._fail(turn, kind, _sentence(error))
             except asyncio.CancelledError as error:
@@ -118,7 +118,7 @@ class TurnRunner:
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
             self._delivery.wake(turn.chat_id)
 
-    async def _close(self, preview: LivePreview, turn: RunningTurn, done: Answered | None) -> None:
+    async def _close(self, preview: LivePreview, turn: RunningTurn, done: TurnAnswer | None) -> None:
         """Show no more. Who stops the turn meanwhile gives an answer up that was paid for: its cost is kept."""
         try:
             await preview.close()
@@ -129,7 +129,7 @@ class TurnRunner:
                 )
             raise
 
-    async def _finish(self, turn: RunningTurn, final: FinalAnswer, pressure: Pressure | None) -> None:
+    async def _finish(self, turn: RunningTurn, final: FinalAnswer, pressure: PressureEvent | None) -> None:
         """Store the answer. Raises `TurnClosed` when the turn was stopped meanwhile; then only its cost is kept."""
         try:
             await write_patiently(self._store, _finish_turn, turn.id, final, pressure, self._clock.now())
@@ -155,7 +155,7 @@ class TurnRunner:
         """Something is owed to a chat."""
         self._delivery.wake(chat_id)
 
-    async def _chosen(self, turn: RunningTurn, model: ModelSettings) -> RouteSettings:
+    async def _chosen(self, turn: RunningTurn, model: ModelConfig) -> RouteConfig:
         """The route that the turn's conversation has chosen. One that is gone is forgotten, and its people are told."""
         route = route_of(model, turn.chosen_model)
         if route is not None:
@@ -167,7 +167,7 @@ class TurnRunner:
         self._delivery.wake(turn.chat_id)
         return model.route
 
-    def _final(self, turn: RunningTurn, done: Answered, *, tells_pressure: bool) -> FinalAnswer:
+    def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> FinalAnswer:
         """The answer as it is stored; what the chat is shown may have notices below it, the model never sees those."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
@@ -183,7 +183,9 @@ class TurnRunner:
         await write_patiently(self._store, journal.fail_turn, turn.id, error, sentence, self._clock.now())
 
 
-def _finish_turn(db: Connection, turn_id: TurnId, final: FinalAnswer, pressure: Pressure | None, now: Millis) -> None:
+def _finish_turn(
+    db: Connection, turn_id: TurnId, final: FinalAnswer, pressure: PressureEvent | None, now: Millis
+) -> None:
     """The end of a turn, with what its people know from then on."""
     journal.finish_turn(db, turn_id, final, now)
     if pressure is not None:
@@ -200,7 +202,7 @@ def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis
 
 def _sentence(error: HermesError | TimeoutError) -> str:
     """What the people of the chat are told: one helpful sentence, without the details of the log."""
-    if isinstance(error, EveryRouteFailed):
+    if isinstance(error, FallbacksFailedError):
         others = "The fallback model" if error.count == 1 else f"The {error.count} fallback models"
         return f"{sentence_for(error.first)} {others} failed, too."
     if isinstance(error, ModelError):

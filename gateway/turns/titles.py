@@ -17,9 +17,9 @@ from agent.model.base import Payer
 from agent.model.client import RetryPolicy
 from agent.model.errors import remedy_for
 from agent.title_prompt import checked_title, title_request
-from gateway.config.routes import RouteSettings
+from gateway.config.routes import RouteConfig
 from gateway.models.auxiliary import route_for
-from gateway.models.runtime import Live
+from gateway.models.runtime import Runtime
 from hermes_state import ledger, sessions
 from hermes_state.errors import HermesError, ReplyMalformed
 from hermes_state.journal import RunningTurn
@@ -44,10 +44,12 @@ _ONCE = RetryPolicy(most_attempts=1)
 """The next answer is a better moment to try again."""
 
 
-class Titles:
+class TitleWriter:
     """Names conversations, one call each; a failure is told to the log alone."""
 
-    def __init__(self, *, store: Store, live: Live, clock: Clock, redactor: Callable[[], Callable[[str], str]]) -> None:
+    def __init__(
+        self, *, store: Store, live: Runtime, clock: Clock, redactor: Callable[[], Callable[[str], str]]
+    ) -> None:
         """`redactor`: what takes out the secrets of the configuration in force."""
         self._store = store
         self._live = live
@@ -58,7 +60,7 @@ class Titles:
         self._settled: OrderedDict[LineageId, None] = OrderedDict()
         self._is_stopped = False
 
-    def answered(self, turn: RunningTurn, by: RouteSettings) -> None:
+    def answered(self, turn: RunningTurn, by: RouteConfig) -> None:
         """An answer of the model at `by` is stored: see to the title of its conversation, later and elsewhere."""
         lineage_id = turn.lineage_id
         if self._is_stopped or lineage_id in self._settled or lineage_id in self._tasks:
@@ -86,7 +88,7 @@ class Titles:
     def _forget(self, lineage_id: LineageId, _task: asyncio.Task[None]) -> None:
         self._tasks.pop(lineage_id, None)
 
-    async def _see_to(self, chat_id: ChatId, lineage_id: LineageId, route: RouteSettings) -> None:
+    async def _see_to(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> None:
         try:
             async with self._slots:
                 if await self._write(chat_id, lineage_id, route):
@@ -96,7 +98,7 @@ class Titles:
         except Exception:  # nobody waits for it, and the chats must not notice
             log.exception("title.crashed")
 
-    async def _write(self, chat_id: ChatId, lineage_id: LineageId, route: RouteSettings) -> bool:
+    async def _write(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> bool:
         """Ask for a title and store it; whether there is nothing more to do for this conversation."""
         rows = await self._store.read(_load_untitled, lineage_id)
         if rows is None:

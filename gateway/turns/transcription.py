@@ -13,19 +13,19 @@ import structlog
 from agent.model.base import Payer
 from agent.model.errors import sentence_for
 from agent.model.http import Endpoint
-from agent.model.transcription import TranscriptionLine, TranscriptionModel
-from gateway.config.routes import RouteBlock, completed
+from agent.model.transcription import TranscriptionClient, TranscriptionModel
+from gateway.config.routes import PartialRoute, completed
 from gateway.config.settings import Config
-from gateway.models.pricing import Costs
-from gateway.models.runtime import Live
+from gateway.models.pricing import Pricing
+from gateway.models.runtime import Runtime
 from hermes_state import inbox, ledger
 from hermes_state.errors import (
     AuthRejected,
     ModelError,
-    NotOffered,
-    PriceUnknown,
+    ModelNotFound,
+    PriceNotFound,
     QuotaExceeded,
-    SpendingCapReached,
+    SpendingCapExceeded,
 )
 from hermes_state.inbox import InboxRow
 from hermes_state.store.writer import Store
@@ -33,22 +33,22 @@ from hermes_state.values import ChatId, Clock, IncomingAttachment, Millis, Model
 
 log = structlog.get_logger()
 
-MakeLine = Callable[[Config], TranscriptionLine]
+MakeLine = Callable[[Config], TranscriptionClient]
 
 
-class Unheard(Exception):
+class TranscriptionError(Exception):
     """A recording could not be made words; the message is the sentence for its sender."""
 
 
-class Ears:
+class Transcriber:
     """Listens as the configuration in force says."""
 
-    def __init__(self, *, store: Store, live: Live, clock: Clock, make_line: MakeLine) -> None:
+    def __init__(self, *, store: Store, live: Runtime, clock: Clock, make_line: MakeLine) -> None:
         self._store = store
         self._live = live
         self._clock = clock
         self._make_line = make_line
-        self._lines: list[TranscriptionLine] = []
+        self._lines: list[TranscriptionClient] = []
         """The newest is in use; an older one may still be for a moment after a reload."""
         self._made_for: object = None
 
@@ -58,18 +58,18 @@ class Ears:
         return self._live.config.transcription.model is not None
 
     def refuse_long(self, recording: IncomingAttachment) -> None:
-        """Raises `Unheard` for a recording that is known to be longer than what is listened to."""
+        """Raises `TranscriptionError` for a recording that is known to be longer than what is listened to."""
         most = self._live.config.transcription.max_seconds
         if recording.seconds is not None and recording.seconds > most:
-            raise Unheard(f"I listen to at most {_length(most)} at a time; please say it in shorter pieces.")
+            raise TranscriptionError(f"I listen to at most {_length(most)} at a time; please say it in shorter pieces.")
 
     async def hear(self, row: InboxRow, recording: IncomingAttachment, data: bytes) -> str:
         """What was said in a fetched recording of a waiting message, by now stored with it.
 
-        Raises `Unheard` when nothing could be made out, with the reason.
+        Raises `TranscriptionError` when nothing could be made out, with the reason.
         """
         if not self.are_open:  # a reload may have closed them while the recording was fetched
-            raise Unheard("I cannot listen to recordings any more; please write to me instead.")
+            raise TranscriptionError("I cannot listen to recordings any more; please write to me instead.")
         line = self._line()
         payer = Payer(chat_id=row.chat_id)
 
@@ -86,10 +86,12 @@ class Ears:
             )
         except ModelError as error:
             log.warning("recording.unheard", error=type(error).__name__, detail=str(error))
-            raise Unheard(_why(error)) from error
+            raise TranscriptionError(_why(error)) from error
         await self._store.write(_keep, row, recording, heard.text, heard.call, self._clock.now())
         if not heard.text:
-            raise Unheard("I could not make out any words in your recording; please send it again, or write to me.")
+            raise TranscriptionError(
+                "I could not make out any words in your recording; please send it again, or write to me."
+            )
         log.info("recording.heard", seconds=recording.seconds, characters=len(heard.text))
         return heard.text
 
@@ -98,7 +100,7 @@ class Ears:
         for line in self._lines:
             await line.model.close()
 
-    def _line(self) -> TranscriptionLine:
+    def _line(self) -> TranscriptionClient:
         config = self._live.config
         inputs = (config.transcription, config.model, config.costs, config.agent.time_zone)
         if inputs != self._made_for:
@@ -140,9 +142,9 @@ _SUFFIX_OF = {
 
 
 def _why(error: ModelError) -> str:
-    if isinstance(error, SpendingCapReached | PriceUnknown):
+    if isinstance(error, SpendingCapExceeded | PriceNotFound):
         return sentence_for(error)
-    if isinstance(error, AuthRejected | QuotaExceeded | NotOffered):
+    if isinstance(error, AuthRejected | QuotaExceeded | ModelNotFound):
         return (
             "I could not listen to your recording: the transcription service refused. Whoever runs this gateway has "
             "to check `transcription`; until then, please write to me."
@@ -154,17 +156,17 @@ def _length(seconds: int) -> str:
     return f"{seconds} seconds" if seconds < 120 else f"{seconds // 60} minutes"
 
 
-def transcription_line(config: Config, costs: Costs) -> TranscriptionLine:
+def transcription_line(config: Config, costs: Pricing) -> TranscriptionClient:
     """The line to the configured speech-to-text model."""
     endpoint = endpoint_of(config)
-    return TranscriptionLine(TranscriptionModel(endpoint), **costs.terms(config, endpoint.model))
+    return TranscriptionClient(TranscriptionModel(endpoint), **costs.terms(config, endpoint.model))
 
 
 def endpoint_of(config: Config) -> Endpoint:
     """Where recordings are sent. The key of `model` goes along only to the API that it is for."""
     settings, model = config.transcription, config.model
     assert settings.model is not None, "asked only while a model is configured"
-    written = RouteBlock(
+    written = PartialRoute(
         name=settings.model,
         protocol="chat_completions",
         base_url=settings.base_url or model.base_url,

@@ -21,8 +21,8 @@ from hermes_state.values import (
     EndReason,
     LineageId,
     MessageId,
+    MessageRole,
     Millis,
-    Role,
     SessionId,
     Transcript,
 )
@@ -34,7 +34,7 @@ AMBIGUOUS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compression:
+class CompressionInfo:
     """How a session came to be, when a compression made it."""
 
     layer: str
@@ -48,7 +48,7 @@ class Compression:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class SessionLink:
     """One session in its chain."""
 
     session_id: SessionId
@@ -64,7 +64,7 @@ class Link:
     end_reason: EndReason | None
     message_count: int
     """What was said in the session itself."""
-    made_by: Compression | None
+    made_by: CompressionInfo | None
     """None for the first session of a chain, and for one that an undo made."""
     undone_key: str | None
     """For a session that an undo made: the one that the compression had made which was taken back."""
@@ -80,7 +80,7 @@ class Place:
     message_seq: int | None = None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A search hit with the names of where it was said."""
 
     hit: Hit
@@ -175,31 +175,31 @@ WHERE {scope} ORDER BY s.id DESC LIMIT ?
 """
 
 
-def load_lineage(db: Connection, lineage_id: LineageId, limit: int) -> list[Link]:
+def load_lineage(db: Connection, lineage_id: LineageId, limit: int) -> list[SessionLink]:
     """The newest `limit` sessions of a conversation, oldest of them first."""
     return _load_links(db, "s.lineage_id = ?", lineage_id, limit)
 
 
-def load_chat_sessions(db: Connection, chat_id: ChatId | None, limit: int) -> list[Link]:
+def load_chat_sessions(db: Connection, chat_id: ChatId | None, limit: int) -> list[SessionLink]:
     """The newest `limit` sessions of a chat, or of all chats, oldest of them first."""
     return _load_links(db, "s.chat_id = ?", chat_id, limit) if chat_id is not None else _load_links(db, "?", 1, limit)
 
 
-def load_link(db: Connection, session_id: SessionId) -> Link:
+def load_link(db: Connection, session_id: SessionId) -> SessionLink:
     """One session, which must exist."""
     return _load_links(db, "s.id = ?", session_id, 1)[0]
 
 
-def _load_links(db: Connection, scope: str, value: int, limit: int) -> list[Link]:
+def _load_links(db: Connection, scope: str, value: int, limit: int) -> list[SessionLink]:
     rows = db.execute(_LINKS.format(scope=scope), (value, limit)).fetchall()
     return [_link(row) for row in reversed(rows)]
 
 
-def _link(row: tuple[Any, ...]) -> Link:  # Any: as sqlite3 returns it
+def _link(row: tuple[Any, ...]) -> SessionLink:  # Any: as sqlite3 returns it
     made_by = None
     if row[16] is not None:
         layer, before, after, focus, kind, model, was_undone = row[16:]
-        made_by = Compression(
+        made_by = CompressionInfo(
             layer=layer,
             tokens_before=before,
             tokens_after=after,
@@ -208,7 +208,7 @@ def _link(row: tuple[Any, ...]) -> Link:  # Any: as sqlite3 returns it
             model=model,
             was_undone=bool(was_undone),
         )
-    return Link(
+    return SessionLink(
         session_id=row[0],
         key=row[1],
         parent_key=row[2],
@@ -241,21 +241,21 @@ def search_everywhere(
     words: str,
     *,
     chat_id: ChatId | None = None,
-    role: Role | None = None,
+    role: MessageRole | None = None,
     since: Millis | None = None,
     order: Order = "best",
     limit: int = 20,
-) -> list[Found]:
+) -> list[FoundMessage]:
     """`search.search` over all chats, or one, with the names of where each hit was said."""
     hits = search(db, words, chat_id=chat_id, role=role, since=since, order=order, limit=limit)
     return [_found(db, hit) for hit in hits]
 
 
-def _found(db: Connection, hit: Hit) -> Found:
+def _found(db: Connection, hit: Hit) -> FoundMessage:
     session_key, lineage_key, platform, account, chat_ref, thread_ref, user_ref, sender_name = db.execute(
         _NAMES, (hit.message_id,)
     ).fetchone()
-    return Found(
+    return FoundMessage(
         hit=hit,
         session_key=session_key,
         lineage_key=lineage_key,

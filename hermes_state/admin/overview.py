@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
 
-from hermes_state.errors import OwnedElsewhere
+from hermes_state.errors import LockUnavailable
 from hermes_state.store.connections import check_ours, register_functions, unavailable
 from hermes_state.store.lock import holder, is_free
 
@@ -58,13 +58,13 @@ def open_resting(path: Path) -> Iterator[Connection | None]:
 
     None where there is no database yet: no file, or one that a first start left behind before it had made the tables.
 
-    Raises `OwnedElsewhere` while somebody holds its lock: then ask the holder, a second process stays away from the
-    file. `ForeignFile`, `SchemaTooNew` and `StoreUnavailable` as `Store.open` does.
+    Raises `LockUnavailable` while somebody holds its lock: then ask the holder, a second process stays away from the
+    file. `DatabaseRejected`, `SchemaTooNew` and `StoreUnavailable` as `Store.open` does.
     """
     lock = path.with_name(path.name + ".lock")
     if not is_free(lock):
         who = str(holder(lock) or "another process")
-        raise OwnedElsewhere(f"the database {path} is in use by {who}", holder=who)
+        raise LockUnavailable(f"the database {path} is in use by {who}", holder=who)
     check_ours(path)
     if not path.exists():
         yield None

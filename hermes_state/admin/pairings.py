@@ -10,7 +10,7 @@ from hermes_state.errors import CommandError
 from hermes_state.values import Millis, Sender, UserRef
 
 
-class Role(StrEnum):
+class UserRole(StrEnum):
     USER = "user"
     ADMIN = "admin"
 
@@ -36,7 +36,7 @@ class Pairing:
     user_ref: UserRef
     display_name: str
     state: PairingState
-    role: Role
+    role: UserRole
     expires_at: Millis
     created_at: Millis
     decided_by: str | None
@@ -92,7 +92,7 @@ def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:
     return db.execute(query, (user_ref, now)).fetchone() is not None
 
 
-def approve(db: Connection, code: str, role: Role, decided_by: str, now: Millis) -> Pairing:
+def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Millis) -> Pairing:
     """Turn a code into access. Raises `CommandError` when it is unknown, used or expired."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = ? AND state = 'pending' AND expires_at > ?",
@@ -130,10 +130,10 @@ def list_pairings(db: Connection, now: Millis) -> list[Pairing]:
     return [_pairing(row) for row in db.execute(query, (now,)).fetchall()]
 
 
-def load_roles(db: Connection) -> dict[UserRef, Role]:
+def load_roles(db: Connection) -> dict[UserRef, UserRole]:
     """Everybody with access by pairing."""
     rows = db.execute("SELECT user_ref, role FROM pairings WHERE state = 'approved'").fetchall()
-    return {UserRef(user_ref): Role(role) for user_ref, role in rows}
+    return {UserRef(user_ref): UserRole(role) for user_ref, role in rows}
 
 
 def _pairing(row: tuple[str, str, str, str, int, int, str | None]) -> Pairing:
@@ -142,7 +142,7 @@ def _pairing(row: tuple[str, str, str, str, int, int, str | None]) -> Pairing:
         user_ref=UserRef(user_ref),
         display_name=display_name,
         state=PairingState(state),
-        role=Role(role),
+        role=UserRole(role),
         expires_at=Millis(expires_at),
         created_at=Millis(created_at),
         decided_by=decided_by,

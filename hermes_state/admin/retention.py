@@ -35,7 +35,7 @@ _REMOVE_PAIRINGS = """DELETE FROM pairings WHERE code_hash IN (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
+class RetentionResult:
     """How many rows were removed."""
 
     inbox: int
@@ -44,7 +44,7 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogState:
+class WalState:
     """The write-ahead log after a checkpoint, in pages."""
 
     pages: int
@@ -52,10 +52,10 @@ class LogState:
     """Pages that are in the main file too. Less than `pages`: an old reader holds the rest back."""
 
 
-async def remove_expired(store: Store, now: Millis, kept_millis: int = KEPT_MILLIS) -> Removed:
+async def remove_expired(store: Store, now: Millis, kept_millis: int = KEPT_MILLIS) -> RetentionResult:
     """Remove settled inbox keys and outbox rows after `kept_millis`, and pairing codes that have expired."""
     before = Millis(now - kept_millis)
-    return Removed(
+    return RetentionResult(
         inbox=await _in_slices(store, remove_settled_inbox, before),
         outbox=await _in_slices(store, remove_settled_outbox, before),
         pairings=await _in_slices(store, remove_expired_pairings, now),
@@ -77,7 +77,7 @@ def remove_expired_pairings(db: sqlite3.Connection, now: Millis, limit: int) -> 
     return db.execute(_REMOVE_PAIRINGS, (now, limit)).rowcount
 
 
-async def tend(store: Store) -> LogState:
+async def tend(store: Store) -> WalState:
     """Put the files in order at a quiet moment; stops early when someone wants to write.
 
     Merges the search index, refreshes what the query planner knows, and copies the log into the main file.
@@ -103,7 +103,7 @@ def refresh_statistics(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA optimize")
 
 
-def checkpoint(path: Path) -> LogState:
+def checkpoint(path: Path) -> WalState:
     """Copy the write-ahead log of the database at `path` into its main file, as far as no reader needs it.
 
     Blocks its thread, but no reader and no writer: it works on a connection of its own.
@@ -113,7 +113,7 @@ def checkpoint(path: Path) -> LogState:
             _, pages, copied = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     except sqlite3.Error as error:
         raise unavailable(path, error) from error
-    return LogState(pages=pages, copied=copied)
+    return WalState(pages=pages, copied=copied)
 
 
 async def _in_slices(store: Store, remove: Callable[[sqlite3.Connection, Millis, int], int], moment: Millis) -> int:

@@ -12,7 +12,7 @@ import msgspec
 
 from hermes_state.search.query import parse_query
 from hermes_state.search.segment import INDEXED_CHARACTERS
-from hermes_state.values import ChatId, LineageId, MessageId, Millis, Origin, Role, SessionId
+from hermes_state.values import ChatId, LineageId, MessageId, MessageRole, Millis, Origin, SessionId
 
 RANKED_HITS = 1_000
 """Only the newest so many matches are ranked: ranking every match of a common word takes a second per million rows."""
@@ -54,7 +54,7 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     session_id: SessionId
     lineage_id: LineageId
     chat_id: ChatId
-    role: Role
+    role: MessageRole
     origin: Origin
     created_at: Millis
     text: str
@@ -69,7 +69,7 @@ def search(
     *,
     chat_id: ChatId | None = None,
     lineage_id: LineageId | None = None,
-    role: Role | None = None,
+    role: MessageRole | None = None,
     since: Millis | None = None,
     order: Order = "best",
     limit: int = 20,
@@ -101,7 +101,7 @@ def _hit(row: tuple[int, int, int, int, str, str, int, str, float], pattern: re.
         session_id=SessionId(session_id),
         lineage_id=LineageId(lineage_id),
         chat_id=ChatId(chat_id),
-        role=Role(role),
+        role=MessageRole(role),
         origin=Origin(origin),
         created_at=Millis(created_at),
         text=text,

@@ -13,7 +13,7 @@ from hermes_state.store.connections import is_trouble
 _BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
 
 
-class Write:
+class PendingWrite:
     """A function that waits for its turn, and what became of it."""
 
     __slots__ = ("args", "error", "fn", "future", "kwargs", "queued_at", "result")
@@ -63,7 +63,7 @@ def commit_batch(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-def run_batch(db: sqlite3.Connection, batch: Sequence[Write]) -> None:
+def run_batch(db: sqlite3.Connection, batch: Sequence[PendingWrite]) -> None:
     """Run every function of `batch` in one transaction and commit it.
 
     A function that raises takes back its own changes only and keeps its exception in `error`; the others are stored.
@@ -86,7 +86,7 @@ def run_batch(db: sqlite3.Connection, batch: Sequence[Write]) -> None:
         _roll_back(db)
 
 
-def _run_open(db: sqlite3.Connection, batch: Sequence[Write]) -> bool:
+def _run_open(db: sqlite3.Connection, batch: Sequence[PendingWrite]) -> bool:
     """Run the batch with nothing to fall back on but its whole; if one raises, take it all back and say false."""
     db.execute("BEGIN IMMEDIATE")
     for write in batch:
@@ -98,7 +98,7 @@ def _run_open(db: sqlite3.Connection, batch: Sequence[Write]) -> bool:
     return True
 
 
-def _run_isolated(db: sqlite3.Connection, batch: Sequence[Write]) -> None:
+def _run_isolated(db: sqlite3.Connection, batch: Sequence[PendingWrite]) -> None:
     """Run the batch so that each function can be taken back alone."""
     db.execute("BEGIN IMMEDIATE")
     for write in batch:
@@ -111,7 +111,7 @@ def _run_isolated(db: sqlite3.Connection, batch: Sequence[Write]) -> None:
         commit_batch(db)
 
 
-def _run_apart(db: sqlite3.Connection, write: Write) -> None:
+def _run_apart(db: sqlite3.Connection, write: PendingWrite) -> None:
     try:
         run_batch(db, [write])
     except (sqlite3.Error, StoreUnavailable) as error:  # the verdict on this one; those before it are stored

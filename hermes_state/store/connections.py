@@ -13,7 +13,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import aiosqlite
 
-from hermes_state.errors import ForeignFile, SchemaTooNew, StoreUnavailable
+from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreUnavailable
 from hermes_state.search.segment import segment
 from hermes_state.store.migrate import APPLICATION_ID, newest_schema
 
@@ -90,7 +90,7 @@ def check_engine() -> None:
 
 
 def check_ours(path: Path) -> None:
-    """Raise `ForeignFile` if the file at `path` is not a database of ours, `SchemaTooNew` if a newer version wrote it.
+    """Raise `DatabaseRejected` if the file at `path` is not ours, `SchemaTooNew` if a newer version wrote it.
 
     `StoreUnavailable` if it cannot be read.
 
@@ -104,7 +104,9 @@ def check_ours(path: Path) -> None:
         raise StoreUnavailable(f"cannot read {path}: {error.strerror}") from error
     if is_empty:
         if not is_log_empty:
-            raise ForeignFile(f"{log} is there without its database {path.name}: bring that back, or move the log away")
+            raise DatabaseRejected(
+                f"{log} is there without its database {path.name}: bring that back, or move the log away"
+            )
         return
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
@@ -113,10 +115,10 @@ def check_ours(path: Path) -> None:
             version = db.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
         if _primary_code(error) == sqlite3.SQLITE_NOTADB:
-            raise ForeignFile(f"{path} is not a database: move it away or choose another HERMES_HOME") from error
+            raise DatabaseRejected(f"{path} is not a database: move it away or choose another HERMES_HOME") from error
         raise unavailable(path, error) from error
     if application_id != APPLICATION_ID:
-        raise ForeignFile(f"{path} belongs to another program: move it away or choose another HERMES_HOME")
+        raise DatabaseRejected(f"{path} belongs to another program: move it away or choose another HERMES_HOME")
     if version > newest_schema():
         raise SchemaTooNew(f"{path} was written by a newer version of hermes-gateway (schema {version})")
 

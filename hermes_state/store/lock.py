@@ -15,14 +15,14 @@ from typing import Self
 
 import msgspec
 
-from hermes_state.errors import OwnedElsewhere, StoreUnavailable
+from hermes_state.errors import LockUnavailable, StoreUnavailable
 
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.05
 """`is_free` holds the lock for an instant; a start at that very moment must not fail because of it."""
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     """The process that holds a lock, as it described itself in the lock file."""
 
     pid: int
@@ -46,7 +46,7 @@ class FileLock:
     def acquire(cls, path: Path, *, what: str) -> Self:
         """Take the lock at `path`, creating the file (mode 0600) where it is missing.
 
-        `what` names the guarded thing for the message of `OwnedElsewhere`, which is raised when a living process
+        `what` names the guarded thing for the message of `LockUnavailable`, which is raised when a living process
         (this one included) holds the lock. `StoreUnavailable` if the file cannot be made.
         """
         try:
@@ -57,7 +57,7 @@ class FileLock:
             found = _read_holder(descriptor)
             os.close(descriptor)
             who = str(found) if found else "another process"
-            raise OwnedElsewhere(f"{what} is in use by {who}", holder=who)
+            raise LockUnavailable(f"{what} is in use by {who}", holder=who)
         _write_holder(descriptor)
         return cls(path, descriptor)
 
@@ -99,7 +99,7 @@ def is_free(path: Path) -> bool:
         os.close(descriptor)
 
 
-def holder(path: Path) -> Holder | None:
+def holder(path: Path) -> LockHolder | None:
     """Who holds the lock at `path`; None if it is free, or its holder has not written its name yet.
 
     Raises `StoreUnavailable` as `is_free` does.
@@ -123,16 +123,16 @@ def _take(descriptor: int) -> bool:
     return False
 
 
-def _read_holder(descriptor: int) -> Holder | None:
+def _read_holder(descriptor: int) -> LockHolder | None:
     try:
-        return msgspec.json.decode(os.pread(descriptor, 4096, 0), type=Holder)
+        return msgspec.json.decode(os.pread(descriptor, 4096, 0), type=LockHolder)
     except msgspec.DecodeError:
         return None
 
 
 def _write_holder(descriptor: int) -> None:
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]]).strip() or "python"
-    text = msgspec.json.encode(Holder(pid=os.getpid(), command=command, since=int(time.time())))
+    text = msgspec.json.encode(LockHolder(pid=os.getpid(), command=command, since=int(time.time())))
     with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, only without a name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text, 0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from hermes_state.errors import ForeignFile, SchemaTooNew, StoreUnavailable
+from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreUnavailable
 from hermes_state.search.segment import SEGMENT_VERSION
 from hermes_state.store.backup import copy_into
 from hermes_state.store.meta import load_note, save_note
@@ -61,8 +61,8 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
     A database that holds something is first copied to `backups/` beside it. When the segmenter has changed, the search
     index is rebuilt (about 65,000 rows a second). Must be the only writer, and in no transaction.
 
-    Raises `SchemaTooNew` if a newer version wrote the file, `ForeignFile` if an applied migration was another one, and
-    whatever SQLite says about a migration that fails, which leaves the file at the version before it.
+    Raises `SchemaTooNew` if a newer version wrote the file, `DatabaseRejected` if an applied migration was another one,
+    and whatever SQLite says about a migration that fails, which leaves the file at the version before it.
     """
     migrations = shipped_migrations() if migrations is None else migrations
     version = _version(db)
@@ -117,7 +117,7 @@ def _apply(db: sqlite3.Connection, migration: Migration) -> None:
 def _check_applied(db: sqlite3.Connection, path: Path, applied: Sequence[Migration]) -> None:
     for migration in applied:
         if load_note(db, f"migration:{migration.number:04d}") != migration.checksum:
-            raise ForeignFile(
+            raise DatabaseRejected(
                 f"{path} was made with another {migration.name} than the one of this version (an unreleased build?): "
                 "move the file away, or run the version that made it"
             )

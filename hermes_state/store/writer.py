@@ -16,7 +16,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 import aiosqlite
 
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.batch import Write, run_batch
+from hermes_state.store.batch import PendingWrite, run_batch
 from hermes_state.store.connections import (
     Synchronous,
     check_engine,
@@ -53,7 +53,7 @@ _DEADLINE_CHECK_STEPS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriterPulse:
+class WriterHealth:
     """How the writer is doing, for liveness checks."""
 
     last_commit_seconds: float
@@ -105,11 +105,11 @@ class Store:
         self._writer = writer
         self._readers = readers
         self._busy_seconds = busy_seconds
-        self._queue: deque[Write] = deque()
+        self._queue: deque[PendingWrite] = deque()
         self._outside: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
-        self._running: list[Write] = []
+        self._running: list[PendingWrite] = []
         self._last_commit_seconds = 0.0
         self._is_open = True
         self._closed_at = 0.0
@@ -124,8 +124,8 @@ class Store:
 
         `busy_seconds` bounds how long a write waits while another process locks the file.
 
-        Raises `ConfigError` on a network disk, `OwnedElsewhere` if a living process has the database open,
-        `ForeignFile` (nothing is touched then), `SchemaTooNew`, or `StoreUnavailable`.
+        Raises `ConfigError` on a network disk, `LockUnavailable` if a living process has the database open,
+        `DatabaseRejected` (nothing is touched then), `SchemaTooNew`, or `StoreUnavailable`.
         """
         check_engine()
         refuse_network_disk(path)
@@ -165,7 +165,7 @@ class Store:
             raise StoreUnavailable(f"{self.path.name}: the store is closed")
         if self._outside or len(self._queue) >= QUEUE_SIZE:
             await self._wait_to_be_let_in()
-        write = Write(self._loop.create_future(), fn, args, kwargs)
+        write = PendingWrite(self._loop.create_future(), fn, args, kwargs)
         if not self._queue:  # otherwise the drainer knows already
             self._arrived.set()
         self._queue.append(write)
@@ -198,10 +198,10 @@ class Store:
             reader.pending -= 1
 
     @property
-    def pulse(self) -> WriterPulse:
+    def pulse(self) -> WriterHealth:
         """How the writer is doing right now."""
         oldest = self._running[0] if self._running else self._queue[0] if self._queue else None
-        return WriterPulse(
+        return WriterHealth(
             last_commit_seconds=self._last_commit_seconds,
             oldest_wait_seconds=time.monotonic() - oldest.queued_at if oldest else 0.0,
             waiting=len(self._queue),
@@ -277,7 +277,7 @@ class Store:
                 turn.set_result(None)
                 room -= 1
 
-    async def _store_batch(self, batch: list[Write]) -> None:
+    async def _store_batch(self, batch: list[PendingWrite]) -> None:
         started = time.monotonic()
         while True:
             try:

@@ -28,12 +28,12 @@ from platforms.discord import files
 from platforms.discord.catch_up import CatchUp
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import connection_errors
-from platforms.discord.event_queue import QUEUE_SIZE, Inlet
+from platforms.discord.event_queue import QUEUE_SIZE, EventQueue
 from platforms.discord.files import FileRef
 from platforms.discord.inbound import PLATFORM
-from platforms.discord.outbound import Sender
+from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
-from platforms.discord.slash import ButtonCommands, Interactions, Tickets, publish_menu
+from platforms.discord.slash import ButtonCommands, InteractionHandler, Tickets, publish_menu
 
 STOP_SECONDS = 0.5
 """How long the SDK may take to follow an order to stop before it is told again."""
@@ -83,7 +83,7 @@ class DiscordAdapter:
         self._tickets = Tickets()
         self._buttons = ButtonCommands(store)
         self._client: GatewayClient | None = None
-        self._sender: Sender | None = None
+        self._sender: DiscordSender | None = None
         self._state = AdapterState.STARTING
         self._detail = ""
         self._progress_at: Millis | None = None
@@ -160,13 +160,13 @@ class DiscordAdapter:
     # One connection
 
     @contextlib.asynccontextmanager
-    async def _connection(self, intake: Intake) -> AsyncIterator[tuple[GatewayClient, Inlet, CatchUp]]:
+    async def _connection(self, intake: Intake) -> AsyncIterator[tuple[GatewayClient, EventQueue, CatchUp]]:
         """Build everything that lives as long as one client, and take it down again."""
         settings = self._settings
         with _store_errors():
             salt = await self._load_salt()
         self._state, self._detail = AdapterState.STARTING, "Connecting."
-        inlet = Inlet(intake, account=settings.account, clock=self._clock, queue_size=settings.queue_size)
+        inlet = EventQueue(intake, account=settings.account, clock=self._clock, queue_size=settings.queue_size)
         client = GatewayClient(
             inlet,
             account=settings.account,
@@ -174,8 +174,8 @@ class DiscordAdapter:
             api_url=settings.api_url,
             gateway_url=settings.gateway_url,
         )
-        client.on_slash_or_button = Interactions(client, inlet, client.reader, self._tickets, self._buttons).take
-        sender = Sender(
+        client.on_slash_or_button = InteractionHandler(client, inlet, client.reader, self._tickets, self._buttons).take
+        sender = DiscordSender(
             client,
             self._tickets,
             self._buttons,
@@ -216,7 +216,7 @@ class DiscordAdapter:
                 task.cancel()
                 await asyncio.wait({task}, timeout=STOP_SECONDS)
 
-    async def _watch(self, client: GatewayClient, inlet: Inlet) -> None:
+    async def _watch(self, client: GatewayClient, inlet: EventQueue) -> None:
         """Give the connection up when it makes no progress: being connected is not enough."""
         limit = self._settings.stale_seconds
         while True:
@@ -249,7 +249,7 @@ class DiscordAdapter:
         self._state = AdapterState.FAILED if isinstance(error, TokenRejected) else AdapterState.BACKING_OFF
         self._detail = str(error) if isinstance(error, PlatformError) else "Stopped."
 
-    def _connected_sender(self) -> Sender:
+    def _connected_sender(self) -> DiscordSender:
         if self._sender is None:
             raise PlatformUnavailable("not connected to Discord")
         return self._sender

@@ -8,7 +8,7 @@ import structlog
 from hermes_state.errors import MessageRejected, PlatformError
 from hermes_state.values import Clock, Millis
 from platforms.discord.errors import rest_errors
-from platforms.discord.event_queue import Arrived
+from platforms.discord.event_queue import MessageEvent
 from platforms.discord.inbound import Reader, snowflake_at
 
 MILLIS_PER_HOUR = 3_600_000
@@ -25,7 +25,7 @@ Announce = Callable[[str, str, str], Awaitable[object]]
 
 
 class CatchUp:
-    """Reads channel histories for one client; see `Inlet` for how it is used."""
+    """Reads channel histories for one client; see `EventQueue` for how it is used."""
 
     def __init__(
         self, client: discord.Client, reader: Reader, announce: Announce, *, clock: Clock, hours: float, messages: int
@@ -37,7 +37,7 @@ class CatchUp:
         self._hours = hours
         self._messages = messages
 
-    async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
+    async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
         """What was written after `seen` (and before `until`), oldest first; skipped messages count as seen.
 
         Nothing at all when a bound is 0: whoever set it wants no answers to what is past. Raises `ChatUnreachable`
@@ -59,10 +59,10 @@ class CatchUp:
             kept = found[: self._messages]
             bound = kept[-1].id if len(found) > len(kept) else floor + 1
             skipped = await self._read(channel, seen, bound, LOOK_BACK) if bound > seen + 1 else []
-        arrived = [Arrived(channel_ref, message.id, self._reader.message(message)) for message in reversed(kept)]
+        arrived = [MessageEvent(channel_ref, message.id, self._reader.message(message)) for message in reversed(kept)]
         if skipped:
             await self._report(channel_ref, skipped)
-            arrived.insert(0, Arrived(channel_ref, skipped[0].id, None))
+            arrived.insert(0, MessageEvent(channel_ref, skipped[0].id, None))
         return arrived
 
     async def _channel(self, channel_id: int) -> "discord.abc.MessageableChannel | None":

@@ -16,7 +16,7 @@ from discord.http import HTTPClient, Route
 
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import Clock
-from platforms.discord.event_queue import Arrived, Changed, Connected, Inlet, Listed
+from platforms.discord.event_queue import ChangeEvent, ChannelsEvent, ConnectedEvent, EventQueue, MessageEvent
 from platforms.discord.inbound import Reader
 
 RATE_LIMIT_SECONDS = 10.0
@@ -26,7 +26,7 @@ GUILD_READY_SECONDS = 1.0
 """How long discord.py waits for one more server after READY before it calls itself ready."""
 
 
-class Rest(HTTPClient):
+class RestClient(HTTPClient):
     """discord.py's REST client with addresses of its own."""
 
     def __init__(self, client: discord.Client, *, api_url: str, gateway_url: str | None) -> None:
@@ -56,9 +56,9 @@ class Rest(HTTPClient):
 
 
 class GatewayClient(discord.Client):
-    """One connection to Discord's gateway; hands everything it hears to an `Inlet`, in order, without waiting."""
+    """One connection to Discord's gateway; hands everything it hears to an `EventQueue`, in order, without waiting."""
 
-    def __init__(self, inlet: Inlet, *, account: str, clock: Clock, api_url: str, gateway_url: str | None) -> None:
+    def __init__(self, inlet: EventQueue, *, account: str, clock: Clock, api_url: str, gateway_url: str | None) -> None:
         intents = discord.Intents.none()
         intents.guilds = intents.guild_messages = intents.dm_messages = intents.message_content = True
         super().__init__(
@@ -69,7 +69,7 @@ class GatewayClient(discord.Client):
             guild_ready_timeout=GUILD_READY_SECONDS,
             allowed_mentions=discord.AllowedMentions.none(),
         )
-        self.http = self._connection.http = Rest(self, api_url=api_url, gateway_url=gateway_url)
+        self.http = self._connection.http = RestClient(self, api_url=api_url, gateway_url=gateway_url)
         self._inlet = inlet
         self.reader = Reader(self, account=account, clock=clock)
         self.on_slash_or_button: Callable[[discord.Interaction], Awaitable[None]] | None = None
@@ -94,30 +94,32 @@ class GatewayClient(discord.Client):
     # its own, and only the order in which they start is the order in which Discord sent them.
 
     async def on_message(self, message: discord.Message) -> None:
-        self._inlet.put(Arrived(str(message.channel.id), message.id, self.reader.message(message)))
+        self._inlet.put(MessageEvent(str(message.channel.id), message.id, self.reader.message(message)))
 
     async def on_raw_message_edit(self, payload: discord.RawMessageUpdateEvent) -> None:
         if (edit := self.reader.edit(payload)) is not None:
-            self._inlet.put(Changed(str(payload.channel_id), edit))
+            self._inlet.put(ChangeEvent(str(payload.channel_id), edit))
 
     async def on_raw_message_delete(self, payload: discord.RawMessageDeleteEvent) -> None:
-        self._inlet.put(Changed(str(payload.channel_id), self.reader.deletion(payload.channel_id, payload.message_id)))
+        self._inlet.put(
+            ChangeEvent(str(payload.channel_id), self.reader.deletion(payload.channel_id, payload.message_id))
+        )
 
     async def on_raw_bulk_message_delete(self, payload: discord.RawBulkMessageDeleteEvent) -> None:
         for message_id in sorted(payload.message_ids):
-            self._inlet.put(Changed(str(payload.channel_id), self.reader.deletion(payload.channel_id, message_id)))
+            self._inlet.put(ChangeEvent(str(payload.channel_id), self.reader.deletion(payload.channel_id, message_id)))
 
     async def on_interaction(self, interaction: discord.Interaction) -> None:
         if self.on_slash_or_button is not None:
             await self.on_slash_or_button(interaction)
 
     async def on_connect(self) -> None:  # READY, never RESUMED
-        self._inlet.put(Connected())
+        self._inlet.put(ConnectedEvent())
         self.offline_since = None
         self.had_session.set()
 
     async def on_ready(self) -> None:  # the servers are listed
-        self._inlet.put(Listed({ref: newest for guild in self.guilds for ref, newest in _readable(guild)}))
+        self._inlet.put(ChannelsEvent({ref: newest for guild in self.guilds for ref, newest in _readable(guild)}))
 
     async def on_resumed(self) -> None:
         self.offline_since = None

@@ -41,11 +41,11 @@ FLOOD_SECONDS = 60.0
 """How long to wait when Discord's edge blocks us without saying for how long."""
 
 
-class MessageUnknown(PlatformError):
+class MessageNotFound(PlatformError):
     """The message to edit was deleted; stays inside this package, which then sends anew."""
 
 
-class ReplyRefused(PlatformError):
+class ReplyRejected(PlatformError):
     """The message may be sent, but not as a reply; stays inside this package, which then sends it as none."""
 
 
@@ -76,11 +76,11 @@ def rest_errors(*, is_read: bool = False) -> Iterator[None]:
 def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> PlatformError:
     text = f"Discord answered {error.status} (code {error.code})"
     if error.code == UNKNOWN_MESSAGE:
-        return MessageUnknown(text)
+        return MessageNotFound(text)
     if error.code in TICKET_CODES:
         return TicketExpired(text)
     if error.code in REPLY_CODES:
-        return ReplyRefused(text)
+        return ReplyRejected(text)
     if error.status == 429:
         return RateLimited(_retry_after(error))
     if error.status == 401:

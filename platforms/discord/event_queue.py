@@ -18,7 +18,7 @@ from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError,
 from hermes_state.values import Clock, Cursor, InboundDeletion, InboundEdit, InboundMessage, Millis
 from platforms.base import Intake
 from platforms.discord.inbound import PLATFORM, snowflake_at
-from platforms.discord.priority import Places
+from platforms.discord.priority import PrioritySemaphore
 
 QUEUE_SIZE = 10_000
 """Events that may wait for the database; with more the connection is given up and caught up later."""
@@ -37,19 +37,19 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class ConnectedEvent:
     """A session began that continues no earlier one: something may have been missed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ChannelsEvent:
     """The channels that the bot sees, each with its newest message."""
 
     newest: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class MessageEvent:
     """A message, live or from history; `event` is None when it is no event for us."""
 
     channel_ref: str
@@ -58,7 +58,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangeEvent:
     """An edit or a deletion; it waits for what came before it in its channel."""
 
     channel_ref: str
@@ -66,19 +66,19 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class Pressed:
+class InteractionEvent:
     """A slash command or a button: never in the history, never kept waiting."""
 
     event: InboundMessage
 
 
-Item: TypeAlias = Connected | Listed | Arrived | Changed | Pressed
+Item: TypeAlias = ConnectedEvent | ChannelsEvent | MessageEvent | ChangeEvent | InteractionEvent
 
 
-class History(Protocol):
+class HistorySource(Protocol):
     """Where missed messages come from."""
 
-    async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
+    async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
         """What was written after `seen` (and before `until`), oldest first.
 
         Raises `ChatUnreachable` when the channel is gone, `MessageRejected` when it cannot be read, another
@@ -94,10 +94,10 @@ class _Gap:
     until: int | None
     is_open: bool = True
     """Something may still be missing before the live events that wait."""
-    waiting: deque[Arrived | Changed] = field(default_factory=deque)
+    waiting: deque[MessageEvent | ChangeEvent] = field(default_factory=deque)
 
 
-class Inlet:
+class EventQueue:
     """Stores what arrives. `put` never waits; `run` is the worker."""
 
     def __init__(self, intake: Intake, *, account: str, clock: Clock, queue_size: int = QUEUE_SIZE) -> None:
@@ -105,7 +105,7 @@ class Inlet:
         self._account = account
         self._clock = clock
         self._queue: asyncio.Queue[Item] = asyncio.Queue(queue_size)
-        self._fetches = Places(PARALLEL_FETCHES)
+        self._fetches = PrioritySemaphore(PARALLEL_FETCHES)
         self._cursors: dict[str, int] | None = None
         self._gaps: dict[str, _Gap] = {}
         self._whole: set[str] = set()
@@ -130,7 +130,7 @@ class Inlet:
         except asyncio.QueueFull:
             self.overflowed.set()
             return
-        if isinstance(item, Pressed | Arrived) and item.event is not None:
+        if isinstance(item, InteractionEvent | MessageEvent) and item.event is not None:
             self._unheard[item.event.event_ref] = item.event
             if self._is_held_up:
                 self._may_listen.set()
@@ -147,22 +147,22 @@ class Inlet:
         self._is_held_up = True
         self._may_listen.set()
 
-    async def run(self, history: History) -> None:
+    async def run(self, history: HistorySource) -> None:
         """Store until cancelled. What the database cannot take is tried again, never skipped."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen(), name="discord listener")
             while True:
                 item = await self._queue.get()
                 match item:
-                    case Connected():
+                    case ConnectedEvent():
                         await self._begin(history, tasks)
-                    case Listed(newest=newest):
+                    case ChannelsEvent(newest=newest):
                         for channel_ref, message_id in newest.items():
                             if message_id > self._high_water:
                                 self._look_into(channel_ref, history, tasks)
-                    case Pressed(event=event):
+                    case InteractionEvent(event=event):
                         await self._store(event, None)
-                    case Arrived() | Changed():
+                    case MessageEvent() | ChangeEvent():
                         self._look_into(item.channel_ref, history, tasks)
                         if gap := self._gaps.get(item.channel_ref):
                             gap.waiting.append(item)
@@ -172,7 +172,7 @@ class Inlet:
                         else:
                             await self._settle(item)
 
-    async def _begin(self, history: History, tasks: asyncio.TaskGroup) -> None:
+    async def _begin(self, history: HistorySource, tasks: asyncio.TaskGroup) -> None:
         cursors = await self._load_cursors()
         self._high_water = max(cursors.values(), default=0)
         self._connected_at = self._clock.now()
@@ -183,7 +183,7 @@ class Inlet:
         for channel_ref in cursors:
             self._look_into(channel_ref, history, tasks)
 
-    def _look_into(self, channel_ref: str, history: History, tasks: asyncio.TaskGroup) -> None:
+    def _look_into(self, channel_ref: str, history: HistorySource, tasks: asyncio.TaskGroup) -> None:
         """Catch a channel up once per connection.
 
         A channel without a cursor may have been written to for the first time while nobody listened: what
@@ -205,7 +205,7 @@ class Inlet:
         self._gaps[channel_ref] = gap
         tasks.create_task(self._close(channel_ref, gap, history), name=f"discord catch-up {channel_ref}")
 
-    async def _close(self, channel_ref: str, gap: _Gap, history: History) -> None:
+    async def _close(self, channel_ref: str, gap: _Gap, history: HistorySource) -> None:
         while True:
             if gap.is_open:
                 gap.is_open = False  # before the fetch: a reconnect during it opens the gap again
@@ -218,7 +218,7 @@ class Inlet:
         del self._gaps[channel_ref]
         self._whole.add(channel_ref)
 
-    async def _fetch(self, channel_ref: str, gap: _Gap, history: History) -> Sequence[Arrived]:
+    async def _fetch(self, channel_ref: str, gap: _Gap, history: HistorySource) -> Sequence[MessageEvent]:
         seen = max(gap.seen, (self._cursors or {}).get(channel_ref, 0))
         delay = FIRST_RETRY_SECONDS
         while True:
@@ -234,8 +234,8 @@ class Inlet:
             await asyncio.sleep(wait)
             delay = min(delay * 2, LONGEST_RETRY_SECONDS)
 
-    async def _settle(self, item: Arrived | Changed) -> None:
-        if isinstance(item, Changed):
+    async def _settle(self, item: MessageEvent | ChangeEvent) -> None:
+        if isinstance(item, ChangeEvent):
             await self._store(item.event, None)
             return
         assert self._cursors is not None, "nothing arrives before READY"

@@ -10,7 +10,7 @@ import msgspec
 from discord.http import HTTPClient, Route
 
 from hermes_state.errors import ChatUnreachable, FileTooLarge, MessageRejected, PlatformUnavailable
-from platforms.discord.errors import MessageUnknown, rest_errors
+from platforms.discord.errors import MessageNotFound, rest_errors
 
 CHUNK_BYTES = 256 * 1024
 CONNECT_SECONDS = 10.0
@@ -38,7 +38,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             raise MessageRejected("this file cannot be fetched") from error
 
 
-class _Expired(Exception):
+class _UrlExpired(Exception):
     """The address is no longer valid."""
 
 
@@ -49,11 +49,11 @@ async def download(http: HTTPClient, ref: FileRef, target: Path, max_bytes: int)
     """
     try:
         return await _fetch(ref.url, target, max_bytes)
-    except _Expired:
+    except _UrlExpired:
         pass
     try:
         return await _fetch(await _renewed_url(http, ref), target, max_bytes)
-    except _Expired as error:
+    except _UrlExpired as error:
         raise MessageRejected("the file is gone") from error
 
 
@@ -64,7 +64,7 @@ async def _renewed_url(http: HTTPClient, ref: FileRef) -> str:
     try:
         with rest_errors(is_read=True):
             message = await http.request(route)
-    except (ChatUnreachable, MessageUnknown) as error:
+    except (ChatUnreachable, MessageNotFound) as error:
         raise MessageRejected("the file is gone") from error
     for attachment in message.get("attachments", ()) if isinstance(message, dict) else ():
         if str(attachment.get("id")) == str(ref.file_id):
@@ -77,7 +77,7 @@ async def _fetch(url: str, target: Path, max_bytes: int) -> int:
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
             if response.status in (403, 404, 410):
-                raise _Expired
+                raise _UrlExpired
             if response.status != 200:
                 raise PlatformUnavailable(f"the file server answered {response.status}")
             if (response.content_length or 0) > max_bytes:

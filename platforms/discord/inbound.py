@@ -19,10 +19,10 @@ from hermes_state.values import (
     InboundEdit,
     InboundMessage,
     IncomingAttachment,
+    InputKind,
     Millis,
     Quote,
     Sender,
-    Via,
 )
 from platforms.discord.files import FileRef
 from platforms.discord.rendering import LIMIT, utf16_units
@@ -99,7 +99,7 @@ class Reader:
             sent_at=self._clock.now(),
         )
 
-    def interaction(self, interaction: discord.Interaction, text: str, via: Via) -> InboundMessage | None:
+    def interaction(self, interaction: discord.Interaction, text: str, via: InputKind) -> InboundMessage | None:
         """A slash command or a pressed button as `text`, the command line it stands for."""
         if interaction.channel_id is None:
             return None
@@ -115,7 +115,7 @@ class Reader:
             is_addressed=True,
             via=via,
             chat_title=_title(interaction.channel),
-            ticket=str(interaction.id) if via is Via.SLASH else None,
+            ticket=str(interaction.id) if via is InputKind.SLASH else None,
         )
 
     @property

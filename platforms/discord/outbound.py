@@ -17,7 +17,7 @@ from discord.http import HTTPClient, Route
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, Millis
 from platforms.base import Preview, SendRequest
-from platforms.discord.errors import MessageUnknown, ReplyRefused, TicketExpired, rest_errors
+from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketExpired, rest_errors
 from platforms.discord.inbound import snowflake_at
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import ButtonCommands, Ticket, Tickets
@@ -36,7 +36,7 @@ NO_MENTIONS: Mapping[str, object] = {"parse": [], "replied_user": False}
 log = structlog.get_logger(__name__)
 
 
-class Sender:
+class DiscordSender:
     """Sends for one client. `salt` makes nonces of two databases differ; `bot_id` is whose messages are ours."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Sender:
         if preview.ref is not None:
             try:
                 return await self._edit(preview.chat.chat_ref, preview.ref, payload)
-            except MessageUnknown:
+            except MessageNotFound:
                 log.debug("discord.placeholder_gone")
         key = f"preview:{preview.number}:{preview.ref or ''}"
         return await self._reply(preview.chat.chat_ref, payload, key, preview.reply_to)
@@ -106,7 +106,7 @@ class Sender:
         if request.replaces is not None:
             try:
                 return await self._edit(channel_ref, request.replaces, payload)
-            except (MessageUnknown, ChatUnreachable) as error:
+            except (MessageNotFound, ChatUnreachable) as error:
                 # It was deleted, is another bot's, or stands in a thread that only a new message opens again. Where
                 # nothing can be written at all, the new message says so.
                 log.info("discord.placeholder_gone", reason=str(error))
@@ -124,7 +124,7 @@ class Sender:
         """Post a message, as a reply where there is something to reply to and Discord lets us."""
         if reply_to is not None:
             reference = {"message_id": reply_to, "fail_if_not_exists": False}
-            with suppress(ReplyRefused):
+            with suppress(ReplyRejected):
                 return await self._post(channel_ref, {**payload, "message_reference": reference}, key)
         return await self._post(channel_ref, payload, key)
 
@@ -148,7 +148,7 @@ class Sender:
         )
         try:
             ref = _id_of(await self._request(route, payload))
-        except MessageUnknown as error:
+        except MessageNotFound as error:
             raise TicketExpired("the command's own message was deleted") from error
         if request.replaces is not None:
             try:
@@ -176,7 +176,7 @@ class Sender:
         route = Route("POST", "/channels/{channel_id}/messages", channel_id=channel_ref)
         try:
             return _id_of(await self._request(route, body))
-        except (MessageUnknown, TicketExpired) as error:
+        except (MessageNotFound, TicketExpired) as error:
             raise MessageRejected(str(error)) from error
 
     async def _edit(self, channel_ref: str, message_ref: str, payload: Mapping[str, object]) -> str:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 
 
-class Places:
+class PrioritySemaphore:
     """A number of places, given away in order; whoever is in a hurry comes next."""
 
     def __init__(self, count: int) -> None:

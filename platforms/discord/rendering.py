@@ -36,17 +36,17 @@ _JOINERS = frozenset("\u200d\ufe0e\ufe0f")
 
 
 @dataclass(frozen=True, slots=True)
-class _Prose:
+class _ProseBlock:
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Code:
+class _CodeBlock:
     language: str
     lines: tuple[str, ...]
 
 
-_Block: TypeAlias = _Prose | _Code
+_Block: TypeAlias = _ProseBlock | _CodeBlock
 
 
 def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
@@ -55,9 +55,9 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
     packer = _Packer(limit)
     for block in _blocks(clean):
         match block:
-            case _Prose(lines=lines):
+            case _ProseBlock(lines=lines):
                 packer.add_prose(lines)
-            case _Code(language=language, lines=lines):
+            case _CodeBlock(language=language, lines=lines):
                 packer.add_code(language, lines)
     parts = [part for part in packer.finish() if not is_blank(part)] or [NOTHING]
     return tuple(OutboundPart(text=part, plain=part) for part in parts)
@@ -88,26 +88,26 @@ def _blocks(text: str) -> Iterator[_Block]:
         if lead := _text_before(marker, lines[start]):  # the `1.` of a list item that begins with code
             before.append(lead)
         if before:
-            yield _Prose(tuple(before))
+            yield _ProseBlock(tuple(before))
         yield code
         position = end
     if position < len(lines):
-        yield _Prose(tuple(lines[position:]))
+        yield _ProseBlock(tuple(lines[position:]))
 
 
-def _code_tokens(tokens: Sequence[Token]) -> Iterator[tuple[Token, _Code, str]]:
+def _code_tokens(tokens: Sequence[Token]) -> Iterator[tuple[Token, _CodeBlock, str]]:
     """Every block to be shown as code, with what marks its beginning in its first line."""
     for index, token in enumerate(tokens):
         if token.map is None:
             continue
         if token.type == "fence":
             language = _LANGUAGE.match(token.info.strip())
-            yield token, _Code(language[0] if language else "", _content_lines(token)), token.markup
+            yield token, _CodeBlock(language[0] if language else "", _content_lines(token)), token.markup
         elif token.type == "code_block":
             content = _content_lines(token)
-            yield token, _Code("", content), content[0].strip()
+            yield token, _CodeBlock("", content), content[0].strip()
         elif token.type == "table_open" and token.level == 0:
-            yield token, _Code("", tuple(_table_lines(tokens[index:]))), ""
+            yield token, _CodeBlock("", tuple(_table_lines(tokens[index:]))), ""
 
 
 def _content_lines(token: Token) -> tuple[str, ...]:

@@ -16,10 +16,10 @@ from discord.http import HTTPClient, Route
 from hermes_state.errors import PlatformError, StoreUnavailable
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
-from hermes_state.values import Button, Via
+from hermes_state.values import Button, InputKind
 from platforms.base import CommandMenuItem
 from platforms.discord.errors import rest_errors
-from platforms.discord.event_queue import Inlet, Pressed
+from platforms.discord.event_queue import EventQueue, InteractionEvent
 from platforms.discord.inbound import Reader
 
 TICKET_SECONDS = 14 * 60.0
@@ -188,11 +188,11 @@ class Tickets:
             ticket.deferred.set()
 
 
-class Interactions:
+class InteractionHandler:
     """Hands slash commands and buttons of one client over, and acknowledges them."""
 
     def __init__(
-        self, client: discord.Client, inlet: Inlet, reader: Reader, tickets: Tickets, buttons: ButtonCommands
+        self, client: discord.Client, inlet: EventQueue, reader: Reader, tickets: Tickets, buttons: ButtonCommands
     ) -> None:
         self._client = client
         self._inlet = inlet
@@ -203,17 +203,17 @@ class Interactions:
     async def take(self, interaction: discord.Interaction) -> None:
         """A command is handed over before anything is awaited; a button may have to look up its command."""
         if interaction.type is discord.InteractionType.application_command:
-            self._hand_over(interaction, _command_line(interaction), Via.SLASH)
+            self._hand_over(interaction, _command_line(interaction), InputKind.SLASH)
         elif interaction.type is not discord.InteractionType.component:
             return
         await self._tickets.defer(self._client.http, interaction)
         if interaction.type is discord.InteractionType.component:
-            self._hand_over(interaction, await self._pressed(interaction), Via.BUTTON)
+            self._hand_over(interaction, await self._pressed(interaction), InputKind.BUTTON)
 
-    def _hand_over(self, interaction: discord.Interaction, text: str | None, via: Via) -> None:
+    def _hand_over(self, interaction: discord.Interaction, text: str | None, via: InputKind) -> None:
         event = self._reader.interaction(interaction, text, via) if text is not None else None
         if event is not None:
-            self._inlet.put(Pressed(event))
+            self._inlet.put(InteractionEvent(event))
 
     async def _pressed(self, interaction: discord.Interaction) -> str | None:
         try:

@@ -55,7 +55,7 @@ _decode = msgspec.json.Decoder(list[_Cookie]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Access:
+class BrowserAccess:
     """The open tokens and the valid cookies."""
 
     def __init__(self, store: Store, clock: Clock) -> None:

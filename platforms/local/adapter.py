@@ -20,12 +20,12 @@ from platforms.base import (
     Preview,
     SendRequest,
 )
-from platforms.local.access import Access, address, host_names
+from platforms.local.access import BrowserAccess, address, host_names
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import load_tool_lines
-from platforms.local.live import LiveChat, LiveChats
+from platforms.local.live import ChatRegistry, LiveChat
 from platforms.local.markdown import split_parts, to_html
-from platforms.local.pages import Pages
+from platforms.local.pages import PageRenderer
 from platforms.local.remembered import load_entries, note_entries
 from platforms.local.routes import Routes
 from platforms.local.uploads import Spool
@@ -85,9 +85,9 @@ class LocalAdapter:
         self._store = store
         self._clock = clock
         self._on_ready = on_ready
-        self._access = Access(store, clock)
-        self._pages = Pages(menu=menu, max_file_bytes=settings.max_file_bytes)
-        self._chats = LiveChats(self._pages)
+        self._access = BrowserAccess(store, clock)
+        self._pages = PageRenderer(menu=menu, max_file_bytes=settings.max_file_bytes)
+        self._chats = ChatRegistry(self._pages)
         self._spool = Spool(settings.state_dir / "spool" / "local", max_file_bytes=settings.max_file_bytes)
         self._port: int | None = None
 

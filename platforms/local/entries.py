@@ -21,7 +21,7 @@ class EntryKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolLine:
+class ToolEntry:
     """A tool call and what came of it."""
 
     name: str
@@ -42,7 +42,7 @@ class Entry:
     """Shown as written, not as Markdown."""
     files: tuple[str, ...] = ()
     buttons: tuple[Button, ...] = ()
-    tool: ToolLine | None = None
+    tool: ToolEntry | None = None
     is_undone: bool = False
     was_interrupted: bool = False
 

@@ -13,10 +13,10 @@ import msgspec
 
 from hermes_state.chats import find_chat
 from hermes_state.inbox import load_waiting
-from hermes_state.values import ChatId, ChatKey, MessageBody, Millis, Origin, Role
-from platforms.local.entries import Entry, EntryKind, ToolLine
+from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin
+from platforms.local.entries import Entry, EntryKind, ToolEntry
 
-_Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; `_Said` gives it types
+_Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; `_HistoryRow` gives it types
 
 RESULT_CHARACTERS = 4_000
 """What a page shows of a tool's result; the model and `history_open` have all of it."""
@@ -77,7 +77,7 @@ class HistoryPage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _HistoryRow:
     """One row of `_SAID`."""
 
     id: int
@@ -142,15 +142,15 @@ def load_tool_lines(db: Connection, key: ChatKey, limit: int = 60) -> list[Entry
     return [entry for entry in lines if entry.kind in (EntryKind.TOOL, EntryKind.ASIDE)]
 
 
-def _said(db: Connection, chat_id: ChatId, limit: int, before: int | None) -> list[_Said]:
-    rows: list[_Said] = []
+def _said(db: Connection, chat_id: ChatId, limit: int, before: int | None) -> list[_HistoryRow]:
+    rows: list[_HistoryRow] = []
     for session_id, lineage_id in db.execute(_SESSIONS, (chat_id,)):  # read as far as needed, there may be many
         room = limit - len(rows)
         if room <= 0:
             break
         bound = before if before is not None else 2**62
         found: list[_Row] = db.execute(_SAID, (session_id, bound, room)).fetchall()
-        rows.extend(_Said(*(*row, lineage_id)) for row in found)
+        rows.extend(_HistoryRow(*(*row, lineage_id)) for row in found)
     return sorted(rows, key=lambda row: row.id)
 
 
@@ -168,7 +168,7 @@ def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
     ]
 
 
-def _with_dividers(rows: Sequence[_Said]) -> Iterator[Entry]:
+def _with_dividers(rows: Sequence[_HistoryRow]) -> Iterator[Entry]:
     results = _results(rows)
     seen: set[int] = set()
     for row in rows:
@@ -178,13 +178,13 @@ def _with_dividers(rows: Sequence[_Said]) -> Iterator[Entry]:
         yield from _entries(row, results)
 
 
-def _results(rows: Sequence[_Said]) -> Mapping[tuple[int | None, str], str]:
+def _results(rows: Sequence[_HistoryRow]) -> Mapping[tuple[int | None, str], str]:
     """Results of tool calls by turn and call."""
     return {(row.turn_id, row.tool_call_id): row.text or "" for row in rows if row.tool_call_id is not None}
 
 
-def _entries(row: _Said, results: Mapping[tuple[int | None, str], str]) -> Iterator[Entry]:
-    if row.role == Role.TOOL or (row.is_owed and row.role == Role.ASSISTANT):
+def _entries(row: _HistoryRow, results: Mapping[tuple[int | None, str], str]) -> Iterator[Entry]:
+    if row.role == MessageRole.TOOL or (row.is_owed and row.role == MessageRole.ASSISTANT):
         return
     body = _decode_body(row.body) if row.body else MessageBody()
     kind = _kind(row, has_calls=bool(body.calls))
@@ -204,12 +204,12 @@ def _entries(row: _Said, results: Mapping[tuple[int | None, str], str]) -> Itera
             ref=f"{row.id}.{number}",
             kind=EntryKind.TOOL,
             at=Millis(row.created_at),
-            tool=ToolLine(name=call.name, arguments=call.arguments, result=_shortened(result)),
+            tool=ToolEntry(name=call.name, arguments=call.arguments, result=_shortened(result)),
             is_undone=bool(row.is_undone),
         )
 
 
-def _kind(row: _Said, *, has_calls: bool) -> EntryKind:
+def _kind(row: _HistoryRow, *, has_calls: bool) -> EntryKind:
     if row.origin == Origin.HUMAN:
         return EntryKind.PERSON
     if row.origin == Origin.ASSISTANT:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from platforms.local.entries import Entry, EntryKind
-from platforms.local.pages import Pages
+from platforms.local.pages import PageRenderer
 from platforms.local.stream import ChatStream
 
 REMEMBERED_ENTRIES = 50
@@ -21,7 +21,7 @@ _PREVIEW = "preview"
 class LiveChat:
     """One chat. Every change is told to its open pages."""
 
-    def __init__(self, name: str, pages: Pages) -> None:
+    def __init__(self, name: str, pages: PageRenderer) -> None:
         self.name = name
         self.stream = ChatStream()
         self._pages = pages
@@ -94,10 +94,10 @@ class LiveChat:
             self.stream.publish(lambda: self._pages.removal(preview.ref))
 
 
-class LiveChats:
+class ChatRegistry:
     """All chats that were looked at or written to since the start."""
 
-    def __init__(self, pages: Pages) -> None:
+    def __init__(self, pages: PageRenderer) -> None:
         self._pages = pages
         self._chats: dict[str, LiveChat] = {}
 

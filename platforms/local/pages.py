@@ -28,7 +28,7 @@ class ChatView:
     """The event id that the stream continues after."""
 
 
-class Pages:
+class PageRenderer:
     """Renders templates; knows no request and no store."""
 
     def __init__(self, *, menu: Sequence[CommandMenuItem], max_file_bytes: int) -> None:

@@ -12,15 +12,15 @@ from aiohttp import web
 
 from hermes_state.errors import StateError
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKind, Clock, InboundMessage, Sender, Via
+from hermes_state.values import ChatKind, Clock, InboundMessage, InputKind, Sender
 from platforms.base import Intake
-from platforms.local.access import COOKIE_SECONDS, HEADERS, Access, host_names, is_same_origin
+from platforms.local.access import COOKIE_SECONDS, HEADERS, BrowserAccess, host_names, is_same_origin
 from platforms.local.entries import Entry, EntryKind, merge
 from platforms.local.history import ChatLink, chat_key, load_chats, load_history
-from platforms.local.live import LiveChat, LiveChats
-from platforms.local.pages import ChatView, Pages
+from platforms.local.live import ChatRegistry, LiveChat
+from platforms.local.pages import ChatView, PageRenderer
 from platforms.local.stream import encode
-from platforms.local.uploads import FormRefused, Spool, Submission, read_form
+from platforms.local.uploads import FormError, Spool, Submission, read_form
 
 log = structlog.get_logger()
 
@@ -50,9 +50,9 @@ class Routes:
         intake: Intake,
         store: Store,
         clock: Clock,
-        access: Access,
-        chats: LiveChats,
-        pages: Pages,
+        access: BrowserAccess,
+        chats: ChatRegistry,
+        pages: PageRenderer,
         spool: Spool,
         max_characters: int,
     ) -> None:
@@ -96,7 +96,7 @@ class Routes:
             return self._locked(request)
         try:
             return await handler(request)
-        except FormRefused as refused:
+        except FormError as refused:
             return self._complain(request, refused.status, refused.sentence)
         except StateError:
             return self._complain(request, 503, _NOT_STORED if request.method == "POST" else _NOT_READ)
@@ -171,7 +171,7 @@ class Routes:
             raise web.HTTPBadRequest from error  # the page went away while it was sending
         except OSError as error:
             log.warning("local.upload_failed", error=type(error).__name__)
-            raise FormRefused(507, "The file could not be stored. The disk may be full.") from error
+            raise FormError(507, "The file could not be stored. The disk may be full.") from error
         entry = await self._accept(name, submission)
         if not _is_htmx(request):
             raise web.HTTPSeeOther(f"/chat/{name}")
@@ -189,7 +189,7 @@ class Routes:
             message_ref=ref,
             sent_at=now,
             is_addressed=True,
-            via=Via.BUTTON if submission.is_press else Via.TYPED,
+            via=InputKind.BUTTON if submission.is_press else InputKind.TYPED,
             attachments=submission.files,
         )
         try:

@@ -37,7 +37,7 @@ _KINDS = {
 }
 
 
-class FormRefused(Exception):
+class FormError(Exception):
     """The form cannot be taken; `sentence` says why to the person, `status` to the browser."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -79,7 +79,7 @@ class Spool:
                     path.unlink()
 
     async def keep(self, part: BodyPartReader) -> IncomingAttachment:
-        """Write an uploaded file. Raises `FormRefused` when it is too large, `OSError` when it cannot be written."""
+        """Write an uploaded file. Raises `FormError` when it is too large, `OSError` when it cannot be written."""
         ref = secrets.token_hex(16)
         path = self._folder / ref
         size = 0
@@ -90,7 +90,7 @@ class Spool:
             while chunk := await part.read_chunk(_CHUNK_BYTES):
                 size += len(chunk)
                 if size > self.max_file_bytes:
-                    raise FormRefused(413, f"A file may have at most {readable_size(self.max_file_bytes)}.")
+                    raise FormError(413, f"A file may have at most {readable_size(self.max_file_bytes)}.")
                 await asyncio.to_thread(file.write, chunk)
         except BaseException:
             path.unlink(missing_ok=True)
@@ -131,11 +131,11 @@ class Spool:
 async def read_form(request: web.Request, spool: Spool, *, max_characters: int) -> Submission:
     """The fields and files of a submitted form.
 
-    Raises `FormRefused`, and `OSError` when a file cannot be written; files read so far are gone then.
+    Raises `FormError`, and `OSError` when a file cannot be written; files read so far are gone then.
     """
     total = spool.max_file_bytes * 2 + _FIELD_BYTES
     if (request.content_length or 0) > total:
-        raise FormRefused(413, f"A message may have at most {readable_size(spool.max_file_bytes)} of files.")
+        raise FormError(413, f"A message may have at most {readable_size(spool.max_file_bytes)} of files.")
     fields: dict[str, str] = {}
     files: list[IncomingAttachment] = []
     try:
@@ -154,7 +154,7 @@ async def _parts_of(request: web.Request) -> MultipartReader:
     try:
         return await request.multipart()
     except ValueError as error:
-        raise FormRefused(400, "That was not a message.") from error
+        raise FormError(400, "That was not a message.") from error
 
 
 async def _read_parts(
@@ -162,12 +162,12 @@ async def _read_parts(
 ) -> None:
     while (part := await reader.next()) is not None:
         if not isinstance(part, BodyPartReader) or part.name is None:
-            raise FormRefused(400, "That was not a message.")
+            raise FormError(400, "That was not a message.")
         if part.filename is None:
             fields[part.name] = await _read_field(part)
         elif part.filename:
             if len(files) >= MOST_FILES:
-                raise FormRefused(413, f"A message may have at most {MOST_FILES} files.")
+                raise FormError(413, f"A message may have at most {MOST_FILES} files.")
             files.append(await spool.keep(part))
 
 
@@ -176,23 +176,23 @@ async def _read_field(part: BodyPartReader) -> str:
     while chunk := await part.read_chunk(_CHUNK_BYTES):
         data += chunk
         if len(data) > _FIELD_BYTES:
-            raise FormRefused(413, "That text is too long. Send it as a file.")
+            raise FormError(413, "That text is too long. Send it as a file.")
     return data.decode("utf-8", "replace")
 
 
 def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_characters: int) -> Submission:
     client_id = fields.get("client_id", "")
     if not re.fullmatch(r"[A-Za-z0-9-]{8,64}", client_id):
-        raise FormRefused(400, "That was not a message from this page. Reload it and send again.")
+        raise FormError(400, "That was not a message from this page. Reload it and send again.")
     is_press = "command" in fields
     # Browsers send line ends of forms as CRLF.
     text = fields.get("command" if is_press else "text", "").replace("\r\n", "\n").replace("\x00", "")
     if not is_press:
         text = text.rstrip()  # not its beginning, where an indented line of code may stand
     if len(text) > max_characters:
-        raise FormRefused(413, f"That text is longer than {max_characters:,} characters. Send it as a file.")
+        raise FormError(413, f"That text is longer than {max_characters:,} characters. Send it as a file.")
     if not text.strip() and not files:
-        raise FormRefused(422, "Write something first, or choose a file.")
+        raise FormError(422, "Write something first, or choose a file.")
     return Submission(text=text, client_id=client_id, is_press=is_press, files=tuple(files))
 
 

@@ -20,10 +20,10 @@ from platforms.telegram import rendering
 from platforms.telegram.buttons import ButtonCommands
 from platforms.telegram.errors import translated
 from platforms.telegram.files import fetch
-from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, Bot
+from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, BotIdentity
 from platforms.telegram.liveness import Liveness
 from platforms.telegram.menu import publish_menu
-from platforms.telegram.outbound import Outbound
+from platforms.telegram.outbound import TelegramSender
 from platforms.telegram.polling import Poller
 from platforms.telegram.queue import UpdateQueue
 from platforms.telegram.settings import TelegramSettings
@@ -85,7 +85,7 @@ class TelegramAdapter:
             async with _Connection(self._settings) as connection:
                 self._connection = connection
                 bot = await connection.sign_in(self._account)
-                connection.outbound = Outbound(connection.sdk, self._buttons)
+                connection.outbound = TelegramSender(connection.sdk, self._buttons)
                 log.info("telegram.signed_in", bot=bot.username)
                 connection.spawn(publish_menu(connection.sdk, self._menu), "telegram.menu")
                 await self._receive(connection, self._queue(intake, bot, connection))
@@ -133,7 +133,7 @@ class TelegramAdapter:
         )
         await poller.run()
 
-    def _queue(self, intake: Intake, bot: Bot, connection: "_Connection") -> UpdateQueue:
+    def _queue(self, intake: Intake, bot: BotIdentity, connection: "_Connection") -> UpdateQueue:
         def answer(query: CallbackQuery, text: str | None) -> None:
             connection.spawn(_answered(query, text), "telegram.answer_press")
 
@@ -146,7 +146,7 @@ class TelegramAdapter:
             answer_press=answer,
         )
 
-    def _outbound(self) -> Outbound:
+    def _outbound(self) -> TelegramSender:
         if self._connection is None or self._connection.outbound is None:
             raise PlatformUnavailable("the Telegram adapter is not running")
         return self._connection.outbound
@@ -173,7 +173,7 @@ class _Connection:
             request=self.request,
             get_updates_request=self.polling,
         )
-        self.outbound: Outbound | None = None
+        self.outbound: TelegramSender | None = None
         self._side_tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "_Connection":
@@ -195,11 +195,11 @@ class _Connection:
         self._side_tasks.add(task)
         task.add_done_callback(self._side_tasks.discard)
 
-    async def sign_in(self, account: str) -> Bot:
+    async def sign_in(self, account: str) -> BotIdentity:
         """Ask Telegram who we are. Raises `TokenRejected` or `PlatformUnavailable`."""
         async with _at_start():
             await self.sdk.initialize()
-        return Bot(id=self.sdk.id, username=self.sdk.username, account=account)
+        return BotIdentity(id=self.sdk.id, username=self.sdk.username, account=account)
 
     async def forget_webhook(self) -> None:
         """Take off a webhook that an earlier configuration set: with one, getUpdates is refused for ever."""

@@ -10,7 +10,7 @@ from telegram.error import (
 )
 
 from hermes_state import errors
-from platforms.telegram.transport import FloodControl, NotSent
+from platforms.telegram.transport import FloodControl, NotSentError
 
 # The Bot API tells refusals apart only by their text. These are compared in lower case.
 _NOBODY_THERE = (
@@ -38,7 +38,7 @@ def translated(error: TelegramError) -> errors.PlatformError:
     A 4xx says that nothing happened; a break after sending, a 5xx or an unreadable answer leaves it open.
     """
     match error:
-        case NotSent():
+        case NotSentError():
             return errors.PlatformUnavailable(error.message)
         case FloodControl(retry_after=retry_after):
             return errors.RateLimited(retry_after)

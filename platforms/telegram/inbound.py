@@ -12,10 +12,10 @@ from hermes_state.values import (
     InboundEdit,
     InboundMessage,
     IncomingAttachment,
+    InputKind,
     Millis,
     Quote,
     Sender,
-    Via,
 )
 
 PLATFORM: Final = "telegram"
@@ -34,7 +34,7 @@ ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bot:
+class BotIdentity:
     """Who we are on Telegram."""
 
     id: int
@@ -61,17 +61,17 @@ class Bot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatMoved:
+class ChatMigration:
     """A group became a supergroup and has a new id."""
 
     old_ref: str
     new_ref: str
 
 
-Received: TypeAlias = InboundMessage | InboundEdit | ChatMoved
+Received: TypeAlias = InboundMessage | InboundEdit | ChatMigration
 
 
-def read_update(update: Update, bot: Bot) -> Received | None:
+def read_update(update: Update, bot: BotIdentity) -> Received | None:
     """What an update means; None if nothing. Presses of buttons need `read_press`, which knows the command."""
     if update.message is not None:
         return read_message(update.message, bot)
@@ -80,12 +80,12 @@ def read_update(update: Update, bot: Bot) -> Received | None:
     return None
 
 
-def read_message(message: Message, bot: Bot) -> InboundMessage | ChatMoved | None:
+def read_message(message: Message, bot: BotIdentity) -> InboundMessage | ChatMigration | None:
     """What a message update means; None for service messages and for commands to other bots."""
     if message.migrate_to_chat_id is not None:
-        return ChatMoved(old_ref=str(message.chat.id), new_ref=str(message.migrate_to_chat_id))
+        return ChatMigration(old_ref=str(message.chat.id), new_ref=str(message.migrate_to_chat_id))
     if message.migrate_from_chat_id is not None:
-        return ChatMoved(old_ref=str(message.migrate_from_chat_id), new_ref=str(message.chat.id))
+        return ChatMigration(old_ref=str(message.migrate_from_chat_id), new_ref=str(message.chat.id))
     sender = _sender(message)
     attachments = _attachments(message)
     raw = message.text or message.caption or ""
@@ -113,7 +113,7 @@ def read_message(message: Message, bot: Bot) -> InboundMessage | ChatMoved | Non
     )
 
 
-def read_edit(update: Update, message: Message, bot: Bot) -> InboundEdit | None:
+def read_edit(update: Update, message: Message, bot: BotIdentity) -> InboundEdit | None:
     """What an edit means; None when no text is left or it is not ours to read."""
     sender = _sender(message)
     raw = message.text or message.caption or ""
@@ -133,7 +133,7 @@ def read_edit(update: Update, message: Message, bot: Bot) -> InboundEdit | None:
 
 
 def read_press(
-    update: Update, message: MaybeInaccessibleMessage, presser: User, command: str, bot: Bot, now: Millis
+    update: Update, message: MaybeInaccessibleMessage, presser: User, command: str, bot: BotIdentity, now: Millis
 ) -> InboundMessage:
     """A pressed button as the command it stands for. Telegram gives a press no time: it happened `now`."""
     return InboundMessage(
@@ -146,7 +146,7 @@ def read_press(
         message_ref=str(message.message_id),
         sent_at=now,
         is_addressed=True,
-        via=Via.BUTTON,
+        via=InputKind.BUTTON,
     )
 
 
@@ -196,7 +196,7 @@ def _is_near_limit(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Meant:
+class _AddressedText:
     """A text as it was meant: without our name where that only says who is spoken to."""
 
     text: str
@@ -205,7 +205,7 @@ class _Meant:
     """Begins with a command for any bot that knows it."""
 
 
-def _meant(message: Message, text: str, bot: Bot) -> _Meant | None:
+def _meant(message: Message, text: str, bot: BotIdentity) -> _AddressedText | None:
     """`/stop@our_bot now` means `/stop now`, and a leading `@our_bot` goes away; None for a command to another bot."""
     is_named = False
     for entity in message.entities or message.caption_entities:
@@ -214,7 +214,7 @@ def _meant(message: Message, text: str, bot: Bot) -> _Meant | None:
             if addressee and addressee.lower() != bot.username.lower():
                 return None
             rest = text[entity.length :]
-            return _Meant(command + rest, is_named=bool(addressee), is_bare_command=not addressee)
+            return _AddressedText(command + rest, is_named=bool(addressee), is_bare_command=not addressee)
         if not _names_us(entity, text, bot):
             continue
         is_named = True
@@ -222,10 +222,10 @@ def _meant(message: Message, text: str, bot: Bot) -> _Meant | None:
             rest = text.encode("utf-16-le")[entity.length * 2 :].decode("utf-16-le")
             text = rest.lstrip(" \n\t,:") or rest.strip()
             break  # the offsets of what follows no longer fit; nothing more is to be learnt
-    return _Meant(text, is_named=is_named)
+    return _AddressedText(text, is_named=is_named)
 
 
-def _names_us(entity: MessageEntity, text: str, bot: Bot) -> bool:
+def _names_us(entity: MessageEntity, text: str, bot: BotIdentity) -> bool:
     if entity.type == MessageEntity.TEXT_MENTION:
         return entity.user is not None and entity.user.id == bot.id
     if entity.type != MessageEntity.MENTION:
@@ -246,11 +246,11 @@ def _quoted(message: Message) -> Message | None:
     return None if quoted is None or quoted.forum_topic_created is not None else quoted
 
 
-def _is_from(quoted: Message | None, bot: Bot) -> bool:
+def _is_from(quoted: Message | None, bot: BotIdentity) -> bool:
     return quoted is not None and quoted.from_user is not None and quoted.from_user.id == bot.id
 
 
-def _quote(message: Message, quoted: Message | None, bot: Bot) -> Quote | None:
+def _quote(message: Message, quoted: Message | None, bot: BotIdentity) -> Quote | None:
     if quoted is None:
         return None
     # A person may select the part they mean; that says more than the first 500 characters.

@@ -29,7 +29,7 @@ _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten so
 T = TypeVar("T")
 
 
-class Outbound:
+class TelegramSender:
     """What one running bot says. Every method raises what `PlatformAdapter.send` lists."""
 
     def __init__(self, sdk: telegram.Bot, buttons: ButtonCommands) -> None:
@@ -80,7 +80,7 @@ class Outbound:
         if request.replaces is not None:
             try:
                 return await self._edit(request.chat, request.replaces, part, keyboard, is_plain=request.is_plain)
-            except _PlaceholderGone:
+            except _PlaceholderNotFound:
                 log.info("telegram.placeholder_gone")
         if request.is_repeat:  # also where there was a placeholder: the first attempt may have found it gone, too
             part = marked_as_repeat(part)
@@ -91,12 +91,12 @@ class Outbound:
         if not preview.is_shared and self._has_drafts and preview.ref is None:
             try:
                 await _called(self._draft(preview, part))
-            except _DraftRefused:
+            except _DraftRejected:
                 log.debug("telegram.draft_refused")  # a placeholder does; it serves the rest of this turn
             else:
                 return None
         if preview.ref is not None:
-            with contextlib.suppress(_PlaceholderGone):
+            with contextlib.suppress(_PlaceholderNotFound):
                 return await self._edit(preview.chat, preview.ref, part, None)
         return await self._placeholder(preview, part)
 
@@ -126,10 +126,10 @@ class Outbound:
             )
         except InvalidToken as error:  # also what the SDK makes of "no such method": an older Bot API server
             self._has_drafts = False
-            raise _DraftRefused from error
+            raise _DraftRejected from error
         except BadRequest as error:
             if not is_not_modified(error):
-                raise _DraftRefused from error
+                raise _DraftRejected from error
 
     async def _send(
         self,
@@ -173,7 +173,7 @@ class Outbound:
         *,
         is_plain: bool = False,
     ) -> str:
-        """Raises `_PlaceholderGone` when there is no message of ours to edit any more."""
+        """Raises `_PlaceholderNotFound` when there is no message of ours to edit any more."""
         try:
             await self._sdk.edit_message_text(
                 chat_id=int(chat.chat_ref),
@@ -185,7 +185,7 @@ class Outbound:
             )
         except TelegramError as error:
             if is_not_editable(error):
-                raise _PlaceholderGone from error
+                raise _PlaceholderNotFound from error
             if not is_not_modified(error):
                 raise translated(error) from error
         return message_ref
@@ -203,11 +203,11 @@ class Outbound:
         return InlineKeyboardMarkup([row[first : first + 2] for first in range(0, len(row), 2)])
 
 
-class _PlaceholderGone(Exception):
+class _PlaceholderNotFound(Exception):
     """The message to edit was deleted, or never was ours."""
 
 
-class _DraftRefused(Exception):
+class _DraftRejected(Exception):
     """The Bot API server has no drafts, or none for this chat."""
 
 

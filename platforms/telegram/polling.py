@@ -19,9 +19,9 @@ from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
 from hermes_state.errors import TokenRejected
 from platforms.telegram.inbound import ALLOWED_UPDATES
 from platforms.telegram.liveness import Liveness
-from platforms.telegram.queue import NotStored, UpdateQueue
+from platforms.telegram.queue import NotStoredError, UpdateQueue
 from platforms.telegram.settings import TelegramSettings, backoff_seconds
-from platforms.telegram.transport import BotApiRequest, FloodControl, Interrupted
+from platforms.telegram.transport import AmbiguousRequestError, BotApiRequest, FloodControl
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +85,7 @@ class Poller:
         for number, raw in enumerate(updates):
             try:
                 await self._put(raw)
-            except NotStored:
+            except NotStoredError:
                 for later in updates[number + 1 :]:
                     await self._queue.overhear(later)
                 raise
@@ -139,7 +139,7 @@ class Poller:
             delay = max(delay, self._settings.conflict_seconds)
         elif isinstance(error, FloodControl):
             delay = error.retry_after
-        elif isinstance(error, TimeoutError | Interrupted):
+        elif isinstance(error, TimeoutError | AmbiguousRequestError):
             await self._request.renew()  # giving up closed the connection; this also forgets the address it led to
             if self._failures == 1:
                 return  # silence was waited out already, and a cut connection is the ordinary end of a quiet one
@@ -154,6 +154,6 @@ def _explained(error: TelegramError) -> str:
         return _CONFLICT
     if isinstance(error, FloodControl):
         return f"Telegram asks to wait {error.retry_after:g} s (429)"
-    if isinstance(error, NotStored):
+    if isinstance(error, NotStoredError):
         return error.message
     return f"getUpdates failed: {error.message}"

@@ -15,7 +15,7 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.values import Clock, InboundMessage
 from platforms.base import Intake
 from platforms.telegram.buttons import ButtonCommands
-from platforms.telegram.inbound import PLATFORM, Bot, ChatMoved, Received, read_press, read_update
+from platforms.telegram.inbound import PLATFORM, BotIdentity, ChatMigration, Received, read_press, read_update
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +30,7 @@ REMEMBERED_ALBUMS = 64
 """The pieces of one arrive within a second or two."""
 
 
-class NotStored(NetworkError):
+class NotStoredError(NetworkError):
     """The trouble is with our database; its text says which."""
 
 
@@ -41,7 +41,7 @@ class UpdateQueue:
         self,
         *,
         intake: Intake,
-        bot: Bot,
+        bot: BotIdentity,
         sdk: telegram.Bot,
         buttons: ButtonCommands,
         clock: Clock,
@@ -73,7 +73,7 @@ class UpdateQueue:
         try:
             await self._store(update, received)
         except StoreUnavailable as error:
-            raise NotStored(f"an update could not be stored and will be asked for again: {error}") from error
+            raise NotStoredError(f"an update could not be stored and will be asked for again: {error}") from error
 
     async def overhear(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
         """Look at an update that has to wait for its turn: see `Intake.overhear`. What cannot be read is left alone."""
@@ -97,7 +97,7 @@ class UpdateQueue:
     async def _store(self, update: Update, received: Received | None) -> None:
         if update.callback_query is not None:
             await self._store_press(update, update.callback_query)
-        elif isinstance(received, ChatMoved):
+        elif isinstance(received, ChatMigration):
             await self._intake.move_chat(PLATFORM, self._bot.account, received.old_ref, received.new_ref)
         elif received is not None:
             await self._intake.accept(received)

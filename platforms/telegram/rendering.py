@@ -63,7 +63,7 @@ _CONFIG = _config()
 
 
 @dataclass(frozen=True, slots=True)
-class _Rendered:
+class _RenderedText:
     """Text and the entities over it, offsets in UTF-16 units."""
 
     text: str
@@ -77,10 +77,10 @@ class _Rendered:
 def render(markdown: str) -> Sequence[OutboundPart]:
     """At least one part, each within `PART_UNITS`; a code block that is cut stays a code block on both sides."""
     source = _encodable(markdown)
-    rendered = _converted(source) if _count_fences(source) <= MAX_FENCES else _Rendered(source.strip(), ())
+    rendered = _converted(source) if _count_fences(source) <= MAX_FENCES else _RenderedText(source.strip(), ())
     parts = [piece.part() for piece in _split(rendered)]
     if not parts and (plain := source.strip()):
-        parts = [piece.part() for piece in _split(_Rendered(plain, ()))]  # only markup: better shown than lost
+        parts = [piece.part() for piece in _split(_RenderedText(plain, ()))]  # only markup: better shown than lost
     return parts or [OutboundPart(text=_EMPTY, plain=_EMPTY)]
 
 
@@ -117,7 +117,7 @@ def _count_fences(source: str) -> int:
     return source.count("```") + source.count("~~~")
 
 
-def _converted(source: str) -> _Rendered:
+def _converted(source: str) -> _RenderedText:
     """Markdown to text and entities, with what the converter would take away put aside."""
     masked, mask = _masked(_NESTED.sub(r"\1 \\", source))
     text, entities = convert(masked, config=_CONFIG)
@@ -134,7 +134,7 @@ def _converted(source: str) -> _Rendered:
             else entity
             for entity in entities
         ]
-    return _Rendered(text, [entity for entity in entities if _is_showable(entity)])
+    return _RenderedText(text, [entity for entity in entities if _is_showable(entity)])
 
 
 def _masked(source: str) -> tuple[str, dict[str, str]]:
@@ -185,12 +185,12 @@ def _is_showable(entity: MessageEntity) -> bool:
 # Splitting
 
 
-def _split(rendered: _Rendered) -> Iterator[_Rendered]:
+def _split(rendered: _RenderedText) -> Iterator[_RenderedText]:
     """Pieces within the limits, without blank ones; white space at a cut goes away."""
     entities = sorted(rendered.entities, key=lambda entity: entity.offset)
     if utf16_units(rendered.text) <= PART_UNITS and len(entities) <= PART_ENTITIES:
         if _is_visible(rendered.text):
-            yield _Rendered(rendered.text, entities)
+            yield _RenderedText(rendered.text, entities)
         return
     start = unit = 0
     begun: list[MessageEntity] = []  # those that reach into the piece from before it
@@ -202,7 +202,7 @@ def _split(rendered: _Rendered) -> Iterator[_Rendered]:
         units = utf16_units(text)
         shown = text.rstrip()
         if _is_visible(shown):
-            yield _Rendered(shown, _clipped(near, unit, unit + utf16_units(shown)))
+            yield _RenderedText(shown, _clipped(near, unit, unit + utf16_units(shown)))
         start, unit = end, unit + units
         while ahead and ahead[0].offset < unit:
             begun.append(ahead.popleft())

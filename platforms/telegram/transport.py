@@ -23,11 +23,11 @@ CLOSE_SECONDS = 5
 """Closing says goodbye to the peer; a black-holed peer never answers."""
 
 
-class NotSent(NetworkError):
+class NotSentError(NetworkError):
     """No connection: the request cannot have had an effect."""
 
 
-class Interrupted(NetworkError):
+class AmbiguousRequestError(NetworkError):
     """The connection broke, or stayed silent, after the request left."""
 
 
@@ -91,7 +91,7 @@ class BotApiRequest(BaseRequest):
         connect_timeout: object = BaseRequest.DEFAULT_NONE,
         pool_timeout: object = BaseRequest.DEFAULT_NONE,
     ) -> tuple[int, bytes]:
-        """Status and body of the answer. Raises `NotSent`, `Interrupted` or `FloodControl`.
+        """Status and body of the answer. Raises `NotSentError`, `AmbiguousRequestError` or `FloodControl`.
 
         Of the timeouts only `read_timeout` is heeded, and only as a number: the others are fixed for the pool.
         """
@@ -104,7 +104,11 @@ class BotApiRequest(BaseRequest):
             if response.status >= HTTPStatus.BAD_REQUEST and not _is_from_bot_api(body):
                 # A proxy's or a starting server's word: to the SDK any 404 would be a rejected token, which is fatal.
                 problem = f"something other than the Bot API answered {response.status}"
-                raise Interrupted(problem) if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR else NotSent(problem)
+                raise (
+                    AmbiguousRequestError(problem)
+                    if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+                    else NotSentError(problem)
+                )
             return response.status, body
 
     @asynccontextmanager
@@ -129,7 +133,7 @@ class BotApiRequest(BaseRequest):
         self, method: str, url: str, silent_seconds: float, data: dict[str, str] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
-            raise NotSent("the adapter is shutting down")
+            raise NotSentError("the adapter is shutting down")
         timeout = aiohttp.ClientTimeout(
             total=None, connect=self._connect_seconds, sock_connect=self._connect_seconds, sock_read=silent_seconds
         )
@@ -138,9 +142,9 @@ class BotApiRequest(BaseRequest):
             async with self._session.request(method, url, data=data, timeout=timeout) as response:
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
-            raise NotSent(f"no connection to the Bot API ({type(error).__name__})") from None
+            raise NotSentError(f"no connection to the Bot API ({type(error).__name__})") from None
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise Interrupted(f"the connection to the Bot API broke ({type(error).__name__})") from None
+            raise AmbiguousRequestError(f"the connection to the Bot API broke ({type(error).__name__})") from None
 
 
 def _is_from_bot_api(body: bytes) -> bool:

@@ -9,26 +9,26 @@ from typing import Any
 
 from agent.context.compressor import SummaryRoute
 from agent.context.controller import ContextSettings
-from agent.context.events import ContextEvent, Listener, Scene
+from agent.context.events import ContextEvent, ConversationRef, Listener
 from agent.context.state import ContextState, state_of
 from agent.context.summary import HEADINGS
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from agent.turn import Agent, Answer, scene_of
-from gateway.config.context_settings import NoticeSettings
-from gateway.outbound.notices import Notices
+from gateway.config.context_settings import NoticeConfig
+from gateway.outbound.notices import NoticeListener
 from hermes_state import sessions
 from hermes_state.journal import RunningTurn
 from hermes_state.transcripts import load_view
 from hermes_state.values import (
     ChatKey,
-    Effect,
     LineageId,
     Millis,
     ModelCallRecord,
     Origin,
     Tokens,
+    ToolEffect,
     Transcript,
 )
 from tests.agent.conftest import SENT_AT, Chat, FixedClock, settings
@@ -63,7 +63,7 @@ class Listening:
     def __init__(self) -> None:
         self.events: list[ContextEvent] = []
 
-    def __call__(self, db: object, scene: Scene, event: ContextEvent, now: object) -> None:
+    def __call__(self, db: object, scene: ConversationRef, event: ContextEvent, now: object) -> None:
         self.events.append(event)
 
 
@@ -117,7 +117,7 @@ def agent_of(
         ),
         clock=chat.clock,
         summary_routes=routes,
-        listeners=[Notices(NoticeSettings), *listeners],
+        listeners=[NoticeListener(NoticeConfig), *listeners],
     )
 
 
@@ -129,7 +129,7 @@ DUMP = Tool(
     name="dump",
     description="Returns much.",
     parameters={"type": "object", "properties": {}},
-    effect=Effect.READ_ONLY,
+    effect=ToolEffect.READ_ONLY,
     run=_dump,
 )
 
@@ -145,7 +145,7 @@ def clock_of(chat: Chat) -> SetClock:
     return chat.clock
 
 
-async def fill(chat: Chat, agent: Agent, tokens: int, *, words: str = WORDS) -> Scene:
+async def fill(chat: Chat, agent: Agent, tokens: int, *, words: str = WORDS) -> ConversationRef:
     """Let people and the assistant talk, without a model, until the next prompt takes about so many tokens."""
     number = 0
     while True:

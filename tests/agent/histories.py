@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hermes_state.transcripts import EMPTY_BODY
-from hermes_state.values import Document, Image, Message, MessageBody, Origin, Quote, Role, ToolCall, TurnId
+from hermes_state.values import Document, Image, Message, MessageBody, MessageRole, Origin, Quote, ToolCall, TurnId
 from tests.agent.rows import row
 
 PASSAGES = (
@@ -50,25 +50,27 @@ _turn_ids = itertools.count(1)
 
 
 def _person(text: str | None, body: MessageBody, turn: TurnId | None, **changes: Any) -> Message:
-    return row(Role.USER, text, body=body, turn_id=turn, **changes)
+    return row(MessageRole.USER, text, body=body, turn_id=turn, **changes)
 
 
 def _gateway(origin: Origin, text: str | None) -> Message:
-    return row(Role.USER, text, origin=origin, sender_ref=None, sender_name=None, turn_id=None)
+    return row(MessageRole.USER, text, origin=origin, sender_ref=None, sender_name=None, turn_id=None)
 
 
 @st.composite
 def exchanges(draw: st.DrawFn, turn: TurnId | None) -> list[Message]:
     """One step of a turn: calls, and their results in any order, late, twice or not at all."""
     calls = tuple(draw(_calls))
-    asked = row(Role.ASSISTANT, draw(texts), body=MessageBody(calls=calls), turn_id=turn)
+    asked = row(MessageRole.ASSISTANT, draw(texts), body=MessageBody(calls=calls), turn_id=turn)
     answered = [call.id for call in calls]
     answered = draw(st.permutations(answered))
     if draw(st.integers(0, 4)) == 0:
         answered = answered[: draw(st.integers(0, len(answered)))]
     if draw(st.integers(0, 6)) == 0:
         answered += answered[:1]
-    results = [row(Role.TOOL, draw(texts), tool_call_id=call, tool_name="look", turn_id=turn) for call in answered]
+    results = [
+        row(MessageRole.TOOL, draw(texts), tool_call_id=call, tool_name="look", turn_id=turn) for call in answered
+    ]
     if results and draw(st.integers(0, 5)) == 0:
         steer = _person(draw(texts), EMPTY_BODY, turn)
         results.insert(draw(st.integers(0, len(results))), steer)
@@ -85,15 +87,15 @@ def turns(draw: st.DrawFn) -> list[Message]:
     kind = draw(st.sampled_from(["answer", "answer", "answer", "answer", "interrupted", "none"]))
     if kind != "none":
         body = MessageBody(was_interrupted=True) if kind == "interrupted" else EMPTY_BODY
-        rows.append(row(Role.ASSISTANT, draw(texts), body=body, turn_id=turn))
+        rows.append(row(MessageRole.ASSISTANT, draw(texts), body=body, turn_id=turn))
     return rows
 
 
 _strange = st.one_of(
     st.builds(_gateway, st.sampled_from([Origin.NOTICE, Origin.TODO, Origin.SYSTEM]), texts),
-    st.builds(lambda text: row(Role.USER, text, origin=Origin.NOTICE), texts),
-    st.builds(lambda text, call: row(Role.TOOL, text, tool_call_id=call, tool_name="look"), texts, _call_ids),
-    st.builds(lambda text: row(Role.ASSISTANT, text), texts),
+    st.builds(lambda text: row(MessageRole.USER, text, origin=Origin.NOTICE), texts),
+    st.builds(lambda text, call: row(MessageRole.TOOL, text, tool_call_id=call, tool_name="look"), texts, _call_ids),
+    st.builds(lambda text: row(MessageRole.ASSISTANT, text), texts),
 ).map(lambda one: [one])
 _machine_only = exchanges(None)
 _segments = st.one_of(turns(), turns(), turns(), turns(), _strange, _machine_only)

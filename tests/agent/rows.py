@@ -8,9 +8,9 @@ from hermes_state.values import (
     Message,
     MessageBody,
     MessageId,
+    MessageRole,
     Millis,
     Origin,
-    Role,
     SessionId,
     ToolCall,
     TurnId,
@@ -20,9 +20,11 @@ NEW_YEAR = Millis(1_767_225_600_000)  # 2026-01-01 00:00 UTC
 _ids = itertools.count(1)
 
 
-def row(role: Role, text: str | None, *, origin: Origin | None = None, **changes: Any) -> Message:
+def row(role: MessageRole, text: str | None, *, origin: Origin | None = None, **changes: Any) -> Message:
     number = next(_ids)
-    default = {Role.USER: Origin.HUMAN, Role.ASSISTANT: Origin.ASSISTANT, Role.TOOL: Origin.TOOL}[role]
+    default = {MessageRole.USER: Origin.HUMAN, MessageRole.ASSISTANT: Origin.ASSISTANT, MessageRole.TOOL: Origin.TOOL}[
+        role
+    ]
     values: dict[str, Any] = {
         "id": MessageId(number),
         "session_id": SessionId(1),
@@ -31,8 +33,8 @@ def row(role: Role, text: str | None, *, origin: Origin | None = None, **changes
         "origin": origin or default,
         "text": text,
         "body": EMPTY_BODY,
-        "sender_ref": "telegram:42" if role is Role.USER else None,
-        "sender_name": "Ann" if role is Role.USER else None,
+        "sender_ref": "telegram:42" if role is MessageRole.USER else None,
+        "sender_name": "Ann" if role is MessageRole.USER else None,
         "turn_id": TurnId(number),
         "tool_call_id": None,
         "tool_name": None,
@@ -42,13 +44,13 @@ def row(role: Role, text: str | None, *, origin: Origin | None = None, **changes
 
 
 def human(text: str, **changes: Any) -> Message:
-    return row(Role.USER, text, **changes)
+    return row(MessageRole.USER, text, **changes)
 
 
 def answer(text: str | None, *calls: str, **changes: Any) -> Message:
     asked = tuple(ToolCall(id=call, name="look", arguments="{}") for call in calls)
-    return row(Role.ASSISTANT, text, **({"body": MessageBody(calls=asked)} | changes))
+    return row(MessageRole.ASSISTANT, text, **({"body": MessageBody(calls=asked)} | changes))
 
 
 def result(call_id: str, text: str = "seen") -> Message:
-    return row(Role.TOOL, text, tool_call_id=call_id, tool_name="look")
+    return row(MessageRole.TOOL, text, tool_call_id=call_id, tool_name="look")

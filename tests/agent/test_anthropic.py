@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent.model.base import Finish, ModelLimits
+from agent.model.base import FinishReason, ModelLimits
 from agent.model.errors import sentence_for
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
@@ -19,10 +19,10 @@ from hermes_state.errors import (
     ContentFiltered,
     ContextOverflow,
     ModelError,
+    ModelNotFound,
     ModelRateLimited,
     ModelTimeout,
     ModelUnavailable,
-    NotOffered,
     OutputCapTooLarge,
     QuotaExceeded,
     ReplyMalformed,
@@ -68,7 +68,7 @@ def model(dial: Dial, how: bool) -> AnthropicModel:
 async def test_text_comes_with_its_usage(model: AnthropicModel, llm: LLM) -> None:
     script(llm, text="one two three", chunk_chars=4)
     reply, shown = await ask(model)
-    assert (reply.text, reply.calls, reply.finish) == ("one two three", (), Finish.STOP)
+    assert (reply.text, reply.calls, reply.finish) == ("one two three", (), FinishReason.STOP)
     assert shown[-1] == "one two three"
     row = llm.requests.rows[-1]
     assert reply.usage == CanonicalUsage(input=row["prompt_tokens"], output=row["completion_tokens"])
@@ -85,7 +85,7 @@ async def test_parallel_calls_are_put_together(model: AnthropicModel, llm: LLM) 
     script(llm, text="Let me see.", tool_calls=calls, chunk_chars=3)
     reply, _ = await ask(model, request(tools=(TOOL,)))
     assert reply.text == "Let me see."
-    assert reply.finish is Finish.TOOL_CALLS
+    assert reply.finish is FinishReason.TOOL_CALLS
     assert [json.loads(call.arguments) for call in reply.calls] == [{"at": "a"}, {"at": "b"}]
     assert {call.name for call in reply.calls} == {"look"}
     assert len({call.id for call in reply.calls}) == 2
@@ -99,14 +99,14 @@ async def test_a_call_without_arguments_has_an_empty_object(model: AnthropicMode
 @pytest.mark.parametrize(
     ("reason", "finish"),
     [
-        ("end_turn", Finish.STOP),
-        ("stop_sequence", Finish.STOP),
-        ("max_tokens", Finish.LENGTH),
-        ("model_context_window_exceeded", Finish.LENGTH),
-        ("pause_turn", Finish.LENGTH),
+        ("end_turn", FinishReason.STOP),
+        ("stop_sequence", FinishReason.STOP),
+        ("max_tokens", FinishReason.LENGTH),
+        ("model_context_window_exceeded", FinishReason.LENGTH),
+        ("pause_turn", FinishReason.LENGTH),
     ],
 )
-async def test_why_it_stopped_is_told(model: AnthropicModel, llm: LLM, reason: str, finish: Finish) -> None:
+async def test_why_it_stopped_is_told(model: AnthropicModel, llm: LLM, reason: str, finish: FinishReason) -> None:
     script(llm, text="as far as it got", finish=reason)
     reply, _ = await ask(model)
     assert (reply.text, reply.finish) == ("as far as it got", finish)
@@ -134,7 +134,7 @@ async def test_a_window_that_the_prompt_fills_is_an_overflow(model: AnthropicMod
         ({"error": {"kind": "429", "retry_after": 3}}, ModelRateLimited),
         ({"error": {"kind": "500"}}, ModelUnavailable),
         ({"error": {"kind": "529"}}, ModelUnavailable),
-        ({"error": {"status": 404, "body": {"type": "error", "error": {"type": "not_found_error"}}}}, NotOffered),
+        ({"error": {"status": 404, "body": {"type": "error", "error": {"type": "not_found_error"}}}}, ModelNotFound),
         ({"error": {"status": 402, "body": {"type": "error", "error": {"type": "billing_error"}}}}, QuotaExceeded),
         (
             {

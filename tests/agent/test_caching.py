@@ -17,7 +17,7 @@ from agent.model.caching import CacheState, apply_anthropic_cache_control, cache
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings, cached
 from agent.model.protocols.anthropic_wire import body_parts
 from agent.model.protocols.chat_completions import encoded_request
-from agent.model.wire import WireStyle
+from agent.model.wire import WireSettings
 from hermes_state.values import Message
 from tests.agent.histories import histories
 from tests.agent.rows import answer, human, result
@@ -91,7 +91,7 @@ def test_a_long_row_of_silent_calls_does_not_push_every_mark_off_what_people_sai
 def test_nothing_but_marks_is_added_and_nothing_given_changes(
     rows: tuple[Message, ...], native: bool, ttl: Any
 ) -> None:
-    chat = wire.chat_messages("Be.", rows, WireStyle(image_urls={1: "data:image/png;base64,AA=="}))
+    chat = wire.chat_messages("Be.", rows, WireSettings(image_urls={1: "data:image/png;base64,AA=="}))
     before = copy.deepcopy(chat)
     marked = apply_anthropic_cache_control(chat, ttl, native)
     assert chat == before

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.context.limits import LimitSettings, limits_of
 from agent.model.base import ModelLimits
 from agent.model.catalog import BUILT_IN, TAKEN_ON, known_model, sees_images
-from agent.model.sizes import ASSUMED_CONTEXT, LEAST_INPUT, NOTHING_SAID, Capacity, Source, capacity_of
+from agent.model.sizes import ASSUMED_CONTEXT, LEAST_INPUT, NOTHING_SAID, ModelSize, SizeSource, capacity_of
 from hermes_state.values import Tokens
 
 UNKNOWN = "a-model-of-my-own"
@@ -22,14 +22,19 @@ def said(context: int | None = None, output: int | None = None) -> ModelLimits:
     )
 
 
-def figures(capacity: Capacity) -> tuple[int, Source, int, Source]:
+def figures(capacity: ModelSize) -> tuple[int, SizeSource, int, SizeSource]:
     return capacity.context_length, capacity.context_from, capacity.max_output_tokens, capacity.output_from
 
 
 # ---- the order
 
 
-CONFIGURED, OFFERED, CATALOGUE, ASSUMED = Source.CONFIGURED, Source.OFFERED, Source.CATALOGUE, Source.ASSUMED
+CONFIGURED, OFFERED, CATALOGUE, ASSUMED = (
+    SizeSource.CONFIGURED,
+    SizeSource.OFFERED,
+    SizeSource.CATALOGUE,
+    SizeSource.ASSUMED,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +53,7 @@ CONFIGURED, OFFERED, CATALOGUE, ASSUMED = Source.CONFIGURED, Source.OFFERED, Sou
     ],
 )
 def test_configuration_comes_before_the_provider_and_that_before_the_catalogue(
-    model: str, configured: ModelLimits, offered: ModelLimits, expected: tuple[int, Source, int, Source]
+    model: str, configured: ModelLimits, offered: ModelLimits, expected: tuple[int, SizeSource, int, SizeSource]
 ) -> None:
     assert figures(capacity_of(model, configured, offered)) == expected
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.base import Finish
+from agent.model.base import FinishReason
 from agent.model.errors import sentence_for, status_error
 from agent.model.http import MAX_BODY_BYTES
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
@@ -18,10 +18,10 @@ from hermes_state.errors import (
     ContentFiltered,
     ContextOverflow,
     ModelError,
+    ModelNotFound,
     ModelRateLimited,
     ModelTimeout,
     ModelUnavailable,
-    NotOffered,
     QuotaExceeded,
     ReplyMalformed,
 )
@@ -54,7 +54,7 @@ async def test_text_streams_and_usage_is_reported(model: ChatCompletionsModel, l
     script(llm, text="one two three", chunk_chars=4)
     reply, shown = await ask(model)
     assert shown == ["one ", "one two ", "one two thre", "one two three"]
-    assert (reply.text, reply.calls, reply.finish) == ("one two three", (), Finish.STOP)
+    assert (reply.text, reply.calls, reply.finish) == ("one two three", (), FinishReason.STOP)
     assert reply.usage is not None
     assert reply.usage.prompt == llm.requests.rows[0]["prompt_tokens"]
     assert reply.usage.output == 4
@@ -96,7 +96,7 @@ async def test_parallel_tool_calls_are_put_together(model: ChatCompletionsModel,
     )
     reply, shown = await ask(model, request(tools=(TOOL,)))
     assert shown[-1] == reply.text == "Looking."
-    assert reply.finish is Finish.TOOL_CALLS
+    assert reply.finish is FinishReason.TOOL_CALLS
     assert [call.id for call in reply.calls] == ["x", "y"]
     assert reply.calls[0].arguments.endswith('chunks.txt"}')
 
@@ -118,7 +118,7 @@ async def test_reasoning_is_neither_shown_nor_part_of_the_answer(model: ChatComp
 async def test_text_that_reached_the_output_limit_is_kept(model: ChatCompletionsModel, llm: LLM) -> None:
     script(llm, text="x" * 9_000)
     reply, _ = await ask(model)
-    assert reply.finish is Finish.LENGTH
+    assert reply.finish is FinishReason.LENGTH
     assert len(reply.text) == 4_000
     assert llm.requests.rows[0]["max_tokens"] == 1_000
 
@@ -188,7 +188,7 @@ async def test_a_reply_that_comes_as_a_whole_is_shown_once(dial: Callable[..., C
     script(llm, text="one two three", chunk_chars=4)
     reply, shown = await ask(dial(streams=False))
     assert shown == ["one two three"]
-    assert (reply.text, reply.finish) == ("one two three", Finish.STOP)
+    assert (reply.text, reply.finish) == ("one two three", FinishReason.STOP)
     assert reply.usage is not None
     assert reply.usage.prompt == llm.requests.rows[0]["prompt_tokens"]
     assert not {"stream", "stream_options"} & set(llm.requests.rows[0]["body"])
@@ -386,7 +386,7 @@ async def test_the_cache_key_is_a_field_of_the_request(dial: Callable[..., ChatC
         ({"error": {"kind": "500"}}, ModelUnavailable),
         ({"error": {"kind": "503"}}, ModelUnavailable),
         ({"error": {"kind": "529"}}, ModelUnavailable),
-        ({"error": {"kind": "404"}}, NotOffered),
+        ({"error": {"kind": "404"}}, ModelNotFound),
         ({"error": {"kind": "413"}}, ContextOverflow),
         ({"error": {"kind": "context"}}, ContextOverflow),
         ({"error": {"kind": "content_filter"}}, ContentFiltered),

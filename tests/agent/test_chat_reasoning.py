@@ -5,15 +5,15 @@ import time
 
 import pytest
 
-from agent.model.protocols.chat_completions import ReasoningPieces
+from agent.model.protocols.chat_completions import ReasoningBuilder
 from agent.model.replies import MAX_CHARACTERS, ReplyBuilder
 from hermes_state.errors import ReplyMalformed
 
 KIND = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
 
 
-def pieces() -> ReasoningPieces:
-    return ReasoningPieces(ReplyBuilder(lambda _text: None).counted)
+def pieces() -> ReasoningBuilder:
+    return ReasoningBuilder(ReplyBuilder(lambda _text: None).counted)
 
 
 def test_long_reasoning_counts_by_its_text_and_not_by_what_its_pieces_come_in() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.client import MOST_FAILURES, REST_SECONDS, Circuit, ModelLine
+from agent.model.client import MOST_FAILURES, REST_SECONDS, CircuitBreaker, ModelClient
 from hermes_state.errors import (
     AuthRejected,
     ContentFiltered,
@@ -37,16 +37,16 @@ def watch() -> Watch:
 
 
 @pytest.fixture
-def circuit(watch: Watch) -> Circuit:
-    return Circuit("chat_completions:host", "model", now=watch)
+def circuit(watch: Watch) -> CircuitBreaker:
+    return CircuitBreaker("chat_completions:host", "model", now=watch)
 
 
-def failed(circuit: Circuit, times: int = MOST_FAILURES, error: ModelError | None = None) -> None:
+def failed(circuit: CircuitBreaker, times: int = MOST_FAILURES, error: ModelError | None = None) -> None:
     for _ in range(times):
         circuit.failed(error or ModelUnavailable("x"))
 
 
-def test_a_route_rests_after_three_failures_in_a_row(circuit: Circuit) -> None:
+def test_a_route_rests_after_three_failures_in_a_row(circuit: CircuitBreaker) -> None:
     failed(circuit, MOST_FAILURES - 1)
     assert circuit.rest is None
     failed(circuit, 1)
@@ -55,7 +55,7 @@ def test_a_route_rests_after_three_failures_in_a_row(circuit: Circuit) -> None:
     assert circuit.rest.why == "cannot be reached"
 
 
-def test_an_answer_in_between_begins_the_row_anew(circuit: Circuit) -> None:
+def test_an_answer_in_between_begins_the_row_anew(circuit: CircuitBreaker) -> None:
     for _ in range(3):
         failed(circuit, MOST_FAILURES - 1)
         circuit.succeeded()
@@ -63,14 +63,14 @@ def test_an_answer_in_between_begins_the_row_anew(circuit: Circuit) -> None:
 
 
 @pytest.mark.parametrize("other", [ContextOverflow("x"), ContentFiltered("x"), ModelError("x")])
-def test_what_is_not_the_routes_fault_ends_the_row_too(circuit: Circuit, other: ModelError) -> None:
+def test_what_is_not_the_routes_fault_ends_the_row_too(circuit: CircuitBreaker, other: ModelError) -> None:
     failed(circuit, MOST_FAILURES - 1)
     failed(circuit, 1, other)
     failed(circuit, 1)
     assert circuit.rest is None
 
 
-def test_each_failure_behind_a_rest_makes_the_next_one_longer(circuit: Circuit, watch: Watch) -> None:
+def test_each_failure_behind_a_rest_makes_the_next_one_longer(circuit: CircuitBreaker, watch: Watch) -> None:
     failed(circuit)
     for seconds in (*REST_SECONDS, REST_SECONDS[-1]):
         assert circuit.rest is not None
@@ -81,7 +81,7 @@ def test_each_failure_behind_a_rest_makes_the_next_one_longer(circuit: Circuit, 
         failed(circuit, 1)
 
 
-def test_failures_while_it_rests_make_it_no_longer(circuit: Circuit, watch: Watch) -> None:
+def test_failures_while_it_rests_make_it_no_longer(circuit: CircuitBreaker, watch: Watch) -> None:
     failed(circuit)
     watch.seconds += 10
     failed(circuit, 5)
@@ -89,7 +89,7 @@ def test_failures_while_it_rests_make_it_no_longer(circuit: Circuit, watch: Watc
     assert circuit.rest.seconds == REST_SECONDS[0] - 10
 
 
-def test_a_success_closes_it(circuit: Circuit) -> None:
+def test_a_success_closes_it(circuit: CircuitBreaker) -> None:
     failed(circuit)
     circuit.succeeded()
     assert circuit.rest is None
@@ -100,7 +100,9 @@ def test_a_success_closes_it(circuit: Circuit) -> None:
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [(5.0, 30.0), (90.0, 90.0), (9_000.0, 300.0), (None, 30.0)])
-def test_a_provider_that_says_when_is_taken_at_its_word(circuit: Circuit, asked: float | None, seconds: float) -> None:
+def test_a_provider_that_says_when_is_taken_at_its_word(
+    circuit: CircuitBreaker, asked: float | None, seconds: float
+) -> None:
     failed(circuit, error=ModelRateLimited("x", retry_after=asked))
     assert circuit.rest is not None
     assert circuit.rest.seconds == seconds
@@ -109,7 +111,7 @@ def test_a_provider_that_says_when_is_taken_at_its_word(circuit: Circuit, asked:
 # ---- on the line
 
 
-async def complete(line: ModelLine, within: float | None = None) -> None:
+async def complete(line: ModelClient, within: float | None = None) -> None:
     async def record(_call: ModelCallRecord) -> None:
         return None
 
@@ -119,7 +121,7 @@ async def complete(line: ModelLine, within: float | None = None) -> None:
 
 async def test_one_call_with_all_its_repeats_is_one_failure() -> None:
     model = Scripted(*[ModelUnavailable("x")] * 20)
-    line = ModelLine(model, policy=POLICY)
+    line = ModelClient(model, policy=POLICY)
     for done in range(1, MOST_FAILURES + 1):
         assert line.circuit.rest is None
         with pytest.raises(ModelUnavailable):
@@ -130,7 +132,7 @@ async def test_one_call_with_all_its_repeats_is_one_failure() -> None:
 
 async def test_on_a_resting_route_a_call_is_made_once_and_its_success_ends_the_rest() -> None:
     model = Scripted(*[AuthRejected("x")] * MOST_FAILURES, ModelUnavailable("x"), GOOD)
-    line = ModelLine(model, policy=POLICY)
+    line = ModelClient(model, policy=POLICY)
     for _ in range(MOST_FAILURES):
         with pytest.raises(AuthRejected):
             await complete(line)
@@ -147,7 +149,7 @@ async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
             await asyncio.Event().wait()
             raise AssertionError("nobody waits so long")
 
-    line = ModelLine(Slow(), policy=POLICY)
+    line = ModelClient(Slow(), policy=POLICY)
     for _ in range(MOST_FAILURES):
         with pytest.raises(ModelTimeout):
             await complete(line, within=0.01)
@@ -155,7 +157,7 @@ async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
 
 
 async def test_two_routes_share_no_rest() -> None:
-    broken, sound = ModelLine(Scripted(*[AuthRejected("x")] * 9), policy=POLICY), ModelLine(Scripted(GOOD))
+    broken, sound = ModelClient(Scripted(*[AuthRejected("x")] * 9), policy=POLICY), ModelClient(Scripted(GOOD))
     for _ in range(MOST_FAILURES):
         with pytest.raises(AuthRejected):
             await complete(broken)

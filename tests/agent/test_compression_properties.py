@@ -15,7 +15,7 @@ from agent.context.cuts import (
     LARGEST_TAIL,
     SOFT_CEILING,
     Cut,
-    CutRules,
+    CutSettings,
     child_context,
     find_cut,
     handoff_in,
@@ -23,13 +23,13 @@ from agent.context.cuts import (
     record_for,
 )
 from agent.context.limits import Limits, LimitSettings, limits_of
-from agent.context.outcomes import Why
+from agent.context.outcomes import SkipReason
 from agent.context.pruning import PruneStyle, prune
-from agent.handoff import Record, framed
-from agent.model.wire import WireStyle, chat_messages, is_shown
+from agent.handoff import Handoff, framed
+from agent.model.wire import WireSettings, chat_messages, is_shown
 from hermes_state.redaction import redact
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import Message, Origin, Role, Transcript
+from hermes_state.values import Message, MessageRole, Origin, Transcript
 from tests.agent.histories import histories
 from tests.agent.rows import row
 from tests.agent.validators import violations
@@ -39,7 +39,7 @@ EXAMPLES = max(2_000, settings().max_examples)
 """Many, because one takes a few milliseconds and there are many ways to be strange; more under the profile `fuzz`."""
 SECONDS = 600 if EXAMPLES == 2_000 else 0
 """Of a test; the profile `fuzz` takes as long as it takes."""
-STYLE = WireStyle(is_shared=True, image_urls={1: "data:image/png;base64,AA=="})
+STYLE = WireSettings(is_shared=True, image_urls={1: "data:image/png;base64,AA=="})
 
 _summaries = st.sampled_from(
     [
@@ -55,7 +55,7 @@ _limits = st.builds(
     st.builds(LimitSettings, target_ratio=st.sampled_from([0.10, 0.20, 0.80])),
 )
 _rules = st.builds(
-    CutRules,
+    CutSettings,
     protect_last_n=st.sampled_from([1, 6, 20]),
     protect_first_n=st.sampled_from([0, 1, 3, 5]),
     protect_first=st.sampled_from(["always", "first"]),
@@ -74,13 +74,15 @@ class Pass:
     before: Transcript
     after: Transcript
     cut: Cut
-    record: Record
+    record: Handoff
 
 
-def compress(rows: Transcript, limits: Limits, rules: CutRules, text: str, keep_turns: int | None) -> Pass | Why:
+def compress(
+    rows: Transcript, limits: Limits, rules: CutSettings, text: str, keep_turns: int | None
+) -> Pass | SkipReason:
     """What the compressor does, its model apart."""
     cut = find_cut(rows, sizes_of(rows), limits, rules, keep_turns=keep_turns)
-    if isinstance(cut, Why):
+    if isinstance(cut, SkipReason):
         return cut
     record = record_for(middle_of(rows, cut), text)
     by_id = {one.id: one for one in rows}
@@ -135,7 +137,9 @@ def check_answer(done: Pass, limits: Limits) -> None:
     visible = [
         place
         for place, one in enumerate(done.before)
-        if one.role is Role.ASSISTANT and not one.body.calls and ((one.text or "").strip() or one.body.was_interrupted)
+        if one.role is MessageRole.ASSISTANT
+        and not one.body.calls
+        and ((one.text or "").strip() or one.body.was_interrupted)
     ]
     if visible and sizes_of(done.before)[visible[-1]] <= limits.tail * SOFT_CEILING[0] // SOFT_CEILING[1]:
         assert any(done.before[visible[-1]] is one for one in done.after)
@@ -148,7 +152,7 @@ def check_pruning(done: Pass, style: PruneStyle) -> None:
     assert (again.results, again.arguments) == (0, 0)
     assert [one.id for one in once.transcript] == [one.id for one in done.before]
     for place, (old, new) in enumerate(zip(done.before, once.transcript, strict=True)):
-        assert new is old or (place < done.cut.tail_start and old.role is not Role.USER)
+        assert new is old or (place < done.cut.tail_start and old.role is not MessageRole.USER)
         assert len(new.text or "") <= len(old.text or "")
         if new.text != old.text:
             assert f"m{old.id}" in (new.text or "")
@@ -181,7 +185,7 @@ def answered_calls(rows: Transcript) -> set[tuple[int, str]]:
     for one in rows:
         for call in one.body.calls:
             open_calls[call.id] = one.id
-        if one.role is Role.TOOL and one.tool_call_id in open_calls:
+        if one.role is MessageRole.TOOL and one.tool_call_id in open_calls:
             answered.add((open_calls.pop(one.tool_call_id), one.tool_call_id))
         if one.origin is Origin.SUMMARY:
             open_calls.clear()
@@ -216,7 +220,7 @@ def check_nothing_is_lost(done: Pass, ever: Sequence[Message]) -> None:
 def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_and_loses_nothing(
     batches: list[Transcript],
     limits: Limits,
-    rules: CutRules,
+    rules: CutSettings,
     text: str,
     style: PruneStyle,
     keep_turns: int | None,
@@ -232,7 +236,7 @@ def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_a
         untouched = msgspec.json.encode(view)
         done = compress(view, limits, rules, text, keep_turns)
         assert msgspec.json.encode(view) == untouched
-        if isinstance(done, Why):
+        if isinstance(done, SkipReason):
             event(f"not compressed: {done}")
             continue
         passes += 1
@@ -243,7 +247,7 @@ def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_a
         check_nothing_is_lost(done, ever)
         view = done.after
         second = compress(view, limits, rules, text, keep_turns)
-        if not isinstance(second, Why):
+        if not isinstance(second, SkipReason):
             assert len(second.after) < len(view)
             assert sum(sizes_of(second.after)) < sum(sizes_of(view))
             check_verbatim(second, limits)
@@ -258,12 +262,12 @@ def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_a
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rows=histories(most=12), limits=_limits, rules=_rules)
 def test_what_fills_a_window_can_be_compressed_unless_it_is_open(
-    rows: Transcript, limits: Limits, rules: CutRules
+    rows: Transcript, limits: Limits, rules: CutSettings
 ) -> None:
     sizes = sizes_of(rows)
     cut = find_cut(rows, sizes, limits, rules)
-    if isinstance(cut, Why):
-        if cut is Why.TOOL_RUNS or sum(sizes) < limits.urgent:
+    if isinstance(cut, SkipReason):
+        if cut is SkipReason.TOOL_RUNS or sum(sizes) < limits.urgent:
             return
         largest = limits.input_window * LARGEST_TAIL[0] // LARGEST_TAIL[1]
         newest = next((one.turn_id for one in reversed(rows) if one.origin is Origin.HUMAN), None)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pytest
 
 from agent.context.controller import ContextSettings
-from agent.context.events import Scene
-from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, Why
+from agent.context.events import ConversationRef
+from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.turn import Agent, scene_of
 from hermes_state import journal
@@ -39,7 +39,7 @@ async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
         yield model
 
 
-async def by_hand(chat: Chat, agent: Agent, scene: Scene) -> CompressionOutcome:
+async def by_hand(chat: Chat, agent: Agent, scene: ConversationRef) -> CompressionOutcome:
     drafted = await agent.context.draft_by_hand(scene)
     return await chat.store.write(agent.context.settle, scene, drafted, chat.clock.now())
 
@@ -86,7 +86,7 @@ async def test_of_all_layers_at_once_one_compresses_and_the_others_learn_that_th
             assert isinstance(outcome, Compressed)
         else:
             assert isinstance(outcome, NotNeeded)
-            assert outcome.why is Why.MOVED
+            assert outcome.why is SkipReason.MOVED
         await chat.finish(turn, answering.result())
         last = llm.requests.rows[-1]["body"]["messages"]
         assert str(last).count("CONTEXT COMPACTION — REFERENCE ONLY") == 1, "the turn goes on in the winner's view"
@@ -127,7 +127,7 @@ async def test_whoever_fails_after_another_has_compressed_leaves_no_trace_but_th
     assert isinstance(await by_hand(chat, faster, scene_of(turn)), Compressed)
     outcome = await slow
     assert isinstance(outcome, NotNeeded)
-    assert outcome.why is Why.MOVED
+    assert outcome.why is SkipReason.MOVED
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("manual", "compressed", "model")]
     assert sorted(found.summary_calls) == ["auth", "ok"]

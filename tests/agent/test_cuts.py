@@ -4,26 +4,26 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.context.cuts import Cut, CutRules, child_context, find_cut, middle_of, record_for
+from agent.context.cuts import Cut, CutSettings, child_context, find_cut, middle_of, record_for
 from agent.context.limits import Limits, LimitSettings, limits_of
-from agent.context.outcomes import Why
-from agent.model.wire import WireStyle, chat_messages
+from agent.context.outcomes import SkipReason
+from agent.model.wire import WireSettings, chat_messages
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import Message, MessageBody, Origin, Role, Transcript, TurnId
+from hermes_state.values import Message, MessageBody, MessageRole, Origin, Transcript, TurnId
 from tests.agent.rows import answer, human, result, row
 
 WINDOW = limits_of(190_000, 8_192, LimitSettings())  # threshold 95,000, tail 19,000 to 28,500, head 4,000
 SMALL = limits_of(8_192, 1_024, LimitSettings())  # threshold 4,096, tail 819 to 1,228, head 1,024
-RULES = CutRules()
+RULES = CutSettings()
 
 
 def cut_of(
     rows: Sequence[Message],
     sizes: Sequence[int] | int = 100,
     limits: Limits = SMALL,
-    rules: CutRules = RULES,
+    rules: CutSettings = RULES,
     keep_turns: int | None = None,
-) -> Cut | Why:
+) -> Cut | SkipReason:
     each = [sizes] * len(rows) if isinstance(sizes, int) else sizes
     return find_cut(tuple(rows), each, limits, rules, keep_turns=keep_turns)
 
@@ -43,7 +43,7 @@ def step(*calls: str) -> list[Message]:
 
 
 def handoff(text: str = "record") -> Message:
-    return row(Role.USER, text, origin=Origin.SUMMARY, sender_ref=None, sender_name=None, turn_id=None)
+    return row(MessageRole.USER, text, origin=Origin.SUMMARY, sender_ref=None, sender_name=None, turn_id=None)
 
 
 def child(rows: Sequence[Message], found: Cut) -> Transcript:
@@ -70,7 +70,7 @@ def test_of_45_list_messages_head_3_handoff_and_newest_20_stay(shape: str) -> No
     assert found == Cut(head_end=3, tail_start=24)
     after = child(rows, found)
     assert len(after) == 24
-    sent = chat_messages("You are Hermes.", after, WireStyle())
+    sent = chat_messages("You are Hermes.", after, WireSettings())
     assert len(sent) == 25
     assert [message["role"] for message in sent[4:6]] == ["assistant", "user"]
     tokens = sum(sizes[:3]) + WINDOW.summary_ceiling + sum(sizes[24:]) + 2_000
@@ -81,7 +81,7 @@ def test_of_45_list_messages_head_3_handoff_and_newest_20_stay(shape: str) -> No
 
 
 def test_the_tail_takes_what_its_budget_holds() -> None:
-    found = cut(chatter(40), 40, SMALL, CutRules(protect_last_n=3))
+    found = cut(chatter(40), 40, SMALL, CutSettings(protect_last_n=3))
     assert found.tail_start == 80 - 819 // 40
 
 
@@ -111,7 +111,7 @@ def test_results_that_come_late_hold_everything_between_together() -> None:
     turn = TurnId(7)
     rows = [*chatter(8), human("go", turn_id=turn), answer(None, "a", "b", turn_id=turn), result("a")]
     rows += [human("wait", turn_id=turn), result("b"), *step("c"), *step("d")]
-    assert cut(rows, 150, SMALL, CutRules(protect_last_n=1)).tail_start == 17
+    assert cut(rows, 150, SMALL, CutSettings(protect_last_n=1)).tail_start == 17
 
 
 def test_an_exchange_that_alone_would_fill_the_window_is_summarised_rather_than_kept() -> None:
@@ -135,15 +135,15 @@ def test_the_head_keeps_three_rows_where_people_follow() -> None:
 
 def test_the_head_goes_on_to_the_answer_where_the_tail_begins_with_one() -> None:
     rows = [human("a"), *step("c"), answer("b"), *chatter(10), answer("notice"), *chatter(9)]
-    found = cut(rows, 60, SMALL, CutRules(protect_last_n=19))
-    assert rows[found.tail_start].role is Role.ASSISTANT
+    found = cut(rows, 60, SMALL, CutSettings(protect_last_n=19))
+    assert rows[found.tail_start].role is MessageRole.ASSISTANT
     assert found.head_end == 4
 
 
 def test_the_head_ends_before_a_turn_whose_answer_does_not_fit() -> None:
     rows = [human("a"), *step("c"), answer("b"), *chatter(10), answer("notice"), *chatter(9)]
     sizes = [60] * 3 + [5_000] + [60] * (len(rows) - 4)
-    assert cut(rows, sizes, SMALL, CutRules(protect_last_n=19)).head_end == 0
+    assert cut(rows, sizes, SMALL, CutSettings(protect_last_n=19)).head_end == 0
 
 
 def test_the_head_has_a_budget_too() -> None:
@@ -162,11 +162,11 @@ def test_an_earlier_handoff_is_never_head_or_tail() -> None:
     found = cut(rows, 60)
     assert found.head_end == 2
     assert [one.origin for one in child(rows, found)].count(Origin.SUMMARY) == 1
-    assert cut_of([*chatter(4), handoff(), human("x"), answer("y")], 10) is Why.NOTHING_BETWEEN
+    assert cut_of([*chatter(4), handoff(), human("x"), answer("y")], 10) is SkipReason.NOTHING_BETWEEN
 
 
 def test_a_head_kept_by_the_first_compression_only_is_summarised_by_the_next() -> None:
-    rules = CutRules(protect_first="first")
+    rules = CutSettings(protect_first="first")
     assert cut(chatter(20), 60, SMALL, rules).head_end == 3
     assert cut([*chatter(1), handoff(), *chatter(20)], 60, SMALL, rules).head_end == 0
 
@@ -180,7 +180,7 @@ def test_in_one_huge_turn_the_request_stays_right_behind_the_handoff() -> None:
     rows += [one for number in range(30) for one in step(f"c{number}")]
     assert cut(rows, 100).kept == (4, 5)
     assert cut(rows, 100).head_end == 4
-    found = cut(rows, 100, SMALL, CutRules(protect_first_n=0))
+    found = cut(rows, 100, SMALL, CutSettings(protect_first_n=0))
     assert found.kept == (3, 4, 5)
     after = child(rows, found)
     place = next(place for place, one in enumerate(after) if one.origin is Origin.SUMMARY)
@@ -188,7 +188,7 @@ def test_in_one_huge_turn_the_request_stays_right_behind_the_handoff() -> None:
 
 
 def test_how_people_changed_their_newest_message_stays_with_it() -> None:
-    rows = [*chatter(2), human("do it"), row(Role.USER, "(changed) do both", origin=Origin.NOTICE)]
+    rows = [*chatter(2), human("do it"), row(MessageRole.USER, "(changed) do both", origin=Origin.NOTICE)]
     rows += [one for number in range(30) for one in step(f"c{number}")]
     assert [rows[place].text for place in cut(rows, 100).kept] == ["do it", "(changed) do both"]
 
@@ -209,13 +209,13 @@ def test_the_request_is_never_head() -> None:
 
 
 def test_nothing_is_cut_while_a_tool_runs() -> None:
-    assert cut_of([*chatter(10), human("go"), answer(None, "a", "b"), result("a")]) is Why.TOOL_RUNS
+    assert cut_of([*chatter(10), human("go"), answer(None, "a", "b"), result("a")]) is SkipReason.TOOL_RUNS
 
 
 def test_nothing_is_cut_while_a_tool_runs_although_somebody_writes() -> None:
     turn = TurnId(7)
     rows = [*chatter(10), human("go", turn_id=turn), answer(None, "a", turn_id=turn), human("wait", turn_id=turn)]
-    assert cut_of(rows) is Why.TOOL_RUNS
+    assert cut_of(rows) is SkipReason.TOOL_RUNS
 
 
 def test_a_result_that_was_lost_does_not_block_once_a_later_turn_has_begun() -> None:
@@ -224,14 +224,14 @@ def test_a_result_that_was_lost_does_not_block_once_a_later_turn_has_begun() -> 
 
 
 def test_few_rows_are_left_alone_unless_they_fill_the_window() -> None:
-    assert cut_of(chatter(3)) is Why.TOO_FEW
+    assert cut_of(chatter(3)) is SkipReason.TOO_FEW
     found = cut(chatter(3), 2_000)
     assert (found.head_end, found.tail_start, found.kept) == (0, 4, ())
 
 
 def test_a_second_result_for_a_call_holds_nothing_together() -> None:
     rows = [*chatter(1), human("go"), *step("a"), *chatter(10), result("a"), *chatter(10)]
-    assert cut(rows, 60, SMALL, CutRules(protect_last_n=20)).tail_start == len(rows) - 20
+    assert cut(rows, 60, SMALL, CutSettings(protect_last_n=20)).tail_start == len(rows) - 20
 
 
 def test_a_result_behind_a_handoff_is_no_part_of_an_exchange_in_front_of_it() -> None:
@@ -241,8 +241,8 @@ def test_a_result_behind_a_handoff_is_no_part_of_an_exchange_in_front_of_it() ->
 
 def test_a_view_of_nothing_but_a_handoff_and_its_tail_is_left_alone() -> None:
     rows = [handoff(), *chatter(5)]
-    assert cut_of(rows, 10, SMALL, CutRules(protect_first_n=3)) != Why.TOO_FEW
-    assert cut_of([handoff(), human("a"), *step("c", "d", "e", "f", "g")], 10) is Why.NOTHING_BETWEEN
+    assert cut_of(rows, 10, SMALL, CutSettings(protect_first_n=3)) != SkipReason.TOO_FEW
+    assert cut_of([handoff(), human("a"), *step("c", "d", "e", "f", "g")], 10) is SkipReason.NOTHING_BETWEEN
 
 
 # ---- /compress here N
@@ -261,8 +261,8 @@ def test_messages_that_arrived_together_are_one_turn() -> None:
 
 
 def test_keeping_all_turns_leaves_nothing_between() -> None:
-    assert cut_of(chatter(10), 10, keep_turns=10) is Why.NOTHING_BETWEEN
-    assert cut_of(chatter(10), 10, keep_turns=9) is Why.NOTHING_BETWEEN
+    assert cut_of(chatter(10), 10, keep_turns=10) is SkipReason.NOTHING_BETWEEN
+    assert cut_of(chatter(10), 10, keep_turns=9) is SkipReason.NOTHING_BETWEEN
 
 
 def test_interrupted_answers_without_words_count_as_answers() -> None:

@@ -15,7 +15,7 @@ from agent.context.summary import HEADINGS
 from agent.engines.contract import ContextCompressor, ContextEngine
 from agent.engines.mapping import checked_list, text_of
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
-from agent.model.base import Finish, ModelReply, ModelRequest
+from agent.model.base import FinishReason, ModelReply, ModelRequest
 from hermes_state.errors import ModelUnavailable
 from tests.agent.engines import KeepNewest, messages
 from tests.fakes.llm_legality import check_openai
@@ -175,7 +175,7 @@ def compressor(**changes: Any) -> ContextCompressor:
 
 def summary_of(request: ModelRequest) -> ModelReply:
     text = "\n\n".join(f"## {title}\nThe record says something here." for title in HEADINGS)
-    return ModelReply(text=text, finish=Finish.STOP, usage=None)
+    return ModelReply(text=text, finish=FinishReason.STOP, usage=None)
 
 
 def handoffs(found: MESSAGES) -> list[str]:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, Draft, SummaryRoute
+from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, PreparedCompression, SummaryRoute
 from agent.context.engine import Engine
-from agent.context.engine_events import Continued, Ended, Replied, Wish
+from agent.context.engine_events import CompressionRequest, ContinuedEvent, EndedEvent, ReplyEvent
 from agent.context.estimate import Estimator
 from agent.context.limits import LimitSettings, limits_of
-from agent.context.outcomes import Aborted, NotNeeded, Why
+from agent.context.outcomes import Aborted, NotNeeded, SkipReason
 from agent.context.state import ContextState, stored_form
-from agent.engines.adapter import ForeignEngine
+from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextCompressor, ContextEngine
-from agent.engines.instances import KEPT_ENGINES, ModelFacts
+from agent.engines.instances import KEPT_ENGINES, ModelInfo
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.protocols.offline import OfflineModel
@@ -105,10 +105,10 @@ built_in = Compressor(settings=CompressorSettings(), redact=redact, clock=CLOCK)
 SCHEMAS = [ToolSchema(**schema) for schema in KeepNewest().get_tool_schemas()]
 
 
-def foreign(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> ForeignEngine:
-    model = ModelFacts(name="lab", context_length=Tokens(8_192), api_key="key")
+def foreign(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> PluginEngine:
+    model = ModelInfo(name="lab", context_length=Tokens(8_192), api_key="key")
     values: dict[str, Any] = {"model": model, "clock": CLOCK, **changes}
-    return ForeignEngine("theirs", make, fallback=built_in, redact=redact, **values)
+    return PluginEngine("theirs", make, fallback=built_in, redact=redact, **values)
 
 
 async def unrecorded(call: ModelCallRecord) -> None:
@@ -117,7 +117,7 @@ async def unrecorded(call: ModelCallRecord) -> None:
 
 async def drafted(
     engine: Engine, wanted: CompressionJob, state: ContextState | None = None
-) -> tuple[Draft | NotNeeded | Aborted, ContextState]:
+) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
     return await engine.draft(wanted, state or ContextState(), Estimator(), (), unrecorded)
 
 
@@ -137,7 +137,7 @@ def engine_that(compress: Callable[..., Any], **methods: Any) -> Callable[[], Co
 async def test_an_engine_for_lists_compresses_rows() -> None:
     heard = KeepNewest()
     result, state = await drafted(foreign(made_once(heard)), job(focus="foxes"))
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
     handoff, *rest = result.context
     assert isinstance(handoff, NewMessage)
     assert handoff.origin is Origin.SUMMARY
@@ -153,7 +153,7 @@ async def test_an_engine_for_lists_compresses_rows() -> None:
 
 async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too() -> None:
     result, _ = await drafted(foreign(lambda: ContextCompressor(context_length=8_192)), job())
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
     [handoff] = [item for item in result.context if isinstance(item, NewMessage)]
     assert handoff.text is not None
     assert handoff.text.startswith("No summary could be made")
@@ -174,8 +174,8 @@ async def test_engines_that_rest_longest_are_let_go_and_taken_up_again() -> None
     engine = foreign(make)
     for number in range(KEPT_ENGINES + 2):
         at = session(number + 1, lineage_id=LineageId(number + 1), reported_prompt_tokens=1)
-        await engine.told(Replied(session=at, usage=CanonicalUsage(input=1)))
-    await engine.told(Replied(session=session(reported_prompt_tokens=1), usage=CanonicalUsage(input=2)))
+        await engine.told(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
+    await engine.told(ReplyEvent(session=session(reported_prompt_tokens=1), usage=CanonicalUsage(input=2)))
     assert len(made) == KEPT_ENGINES + 3
     assert made[-1].heard == [("start", "s1", "resumed", None), ("usage", 2)]
 
@@ -192,14 +192,14 @@ async def test_an_async_engine_is_awaited() -> None:
             return True
 
     engine = foreign(Later)
-    assert await engine.wish(job(tokens=10)) == Wish(reason="threshold")
+    assert await engine.wish(job(tokens=10)) == CompressionRequest(reason="threshold")
     result, _ = await drafted(engine, job())
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
 
 
 async def test_a_factory_that_has_no_name_makes_engines() -> None:
     result, _ = await drafted(foreign(partial(KeepNewest)), job())
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
 
 
 async def test_a_sync_engine_does_not_hold_the_loop_up() -> None:
@@ -214,7 +214,7 @@ async def test_a_sync_engine_does_not_hold_the_loop_up() -> None:
     assert await asyncio.to_thread(entered.wait, 10)
     leave.set()
     result, _ = await task
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
 
 
 async def test_an_engine_that_changes_the_list_it_was_given_changes_no_row() -> None:
@@ -227,7 +227,7 @@ async def test_an_engine_that_changes_the_list_it_was_given_changes_no_row() -> 
     before = tuple(row.text for row in ROWS)
     result, _ = await drafted(foreign(engine_that(ruthless)), job())
     assert tuple(row.text for row in ROWS) == before
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
     newest = max(place for place, row in enumerate(ROWS) if row.origin is Origin.HUMAN)
     assert ROWS[newest].id in result.context
 
@@ -269,7 +269,7 @@ async def test_an_engine_that_hangs_is_given_up_and_asked_no_more_when_too_many_
         assert isinstance(result, Aborted)
         assert "does not come back" in result.reason
         assert await engine.wish(job(tokens=10)) is None
-        assert await engine.wish(job(tokens=LIMITS.threshold)) == Wish(reason="threshold")
+        assert await engine.wish(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
     finally:
         leave.set()
     await engine.close()
@@ -307,7 +307,7 @@ async def test_an_engine_rests_from_when_it_has_failed_not_from_when_it_was_aske
 
 async def test_where_there_is_no_room_the_built_in_engine_takes_over() -> None:
     result, state = await drafted(foreign(engine_that(lambda messages: None)), job(must_shrink=True))
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
     assert result.summary_kind == "deterministic"
     assert any("engine:theirs" in key for key in state.cooldowns)
 
@@ -329,7 +329,7 @@ async def test_where_there_is_no_room_the_built_in_engine_does_what_the_engine_c
         return messages if returned == "the same" else [{"role": "user", "content": "words " * 9_000}, messages[-1]]
 
     result, state = await drafted(foreign(engine_that(of_no_use)), job(must_shrink=True))
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
     assert (result.summary_kind, state.strikes) == ("deterministic", 0)
 
 
@@ -338,7 +338,7 @@ async def test_what_an_engine_has_failed_is_forgotten_when_it_compresses_again()
     _, failed = await drafted(foreign(engine_that(lambda messages: None)), job())
     assert failed.cooldowns
     result, state = await drafted(engine, job(), failed)
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
     assert not state.cooldowns
     assert not result.state.cooldowns
 
@@ -359,7 +359,7 @@ async def test_an_engine_that_was_cut_off_is_not_asked_again_for_the_same_rows_w
     await asyncio.wait({task})
     try:
         result, _ = await drafted(engine, job(must_shrink=True))
-        assert isinstance(result, Draft)
+        assert isinstance(result, PreparedCompression)
         assert len(calls) == 1
     finally:
         leave.set()
@@ -372,7 +372,7 @@ async def test_an_engine_that_nobody_waited_for_any_more_rests_and_nobody_else_d
     late = job(layer="hygiene", must_shrink=True, is_out_of_time=True)
     offline = SummaryRoute(line=line_to(OfflineModel()), context_length=Tokens(8_192))
     result, state = await engine.draft(late, ContextState(), Estimator(), (offline,), unrecorded)
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
     assert (result.summary_kind, result.failure) == ("deterministic", "The summary took too long.")
     assert list(state.cooldowns) == list(result.state.cooldowns) == ["hygiene:engine:theirs:"]
     assert heard.heard == []
@@ -393,14 +393,14 @@ async def test_a_busy_engine_keeps_nobody_waiting() -> None:
     assert await asyncio.to_thread(entered.wait, 10)
     assert await engine.wish(job(tokens=10)) is None
     usage = CanonicalUsage(input=11, output=3)
-    await engine.told(Replied(session=session(), usage=usage))
+    await engine.told(ReplyEvent(session=session(), usage=usage))
     assert heard.last_prompt_tokens == 0
     second, _ = await drafted(engine, job())
     assert isinstance(second, Aborted)
     assert "busy" in second.reason
     leave.set()
     first, _ = await task
-    assert isinstance(first, Draft)
+    assert isinstance(first, PreparedCompression)
     assert (heard.last_prompt_tokens, heard.last_completion_tokens, heard.last_total_tokens) == (11, 3, 14)
 
 
@@ -408,29 +408,29 @@ async def test_a_list_that_is_no_smaller_is_not_taken_and_counts_as_a_strike() -
     same = foreign(engine_that(lambda messages: messages))
     result, state = await drafted(same, job())
     assert isinstance(result, NotNeeded)
-    assert (result.why, state.strikes) == (Why.NOTHING_BETWEEN, 1)
+    assert (result.why, state.strikes) == (SkipReason.NOTHING_BETWEEN, 1)
     longer = foreign(engine_that(lambda messages: [{"role": "user", "content": "words " * 9_000}, messages[-1]]))
     result, state = await drafted(longer, job())
     assert isinstance(result, NotNeeded)
-    assert (result.why, state.strikes) == (Why.NOT_SMALLER, 1)
+    assert (result.why, state.strikes) == (SkipReason.NOT_SMALLER, 1)
 
 
 async def test_nothing_is_compressed_while_a_tool_runs() -> None:
     result, _ = await drafted(foreign(), job((*ROWS, human("go"), answer(None, "open"))))
     assert isinstance(result, NotNeeded)
-    assert result.why is Why.TOOL_RUNS
+    assert result.why is SkipReason.TOOL_RUNS
 
 
 async def test_a_cut_at_a_certain_message_is_made_by_the_built_in_engine() -> None:
     heard = KeepNewest()
     engine = foreign(made_once(heard))
     result, _ = await drafted(engine, job(keep_turns=1))
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
     assert result.summary_kind == "deterministic"
     assert heard.heard == []
     preview = engine.preview(job(), Estimator())
     assert isinstance(preview, NotNeeded)
-    assert preview.why is Why.NO_PREVIEW
+    assert preview.why is SkipReason.NO_PREVIEW
 
 
 # ---- when
@@ -442,10 +442,10 @@ async def test_the_engine_decides_when_and_the_end_of_the_window_decides_for_it(
     assert await engine.wish(job(tokens=LIMITS.threshold)) is None
     late = foreign(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: False))
     assert await late.wish(job(tokens=LIMITS.urgent - 1)) is None
-    assert await late.wish(job(tokens=LIMITS.urgent)) == Wish(reason="window")
+    assert await late.wish(job(tokens=LIMITS.urgent)) == CompressionRequest(reason="window")
     assert threshold > LIMITS.urgent
     early = foreign(engine_that(lambda messages: messages, threshold_percent=0.1))
-    assert await early.wish(job(tokens=900)) == Wish(reason="threshold")
+    assert await early.wish(job(tokens=900)) == CompressionRequest(reason="threshold")
 
 
 async def test_preflight_and_having_content_are_asked_with_the_list() -> None:
@@ -457,7 +457,7 @@ async def test_preflight_and_having_content_are_asked_with_the_list() -> None:
 
     engine = foreign(engine_that(lambda messages: messages, should_compress_preflight=preflight))
     assert await engine.wish(job(tokens=10, layer="in_loop")) is None
-    assert await engine.wish(job(tokens=10, layer="preflight")) == Wish(reason="preflight")
+    assert await engine.wish(job(tokens=10, layer="preflight")) == CompressionRequest(reason="preflight")
     assert seen == [33]
     empty = foreign(
         engine_that(
@@ -475,7 +475,7 @@ async def test_an_engine_that_breaks_over_the_question_leaves_the_decision_to_th
 
     engine = foreign(engine_that(lambda messages: messages, should_compress=broken))
     assert await engine.wish(job(tokens=LIMITS.threshold - 1)) is None
-    assert await engine.wish(job(tokens=LIMITS.threshold)) == Wish(reason="threshold")
+    assert await engine.wish(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
 
 
 async def test_an_answer_that_is_neither_yes_nor_no_leaves_the_decision_to_the_gateway() -> None:
@@ -485,7 +485,7 @@ async def test_an_answer_that_is_neither_yes_nor_no_leaves_the_decision_to_the_g
 
     engine = foreign(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: Vague()))
     assert await engine.wish(job(tokens=LIMITS.threshold - 1)) is None
-    assert await engine.wish(job(tokens=LIMITS.threshold)) == Wish(reason="threshold")
+    assert await engine.wish(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
 
 
 async def test_an_engine_may_ask_for_a_compression_with_a_reason_and_a_focus() -> None:
@@ -513,9 +513,9 @@ async def test_where_it_compresses_is_what_its_status_says_and_hygiene_at_the_la
     assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene, "it has not been heard yet"
     await engine.wish(job())
     assert engine.threshold(LineageId(1), LIMITS) == 2_048
-    await engine.told(Replied(session=session(), usage=CanonicalUsage(input=1_500)))
+    await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=1_500)))
     assert engine.threshold(LineageId(1), LIMITS) == 3_000
-    await engine.told(Replied(session=session(), usage=CanonicalUsage(input=8_000)))
+    await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=8_000)))
     assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
 
 
@@ -528,7 +528,7 @@ async def test_a_status_that_says_nothing_is_no_trouble(status: object) -> None:
     assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
     broken = foreign(engine_that(lambda messages: messages[-4:], get_status=lambda self: 1 / 0))
     result, _ = await drafted(broken, job())
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
 
 
 # ---- what it is told
@@ -542,12 +542,12 @@ async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() 
         return made[-1]
 
     engine = foreign(make)
-    await engine.told(Replied(session=session(), usage=CanonicalUsage(input=10, cache_read=60, output=4)))
+    await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=10, cache_read=60, output=4)))
     await drafted(engine, job())
     child = session(2, parent=1)
-    await engine.told(Continued(child=child))
-    await engine.told(Continued(child=child))
-    await engine.told(Ended(view=View(session=child, transcript=ROWS), was_reset=True))
+    await engine.told(ContinuedEvent(child=child))
+    await engine.told(ContinuedEvent(child=child))
+    await engine.told(EndedEvent(view=View(session=child, transcript=ROWS), was_reset=True))
     assert [news for news in made[0].heard if news[0] != "compress"] == [
         ("start", "s1", "started", None),
         ("usage", 70),
@@ -557,7 +557,7 @@ async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() 
     ]
     assert (made[0].context_length, len(made)) == (8_192, 1)
     other = session(9, lineage_id=LineageId(9), reported_prompt_tokens=5)
-    await engine.told(Replied(session=other, usage=CanonicalUsage(input=1)))
+    await engine.told(ReplyEvent(session=other, usage=CanonicalUsage(input=1)))
     assert made[1].heard == [("start", "s9", "resumed", None), ("usage", 1)]
 
 
@@ -583,7 +583,7 @@ async def test_a_learned_window_is_told_as_another_model_to_the_conversation_tha
     await engine.wish(job(at=other))
     await engine.wish(job(limits=limits_of(4_096, 1_024, LimitSettings())))
     for at in (session(), other):
-        await engine.told(Replied(session=at, usage=CanonicalUsage(input=1)))
+        await engine.told(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
     assert [(one.context_length, one.threshold_tokens) for one in made] == [(4_096, 3_072), (8_192, 6_144)]
 
 
@@ -600,7 +600,7 @@ async def test_an_engine_whose_conversation_has_ended_is_let_go_even_if_it_break
 
     engine = foreign(make)
     await engine.wish(job())
-    await engine.told(Ended(view=View(session=session(), transcript=ROWS), was_reset=False))
+    await engine.told(EndedEvent(view=View(session=session(), transcript=ROWS), was_reset=False))
     await engine.wish(job())
     assert len(made) == 2
 
@@ -611,7 +611,7 @@ async def test_news_never_raise() -> None:
             raise KeyError("usage")
 
     for make in (Deaf, lambda: None, lambda: 1 / 0):
-        await foreign(make).told(Replied(session=session(), usage=CanonicalUsage(input=1)))  # type: ignore[arg-type]
+        await foreign(make).told(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))  # type: ignore[arg-type]
 
 
 async def test_a_cut_that_the_built_in_engine_made_is_told_as_a_compression() -> None:
@@ -619,7 +619,7 @@ async def test_a_cut_that_the_built_in_engine_made_is_told_as_a_compression() ->
     engine = foreign(made_once(heard))
     await engine.wish(job())
     result, _ = await drafted(engine, job(keep_turns=1))
-    assert isinstance(result, Draft)
+    assert isinstance(result, PreparedCompression)
     await engine.wish(job(at=session(2, parent=1, context_state=stored_form(result.state))))
     assert ("start", "s2", "compression", "s1") in heard.heard
 
@@ -637,7 +637,7 @@ async def test_what_happens_while_an_engine_is_asked_is_told_behind_it() -> None
     engine = foreign(made_once(heard))
     task = asyncio.create_task(engine.wish(job(tokens=10)))
     assert await asyncio.to_thread(entered.wait, 10)
-    await engine.told(Replied(session=session(), usage=CanonicalUsage(input=11)))
+    await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=11)))
     leave.set()
     await task
     assert heard.last_prompt_tokens == 11
@@ -662,13 +662,13 @@ async def test_news_that_a_cancellation_left_are_told_with_the_next() -> None:
     task = asyncio.create_task(engine.wish(job(tokens=10)))
     assert await asyncio.to_thread(asked.wait, 10)
     for tokens in (1, 2):
-        await engine.told(Replied(session=session(), usage=CanonicalUsage(input=tokens)))
+        await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=tokens)))
     answer_now.set()
     assert await asyncio.to_thread(told.wait, 10)
     task.cancel()
     await asyncio.wait({task})
     go_on.set()
-    await engine.told(Replied(session=session(), usage=CanonicalUsage(input=3)))
+    await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=3)))
     assert usages == [1, 2, 3]
 
 
@@ -676,7 +676,7 @@ async def test_news_of_a_session_that_is_over_do_not_take_the_engine_back_to_it(
     heard = KeepNewest()
     engine = foreign(made_once(heard))
     await engine.wish(job(at=session(2, parent=1)))
-    await engine.told(Replied(session=session(1), usage=CanonicalUsage(input=7)))
+    await engine.told(ReplyEvent(session=session(1), usage=CanonicalUsage(input=7)))
     assert heard.heard == [("start", "s2", "resumed", None), ("usage", 7)]
 
 
@@ -712,7 +712,9 @@ async def test_the_tools_of_an_engine_are_tools_of_the_agent(context: ToolContex
     outcome = await tools.run(call, tools.check(call), context)
     assert (outcome.text, outcome.state) == ('{"found": "schema"}', ToolRunState.DONE)
     tip = await context.store.read(sessions.load_tip, context.lineage_id)
-    assert await engine.wish(job(at=tip, tokens=10)) == Wish(reason="the model looks back", focus="schema")
+    assert await engine.wish(job(at=tip, tokens=10)) == CompressionRequest(
+        reason="the model looks back", focus="schema"
+    )
 
 
 async def test_a_tool_of_an_engine_that_breaks_is_an_error_for_the_model(context: ToolContext) -> None:
@@ -752,7 +754,7 @@ async def test_an_engine_is_told_when_its_conversation_changes_the_model() -> No
         return engines[-1]
 
     first = foreign(make)
-    small = ModelFacts(name="small", context_length=Tokens(8_192), provider="responses")
+    small = ModelInfo(name="small", context_length=Tokens(8_192), provider="responses")
     second = first.beside(built_in, small)
     for engine in (first, second, second, first):
         await engine.wish(job(tokens=10))

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.context.engine import Engine
-from agent.context.events import Blocked, Scene
+from agent.context.events import BlockedEvent, ConversationRef
 from agent.context.outcomes import Aborted, Compressed
-from agent.engines.adapter import ForeignEngine
+from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import ModelFacts
+from agent.engines.instances import ModelInfo
 from agent.model.base import ToolSchema
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
@@ -17,7 +17,7 @@ from agent.turn import Agent, scene_of
 from hermes_state import sessions
 from hermes_state.redaction import redact
 from hermes_state.transcripts import load_said, load_view
-from hermes_state.values import Origin, Role, Tokens
+from hermes_state.values import MessageRole, Origin, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.contexts import look
 from tests.agent.engines import KeepNewest
@@ -33,9 +33,9 @@ def agent_with(
     make: Callable[[], ContextEngine], chat: Chat, model: ChatCompletionsModel, listening: Listening
 ) -> Agent:
     def make_engine(built_in: Engine) -> Engine:
-        facts = ModelFacts(name=model.name, context_length=Tokens(WINDOW))
+        facts = ModelInfo(name=model.name, context_length=Tokens(WINDOW))
         schemas = [ToolSchema(**schema) for schema in make().get_tool_schemas()]
-        return ForeignEngine(
+        return PluginEngine(
             "theirs", make, model=facts, fallback=built_in, redact=redact, clock=chat.clock, schemas=schemas
         )
 
@@ -50,7 +50,7 @@ def agent_with(
     )
 
 
-async def converse(chat: Chat, agent: Agent, texts: list[str]) -> Scene:
+async def converse(chat: Chat, agent: Agent, texts: list[str]) -> ConversationRef:
     for text in texts:
         turn = await chat.start(text)
         await chat.finish(turn, await agent.run(turn, Sink()))
@@ -81,7 +81,7 @@ async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatC
     assert sum(news[0] == "usage" for news in engine.heard) == 60
     assert not any(news[0] == "end" for news in engine.heard)
     said = await chat.store.read(load_said, scene.lineage_id, 10_000)
-    assert [row.text for row in said if row.role is Role.USER] == texts(60)
+    assert [row.text for row in said if row.role is MessageRole.USER] == texts(60)
     view = await chat.store.read(load_view, scene.lineage_id)
     assert sum(row.origin is Origin.SUMMARY for row in view.transcript) == 1
     assert all(not untidy(row["violations"]) for row in llm.requests.rows)
@@ -107,7 +107,7 @@ async def test_a_plugin_that_compresses_late_and_keeps_much_is_not_taken_for_one
     assert standing.threshold == int(WINDOW * 0.64) > standing.limits.threshold
     assert len(listening.compressions) >= 3
     assert min(event.tokens_after for event in listening.compressions) > standing.limits.threshold
-    assert not any(isinstance(event, Blocked) for event in listening.events)
+    assert not any(isinstance(event, BlockedEvent) for event in listening.events)
     assert (await look(chat, scene.lineage_id)).state.strikes == 0
     await agent.close()
 

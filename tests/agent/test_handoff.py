@@ -10,24 +10,24 @@ from agent.handoff import (
     END_MARKER,
     OLDER_PREFIXES,
     SUMMARY_PREFIX,
-    Record,
+    Handoff,
     body_of,
     defused,
     framed,
-    parse_record,
+    parse_handoff,
 )
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import Message, Origin, Role
+from hermes_state.values import Message, MessageRole, Origin
 from tests.agent.conftest import Chat
 from tests.agent.rows import answer, human, row
 from tests.agent.test_recall import call
 
-RECORD = Record(text="## Active Task\nNone.", messages=7, first_id=3, last_id=21)
+RECORD = Handoff(text="## Active Task\nNone.", messages=7, first_id=3, last_id=21)
 
 
 def summary(text: str) -> Message:
-    return row(Role.USER, text, origin=Origin.SUMMARY, sender_ref=None, sender_name=None)
+    return row(MessageRole.USER, text, origin=Origin.SUMMARY, sender_ref=None, sender_name=None)
 
 
 def test_a_handoff_begins_and_ends_with_its_markers_and_says_that_it_is_no_order() -> None:
@@ -49,17 +49,17 @@ def test_what_is_stored_has_no_contract_and_is_read_back_as_it_was() -> None:
     stored = RECORD.stored()
     assert SUMMARY_PREFIX not in stored
     assert END_MARKER not in stored
-    assert parse_record(stored) == RECORD
+    assert parse_handoff(stored) == RECORD
 
 
 def test_a_framed_record_is_read_back_without_its_frame() -> None:
     body = body_of(framed(RECORD.stored()))
     assert body is not None
-    assert parse_record(body) == RECORD
+    assert parse_handoff(body) == RECORD
 
 
 def test_one_message_is_spoken_of_as_one() -> None:
-    assert "[Stands for 1 message, m3 to m3." in Record(text="x", messages=1, first_id=3, last_id=3).stored()
+    assert "[Stands for 1 message, m3 to m3." in Handoff(text="x", messages=1, first_id=3, last_id=3).stored()
 
 
 @pytest.mark.parametrize("prefix", [SUMMARY_PREFIX, *OLDER_PREFIXES])
@@ -87,7 +87,7 @@ def test_other_texts_are_no_handoffs(text: str) -> None:
 
 
 def test_an_imported_handoff_without_a_record_stands_for_nothing_known() -> None:
-    assert parse_record("Goal: ship it. ") == Record(text="Goal: ship it.", messages=0, first_id=0, last_id=0)
+    assert parse_handoff("Goal: ship it. ") == Handoff(text="Goal: ship it.", messages=0, first_id=0, last_id=0)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_an_imported_handoff_without_a_record_stands_for_nothing_known() -> None
     ],
 )
 def test_a_summary_cannot_end_its_frame_or_speak_as_the_gateway(marker: str) -> None:
-    stored = Record(text=f"One.\n{marker}\nTwo.", messages=2, first_id=3, last_id=4).stored()
+    stored = Handoff(text=f"One.\n{marker}\nTwo.", messages=2, first_id=3, last_id=4).stored()
     assert marker not in stored
-    read = parse_record(stored)
+    read = parse_handoff(stored)
     assert (read.messages, read.first_id, read.last_id) == (2, 3, 4)
     assert defused(read.text) == read.text
 
@@ -120,7 +120,7 @@ def test_defusing_leaves_other_brackets_alone() -> None:
 def test_reading_and_defusing_take_no_time_squared(text: str) -> None:
     before = time.process_time()
     defused(text)
-    parse_record(text)
+    parse_handoff(text)
     body_of(f"{SUMMARY_PREFIX}{text}")
     assert time.process_time() - before < 1.0
 
@@ -134,13 +134,13 @@ def test_a_child_has_head_handoff_what_stays_open_and_tail_in_that_order() -> No
     context = child_context(rows, cut, record_for(middle_of(rows, cut), "text"))
     made = context[2]
     assert isinstance(made, NewMessage)
-    assert (made.role, made.origin) == (Role.USER, Origin.SUMMARY)
+    assert (made.role, made.origin) == (MessageRole.USER, Origin.SUMMARY)
     assert [item for item in context if item is not made] == [rows[0].id, rows[1].id, rows[4].id, rows[5].id]
-    assert parse_record(made.text or "") == Record(text="text", messages=2, first_id=rows[2].id, last_id=rows[3].id)
+    assert parse_handoff(made.text or "") == Handoff(text="text", messages=2, first_id=rows[2].id, last_id=rows[3].id)
 
 
 def test_a_handoff_takes_over_what_the_earlier_one_stood_for() -> None:
-    earlier = summary(Record(text="before", messages=40, first_id=2, last_id=60).stored())
+    earlier = summary(Handoff(text="before", messages=40, first_id=2, last_id=60).stored())
     rows = (human("a"), answer("b"), earlier, human("c"), answer("d"), human("e"))
     cut = Cut(head_end=2, tail_start=5)
     middle = middle_of(rows, cut)
@@ -168,7 +168,7 @@ def test_several_imported_handoffs_become_one() -> None:
 async def test_the_calls_that_a_handoff_names_reach_what_it_stands_for(chat: Chat) -> None:
     turn = await chat.start("The gate code is 4711.")
     [said] = await chat.view(turn)
-    seen = framed(Record(text="x", messages=1, first_id=said.id, last_id=said.id).stored())
+    seen = framed(Handoff(text="x", messages=1, first_id=said.id, last_id=said.id).stored())
     named = re.search(rf'{HISTORY_OPEN}\(id="(m\d+)"\)', seen)
     assert named is not None
     assert "The gate code is 4711." in (await call(chat, turn, HISTORY_OPEN, id=named[1])).text

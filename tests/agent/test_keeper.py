@@ -11,9 +11,9 @@ import pytest
 
 from agent.context.commit import keep_verdict
 from agent.context.controller import ContextSettings
-from agent.context.learned_profile import ProfileBook
-from agent.context.outcomes import Compressed, NotNeeded, Why
-from agent.context.state import Awaited, ContextState, stored_form
+from agent.context.learned_profile import LearnedProfile
+from agent.context.outcomes import Compressed, NotNeeded, SkipReason
+from agent.context.state import ContextState, UnverifiedCompression, stored_form
 from agent.context.summary import HEADINGS
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -21,9 +21,18 @@ from agent.tools.registry import Tool, ToolContext
 from agent.turn import MOST_OVERFLOWS, Agent, Answer, scene_of
 from hermes_state import journal, sessions
 from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
-from hermes_state.journal import Prepared, RunningTurn
+from hermes_state.journal import PreparedContent, RunningTurn
 from hermes_state.profiles import save_calibration
-from hermes_state.values import Effect, EstimatedTokens, Image, LineageId, MessageBody, ReportedTokens, Role, Tokens
+from hermes_state.values import (
+    EstimatedTokens,
+    Image,
+    LineageId,
+    MessageBody,
+    MessageRole,
+    ReportedTokens,
+    Tokens,
+    ToolEffect,
+)
 from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import (
     UNPAID,
@@ -155,7 +164,7 @@ async def test_a_summary_longer_than_what_it_stands_for_is_refused_and_paid_for(
     rows = len((await look(chat, turn.lineage_id)).view)
     outcome = await compress(chat, agent, turn, keep_turns=rows // 2 - 7)
     assert isinstance(outcome, NotNeeded)
-    assert outcome.why is Why.NOT_SMALLER
+    assert outcome.why is SkipReason.NOT_SMALLER
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("manual", "not_needed", "not_smaller")]
     assert found.summary_calls == ["ok"]
@@ -296,7 +305,7 @@ async def test_a_model_that_takes_far_less_than_configured_and_never_says_so_is_
 async def test_no_window_is_guessed_below_what_was_accepted(
     refused: int, before: int | None, window: int, chat: Chat
 ) -> None:
-    book, lineage_id = ProfileBook(chat.store, "lab", "model", WIDE, chat.clock), LineageId(1)
+    book, lineage_id = LearnedProfile(chat.store, "lab", "model", WIDE, chat.clock), LineageId(1)
     rows = [human("word " * 60_000)]
     for reported, was_accepted in ((60_000, True), (120_000, False), (10**9, True)):
         await book.learn(request(rows), ReportedTokens(reported), view(rows), was_accepted=was_accepted)
@@ -305,7 +314,7 @@ async def test_no_window_is_guessed_below_what_was_accepted(
 
 
 async def test_a_guess_gives_way_to_a_larger_prompt_that_is_accepted(chat: Chat) -> None:
-    book, lineage_id = ProfileBook(chat.store, "lab", "model", WIDE, chat.clock), LineageId(1)
+    book, lineage_id = LearnedProfile(chat.store, "lab", "model", WIDE, chat.clock), LineageId(1)
     book.assume_window(lineage_id, EstimatedTokens(70_000), None)
     assert book.window_for(lineage_id) == 64_000
     rows = [human("word " * 60_000)]
@@ -323,7 +332,7 @@ async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
     await fill(chat, agent, 12_000)
     inbox_id = await chat.receive("what is it?")
     body = MessageBody(images=(Image(attachment_id=1, mime="image/png", path="1.png"),))
-    started = {inbox_id: Prepared(body=body)}
+    started = {inbox_id: PreparedContent(body=body)}
     turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], started, chat.clock.now())
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
     await answer(chat, agent, turn)
@@ -462,7 +471,7 @@ def slow_tool(llm: LLM) -> Tool:
         await asyncio.sleep(0.1)  # until its reader, beside us, has made a draft of it
         return "waited"
 
-    return Tool(name="wait", description="Waits.", parameters={"type": "object"}, effect=Effect.READ_ONLY, run=wait)
+    return Tool(name="wait", description="Waits.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, run=wait)
 
 
 async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_the_next_step(
@@ -480,7 +489,7 @@ async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_t
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("hygiene", "compressed", "model")]
     assert asked_for_summaries(llm) == 1, "preflight left it to the one that was on its way"
-    assert [row.role for row in found.view[-3:]] == [Role.USER, Role.ASSISTANT, Role.TOOL]
+    assert [row.role for row in found.view[-3:]] == [MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL]
     assert found.view[-3].text == "[[tool:wait]]"
     first, second = answers(llm)
     assert len(second["body"]["messages"]) < len(first["body"]["messages"])
@@ -496,7 +505,7 @@ async def test_what_was_noted_beside_a_slow_summary_is_not_forgotten_with_it(
     agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=8, hold_seconds=0), tools=[tool])
     turn = await fill_and_ask(chat, agent, 4_300, "[[tool:wait]]")
     session = await chat.store.read(sessions.load_tip, turn.lineage_id)
-    struck = stored_form(ContextState(strikes=1, awaited=Awaited(tokens_before=4_300)))
+    struck = stored_form(ContextState(strikes=1, awaited=UnverifiedCompression(tokens_before=4_300)))
     await chat.store.write(sessions.set_context_state, session.id, struck)
     await agent.context.tidy(scene_of(turn))
     await answer(chat, agent, turn)

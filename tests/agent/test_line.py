@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.model.base import Caps, Finish, ModelReply, ModelRequest, Payer
-from agent.model.client import RECORD_SECONDS, Completion, ModelLine, RecordFailure, RetryPolicy
+from agent.model.base import Caps, FinishReason, ModelReply, ModelRequest, Payer
+from agent.model.client import RECORD_SECONDS, Completion, ModelClient, RecordFailure, RetryPolicy
 from agent.model.errors import REMEDIES, paid_for, remedy_for, sentence_for
 from agent.model.prices import Price
 from agent.tokens import estimated_text_tokens
@@ -21,17 +21,17 @@ from hermes_state.errors import (
     ModelTimeout,
     ModelUnavailable,
     OutputCapTooLarge,
-    PriceUnknown,
+    PriceNotFound,
     QuotaExceeded,
     ReplyMalformed,
-    SpendingCapReached,
+    SpendingCapExceeded,
     StoreUnavailable,
 )
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord, ToolCall
 from tests.agent.rows import human
 
 POLICY = RetryPolicy(first_pause=0.001, longest_pause=0.002, longest_retry_after=0.01)
-GOOD = ModelReply(text="ok", finish=Finish.STOP, usage=CanonicalUsage(input=3, output=1))
+GOOD = ModelReply(text="ok", finish=FinishReason.STOP, usage=CanonicalUsage(input=3, output=1))
 PRICE = Price(input=10.0, output=20.0, cache_read=1.0, cache_write=1.0)
 CALL = ToolCall(id="a", name="look", arguments="{")
 
@@ -71,7 +71,7 @@ async def run(
 
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
     try:
-        done: Completion | ModelError = await ModelLine(model, policy=POLICY, price=price, caps=caps).complete(
+        done: Completion | ModelError = await ModelClient(model, policy=POLICY, price=price, caps=caps).complete(
             request, shown.append, purpose="turn", record_failure=record
         )
     except ModelError as error:
@@ -141,9 +141,9 @@ def test_a_pause_grows_is_jittered_and_is_never_shorter_than_asked(attempt: int)
 @pytest.mark.parametrize(
     "reply",
     [
-        ModelReply(text="", finish=Finish.STOP, usage=None),
-        ModelReply(text=" \n", finish=Finish.LENGTH, usage=None),
-        ModelReply(text="Let me", calls=(CALL,), finish=Finish.LENGTH, usage=None),
+        ModelReply(text="", finish=FinishReason.STOP, usage=None),
+        ModelReply(text=" \n", finish=FinishReason.LENGTH, usage=None),
+        ModelReply(text="Let me", calls=(CALL,), finish=FinishReason.LENGTH, usage=None),
     ],
     ids=["empty", "blank", "a call cut off"],
 )
@@ -154,7 +154,7 @@ async def test_a_reply_that_cannot_become_a_row_is_a_failure(reply: ModelReply) 
 
 
 async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
-    done, _, _ = await run(Scripted(ModelReply(text="x" * 400, finish=Finish.STOP, usage=None)))
+    done, _, _ = await run(Scripted(ModelReply(text="x" * 400, finish=FinishReason.STOP, usage=None)))
     assert isinstance(done, Completion)
     assert done.call.is_estimated
     assert done.call.usage is not None
@@ -165,7 +165,7 @@ async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
 async def test_a_call_that_failed_keeps_what_the_provider_reported() -> None:
     used = CanonicalUsage(input=3, output=1)
     late = paid_for(ModelUnavailable("x"), used)
-    empty = ModelReply(text="", finish=Finish.STOP, usage=used, cost=MicroUsd(70))
+    empty = ModelReply(text="", finish=FinishReason.STOP, usage=used, cost=MicroUsd(70))
     done, failures, _ = await run(Scripted(late, ModelUnavailable("x"), empty, GOOD), price=PRICE)
     assert isinstance(done, Completion)
     assert [(failure.outcome, failure.usage, failure.cost) for failure in failures] == [
@@ -214,7 +214,7 @@ async def _cancelled(record: RecordFailure) -> None:
     """A call that is cut off after 400 characters."""
     model = Hanging()
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
-    line = ModelLine(model, policy=POLICY, price=PRICE)
+    line = ModelClient(model, policy=POLICY, price=PRICE)
     call = asyncio.create_task(line.complete(request, lambda _: None, purpose="turn", record_failure=record))
     await model.has_begun.wait()
     call.cancel()
@@ -257,7 +257,7 @@ class Closed:
 
     async def check(self, payer: Payer) -> None:
         if not self.left:
-            raise SpendingCapReached("x", spent=MicroUsd(2), limit=MicroUsd(1))
+            raise SpendingCapExceeded("x", spent=MicroUsd(2), limit=MicroUsd(1))
         self.left -= 1
 
 
@@ -265,7 +265,7 @@ class Closed:
 async def test_a_cap_is_looked_at_before_every_attempt(calls: int) -> None:
     model = Scripted(*[ModelUnavailable("x")] * 9)
     done, failures, _ = await run(model, caps=Closed(calls))
-    assert isinstance(done, SpendingCapReached)
+    assert isinstance(done, SpendingCapExceeded)
     assert model.calls == len(failures) == calls
 
 
@@ -306,12 +306,12 @@ def test_a_person_gets_one_sentence_without_holes(remedy: object) -> None:
         (ContextOverflow("x", window=8_192), "of 8,192 tokens; /compress"),
         (ContextOverflow("x"), "memory; /compress"),
         (OutputCapTooLarge("x", cap=4_096), "(4,096 tokens)"),
-        (SpendingCapReached("x"), "opens again tomorrow, and whoever runs this gateway can raise `costs.daily_cap`."),
-        (SpendingCapReached("x", spent=MicroUsd(1_020_000), limit=MicroUsd(1_000_000)), "($1.02 of $1.00)"),
-        (SpendingCapReached("x", cap="costs.chat_daily_cap"), "this chat may spend in a day is used up"),
-        (SpendingCapReached("x", cap="costs.conversation_cap"), "/new starts another one"),
-        (PriceUnknown("x", model="lab-4k"), "what the model `lab-4k` costs is not known"),
-        (PriceUnknown("x", model="lab-4k"), "`costs.prices`"),
+        (SpendingCapExceeded("x"), "opens again tomorrow, and whoever runs this gateway can raise `costs.daily_cap`."),
+        (SpendingCapExceeded("x", spent=MicroUsd(1_020_000), limit=MicroUsd(1_000_000)), "($1.02 of $1.00)"),
+        (SpendingCapExceeded("x", cap="costs.chat_daily_cap"), "this chat may spend in a day is used up"),
+        (SpendingCapExceeded("x", cap="costs.conversation_cap"), "/new starts another one"),
+        (PriceNotFound("x", model="lab-4k"), "what the model `lab-4k` costs is not known"),
+        (PriceNotFound("x", model="lab-4k"), "`costs.prices`"),
     ],
 )
 def test_a_sentence_holds_what_is_known(error: ModelError, part: str) -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.engines.mapping import UNSAID, Handed, IllegalList, Mapped, hand_over, take_back
-from agent.handoff import SUMMARY_PREFIX, Record, parse_record
-from agent.model.wire import WireStyle, chat_messages
+from agent.engines.mapping import UNSAID, MappedMessages, MessageListError, SentMessages, hand_over, take_back
+from agent.handoff import SUMMARY_PREFIX, Handoff, parse_handoff
+from agent.model.wire import WireSettings, chat_messages
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import Message, Origin, Role
+from hermes_state.values import Message, MessageRole, Origin
 from tests.agent.engines import conversation
 from tests.agent.rows import answer, human, result, row
 from tests.fakes.llm_legality import check_openai, untidy
@@ -21,27 +21,27 @@ from tests.fakes.llm_legality import check_openai, untidy
 ROWS = conversation(6, filler="filler")
 
 
-def given_list(rows: Sequence[Message] = ROWS) -> Handed:
-    return hand_over("You help.", tuple(rows), WireStyle())
+def given_list(rows: Sequence[Message] = ROWS) -> SentMessages:
+    return hand_over("You help.", tuple(rows), WireSettings())
 
 
-def back(handed: Handed, returned: object) -> Mapped:
+def back(handed: SentMessages, returned: object) -> MappedMessages:
     mapped = take_back(handed, returned, lambda text: text.replace("hunter2", "[redacted]"))
     assert mapped is not None
     return mapped
 
 
-def kept(mapped: Mapped) -> list[int]:
+def kept(mapped: MappedMessages) -> list[int]:
     return [item for item in mapped.context if not isinstance(item, NewMessage)]
 
 
-def handoff(mapped: Mapped) -> NewMessage:
+def handoff(mapped: MappedMessages) -> NewMessage:
     [found] = [item for item in mapped.context if isinstance(item, NewMessage) and item.origin is Origin.SUMMARY]
     return found
 
 
-def said(mapped: Mapped) -> str:
-    return parse_record(handoff(mapped).text or "").text
+def said(mapped: MappedMessages) -> str:
+    return parse_handoff(handoff(mapped).text or "").text
 
 
 def note(text: str, role: str = "user") -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_the_same_objects_are_the_same_rows_and_the_rest_is_the_handoff() -> Non
     assert kept(mapped) == [row.id for row in ROWS[-8:]]
     assert mapped.context[0] == handoff(mapped)
     assert (said(mapped), mapped.summarised, mapped.removed) == ("what was", 16, ROWS[:16])
-    record = parse_record(handoff(mapped).text or "")
+    record = parse_handoff(handoff(mapped).text or "")
     assert (record.messages, record.first_id, record.last_id) == (16, ROWS[0].id, ROWS[15].id)
 
 
@@ -77,7 +77,7 @@ def test_of_equal_messages_those_next_to_the_ends_are_meant() -> None:
 
 def test_words_like_those_of_a_first_message_that_is_kept_are_the_engines_own() -> None:
     rows = (human("hello"), answer("yes"), human("last"))
-    handed = hand_over("", rows, WireStyle())
+    handed = hand_over("", rows, WireSettings())
     again = note(handed.messages[0]["content"])
     mapped = back(handed, [handed.messages[0], again, handed.messages[-1]])
     assert kept(mapped) == [rows[0].id, rows[2].id]
@@ -113,7 +113,7 @@ def test_a_result_that_was_shortened_stays_the_result_of_its_call_and_names_the_
     mapped = back(handed, list(handed.messages))
     [stub] = mapped.added
     assert mapped.context == (rows[0].id, rows[1].id, stub, rows[3].id, rows[4].id)
-    assert (stub.role, stub.tool_call_id, stub.turn_id) == (Role.TOOL, "c1", rows[2].turn_id)
+    assert (stub.role, stub.tool_call_id, stub.turn_id) == (MessageRole.TOOL, "c1", rows[2].turn_id)
     assert stub.text is not None
     assert stub.text.startswith("long, and so on")
     assert f'history_open(id="m{rows[2].id}")' in stub.text
@@ -165,22 +165,22 @@ def test_all_that_an_engine_says_is_one_handoff_in_the_place_of_its_first_words(
 
 
 def test_an_earlier_handoff_is_a_message_of_its_own_and_stays_the_row_while_nothing_is_added() -> None:
-    earlier = Record(text="long ago", messages=40, first_id=1, last_id=40).stored()
-    rows = (human("q"), row(Role.USER, earlier, origin=Origin.SUMMARY), *ROWS)
+    earlier = Handoff(text="long ago", messages=40, first_id=1, last_id=40).stored()
+    rows = (human("q"), row(MessageRole.USER, earlier, origin=Origin.SUMMARY), *ROWS)
     handed = given_list(rows)
     assert handed.messages[2]["content"].startswith(SUMMARY_PREFIX)
     mapped = back(handed, [*handed.messages[:3], *handed.messages[-4:], note("bye")][:-1])
     # Rows were dropped without a word, so the earlier record has to stand for them as well.
-    record = parse_record(handoff(mapped).text or "")
+    record = parse_handoff(handoff(mapped).text or "")
     assert (record.text, record.messages) == ("long ago", 60)
 
 
 def test_new_words_and_an_earlier_handoff_become_one_record_that_stands_for_both() -> None:
-    earlier = Record(text="long ago", messages=40, first_id=1, last_id=40).stored()
-    rows = (row(Role.USER, earlier, origin=Origin.SUMMARY), *ROWS)
+    earlier = Handoff(text="long ago", messages=40, first_id=1, last_id=40).stored()
+    rows = (row(MessageRole.USER, earlier, origin=Origin.SUMMARY), *ROWS)
     handed = given_list(rows)
     replaced = back(handed, [note("long ago and since"), *handed.messages[-4:]])
-    record = parse_record(handoff(replaced).text or "")
+    record = parse_handoff(handoff(replaced).text or "")
     assert (record.text, record.messages, record.first_id) == ("long ago and since", 60, 1)
     both = back(handed, [handed.messages[1], note("since"), *handed.messages[-4:]])
     assert said(both) == "long ago\n\nsince"
@@ -222,33 +222,33 @@ def test_markers_and_secrets_in_an_engines_words_do_not_get_through() -> None:
     ],
 )
 def test_what_no_provider_would_take_is_refused(returned: object, reason: str) -> None:
-    with pytest.raises(IllegalList, match=reason):
+    with pytest.raises(MessageListError, match=reason):
         take_back(given_list(), returned, str)
 
 
 def test_calls_without_results_repetitions_and_another_order_are_refused() -> None:
     handed = given_list()
     messages = handed.messages
-    with pytest.raises(IllegalList, match="no result"):
+    with pytest.raises(MessageListError, match="no result"):
         take_back(handed, [messages[1], messages[2], messages[4]], str)
-    with pytest.raises(IllegalList, match="at its end"):
+    with pytest.raises(MessageListError, match="at its end"):
         take_back(handed, [messages[1], messages[2]], str)
-    with pytest.raises(IllegalList, match="order"):
+    with pytest.raises(MessageListError, match="order"):
         take_back(handed, [messages[1], messages[1], *messages[-4:]], str)
-    with pytest.raises(IllegalList, match="order"):
+    with pytest.raises(MessageListError, match="order"):
         take_back(handed, [messages[5], messages[1]], str)
 
 
 def test_a_list_that_begins_with_an_answer_is_refused() -> None:
     handed = given_list()
-    with pytest.raises(IllegalList, match="begin"):
+    with pytest.raises(MessageListError, match="begin"):
         take_back(handed, [handed.messages[4], note("what was"), *handed.messages[-4:]], str)
 
 
-def child_rows(mapped: Mapped, rows: Sequence[Message]) -> tuple[Message, ...]:
+def child_rows(mapped: MappedMessages, rows: Sequence[Message]) -> tuple[Message, ...]:
     """The view that would be committed."""
     by_id = {row.id: row for row in rows}
-    made = row(Role.USER, "made")
+    made = row(MessageRole.USER, "made")
     return tuple(
         by_id[item]
         if not isinstance(item, NewMessage)
@@ -277,12 +277,12 @@ def test_whatever_legal_list_comes_back_the_view_is_legal_ordered_and_has_the_ne
             returned.append(note("own words", data.draw(st.sampled_from(["user", "assistant", "system"]))))
     try:
         mapped = take_back(handed, returned, str)
-    except IllegalList:
+    except MessageListError:
         return
     if mapped is None:
         return
     view = child_rows(mapped, rows)
-    assert not untidy(check_openai(chat_messages("You help.", view, WireStyle())))
+    assert not untidy(check_openai(chat_messages("You help.", view, WireSettings())))
     originals = [row.id for row in view if row.id in {row.id for row in rows}]
     assert originals == sorted(set(originals))
     assert rows[-3].id in originals

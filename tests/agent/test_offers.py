@@ -14,7 +14,7 @@ from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
-from hermes_state.errors import NotOffered
+from hermes_state.errors import ModelNotFound
 from hermes_state.values import Tokens
 from tests.agent.contexts import dialled
 from tests.fakes import labkit
@@ -38,7 +38,7 @@ def answering(answers: Mapping[str, object]) -> tuple[Callable[[str], Any], list
     async def get(address: str) -> object:
         asked.append(address)
         if address not in answers:
-            raise NotOffered("HTTP 404")
+            raise ModelNotFound("HTTP 404")
         found = answers[address]
         if isinstance(found, Exception):
             raise found

@@ -5,7 +5,7 @@ from agent.model.protocols.offline import HOW_TO_GET_A_MODEL, OfflineModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent
-from hermes_state.values import Role
+from hermes_state.values import MessageRole
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.rows import human
 from tests.lines import line_to
@@ -46,7 +46,7 @@ async def test_asked_to_search_it_calls_the_tool_and_shows_what_was_found(chat: 
     assert "m1 " in answer.text
     assert "the code word is xylophone" in answer.text
     said = await chat.said(turn)
-    assert [row.role for row in said[-2:]] == [Role.ASSISTANT, Role.TOOL]
+    assert [row.role for row in said[-2:]] == [MessageRole.ASSISTANT, MessageRole.TOOL]
     assert said[-1].tool_name == "history_search"
 
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from agent.context.learned_profile import ANSWER_KEPT_MS, SILENCE_KEPT_MS, UNREACHED_MS, ProfileBook
+from agent.context.learned_profile import ANSWER_KEPT_MS, SILENCE_KEPT_MS, UNREACHED_MS, LearnedProfile
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.model.sizes import Source
+from agent.model.sizes import SizeSource
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, scene_of
 from hermes_state.store.writer import Store
@@ -50,8 +50,8 @@ def clock() -> SetClock:
 
 def book(
     store: Store, clock: SetClock, provider: Provider, configured: ModelLimits = SILENT, model: str = "my-model"
-) -> ProfileBook:
-    return ProfileBook(store, "lab", model, configured, clock, fetch=provider)
+) -> LearnedProfile:
+    return LearnedProfile(store, "lab", model, configured, clock, fetch=provider)
 
 
 async def test_the_provider_is_asked_once_whoever_comes(store: Store, clock: SetClock) -> None:
@@ -67,7 +67,7 @@ async def test_the_provider_is_asked_once_whoever_comes(store: Store, clock: Set
     await profiles.ask()
     assert provider.asked == 1
     assert (profiles.window, profiles.capacity.max_output_tokens) == (65_536, 8_000)
-    assert profiles.source_for(None) is Source.OFFERED
+    assert profiles.source_for(None) is SizeSource.OFFERED
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ async def test_nobody_is_asked_for_what_is_configured(store: Store, clock: SetCl
     provider = Provider(said(65_536, 9_000))
     whole = book(store, clock, provider, said(20_000, 4_000))
     await whole.ask()
-    assert (provider.asked, whole.source_for(None)) == (0, Source.CONFIGURED)
+    assert (provider.asked, whole.source_for(None)) == (0, SizeSource.CONFIGURED)
     half = book(store, clock, provider, said(40_000))
     await half.ask()
     assert (provider.asked, half.window, half.capacity.max_output_tokens) == (1, 40_000, 9_000)
@@ -147,7 +147,7 @@ async def test_nonsense_is_neither_believed_nor_kept(store: Store, clock: SetClo
     provider = Provider(said(10**30, -5))
     profiles = book(store, clock, provider, model="gpt-4.1-mini")
     await profiles.ask()
-    assert (profiles.window, profiles.source_for(None)) == (1_047_576, Source.CATALOGUE)
+    assert (profiles.window, profiles.source_for(None)) == (1_047_576, SizeSource.CATALOGUE)
     rows = await store.read(
         lambda db: db.execute("SELECT offered_context, offered_output FROM model_profiles").fetchall()
     )
@@ -159,14 +159,14 @@ async def test_what_a_refusal_taught_holds_beside_the_length_that_was_in_force(s
     profiles = book(store, clock, provider)
     await profiles.ask()
     await profiles.learn_window(HERE, 16_384)
-    assert (profiles.window, profiles.source_for(HERE)) == (16_384, Source.LEARNED)
+    assert (profiles.window, profiles.source_for(HERE)) == (16_384, SizeSource.LEARNED)
     again = book(store, clock, provider)
     await again.ask()
-    assert (again.window, again.source_for(HERE)) == (16_384, Source.LEARNED)
+    assert (again.window, again.source_for(HERE)) == (16_384, SizeSource.LEARNED)
     clock.at = Millis(clock.at + ANSWER_KEPT_MS)
     provider.answer = said(32_000)
     await again.ask()
-    assert (again.window, again.source_for(HERE)) == (32_000, Source.OFFERED), "another figure, so that is tried"
+    assert (again.window, again.source_for(HERE)) == (32_000, SizeSource.OFFERED), "another figure, so that is tried"
     clock.at = Millis(clock.at + ANSWER_KEPT_MS)
     provider.answer = said(65_536)
     await again.ask()
@@ -207,10 +207,10 @@ async def test_a_turn_asks_before_its_first_call_and_standing_never(
     agent = agent_on(chat, model)
     turn = await chat.start("hello")
     standing = await agent.context.standing(scene_of(turn))
-    assert (llm.questions, standing.window_from, standing.limits.context_length) == (0, Source.ASSUMED, 32_768)
+    assert (llm.questions, standing.window_from, standing.limits.context_length) == (0, SizeSource.ASSUMED, 32_768)
     await chat.finish(turn, await agent.run(turn, Sink()))
     [row] = llm.requests.rows
     assert (llm.questions, row["body"]["max_tokens"]) == (1, 16_384)
     standing = await agent.context.standing(scene_of(turn))
-    assert (standing.window_from, standing.limits.context_length) == (Source.OFFERED, 131_072)
+    assert (standing.window_from, standing.limits.context_length) == (SizeSource.OFFERED, 131_072)
     assert standing.limits.threshold == 131_072 // 2

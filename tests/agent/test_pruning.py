@@ -5,12 +5,12 @@ import re
 import orjson
 import pytest
 
-from agent.context.pruning import MOST_DEPTH, Pruned, PruneStyle, prune
+from agent.context.pruning import MOST_DEPTH, PrunedTranscript, PruneStyle, prune
 from hermes_state import journal
 from hermes_state.journal import ModelStep, ToolResult
 from hermes_state.redaction import Redactor
 from hermes_state.tool_runs import ToolRunState
-from hermes_state.values import CanonicalUsage, Message, MessageBody, ModelCallRecord, Role, ToolCall
+from hermes_state.values import CanonicalUsage, Message, MessageBody, MessageRole, ModelCallRecord, ToolCall
 from tests.agent.conftest import Chat
 from tests.agent.histories import PASSAGES
 from tests.agent.rows import answer, human, result, row
@@ -22,10 +22,12 @@ LONG = "line of output\n" * 200
 
 
 def asked(arguments: str, name: str = "look", call_id: str = "a") -> Message:
-    return row(Role.ASSISTANT, None, body=MessageBody(calls=(ToolCall(id=call_id, name=name, arguments=arguments),)))
+    return row(
+        MessageRole.ASSISTANT, None, body=MessageBody(calls=(ToolCall(id=call_id, name=name, arguments=arguments),))
+    )
 
 
-def pruned(*rows: Message, upto: int | None = None, style: PruneStyle = "stub") -> Pruned:
+def pruned(*rows: Message, upto: int | None = None, style: PruneStyle = "stub") -> PrunedTranscript:
     return prune(rows, upto=len(rows) if upto is None else upto, redact=REDACT, style=style)
 
 
@@ -46,7 +48,7 @@ def test_a_stub_names_tool_target_outcome_size_and_where_the_whole_is() -> None:
 
 
 def test_the_tools_name_comes_from_the_call_where_the_result_has_none() -> None:
-    bare = row(Role.TOOL, LONG, tool_call_id="a")
+    bare = row(MessageRole.TOOL, LONG, tool_call_id="a")
     assert ": read_file: ok" in (pruned(asked("{}", "read_file"), bare).transcript[1].text or "")
     assert ": tool: ok" in (pruned(bare).transcript[0].text or "")
 
@@ -54,7 +56,7 @@ def test_the_tools_name_comes_from_the_call_where_the_result_has_none() -> None:
 def test_a_stub_names_the_call_that_its_result_answers_where_ids_come_again() -> None:
     texts = [f"{number}\n{LONG}" for number in range(3)]
     rows = [one for number in range(3) for one in (asked(f'{{"path": "/{number}"}}'), result("a", texts[number]))]
-    stubs = [one.text or "" for one in pruned(*rows).transcript if one.role is Role.TOOL]
+    stubs = [one.text or "" for one in pruned(*rows).transcript if one.role is MessageRole.TOOL]
     assert [f"look /{number}: ok, begins '{number}'" in stubs[number] for number in range(3)] == [True] * 3
 
 
@@ -74,7 +76,7 @@ def test_a_stub_says_how_the_call_went(text: str, outcome: str) -> None:
 
 def test_short_results_and_results_in_the_tail_stay() -> None:
     rows = (asked("{}"), result("a", "x" * 200), asked("{}", call_id="b"), result("b", LONG))
-    assert pruned(*rows, upto=3) == Pruned(transcript=rows, results=0, arguments=0)
+    assert pruned(*rows, upto=3) == PrunedTranscript(transcript=rows, results=0, arguments=0)
 
 
 def test_what_people_and_the_model_say_stays() -> None:
@@ -110,7 +112,7 @@ def test_every_language_becomes_a_shorter_line_that_stays_the_same(passage: str,
     if style != "excerpt":
         assert "\n" not in (once.transcript[1].text or "")
     again = pruned(*once.transcript, style=style)
-    assert again == Pruned(transcript=once.transcript, results=0, arguments=0)
+    assert again == PrunedTranscript(transcript=once.transcript, results=0, arguments=0)
 
 
 def test_what_one_style_made_no_other_makes_anew() -> None:

@@ -11,7 +11,7 @@ from agent.context.deterministic import READ_CHARACTERS, ROW_CHARACTERS, recap
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import Redactor
-from hermes_state.values import Document, Message, MessageBody, Millis, Origin, Role, Tokens, ToolCall
+from hermes_state.values import Document, Message, MessageBody, MessageRole, Millis, Origin, Tokens, ToolCall
 from tests.agent.rows import answer, human, result, row
 
 SECRET, KEY = "correct-horse-7", "sk-live-0123456789abcdef0123"
@@ -293,18 +293,20 @@ def test_a_request_of_spaces_is_none() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(list(Role)), st.sampled_from(list(Origin)), st.none() | st.text(), st.text())),
+    st.lists(
+        st.tuples(st.sampled_from(list(MessageRole)), st.sampled_from(list(Origin)), st.none() | st.text(), st.text())
+    ),
     st.none() | st.text(),
     st.integers(-10, 3_000),
 )
 @settings(max_examples=300)
 def test_any_rows_make_a_record_within_its_limit(
-    pieces: list[tuple[Role, Origin, str | None, str]], previous: str | None, limit: int
+    pieces: list[tuple[MessageRole, Origin, str | None, str]], previous: str | None, limit: int
 ) -> None:
     rows = []
     for role, origin, text, arguments in pieces:
-        calls = (ToolCall(id=arguments[:3], name="look", arguments=arguments),) if role is Role.ASSISTANT else ()
-        call_id = arguments[:3] if role is Role.TOOL else None
+        calls = (ToolCall(id=arguments[:3], name="look", arguments=arguments),) if role is MessageRole.ASSISTANT else ()
+        call_id = arguments[:3] if role is MessageRole.TOOL else None
         body = MessageBody(calls=calls, notes=(arguments,))
         rows.append(row(role, text, origin=origin, body=body, tool_call_id=call_id, created_at=Millis(-1)))
     text = made(*rows, previous=previous, limit=Tokens(limit))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.base import Finish
+from agent.model.base import FinishReason
 from agent.model.http import MAX_BODY_BYTES
 from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
@@ -18,10 +18,10 @@ from hermes_state.errors import (
     ContentFiltered,
     ContextOverflow,
     ModelError,
+    ModelNotFound,
     ModelRateLimited,
     ModelTimeout,
     ModelUnavailable,
-    NotOffered,
     OutputCapTooLarge,
     QuotaExceeded,
     ReplyMalformed,
@@ -85,7 +85,7 @@ async def test_text_streams_and_usage_is_reported(model: ResponsesModel, llm: LL
     script(llm, text="one two three", chunk_chars=4)
     reply, shown = await ask(model)
     assert shown == ["one ", "one two ", "one two thre", "one two three"]
-    assert (reply.text, reply.calls, reply.finish) == ("one two three", (), Finish.STOP)
+    assert (reply.text, reply.calls, reply.finish) == ("one two three", (), FinishReason.STOP)
     assert reply.usage == CanonicalUsage(input=llm.requests.rows[0]["prompt_tokens"], output=4)
 
 
@@ -93,7 +93,7 @@ async def test_a_reply_that_comes_as_a_whole_is_shown_once(dial: Dial, llm: LLM)
     script(llm, text="one two three", chunk_chars=4)
     reply, shown = await ask(dial(streams=False))
     assert shown == ["one two three"]
-    assert (reply.text, reply.finish) == ("one two three", Finish.STOP)
+    assert (reply.text, reply.finish) == ("one two three", FinishReason.STOP)
     assert body(llm)["stream"] is False
 
 
@@ -129,7 +129,7 @@ async def test_parallel_tool_calls_are_put_together(either: ResponsesModel, llm:
     script(llm, text="Looking.", tool_calls=calls, chunk_chars=7)
     reply, shown = await ask(either, request(tools=(TOOL,)))
     assert shown[-1] == reply.text == "Looking."
-    assert reply.finish is Finish.TOOL_CALLS
+    assert reply.finish is FinishReason.TOOL_CALLS
     assert [(call.id, json.loads(call.arguments)) for call in reply.calls] == [("x", long), ("y", {})]
 
 
@@ -154,7 +154,7 @@ async def test_a_refusal_of_the_model_streams_too(model: ResponsesModel, llm: LL
 async def test_text_that_reached_the_output_limit_is_kept(either: ResponsesModel, llm: LLM) -> None:
     script(llm, text="x" * 9_000)
     reply, _ = await ask(either)
-    assert reply.finish is Finish.LENGTH
+    assert reply.finish is FinishReason.LENGTH
     assert len(reply.text) == 4_000
     assert body(llm)["max_output_tokens"] == 1_000
 
@@ -265,7 +265,7 @@ FAILURES = [
     ({"error": {"kind": "500"}}, ModelUnavailable),
     ({"error": {"kind": "503"}}, ModelUnavailable),
     ({"error": {"kind": "529"}}, ModelUnavailable),
-    ({"error": {"kind": "404"}}, NotOffered),
+    ({"error": {"kind": "404"}}, ModelNotFound),
     ({"error": {"kind": "413"}}, ContextOverflow),
     ({"error": {"kind": "context"}}, ContextOverflow),
     ({"error": {"kind": "content_filter"}}, ContentFiltered),

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.context.events import Scene
-from agent.context.learned_profile import ProfileBook
+from agent.context.events import ConversationRef
+from agent.context.learned_profile import LearnedProfile
 from agent.context.limits import LEAST_INPUT_WINDOW, LimitSettings, limits_of
-from agent.context.measure import Rooms
+from agent.context.measure import PromptMeasure
 from agent.model.base import ModelLimits, ModelRequest
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.turn import Agent, scene_of
@@ -27,12 +27,12 @@ def configured(context: int, reserved: int) -> ModelLimits:
 
 def rooms_of(
     chat: Chat, agent: Agent, model: ChatCompletionsModel, *, context: int = 131_072, reserved: int = 8_192
-) -> Rooms:
-    return Rooms(
+) -> PromptMeasure:
+    return PromptMeasure(
         store=chat.store,
         views=ViewCache(chat.store),
         prompts=agent,
-        profiles=ProfileBook(chat.store, model.route, model.name, configured(context, reserved), chat.clock),
+        profiles=LearnedProfile(chat.store, model.route, model.name, configured(context, reserved), chat.clock),
         settings=LimitSettings(),
     )
 
@@ -85,9 +85,9 @@ async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_
     store: Store, context: int, share: float, threshold: float, hygiene: float, news: list[tuple[str, int]]
 ) -> None:
     reserved = max(1, int((context - LEAST_INPUT_WINDOW) * share))
-    book = ProfileBook(store, "lab", str(uuid4()), configured(context, reserved), FixedClock())
+    book = LearnedProfile(store, "lab", str(uuid4()), configured(context, reserved), FixedClock())
     lines = LimitSettings(threshold=threshold, hygiene_threshold=hygiene)
-    rooms = Rooms(
+    rooms = PromptMeasure(
         store=store,
         views=ViewCache(store),
         prompts=_NoPrompts(),
@@ -114,10 +114,10 @@ async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_
 class _NoPrompts:
     """Nothing is measured."""
 
-    async def request_for(self, scene: Scene, view: View) -> ModelRequest:
+    async def request_for(self, scene: ConversationRef, view: View) -> ModelRequest:
         raise NotImplementedError
 
-    def system_for(self, scene: Scene) -> str:
+    def system_for(self, scene: ConversationRef) -> str:
         raise NotImplementedError
 
 

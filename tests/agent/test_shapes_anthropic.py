@@ -18,7 +18,7 @@ from agent.model.protocols.anthropic_wire import (
     body_parts,
     stored_reasoning,
 )
-from agent.model.wire import WireStyle
+from agent.model.wire import WireSettings
 from hermes_state.values import Image, Message, MessageBody, ToolCall
 from tests.agent.histories import histories
 from tests.agent.rows import answer, human, result, row
@@ -35,7 +35,7 @@ def parts_of(rows: tuple[Message, ...], **changes: Any) -> dict[str, Any]:
 
 
 def raw_parts(rows: tuple[Message, ...], **changes: Any) -> dict[str, Any]:
-    style = WireStyle(reasoning_of=MAKER, image_urls=changes.pop("image_urls", {}))
+    style = WireSettings(reasoning_of=MAKER, image_urls=changes.pop("image_urls", {}))
     values: dict[str, Any] = {
         "system": "Be.",
         "transcript": rows,
@@ -101,7 +101,7 @@ def test_a_new_row_changes_nothing_before_the_last_message(rows: tuple[Message, 
 
 @given(rows=histories())
 def test_nothing_of_the_neutral_list_is_lost(rows: tuple[Message, ...]) -> None:
-    neutral = wire.chat_messages("", rows, WireStyle())
+    neutral = wire.chat_messages("", rows, WireSettings())
     kept = json.dumps(messages_of(*rows, system=""), ensure_ascii=False)
     for message in neutral:
         content = message["content"]
@@ -112,7 +112,7 @@ def test_nothing_of_the_neutral_list_is_lost(rows: tuple[Message, ...]) -> None:
 
 @given(rows=histories())
 def test_the_neutral_list_stays_as_it_is(rows: tuple[Message, ...]) -> None:
-    neutral = wire.chat_messages("Be.", rows, WireStyle())
+    neutral = wire.chat_messages("Be.", rows, WireSettings())
     before = orjson.dumps(neutral)
     request = ModelRequest(system="Be.", transcript=rows, tools=TOOLS, max_output_tokens=9)
     body_parts(neutral, request)

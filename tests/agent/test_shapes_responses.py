@@ -18,17 +18,17 @@ from agent.model.protocols.responses import (
     kept_thought,
     stored_thoughts,
 )
-from agent.model.wire import LOST_RESULT, WireStyle, chat_messages
+from agent.model.wire import LOST_RESULT, WireSettings, chat_messages
 from hermes_state.values import Image, Message, MessageBody, Reasoning, ToolCall
 from tests.agent.histories import histories
 from tests.agent.rows import answer, human, result
 from tests.fakes.llm_items import check_items
 
 MAKER = "responses:m"
-STYLE = WireStyle(reasoning_of=MAKER, image_urls={1: "data:image/png;base64,AA=="})
+STYLE = WireSettings(reasoning_of=MAKER, image_urls={1: "data:image/png;base64,AA=="})
 
 
-def items(*rows: Message, system: str = "", style: WireStyle = STYLE) -> list[Item]:
+def items(*rows: Message, system: str = "", style: WireSettings = STYLE) -> list[Item]:
     return instructions_and_items(chat_messages(system, rows, style))[1]
 
 
@@ -122,8 +122,8 @@ def test_reasoning_of_which_nothing_follows_any_more_still_has_an_output_behind_
     ]
 
 
-@pytest.mark.parametrize("style", [WireStyle(), WireStyle(reasoning_of="responses:other")])
-def test_no_other_model_is_given_what_this_one_thought(style: WireStyle) -> None:
+@pytest.mark.parametrize("style", [WireSettings(), WireSettings(reasoning_of="responses:other")])
+def test_no_other_model_is_given_what_this_one_thought(style: WireSettings) -> None:
     sent = items(human("go"), thoughtful(None, CALLS, (0, thought(1))), style=style)
     assert "rs_1" not in json.dumps(sent)
 
@@ -220,8 +220,10 @@ def thoughtful_histories(draw: st.DrawFn) -> tuple[Message, ...]:
 
 
 @settings(max_examples=300)
-@given(rows=thoughtful_histories(), style=st.sampled_from([STYLE, WireStyle(is_shared=True, max_result_characters=5)]))
-def test_any_rows_make_a_legal_input(rows: tuple[Message, ...], style: WireStyle) -> None:
+@given(
+    rows=thoughtful_histories(), style=st.sampled_from([STYLE, WireSettings(is_shared=True, max_result_characters=5)])
+)
+def test_any_rows_make_a_legal_input(rows: tuple[Message, ...], style: WireSettings) -> None:
     assert check_items(items(*rows, human("and now?"), style=style)) == []
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.context.summary import HEADINGS, SECTIONS, SummaryRefused, SummaryTask, checked_summary, summary_request
+from agent.context.summary import HEADINGS, SECTIONS, SummaryError, SummaryTask, checked_summary, summary_request
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
-from agent.model.base import Finish, ModelReply
+from agent.model.base import FinishReason, ModelReply
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import Redactor
@@ -21,11 +21,11 @@ from hermes_state.values import (
     Image,
     Message,
     MessageBody,
+    MessageRole,
     Millis,
     Origin,
     Quote,
     Reasoning,
-    Role,
     Tokens,
     ToolCall,
 )
@@ -78,7 +78,7 @@ def conversation(text: str) -> str:
     return found[1]
 
 
-def reply(text: str, finish: Finish = Finish.STOP, **changes: Any) -> ModelReply:
+def reply(text: str, finish: FinishReason = FinishReason.STOP, **changes: Any) -> ModelReply:
     return ModelReply(text=text, finish=finish, usage=None, **changes)
 
 
@@ -200,8 +200,8 @@ def test_everything_that_a_message_holds_is_shown() -> None:
         answer(None, body=MessageBody(calls=calls)),
         result("a", "written"),
         result("b", ""),
-        row(Role.TOOL, None, tool_call_id="c"),
-        row(Role.USER, "the turn was stopped", origin=Origin.NOTICE),
+        row(MessageRole.TOOL, None, tool_call_id="c"),
+        row(MessageRole.USER, "the turn was stopped", origin=Origin.NOTICE),
         human("", body=MessageBody(images=(image,))),
     )
     for piece in (
@@ -395,9 +395,12 @@ def test_an_earlier_record_takes_at_most_half_of_what_may_be_shown() -> None:
     assert re.findall(r"^## (.+)$", record, re.MULTILINE) == list(TITLES)
 
 
-@given(st.lists(st.tuples(st.sampled_from(list(Role)), st.none() | st.text(), st.integers()), max_size=20), st.text())
+@given(
+    st.lists(st.tuples(st.sampled_from(list(MessageRole)), st.none() | st.text(), st.integers()), max_size=20),
+    st.text(),
+)
 @settings(max_examples=200)
-def test_any_rows_make_a_request(pieces: list[tuple[Role, str | None, int]], record: str) -> None:
+def test_any_rows_make_a_request(pieces: list[tuple[MessageRole, str | None, int]], record: str) -> None:
     rows = [row(role, text, created_at=Millis(at)) for role, text, at in pieces]
     for limit in (0, 100, 40_000):
         text = asked(*rows, previous=record, focus=record, input_limit=Tokens(limit))
@@ -447,8 +450,8 @@ def test_a_summary_that_speaks_of_thinking_tags_keeps_its_words() -> None:
 
 @pytest.mark.parametrize("outcome", ["truncated"])
 def test_a_summary_that_was_cut_off_is_refused(outcome: str) -> None:
-    with pytest.raises(SummaryRefused) as raised:
-        checked(filled(), finish=Finish.LENGTH)
+    with pytest.raises(SummaryError) as raised:
+        checked(filled(), finish=FinishReason.LENGTH)
     assert raised.value.outcome == outcome
 
 
@@ -480,14 +483,14 @@ def test_a_summary_that_was_cut_off_is_refused(outcome: str) -> None:
     ],
 )
 def test_what_is_no_summary_is_refused_by_what_it_is(text: str, outcome: str) -> None:
-    with pytest.raises(SummaryRefused) as raised:
+    with pytest.raises(SummaryError) as raised:
         checked(text)
     assert raised.value.outcome == outcome
     assert str(raised.value).endswith(".")
 
 
 def test_a_tool_call_in_place_of_a_summary_is_refused() -> None:
-    with pytest.raises(SummaryRefused) as raised:
+    with pytest.raises(SummaryError) as raised:
         checked(filled(), calls=(ToolCall(id="a", name="look", arguments="{}"),))
     assert raised.value.outcome == "malformed"
 
@@ -505,7 +508,7 @@ def test_the_headings_of_an_own_template_are_what_counts(text: str, outcome: str
     if outcome is None:
         assert checked(text, of=wanted) == text
         return
-    with pytest.raises(SummaryRefused) as raised:
+    with pytest.raises(SummaryError) as raised:
         checked(text, of=wanted)
     assert raised.value.outcome == outcome
 
@@ -539,7 +542,7 @@ def test_any_answer_is_taken_or_refused(text: str) -> None:
     refused = None
     try:
         kept = checked(text)
-    except SummaryRefused as error:
+    except SummaryError as error:
         refused = error
     if refused is None:
         assert checked(kept) == kept

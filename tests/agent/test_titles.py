@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.base import Finish, ModelReply, Payer
+from agent.model.base import FinishReason, ModelReply, Payer
 from agent.title_prompt import MOST_CHARACTERS, MOST_INPUT_TOKENS, checked_title, title_request
 from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ReplyMalformed
@@ -26,7 +26,7 @@ def request_text(*rows: Message) -> str:
     return row.text
 
 
-def reply(text: str, finish: Finish = Finish.STOP, *calls: ToolCall) -> ModelReply:
+def reply(text: str, finish: FinishReason = FinishReason.STOP, *calls: ToolCall) -> ModelReply:
     return ModelReply(text=text, finish=finish, usage=None, calls=calls)
 
 
@@ -102,7 +102,7 @@ def test_anything_else_is_refused(written: str) -> None:
 
 def test_a_title_that_was_cut_off_or_came_with_a_call_is_none() -> None:
     call = ToolCall(id="1", name="history_search", arguments="{}")
-    for made in (reply("Broken", Finish.LENGTH), reply("Broken login", Finish.TOOL_CALLS, call)):
+    for made in (reply("Broken", FinishReason.LENGTH), reply("Broken login", FinishReason.TOOL_CALLS, call)):
         with pytest.raises(ReplyMalformed):
             checked_title(made, redact)
 

@@ -6,7 +6,7 @@ import pytest
 
 from agent.model.base import NOBODY
 from agent.model.http import MAX_BODY_BYTES, Endpoint
-from agent.model.transcription import TranscriptionLine, TranscriptionModel
+from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from hermes_state.errors import (
     AuthRejected,
     ModelError,
@@ -76,7 +76,7 @@ async def test_nobody_waits_longer_than_they_want(listener: TranscriptionModel, 
         failures.append(call)
 
     with pytest.raises(ModelTimeout):
-        await TranscriptionLine(listener).transcribe(
+        await TranscriptionClient(listener).transcribe(
             b"SAYS:hi", "recording.ogg", payer=NOBODY, record_failure=record, within=0.2
         )
     assert [(call.purpose, call.outcome) for call in failures] == [("transcription", "timeout")]

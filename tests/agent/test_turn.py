@@ -17,7 +17,7 @@ from hermes_state.inbox import InboxMode
 from hermes_state.journal import ModelStep, RunningTurn, TurnClosed
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_view
-from hermes_state.values import Effect, Message, ModelCallRecord, Role, Tokens, ToolCall
+from hermes_state.values import Message, MessageRole, ModelCallRecord, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, Sink, settings
 from tests.fakes.fake_llm import LLM
 from tests.hermes_state.helpers import one_batch
@@ -36,7 +36,7 @@ class Workshop:
         self.gate.set()
         self.entered = asyncio.Event()
 
-    def tool(self, name: str, effect: Effect, result: str = "done") -> Tool:
+    def tool(self, name: str, effect: ToolEffect, result: str = "done") -> Tool:
         async def run(arguments: dict[str, Any], context: ToolContext) -> str:
             self.ran.append((name, arguments["n"]))
             self.entered.set()
@@ -46,7 +46,12 @@ class Workshop:
         return Tool(name=name, description=name, parameters=ANY_OBJECT, effect=effect, run=run)
 
     def agent(self, *extra: Tool, options: AgentSettings | None = None) -> Agent:
-        tools = (self.tool("read", Effect.READ_ONLY), self.tool("write", Effect.WRITES), *recall_tools(), *extra)
+        tools = (
+            self.tool("read", ToolEffect.READ_ONLY),
+            self.tool("write", ToolEffect.WRITES),
+            *recall_tools(),
+            *extra,
+        )
         return Agent(
             store=self.chat.store,
             line=line_to(self.model),
@@ -62,7 +67,7 @@ def shop(chat: Chat, model: ChatCompletionsModel) -> Workshop:
 
 
 def tool_texts(rows: Any) -> list[str | None]:
-    return [row.text for row in rows if row.role is Role.TOOL]
+    return [row.text for row in rows if row.role is MessageRole.TOOL]
 
 
 async def test_a_message_is_answered_and_the_answer_is_left_to_the_caller(chat: Chat, agent: Agent) -> None:
@@ -73,7 +78,7 @@ async def test_a_message_is_answered_and_the_answer_is_left_to_the_caller(chat: 
     assert answer.call.outcome == "ok"
     assert sink.shown[-1] == answer.text
     assert all(later.startswith(earlier) for earlier, later in zip(sink.shown, sink.shown[1:], strict=False))
-    assert [row.role for row in await chat.said(turn)] == [Role.USER]
+    assert [row.role for row in await chat.said(turn)] == [MessageRole.USER]
     assert await chat.ledger() == []
 
 
@@ -96,7 +101,7 @@ async def test_tools_run_and_their_results_are_rows(chat: Chat, shop: Workshop) 
     assert answer.text == "tool said: done 1 | done 2"
     assert sorted(shop.ran) == [("read", 1), ("write", 2)]
     said = await chat.said(turn)
-    assert [row.role for row in said] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.TOOL]
+    assert [row.role for row in said] == [MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.TOOL]
     assert await chat.ledger() == [("turn", "ok")]
     assert set((await chat.store.read(load_tool_runs, said[1].id)).values()) == {ToolRunState.DONE}
 
@@ -109,7 +114,7 @@ async def test_the_calls_of_one_answer_run_side_by_side(chat: Chat, shop: Worksh
             await both.wait()
         return "met"
 
-    tool = Tool(name="meet", description="", parameters=ANY_OBJECT, effect=Effect.READ_ONLY, run=meet)
+    tool = Tool(name="meet", description="", parameters=ANY_OBJECT, effect=ToolEffect.READ_ONLY, run=meet)
     turn = await chat.start('[[tool:meet {"n": 1}]] [[tool:meet {"n": 2}]]')
     assert (await shop.agent(tool).run(turn, Sink())).text == "tool said: met | met"
 
@@ -123,7 +128,7 @@ async def test_that_a_tool_begins_is_committed_before_it_begins(chat: Chat, shop
         )
         return "peeked"
 
-    tool = Tool(name="peek", description="", parameters={"type": "object"}, effect=Effect.EXECUTES, run=peek)
+    tool = Tool(name="peek", description="", parameters={"type": "object"}, effect=ToolEffect.EXECUTES, run=peek)
     await shop.agent(tool).run(await chat.start("[[tool:peek]]"), Sink())
     assert seen == [("peek", "started")]
 
@@ -142,7 +147,7 @@ async def _stall(arguments: dict[str, Any], context: ToolContext) -> str:
 
 
 def _bad(name: str, run: Any, **more: Any) -> Tool:
-    return Tool(name=name, description="", parameters={"type": "object"}, effect=Effect.WRITES, run=run, **more)
+    return Tool(name=name, description="", parameters={"type": "object"}, effect=ToolEffect.WRITES, run=run, **more)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +276,7 @@ async def test_a_long_result_is_stored_whole_and_shown_in_part(chat: Chat, shop:
     async def much(arguments: dict[str, Any], context: ToolContext) -> str:
         return "x" * 200_000
 
-    tool = Tool(name="much", description="", parameters={"type": "object"}, effect=Effect.READ_ONLY, run=much)
+    tool = Tool(name="much", description="", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, run=much)
     turn = await chat.start("[[tool:much]]")
     await shop.agent(tool).run(turn, Sink())
     assert tool_texts(await chat.said(turn)) == ["x" * 200_000]
@@ -317,9 +322,9 @@ async def test_a_call_that_began_without_an_end_is_not_run_again(chat: Chat, sho
     execute = ToolCall(id="c4", name="execute", arguments='{"n": 4}')
     turn, message = await _asked(chat, *CALLS, execute)
     await _begin(chat, turn, message, *CALLS, execute)
-    await shop.agent(shop.tool("execute", Effect.EXECUTES)).run(turn, Sink())
+    await shop.agent(shop.tool("execute", ToolEffect.EXECUTES)).run(turn, Sink())
     assert shop.ran == [("read", 1)]  # reading again harms nobody
-    said = {row.tool_call_id: row.text for row in await chat.said(turn) if row.role is Role.TOOL}
+    said = {row.tool_call_id: row.text for row in await chat.said(turn) if row.role is MessageRole.TOOL}
     assert said == {"c1": "done 1", "c2": OUTCOME_UNKNOWN, "c3": OUTCOME_UNKNOWN, "c4": OUTCOME_UNKNOWN}
     unknown = ToolRunState.UNKNOWN
     runs = await chat.store.read(load_tool_runs, message.id)
@@ -332,7 +337,7 @@ async def test_results_that_are_there_stay_and_only_the_rest_is_run(chat: Chat, 
     await _end(chat, turn, message, CALLS[1])
     await shop.agent().run(turn, Sink())
     assert shop.ran == [("read", 1)]
-    said = {row.tool_call_id: row.text for row in await chat.said(turn) if row.role is Role.TOOL}
+    said = {row.tool_call_id: row.text for row in await chat.said(turn) if row.role is MessageRole.TOOL}
     assert said["c2"] == "before"
 
 

@@ -13,7 +13,7 @@ from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.turn import Agent
 from hermes_state import sessions
-from hermes_state.errors import ContextOverflow, ModelTimeout, NotOffered
+from hermes_state.errors import ContextOverflow, ModelNotFound, ModelTimeout
 from hermes_state.values import ChatKind, LineageId, Tokens
 from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import (
@@ -106,7 +106,7 @@ async def test_a_wrong_address_is_no_reason_to_compress(
     turn = await fill_and_ask(chat, agent, 5_700)
     await remember(chat, turn.lineage_id, ContextState(strikes=2, blocked_at=20_000))
     llm.add_scripts([{"times": -1, "error": {"status": status, "body": {"error": {"message": "Not here"}}}}])
-    with pytest.raises(NotOffered):
+    with pytest.raises(ModelNotFound):
         await agent.run(turn, Sink())
     assert (await look(chat, turn.lineage_id)).compressions == []
 

@@ -16,7 +16,7 @@ from agent.turn import Agent
 from hermes_state import journal
 from hermes_state.errors import ModelError
 from hermes_state.journal import RunningTurn
-from hermes_state.values import Effect, Role, TurnId
+from hermes_state.values import MessageRole, ToolEffect, TurnId
 from tests.agent.conftest import Chat, Sink, settings
 from tests.lines import line_to
 
@@ -113,7 +113,7 @@ class Talk:
             return "noted"
 
         parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-        return Tool(name="note", description="Notes.", parameters=parameters, effect=Effect.WRITES, run=run)
+        return Tool(name="note", description="Notes.", parameters=parameters, effect=ToolEffect.WRITES, run=run)
 
     async def say(self, text: str) -> Left:
         """Write something; what the turn of it leaves, whether it is answered or fails."""
@@ -148,5 +148,5 @@ def _left(db: Connection, turn_id: TurnId) -> Left:
     )
 
 
-ASKED = (Role.USER.value, "go")
+ASKED = (MessageRole.USER.value, "go")
 """The row of the message that the fault tests begin with."""

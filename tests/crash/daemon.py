@@ -17,7 +17,7 @@ from gateway.config import process_environment
 from gateway.process import serve
 from hermes_state.compressions import SplitPlan, split
 from hermes_state.transcripts import NewMessage, load_view
-from hermes_state.values import Effect, Origin, Role, SystemClock
+from hermes_state.values import MessageRole, Origin, SystemClock, ToolEffect
 
 __all__ = ["Daemon", "preloaded"]
 
@@ -107,14 +107,14 @@ def _tools(environ: Mapping[str, str]) -> list[Tool]:
         return HOLD_DONE
 
     return [
-        Tool(name="note", description="Writes a note.", parameters=_KEY, effect=Effect.WRITES, run=note),
-        Tool(name="hold", description="Writes, and waits.", parameters=_KEY, effect=Effect.WRITES, run=hold),
+        Tool(name="note", description="Writes a note.", parameters=_KEY, effect=ToolEffect.WRITES, run=note),
+        Tool(name="hold", description="Writes, and waits.", parameters=_KEY, effect=ToolEffect.WRITES, run=hold),
         # A split happens at most once whoever repeats it, so that a restart may run this again: hence the effect.
         Tool(
             name="split",
             description="Continues the session in a child.",
             parameters={"type": "object", "properties": {}},
-            effect=Effect.READ_ONLY,
+            effect=ToolEffect.READ_ONLY,
             run=_split,
         ),
         Tool(
@@ -125,7 +125,7 @@ def _tools(environ: Mapping[str, str]) -> list[Tool]:
                 "properties": {"mark": {"type": "string"}, "part": {"type": "integer"}},
                 "required": ["mark"],
             },
-            effect=Effect.READ_ONLY,
+            effect=ToolEffect.READ_ONLY,
             run=_dump,
         ),
     ]
@@ -139,7 +139,9 @@ async def _dump(arguments: dict[str, Any], context: ToolContext) -> str:
 async def _split(arguments: dict[str, Any], context: ToolContext) -> str:
     view = await context.store.read(load_view, context.lineage_id)
     if view.session.depth == 0:
-        handoff = NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="HANDOFF: what was said before is left out.")
+        handoff = NewMessage(
+            role=MessageRole.USER, origin=Origin.SUMMARY, text="HANDOFF: what was said before is left out."
+        )
         kept = [row.id for row in view.transcript if row.turn_id == context.turn_id]
         plan = SplitPlan(
             parent_id=view.session.id,

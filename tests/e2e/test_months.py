@@ -18,7 +18,7 @@ from hermes_state.search.search import search
 from hermes_state.sessions import get_compression_tip
 from hermes_state.store.connections import register_functions
 from hermes_state.transcripts import load_said
-from hermes_state.values import LineageId, Origin, Role, SessionId
+from hermes_state.values import LineageId, MessageRole, Origin, SessionId
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import World, world_in
 from tests.fakes.fake_llm import LLM_KEY
@@ -176,7 +176,7 @@ def check_rows(db: sqlite3.Connection, lineage_id: LineageId, month: Month) -> N
     answers = [row.text for row in said if row.origin is Origin.ASSISTANT and row.text]
     assert answers == [answer_of(one) for one in numbers]
     expected = Counter(call["name"] for one in numbers for call in calls_of(month, one))
-    results = [row for row in said if row.role is Role.TOOL]
+    results = [row for row in said if row.role is MessageRole.TOOL]
     assert Counter(row.tool_name for row in results) == expected
     for row in said:
         text = row.text or ""

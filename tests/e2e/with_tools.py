@@ -6,7 +6,7 @@ from typing import Any
 from agent.tools.registry import Tool, ToolContext
 from gateway.config import process_environment
 from gateway.process import serve
-from hermes_state.values import Effect
+from hermes_state.values import ToolEffect
 
 _LINE = "the register names a boat, the day on which it came in, and what it brought: barrels, ropes, lamps and salt"
 
@@ -24,7 +24,7 @@ REGISTER = Tool(
         "properties": {"mark": {"type": "string"}, "lines": {"type": "integer"}},
         "required": ["mark", "lines"],
     },
-    effect=Effect.READ_ONLY,
+    effect=ToolEffect.READ_ONLY,
     run=_read_register,
 )
 

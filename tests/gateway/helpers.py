@@ -11,28 +11,28 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest
+from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent, AgentSettings
-from gateway.access.permissions import Access
-from gateway.commands.registry import Desk, Registry
+from gateway.access.permissions import AccessControl
+from gateway.commands.registry import CommandContext, CommandRegistry
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
-from gateway.config.routes import RouteSettings
+from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
 from gateway.inbound.intake import GatewayIntake
 from gateway.models.agents import Agents
-from gateway.models.pricing import Costs
-from gateway.models.runtime import Live
-from gateway.outbound.adapters import Adapters
+from gateway.models.pricing import Pricing
+from gateway.models.runtime import Runtime
+from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.outbound.gates import Gates
-from gateway.turns.attachments import AttachmentDesk
-from gateway.turns.lanes import LaneParts, Lanes
+from gateway.outbound.gates import GateRegistry
+from gateway.turns.attachments import AttachmentPreparer
+from gateway.turns.lanes import LaneDispatcher, LaneParts
 from gateway.turns.runner import TurnRunner
-from gateway.turns.titles import Titles
-from gateway.turns.transcription import Ears, transcription_line
+from gateway.turns.titles import TitleWriter
+from gateway.turns.transcription import Transcriber, transcription_line
 from hermes_state.errors import FileTooLarge
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
@@ -195,13 +195,13 @@ Step: TypeAlias = ModelReply | Exception | Respond
 
 
 def answer(text: str) -> ModelReply:
-    return ModelReply(text=text, finish=Finish.STOP, usage=USAGE)
+    return ModelReply(text=text, finish=FinishReason.STOP, usage=USAGE)
 
 
 def calls(*names: str, text: str = "") -> ModelReply:
     """The model asks for tools; the ids are the names with a number."""
     made = tuple(ToolCall(id=f"{name}-{number}", name=name, arguments="{}") for number, name in enumerate(names))
-    return ModelReply(text=text, calls=made, finish=Finish.TOOL_CALLS, usage=USAGE)
+    return ModelReply(text=text, calls=made, finish=FinishReason.TOOL_CALLS, usage=USAGE)
 
 
 def asked(request: ModelRequest) -> list[str]:
@@ -306,7 +306,7 @@ class TestGateway:
         adapter: MemoryAdapter,
         model: ScriptedModel,
         tools: Iterable[Tool],
-        registry: Registry,
+        registry: CommandRegistry,
         others: Mapping[str, ScriptedModel],
     ) -> None:
         self.store = store
@@ -316,7 +316,7 @@ class TestGateway:
         self.model = model
         self.clock = SystemClock()
 
-        def make_agent(route: RouteSettings) -> Agent:
+        def make_agent(route: RouteConfig) -> Agent:
             return Agent(
                 store=store,
                 line=line_to(others.get(route.label, model)),
@@ -328,16 +328,16 @@ class TestGateway:
                 clock=self.clock,
             )
 
-        self.live = Live(config=config, agents=Agents(config.model.route, make_agent))
+        self.live = Runtime(config=config, agents=Agents(config.model.route, make_agent))
         self._folder = folder
 
     def assemble(self, group: asyncio.TaskGroup) -> None:
         store, live, clock = self.store, self.live, self.clock
-        self.gates = Gates()
-        self.adapters = Adapters({self.adapter.name: self.adapter})
-        self.access = Access(store, live)
+        self.gates = GateRegistry()
+        self.adapters = AdapterRegistry({self.adapter.name: self.adapter})
+        self.access = AccessControl(store, live)
         self.delivery = Delivery(store=store, adapters=self.adapters, gates=self.gates, clock=clock, group=group)
-        self.titles = Titles(store=store, live=live, clock=clock, redactor=lambda: redact)
+        self.titles = TitleWriter(store=store, live=live, clock=clock, redactor=lambda: redact)
         self.turns = TurnRunner(
             store=store,
             live=live,
@@ -347,19 +347,19 @@ class TestGateway:
             titles=self.titles,
             clock=clock,
         )
-        self.files = AttachmentDesk(
+        self.files = AttachmentPreparer(
             store=store,
             live=live,
             adapters=self.adapters,
             delivery=self.delivery,
-            ears=Ears(
-                store=store, live=live, clock=clock, make_line=partial(transcription_line, costs=Costs(store, clock))
+            ears=Transcriber(
+                store=store, live=live, clock=clock, make_line=partial(transcription_line, costs=Pricing(store, clock))
             ),
             clock=clock,
             folder=self._folder / "attachments",
         )
-        self.lanes = Lanes(group)
-        desk = Desk(
+        self.lanes = LaneDispatcher(group)
+        desk = CommandContext(
             store=store,
             live=live,
             access=self.access,
@@ -519,7 +519,7 @@ async def serving(
     adapter: MemoryAdapter | None = None,
     chat_model: ScriptedModel | None = None,
     tools: Iterable[Tool] = (),
-    registry: Registry = REGISTRY,
+    registry: CommandRegistry = REGISTRY,
     others: Mapping[str, ScriptedModel] = MappingProxyType({}),
     is_started: bool = True,
     **sections: Mapping[str, object],

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.access.permissions import LOCAL_OWNER, Access, Verdict
-from gateway.models.runtime import Live
+from gateway.access.permissions import LOCAL_OWNER, AccessControl, AccessDecision
+from gateway.models.runtime import Runtime
 from hermes_state.admin import pairings
-from hermes_state.admin.pairings import Role
+from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKind, InboundMessage, Sender, UserRef
@@ -16,8 +16,8 @@ from tests.gateway.helpers import ANN, BOSS, EVE, config_of, serving
 from tests.hermes_state.rows import START
 
 
-def access_of(store: Store, **access: object) -> Access:
-    return Access(store, Live(config=config_of(access=access), agents=None))  # type: ignore[arg-type]
+def access_of(store: Store, **access: object) -> AccessControl:
+    return AccessControl(store, Runtime(config=config_of(access=access), agents=None))  # type: ignore[arg-type]
 
 
 async def message(store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, is_addressed: bool) -> InboundMessage:
@@ -29,18 +29,18 @@ async def message(store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, 
     ("access", "ref", "role"),
     [
         ({"allow": [], "admins": []}, ANN.ref, None),
-        ({}, ANN.ref, Role.USER),
-        ({}, BOSS.ref, Role.ADMIN),
+        ({}, ANN.ref, UserRole.USER),
+        ({}, BOSS.ref, UserRole.ADMIN),
         ({}, EVE.ref, None),
         ({}, "discord:1", None),
         ({}, "telegram:11", None),
-        ({"allow_all": True}, EVE.ref, Role.USER),
-        ({"allow_all": True}, BOSS.ref, Role.ADMIN),
-        ({"allow": [], "admins": []}, LOCAL_OWNER, Role.ADMIN),
+        ({"allow_all": True}, EVE.ref, UserRole.USER),
+        ({"allow_all": True}, BOSS.ref, UserRole.ADMIN),
+        ({"allow": [], "admins": []}, LOCAL_OWNER, UserRole.ADMIN),
     ],
 )
 async def test_nobody_has_a_role_unless_named(
-    store: Store, access: Mapping[str, object], ref: UserRef, role: Role | None
+    store: Store, access: Mapping[str, object], ref: UserRef, role: UserRole | None
 ) -> None:
     assert access_of(store, **access).role_of(ref) is role
 
@@ -50,9 +50,9 @@ async def test_a_pairing_counts_from_its_approval_to_its_revocation(store: Store
     await store.write(pairings.offer, EVE, "ABCDEFGH", 60_000, 10, START)
     await access.load()
     assert access.role_of(EVE.ref) is None
-    await store.write(pairings.approve, "ABCDEFGH", Role.ADMIN, "x", START)
+    await store.write(pairings.approve, "ABCDEFGH", UserRole.ADMIN, "x", START)
     await access.load()
-    assert access.role_of(EVE.ref) is Role.ADMIN
+    assert access.role_of(EVE.ref) is UserRole.ADMIN
     await store.write(pairings.revoke, EVE.ref, "x", START)
     await access.load()
     assert access.role_of(EVE.ref) is None
@@ -61,9 +61,9 @@ async def test_a_pairing_counts_from_its_approval_to_its_revocation(store: Store
 async def test_the_configured_admin_stays_one_whatever_a_pairing_says(store: Store) -> None:
     access = access_of(store)
     await store.write(pairings.offer, BOSS, "ABCDEFGH", 60_000, 10, START)
-    await store.write(pairings.approve, "ABCDEFGH", Role.USER, "x", START)
+    await store.write(pairings.approve, "ABCDEFGH", UserRole.USER, "x", START)
     await access.load()
-    assert access.role_of(BOSS.ref) is Role.ADMIN
+    assert access.role_of(BOSS.ref) is UserRole.ADMIN
 
 
 BOT = replace(ANN, is_bot=True)
@@ -72,20 +72,20 @@ BOT = replace(ANN, is_bot=True)
 @pytest.mark.parametrize(
     ("sender", "kind", "is_addressed", "verdict"),
     [
-        (ANN, ChatKind.DIRECT, True, Verdict.ADMITTED),
-        (EVE, ChatKind.DIRECT, True, Verdict.STRANGER),
-        (ANN, ChatKind.GROUP, True, Verdict.ADMITTED),
-        (ANN, ChatKind.GROUP, False, Verdict.UNADDRESSED),
-        (EVE, ChatKind.GROUP, True, Verdict.DENIED),
-        (EVE, ChatKind.GROUP, False, Verdict.UNADDRESSED),
-        (EVE, ChatKind.CHANNEL, True, Verdict.DENIED),
-        (EVE, ChatKind.THREAD, True, Verdict.DENIED),
-        (BOT, ChatKind.DIRECT, True, Verdict.BOT),
-        (BOT, ChatKind.GROUP, True, Verdict.BOT),
+        (ANN, ChatKind.DIRECT, True, AccessDecision.ADMITTED),
+        (EVE, ChatKind.DIRECT, True, AccessDecision.STRANGER),
+        (ANN, ChatKind.GROUP, True, AccessDecision.ADMITTED),
+        (ANN, ChatKind.GROUP, False, AccessDecision.UNADDRESSED),
+        (EVE, ChatKind.GROUP, True, AccessDecision.DENIED),
+        (EVE, ChatKind.GROUP, False, AccessDecision.UNADDRESSED),
+        (EVE, ChatKind.CHANNEL, True, AccessDecision.DENIED),
+        (EVE, ChatKind.THREAD, True, AccessDecision.DENIED),
+        (BOT, ChatKind.DIRECT, True, AccessDecision.BOT),
+        (BOT, ChatKind.GROUP, True, AccessDecision.BOT),
     ],
 )
 async def test_what_becomes_of_a_message(
-    store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, is_addressed: bool, verdict: Verdict
+    store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, is_addressed: bool, verdict: AccessDecision
 ) -> None:
     access = access_of(store)
     assert access.judge(await message(store, tmp_path, sender, kind, is_addressed)) is verdict
@@ -96,12 +96,12 @@ async def test_what_becomes_of_a_message(
 async def test_a_name_never_gives_access(store: Store, tmp_path: Path) -> None:
     access = access_of(store)
     impostor = Sender(platform="telegram", id="666", name=ANN.ref)
-    assert access.judge(await message(store, tmp_path, impostor, ChatKind.DIRECT, True)) is Verdict.STRANGER
+    assert access.judge(await message(store, tmp_path, impostor, ChatKind.DIRECT, True)) is AccessDecision.STRANGER
 
 
 async def test_of_two_looks_at_the_pairings_the_later_one_counts(store: Store) -> None:
     await store.write(pairings.offer, EVE, "ABCDEFGH", 60_000, 10, START)
-    await store.write(pairings.approve, "ABCDEFGH", Role.USER, "x", START)
+    await store.write(pairings.approve, "ABCDEFGH", UserRole.USER, "x", START)
     access = access_of(store)
     real, has_looked, may_answer = store.read, asyncio.Event(), asyncio.Event()
 
@@ -127,7 +127,7 @@ async def test_of_two_looks_at_the_pairings_the_later_one_counts(store: Store) -
 async def test_a_revocation_is_read_back_even_when_the_database_is_slow_to_answer(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         access = gateway.access
-        access._paired = {EVE.ref: Role.USER}
+        access._paired = {EVE.ref: UserRole.USER}
         real, tries = store.read, 0
 
         async def read(fn: object, *args: object) -> object:

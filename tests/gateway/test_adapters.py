@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.outbound.adapters import Adapters, Supervised
+from gateway.outbound.adapters import AdapterRegistry, SupervisedAdapter
 from hermes_state.errors import PlatformUnavailable, TokenRejected
 from hermes_state.values import ChatKey
 from platforms.base import AdapterState, Intake
@@ -39,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("end", [PlatformUnavailable("down"), KeyError("a bug"), asyncio.CancelledError(), None])
 async def test_whatever_ends_an_attempt_another_follows(end: BaseException | None) -> None:
     adapter = Restless([end] * 5)
-    one = Supervised(adapter)
+    one = SupervisedAdapter(adapter)
     task = asyncio.create_task(one.run(NO_INTAKE))
     await eventually(lambda: adapter.attempts == 6, "the sixth attempt")
     assert one.health().state is AdapterState.RUNNING
@@ -49,7 +49,7 @@ async def test_whatever_ends_an_attempt_another_follows(end: BaseException | Non
 
 
 async def test_between_attempts_the_operator_reads_why_and_when() -> None:
-    one = Supervised(Restless([PlatformUnavailable("the network is down")]))
+    one = SupervisedAdapter(Restless([PlatformUnavailable("the network is down")]))
     task = asyncio.create_task(one.run(NO_INTAKE))
     await eventually(lambda: one.health().state is AdapterState.BACKING_OFF, "the pause")
     assert one.health().detail.startswith("the network is down; next attempt in ")
@@ -61,7 +61,7 @@ async def test_between_attempts_the_operator_reads_why_and_when() -> None:
 @pytest.mark.usefixtures("quick")
 async def test_a_rejected_token_ends_the_adapter_and_not_its_neighbours() -> None:
     rejected, healthy = Restless([TokenRejected("401: check telegram.token")]), Restless([])
-    adapters = Adapters({"telegram": rejected, "discord": healthy})
+    adapters = AdapterRegistry({"telegram": rejected, "discord": healthy})
     async with asyncio.TaskGroup() as group:
         tasks = adapters.start(NO_INTAKE, group)
         await eventually(lambda: tasks[0].done(), "the rejected one gives up")
@@ -74,6 +74,6 @@ async def test_a_rejected_token_ends_the_adapter_and_not_its_neighbours() -> Non
 
 def test_a_chat_is_reached_through_its_account() -> None:
     adapter = MemoryAdapter()
-    adapters = Adapters({"telegram": adapter})
+    adapters = AdapterRegistry({"telegram": adapter})
     assert adapters.of(DIRECT) is adapter
     assert adapters.of(ChatKey(platform="discord", account="discord", chat_ref="1")) is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.access.pairing import turn_down
-from gateway.inbound.admission import Admission, admit, apply_deletion, apply_edit
+from gateway.inbound.admission import AcceptedEvent, admit, apply_deletion, apply_edit
 from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat
 from hermes_state.inbox import CHANGED, InboxKind, InboxMode
@@ -50,9 +50,9 @@ def message(number: int = 1, text: str = "hello", *, sender: Sender = ANN, ticke
     )
 
 
-def admission(message: InboundMessage, **changes: Any) -> Admission:  # Any: the fields that a test changes
+def admission(message: InboundMessage, **changes: Any) -> AcceptedEvent:  # Any: the fields that a test changes
     values: dict[str, Any] = {"kind": InboxKind.MESSAGE, "mode": InboxMode.QUEUE, "max_waiting": 3, "cursor": None}
-    return Admission(message=message, key=message.chat, text=message.text, **(values | changes))
+    return AcceptedEvent(message=message, key=message.chat, text=message.text, **(values | changes))
 
 
 def owed(db: sqlite3.Connection) -> list[str]:

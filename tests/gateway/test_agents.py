@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.events import Scene
-from agent.engines.adapter import ForeignEngine
+from agent.context.events import ConversationRef
+from agent.engines.adapter import PluginEngine
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel
@@ -16,10 +16,10 @@ from agent.turn import Agent
 from gateway.assembly import make_agents
 from gateway.config import LoadedConfig
 from gateway.config.routes import completed
-from gateway.config.settings import Config, ModelSettings
+from gateway.config.settings import Config, ModelConfig
 from gateway.models.agents import Agents
-from gateway.models.pricing import Costs
-from gateway.models.selection import Lines, make_model, route_of
+from gateway.models.pricing import Pricing
+from gateway.models.selection import ClientRegistry, make_model, route_of
 from hermes_state.chats import load_chat
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
@@ -44,7 +44,7 @@ MODEL = {
 }
 
 
-async def silence(_scene: Scene, _view: View) -> None:
+async def silence(_scene: ConversationRef, _view: View) -> None:
     """Nobody is told."""
 
 
@@ -53,7 +53,7 @@ def agents_of(store: Store, home: Path, **sections: object) -> Iterator[tuple[Ag
     config = Config.model_validate({"model": MODEL, **sections})
     clock = SystemClock()
     loaded = LoadedConfig(config=config, home=home, warnings=(), sources={})
-    lines = Lines(config, Costs(store, clock))
+    lines = ClientRegistry(config, Pricing(store, clock))
     yield make_agents(loaded, lines, store=store, extra_tools=(), listeners=(), on_wait=silence, clock=clock), config
 
 
@@ -107,8 +107,8 @@ async def test_a_plugin_sees_one_conversation_whatever_model_answers_in_it(store
     with agents_of(store, tmp_path, context={"engine": "sample"}) as (agents, config):
         engines = [agent.context._drafts.engine for agent in (agents.configured, agent_named(agents, config, "small"))]
         first, second = engines
-        assert isinstance(first, ForeignEngine)
-        assert isinstance(second, ForeignEngine)
+        assert isinstance(first, PluginEngine)
+        assert isinstance(second, PluginEngine)
         assert first._seats is second._seats
         assert (first._model.name, second._model.name) == ("big", "small")
 
@@ -132,7 +132,7 @@ async def test_drafts_on_their_way_are_shared_by_all_also_across_a_reload(store:
     ],
 )
 async def test_each_protocol_has_its_model(alias: str, kind: type, route: str) -> None:
-    settings = ModelSettings.model_validate(MODEL)
+    settings = ModelConfig.model_validate(MODEL)
     model = make_model(settings.alias_route(alias), settings)
     assert isinstance(model, kind)
     assert model.route == route
@@ -141,7 +141,7 @@ async def test_each_protocol_has_its_model(alias: str, kind: type, route: str) -
 
 async def test_claude_at_home_needs_its_sdk() -> None:
     pytest.importorskip("anthropic")
-    settings = ModelSettings(name="claude-sonnet-4-5", protocol="anthropic", api_key="k")  # type: ignore[arg-type]
+    settings = ModelConfig(name="claude-sonnet-4-5", protocol="anthropic", api_key="k")  # type: ignore[arg-type]
     model = make_model(completed("claude-haiku-4-5", settings), settings)
     assert (model.name, model.route) == ("claude-haiku-4-5", "anthropic:api.anthropic.com")
     await model.close()
@@ -154,7 +154,7 @@ async def test_where_a_call_sets_no_limit_claude_is_asked_for_what_leaves_room_f
     pytest.importorskip("anthropic")
     async with labkit.Server(fake_llm.make_app()) as server:
         given = {"name": "claude-lab-200k", "protocol": "anthropic", "base_url": server.url, "api_key": "k"}
-        settings = ModelSettings.model_validate({**given, "context_length": context_length})
+        settings = ModelConfig.model_validate({**given, "context_length": context_length})
         model = make_model(settings.route, settings)
         server.app[fake_llm.LLM_KEY].models["claude-lab-200k"] = {"context": context_length, "max_output": 32_000}
         await ask(model, request(max_output_tokens=None))

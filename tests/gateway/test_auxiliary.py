@@ -6,11 +6,11 @@ from agent.model.caps import SpendingCaps
 from agent.model.prices import price_of
 from agent.model.protocols.anthropic import AnthropicModel
 from gateway.assembly import summary_routes
-from gateway.config.routes import RouteSettings, completed
+from gateway.config.routes import RouteConfig, completed
 from gateway.config.settings import Config
 from gateway.models.auxiliary import TASKS, Task, all_routes, route_for
-from gateway.models.pricing import Costs, unpriced_models
-from gateway.models.selection import Lines, route_of
+from gateway.models.pricing import Pricing, unpriced_models
+from gateway.models.selection import ClientRegistry, route_of
 from gateway.models.window import window_of
 from hermes_state.store.writer import Store
 from hermes_state.values import SystemClock
@@ -21,7 +21,7 @@ __all__ = ["home", "load"]
 MAIN = "model: {name: main, api_key: key-of-main, aliases: {fast: {name: quick, context_length: 50000}}}\n"
 
 
-def live(config: Config) -> RouteSettings:
+def live(config: Config) -> RouteConfig:
     """What a conversation has chosen that is not the configured model."""
     return completed("chosen", config.model)
 
@@ -143,7 +143,7 @@ async def test_a_size_that_is_not_given_is_looked_up_and_else_that_of_the_config
 ) -> None:
     yaml = f"model: {{name: m, context_length: 128000}}\nauxiliary: {{compression: {{model: {name}}}}}"
     config = load(yaml).config
-    lines = Lines(config, Costs(store, SystemClock()))
+    lines = ClientRegistry(config, Pricing(store, SystemClock()))
     named, own = summary_routes(config, config.model.route, lines)
     assert (named.context_length, own.context_length) == (size, None)
     await lines.close()
@@ -163,7 +163,7 @@ async def test_the_conversations_own_model_stands_in_for_a_summariser(
     load: Load, store: Store, yaml: str, chosen: str | None, names: list[str]
 ) -> None:
     config = load(MAIN + yaml).config
-    lines = Lines(config, Costs(store, SystemClock()))
+    lines = ClientRegistry(config, Pricing(store, SystemClock()))
     route = route_of(config.model, chosen)
     assert route is not None
     found = summary_routes(config, route, lines)
@@ -177,7 +177,7 @@ async def test_named_models_have_their_price_their_caps_and_their_protocol(load:
         "model: {name: gpt-4.1, api_key: k}\ncosts: {daily_cap: 1}\nauxiliary: {compression: {model: claude-sonnet-4-5,"
         " protocol: anthropic, api_key: other}, title: {model: nobody-knows}, flush: {model: gpt-4.1-mini}}"
     ).config
-    lines = Lines(config, Costs(store, SystemClock()))
+    lines = ClientRegistry(config, Pricing(store, SystemClock()))
     [summariser, *_] = summary_routes(config, config.model.route, lines)
     assert isinstance(summariser.line.model, AnthropicModel)
     assert summariser.line._price == price_of("claude-sonnet-4-5", {})

@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.access.pairing import WELCOME, PairingOffer, offer_pairing
+from gateway.access.pairing import WELCOME, PairingReply, offer_pairing
 from gateway.cli import app
 from gateway.operator.socket import serve_control
 from hermes_state.admin import pairings
-from hermes_state.admin.pairings import Role
+from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.store.lock import FileLock
 from hermes_state.store.migrate import APPLICATION_ID
@@ -322,7 +322,7 @@ async def test_pairing_is_decided_without_a_daemon_too_and_the_person_is_told_at
         sent_at=Millis(0),
         is_addressed=True,
     )
-    offer = PairingOffer(code=code, lifetime_ms=60_000, max_pending=10, sentence="your code")
+    offer = PairingReply(code=code, lifetime_ms=60_000, max_pending=10, sentence="your code")
     store = await Store.open(home / "state.db")
     await store.write(offer_pairing, message, offer, None, SystemClock().now())
     await store.close()
@@ -333,7 +333,7 @@ async def test_pairing_is_decided_without_a_daemon_too_and_the_person_is_told_at
     store = await Store.open(home / "state.db")
     owed = await store.read(lambda db: db.execute("SELECT payload FROM outbox ORDER BY id").fetchall())
     await store.close()
-    assert [WELCOME[Role.USER] in payload for (payload,) in owed] == [False, True]
+    assert [WELCOME[UserRole.USER] in payload for (payload,) in owed] == [False, True]
     done = await threaded(run, "pair", "revoke", "telegram:42")
     assert "no access any more" in done.output
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
-from gateway.commands.registry import Command, Effect, Invocation, Kind, parse
+from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, parse
 from gateway.commands.runner import CRASH_SENTENCE
 from gateway.commands.table import REGISTRY
 from gateway.inbound.intake import AFTER_THIS_ANSWER, STEERED
 from gateway.turns.lanes import TURNED_AWAY
-from hermes_state.admin.pairings import Role
+from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import ModelUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Sender
@@ -59,9 +59,9 @@ def test_names_and_aliases_are_unique_and_every_command_is_described() -> None:
 
 
 def test_help_and_menus_come_from_the_table_and_hide_what_is_for_admins() -> None:
-    assert "/pair" in REGISTRY.help(Role.ADMIN)
-    assert "/pair" not in REGISTRY.help(Role.USER)
-    assert "`/reset`" in REGISTRY.help(Role.USER)
+    assert "/pair" in REGISTRY.help(UserRole.ADMIN)
+    assert "/pair" not in REGISTRY.help(UserRole.USER)
+    assert "`/reset`" in REGISTRY.help(UserRole.USER)
     menu = {item.name for item in REGISTRY.menu()}
     assert "new" in menu
     assert not {"pair", "reset"} & menu
@@ -94,7 +94,7 @@ def test_what_is_a_command(text: str, expected: tuple[str, str] | None) -> None:
 async def test_start_help_whoami(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         assert "/help" in await gateway.ask("/start")
-        assert await gateway.ask("/help") == REGISTRY.help(Role.USER)
+        assert await gateway.ask("/help") == REGISTRY.help(UserRole.USER)
         said = await gateway.ask("/whoami")
         assert "`telegram:1`" in said
         assert "role user" in said
@@ -539,18 +539,18 @@ async def test_a_command_stored_before_a_crash_is_carried_out_at_the_start(store
 
 
 async def test_a_command_that_crashes_is_told_and_blocks_nobody(store: Store, tmp_path: Path) -> None:
-    async def crash(_invocation: Invocation) -> Effect:
+    async def crash(_invocation: Invocation) -> CommandResult:
         raise ValueError("bug")
 
-    async def crash_inside(_invocation: Invocation) -> Effect:
-        return Effect(apply=lambda db, _now: str(db.execute("SELECT nothing").fetchall()))
+    async def crash_inside(_invocation: Invocation) -> CommandResult:
+        return CommandResult(apply=lambda db, _now: str(db.execute("SELECT nothing").fetchall()))
 
     broken = type(REGISTRY)(
         [
             *REGISTRY.commands,
-            Command(name="boom", kind=Kind.READ, description="x", handler=crash),
-            Command(name="bang", kind=Kind.CHANGE, description="x", handler=crash_inside),
-            Command(name="clang", kind=Kind.READ, description="x", handler=crash_inside),
+            Command(name="boom", kind=CommandKind.READ, description="x", handler=crash),
+            Command(name="bang", kind=CommandKind.CHANGE, description="x", handler=crash_inside),
+            Command(name="clang", kind=CommandKind.READ, description="x", handler=crash_inside),
         ]
     )
     async with serving(store, tmp_path, registry=broken) as gateway:

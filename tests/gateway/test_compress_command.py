@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from agent.context.controller import ContextSettings
-from agent.context.events import Scene
+from agent.context.events import ConversationRef
 from agent.context.outcomes import Compressed, summarize_manual_compression
-from agent.model.base import Finish, ModelReply
+from agent.model.base import FinishReason, ModelReply
 from gateway.commands.compression import GIVEN_UP, WORKING
 from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
 from hermes_state.store.writer import Store
@@ -89,7 +89,7 @@ async def test_more_tokens_in_fewer_messages_are_explained(store: Store, tmp_pat
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         [(chat_id, lineage_id)] = await gateway.rows("SELECT chat_id, lineage_id FROM sessions")
-        scene = Scene(chat_id=chat_id, lineage_id=lineage_id, chat=DIRECT, chat_kind=ChatKind.DIRECT)
+        scene = ConversationRef(chat_id=chat_id, lineage_id=lineage_id, chat=DIRECT, chat_kind=ChatKind.DIRECT)
         context = gateway.live.agents.configured.context
         drafted = await context.draft_by_hand(scene)
         outcome = await gateway.store.write(context.settle, scene, drafted, gateway.clock.now())
@@ -233,7 +233,7 @@ async def test_trouble_with_the_provider_leaves_everything_as_it_was(
     [
         answer(""),
         answer("I cannot help with that."),
-        ModelReply(text=SUMMARY, finish=Finish.LENGTH, usage=None),
+        ModelReply(text=SUMMARY, finish=FinishReason.LENGTH, usage=None),
         answer("garbage " * 200),
     ],
 )

@@ -11,7 +11,7 @@ import yaml as pyyaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.sizes import Source
+from agent.model.sizes import SizeSource
 from gateway.assembly import settings_mark
 from gateway.config import (
     CUSTOMARY,
@@ -359,7 +359,7 @@ def test_sizes_need_not_be_configured(load: Load) -> None:
         model = load(yaml).config.model
         assert model.context_length is None
         capacity = capacity_in(model)
-        assert (capacity.context_length, capacity.context_from) == (1_047_576, Source.CATALOGUE)
+        assert (capacity.context_length, capacity.context_from) == (1_047_576, SizeSource.CATALOGUE)
         assert capacity.max_output_tokens == min(model.max_output_tokens or 32_768, 1_047_576 // 2)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.operator.socket import MAX_LINE_BYTES, NobodyAnswers, ask, serve_control
+from gateway.operator.socket import MAX_LINE_BYTES, DaemonNotRunningError, ask, serve_control
 from hermes_state.errors import CommandError
 
 
@@ -57,19 +57,19 @@ async def test_an_unknown_request_names_the_known_ones(path: Path) -> None:
 
 
 async def test_without_a_daemon_nobody_answers(path: Path) -> None:
-    with pytest.raises(NobodyAnswers):
+    with pytest.raises(DaemonNotRunningError):
         await asked(path, "echo")
     async with serve_control(path, HANDLERS):
         pass
     assert list(path.parent.glob("*")) == []
-    with pytest.raises(NobodyAnswers):
+    with pytest.raises(DaemonNotRunningError):
         await asked(path, "echo")
 
 
 async def test_a_socket_left_by_a_dead_daemon_is_no_daemon_and_is_replaced(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    with pytest.raises(NobodyAnswers):
+    with pytest.raises(DaemonNotRunningError):
         await asked(path, "echo")
     async with serve_control(path, HANDLERS):
         assert await asked(path, "echo", {"a": 1}) == {"a": 1}

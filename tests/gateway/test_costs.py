@@ -7,11 +7,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from agent.model.caps import CapLimits, NoPrice, SpendingCaps, day_start
+from agent.model.caps import CapLimits, SpendingCaps, UnpricedCaps, day_start
 from agent.model.prices import FREE
 from gateway.config import ConfigRejected, load_config
 from gateway.config.settings import Config
-from gateway.models.pricing import Costs, cap_limits, price_in, unpriced_models, unpriced_sentence
+from gateway.models.pricing import Pricing, cap_limits, price_in, unpriced_models, unpriced_sentence
 from hermes_state.store.writer import Store
 from hermes_state.values import MicroUsd, Millis, SystemClock
 
@@ -96,14 +96,14 @@ MODEL = "model: {name: lab-128k, base_url: 'http://127.0.0.1:1/v1'}\n"
 
 
 async def test_a_line_gets_its_price_and_the_caps(tmp_path: Path, store: Store) -> None:
-    costs = Costs(store, SystemClock())
+    costs = Pricing(store, SystemClock())
     free = loaded(tmp_path / "a", MODEL)
     assert costs.terms(free, "lab-128k") == {"price": None, "caps": None}
     capped = loaded(tmp_path / "b", MODEL + "costs: {daily_cap: 1, prices: {lab-*: {input: 1, output: 2}}}")
     terms = costs.terms(capped, "lab-128k")
     assert terms["price"] is not None
     assert isinstance(terms["caps"], SpendingCaps)
-    assert isinstance(costs.terms(capped, "another")["caps"], NoPrice)
+    assert isinstance(costs.terms(capped, "another")["caps"], UnpricedCaps)
     assert costs.terms(capped, None)["price"] == FREE
 
 

@@ -3,7 +3,7 @@ import gc
 
 import pytest
 
-from gateway.outbound.gates import Gate, Gates
+from gateway.outbound.gates import Gate, GateRegistry
 from hermes_state.values import ChatId
 
 
@@ -63,7 +63,7 @@ async def test_a_penalty_closes_the_gate_and_a_shorter_one_does_not_shorten_it()
 
 
 async def test_a_chat_has_one_gate_for_as_long_as_anybody_holds_it() -> None:
-    gates = Gates()
+    gates = GateRegistry()
     held = gates.of(ChatId(1))
     for number in range(5_000):
         gates.of(ChatId(number))
@@ -72,7 +72,7 @@ async def test_a_chat_has_one_gate_for_as_long_as_anybody_holds_it() -> None:
 
 
 async def test_a_penalty_is_remembered_when_nobody_holds_the_gate() -> None:
-    gates = Gates()
+    gates = GateRegistry()
     gates.of(ChatId(1)).close_for(30)
     gates.of(ChatId(2))
     gc.collect()

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from agent.model.client import RetryPolicy
-from agent.model.transcription import TranscriptionLine, TranscriptionModel
+from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from gateway.config.settings import Config
-from gateway.turns.transcription import Ears, Unheard, endpoint_of
+from gateway.turns.transcription import Transcriber, TranscriptionError, endpoint_of
 from hermes_state import inbox
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, InboxId, IncomingAttachment
@@ -71,17 +71,17 @@ async def test_a_reload_that_moves_what_calls_cost_or_where_days_begin_brings_an
     async with serving(store, tmp_path, is_started=False, transcription=NOBODY_LISTENS) as gateway:
         made_for: list[Config] = []
 
-        def make_line(config: Config) -> TranscriptionLine:
+        def make_line(config: Config) -> TranscriptionClient:
             made_for.append(config)
-            return TranscriptionLine(TranscriptionModel(endpoint_of(config)), policy=RetryPolicy(most_attempts=1))
+            return TranscriptionClient(TranscriptionModel(endpoint_of(config)), policy=RetryPolicy(most_attempts=1))
 
-        ears = Ears(store=store, live=gateway.live, clock=gateway.clock, make_line=make_line)
+        ears = Transcriber(store=store, live=gateway.live, clock=gateway.clock, make_line=make_line)
         await gateway.say("", files=[VOICE])
         row = await store.read(inbox.load, InboxId(1))
         assert row is not None
         for config in (gateway.live.config, config_of(transcription=NOBODY_LISTENS, **change)):
             gateway.live.config = config
-            with pytest.raises(Unheard):
+            with pytest.raises(TranscriptionError):
                 await ears.hear(row, VOICE, b"")
         assert len(made_for) == lines
         await ears.close()

@@ -15,7 +15,7 @@ from gateway.turns.runner import CRASH_SENTENCE, DEADLINE_SENTENCE, RESTART_SENT
 from hermes_state import journal
 from hermes_state.errors import AuthRejected, PlatformUnavailable
 from hermes_state.store.writer import Store
-from hermes_state.values import AttachmentKind, ChatKey, Effect, IncomingAttachment, Origin
+from hermes_state.values import AttachmentKind, ChatKey, IncomingAttachment, Origin, ToolEffect
 from tests.gateway.helpers import (
     BOB,
     BOSS,
@@ -40,7 +40,7 @@ def chat(number: int) -> ChatKey:
     return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(number))
 
 
-def tool(name: str, run: Callable[[], object] = lambda: None, effect: Effect = Effect.READ_ONLY) -> Tool:
+def tool(name: str, run: Callable[[], object] = lambda: None, effect: ToolEffect = ToolEffect.READ_ONLY) -> Tool:
     async def work(_arguments: dict[str, object], _context: ToolContext) -> str:
         outcome = run()
         if isinstance(outcome, asyncio.Event):
@@ -568,7 +568,7 @@ async def test_a_tool_that_writes_is_not_run_again_after_a_restart(store: Store,
         runs.append("x")
         return never
 
-    tools = [tool("pay", run, Effect.WRITES)]
+    tools = [tool("pay", run, ToolEffect.WRITES)]
     async with serving(store, tmp_path, tools=tools) as gateway:
         gateway.model.script.append(calls("pay"))
         await gateway.say("q")

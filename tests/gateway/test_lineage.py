@@ -10,7 +10,7 @@ from hermes_state.chats import find_chat
 from hermes_state.compressions import SplitPlan, plan_undo, split, undo_compression
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, load_view
-from hermes_state.values import ChatKey, Millis, Origin, Role
+from hermes_state.values import ChatKey, MessageRole, Millis, Origin
 from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, PLATFORM, TestGateway, serving
 
 BOSS_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="9")
@@ -31,7 +31,7 @@ async def compress(gateway: TestGateway, chat: ChatKey = DIRECT, focus: str | No
             parent_id=view.session.id,
             version=view.session.version,
             watermark_seq=view.session.next_seq - 1,
-            context=(NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="what was said before"),),
+            context=(NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="what was said before"),),
             layer="in_loop",
             focus=focus,
             summary_kind="model",

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from gateway.config.settings import LoggingSettings
+from gateway.config.settings import LoggingConfig
 from gateway.logs import configure_logging, set_level, update_logging
 
 TOKEN = "1234567:AAE-notARealToken_notARealToken_123"
@@ -53,7 +53,7 @@ def stream() -> io.StringIO:
 
 @pytest.fixture
 def lines(stream: io.StringIO) -> Lines:
-    configure_logging(LoggingSettings(), secrets=[TOKEN, KEY], directory=None, stream=stream)
+    configure_logging(LoggingConfig(), secrets=[TOKEN, KEY], directory=None, stream=stream)
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
@@ -71,7 +71,7 @@ def test_a_daemon_writes_one_json_object_a_line_with_what_is_bound(lines: Lines)
 
 def test_a_terminal_gets_lines_for_people(stream: io.StringIO) -> None:
     terminal = Terminal()
-    configure_logging(LoggingSettings(), secrets=[], directory=None, stream=terminal)
+    configure_logging(LoggingConfig(), secrets=[], directory=None, stream=terminal)
     structlog.get_logger("x").info("gateway.started", port=8765)
     assert "gateway.started" in terminal.getvalue()
     assert not terminal.getvalue().startswith("{")
@@ -79,7 +79,7 @@ def test_a_terminal_gets_lines_for_people(stream: io.StringIO) -> None:
 
 def test_a_line_on_a_screen_is_short(stream: io.StringIO) -> None:
     terminal = Terminal()
-    configure_logging(LoggingSettings(), secrets=[], directory=None, stream=terminal)
+    configure_logging(LoggingConfig(), secrets=[], directory=None, stream=terminal)
     structlog.get_logger("gateway.daemon").info("gateway.started")
     logging.getLogger("telegram.ext").warning("odd")
     ours, theirs = re.sub(r"\x1b\[\d*m", "", terminal.getvalue()).splitlines()
@@ -100,7 +100,7 @@ def test_discord_py_repeats_nothing_that_we_report_ourselves(lines: Lines) -> No
 
 def test_the_format_can_be_fixed(stream: io.StringIO) -> None:
     terminal = Terminal()
-    configure_logging(LoggingSettings(format="json"), secrets=[], directory=None, stream=terminal)
+    configure_logging(LoggingConfig(format="json"), secrets=[], directory=None, stream=terminal)
     structlog.get_logger("x").info("gateway.started")
     assert json.loads(terminal.getvalue())["event"] == "gateway.started"
 
@@ -112,7 +112,7 @@ def test_the_format_can_be_fixed(stream: io.StringIO) -> None:
 def test_libraries_that_print_addresses_are_silent_below_warning_at_any_level(
     lines: Lines, name: str, stream: io.StringIO
 ) -> None:
-    configure_logging(LoggingSettings(level="debug"), secrets=[TOKEN], directory=None, stream=stream)
+    configure_logging(LoggingConfig(level="debug"), secrets=[TOKEN], directory=None, stream=stream)
     logging.getLogger(name).info("HTTP Request: POST https://api.telegram.org/bot%s/getUpdates", TOKEN)
     assert lines() == []
 
@@ -167,7 +167,7 @@ def test_a_reload_brings_its_level_and_its_secrets(lines: Lines, stream: io.Stri
 
 
 def test_the_file_gets_json_even_at_a_terminal(tmp_path: Path) -> None:
-    configure_logging(LoggingSettings(), secrets=[KEY], directory=tmp_path, stream=Terminal())
+    configure_logging(LoggingConfig(), secrets=[KEY], directory=tmp_path, stream=Terminal())
     structlog.get_logger("x").info("thing.happened", detail=KEY)
     text = (tmp_path / "gateway.log").read_text()
     assert json.loads(text)["event"] == "thing.happened"
@@ -178,7 +178,7 @@ def test_lines_that_cannot_be_written_are_told_once_and_not_shown(
     tmp_path: Path, stream: io.StringIO, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "gateway.log").symlink_to("/dev/full")
-    configure_logging(LoggingSettings(), secrets=[KEY], directory=tmp_path, stream=stream)
+    configure_logging(LoggingConfig(), secrets=[KEY], directory=tmp_path, stream=stream)
     for _ in range(3):
         structlog.get_logger("x").info("thing.happened", detail=KEY)
     said = capfd.readouterr().err
@@ -193,7 +193,7 @@ def test_lines_that_cannot_be_written_are_told_once_and_not_shown(
 
 def test_configuring_again_replaces_the_first_handlers(stream: io.StringIO, tmp_path: Path) -> None:
     for _ in range(3):
-        configure_logging(LoggingSettings(), secrets=[], directory=tmp_path, stream=stream)
+        configure_logging(LoggingConfig(), secrets=[], directory=tmp_path, stream=stream)
     structlog.get_logger("x").info("thing.happened")
     assert len(stream.getvalue().splitlines()) == 1
     assert len((tmp_path / "gateway.log").read_text().splitlines()) == 1

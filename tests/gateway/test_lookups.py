@@ -23,7 +23,7 @@ from hermes_state.redaction import redact
 from hermes_state.sessions import reset, set_title
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, hide, load_view
-from hermes_state.values import ChatKind, LineageId, MessageBody, Millis, Origin, Role, SessionId, ToolCall
+from hermes_state.values import ChatKind, LineageId, MessageBody, MessageRole, Millis, Origin, SessionId, ToolCall
 from tests.hermes_state.rows import START, exchange, key_of
 
 Run: TypeAlias = Callable[..., Result]
@@ -66,7 +66,7 @@ def fill(db: sqlite3.Connection) -> LineageId:
         parent_id=view.session.id,
         version=view.session.version,
         watermark_seq=view.session.next_seq - 1,
-        context=(NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="handoff of the door"),),
+        context=(NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff of the door"),),
         layer="manual",
         focus="doors",
         summary_kind="model",
@@ -199,7 +199,7 @@ async def test_a_long_history_comes_in_pages_without_a_gap(
         chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
         session = exchange(db, chat, "0", "1").lineage_id
         for number in range(2, 23):
-            row = NewMessage(role=Role.USER, origin=Origin.HUMAN, text=str(number) + "x" * 10)
+            row = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=str(number) + "x" * 10)
             append(db, SessionId(session), row, START)
 
     store = await Store.open(home / "state.db")
@@ -256,8 +256,12 @@ async def test_tool_rows_name_their_tool_and_what_was_called(run: Run, home: Pat
         session = SessionId(exchange(db, chat, "q", "a").lineage_id)
         call = ToolCall(id="c1", name="look", arguments="{}")
         body = MessageBody(calls=(call,))
-        append(db, session, NewMessage(role=Role.ASSISTANT, origin=Origin.ASSISTANT, text=None, body=body), START)
-        found = NewMessage(role=Role.TOOL, origin=Origin.TOOL, text="z" * 900, tool_call_id="c1", tool_name="look")
+        append(
+            db, session, NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=None, body=body), START
+        )
+        found = NewMessage(
+            role=MessageRole.TOOL, origin=Origin.TOOL, text="z" * 900, tool_call_id="c1", tool_name="look"
+        )
         append(db, session, found, START)
 
     store = await Store.open(home / "state.db")

@@ -9,9 +9,9 @@ from agent.model.base import ModelReply, ModelRequest
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings
-from gateway.config.routes import RouteSettings
+from gateway.config.routes import RouteConfig
 from gateway.models.agents import Agents
-from gateway.outbound.notices import Notices
+from gateway.outbound.notices import NoticeListener
 from hermes_state.journal import find_open_turn
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Tokens
@@ -166,7 +166,7 @@ class Windows:
         self._gateway = gateway
         gateway.live.agents = Agents(gateway.live.config.model.route, self.make)
 
-    def make(self, route: RouteSettings) -> Agent:
+    def make(self, route: RouteConfig) -> Agent:
         size = self.SIZES[route.label]
         return Agent(
             store=self._gateway.store,
@@ -174,7 +174,7 @@ class Windows:
             tools=ToolRegistry(recall_tools()),
             settings=AgentSettings(context_length=Tokens(size), max_output_tokens=Tokens(size // 4)),
             clock=self._gateway.clock,
-            listeners=[Notices(lambda: self._gateway.live.config.notices)],
+            listeners=[NoticeListener(lambda: self._gateway.live.config.notices)],
         )
 
 

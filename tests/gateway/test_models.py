@@ -2,12 +2,12 @@
 
 import pytest
 
-from gateway.config.settings import ModelSettings
+from gateway.config.settings import ModelConfig
 from gateway.models.selection import choose, known_routes, name_of, route_of
-from hermes_state.admin.pairings import Role
+from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 
-MODEL = ModelSettings(
+MODEL = ModelConfig(
     name="big",
     api_key="k",  # type: ignore[arg-type]  # pydantic wraps it
     aliases={"fast": "small", "local": {"name": "llama", "base_url": "http://127.0.0.1:1/v1"}},  # type: ignore[dict-item]
@@ -24,7 +24,7 @@ def test_the_names_are_those_of_the_configuration_each_once() -> None:
     [("fast", "fast", "small"), ("LOCAL", "local", "llama"), ("spare", "Spare", "Spare")],
 )
 def test_everybody_chooses_what_the_configuration_names(written: str, stored: str, name: str) -> None:
-    assert choose(MODEL, written, Role.USER) == stored
+    assert choose(MODEL, written, UserRole.USER) == stored
     route = route_of(MODEL, stored)
     assert route is not None
     assert route.name == name
@@ -32,35 +32,35 @@ def test_everybody_chooses_what_the_configuration_names(written: str, stored: st
 
 @pytest.mark.parametrize("written", ["default", "Default", "big", "BIG"])
 def test_the_configured_model_is_no_choice_but_the_lack_of_one(written: str) -> None:
-    assert choose(MODEL, written, Role.USER) is None
+    assert choose(MODEL, written, UserRole.USER) is None
     assert route_of(MODEL, None) == MODEL.route
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(CommandError, match="Did you mean `/model fast`"):
-        choose(MODEL, "fats", Role.USER)
+        choose(MODEL, "fats", UserRole.USER)
     with pytest.raises(CommandError) as refused:
-        choose(MODEL, "zzz" * 200, Role.USER)
+        choose(MODEL, "zzz" * 200, UserRole.USER)
     assert "Did you mean" not in str(refused.value)
     assert len(str(refused.value)) < 300
 
 
 def test_an_admin_may_choose_any_model_at_the_same_provider() -> None:
-    stored = choose(MODEL, "hf.co/someone/model:Q4", Role.ADMIN)
+    stored = choose(MODEL, "hf.co/someone/model:Q4", UserRole.ADMIN)
     assert stored is not None
     route = route_of(MODEL, stored)
     assert route is not None
     assert (route.name, route.api_key) == ("hf.co/someone/model:Q4", MODEL.api_key)
     assert name_of(MODEL, stored) == "hf.co/someone/model:Q4"
     with pytest.raises(CommandError, match="one word"):
-        choose(MODEL, "two words", Role.ADMIN)
+        choose(MODEL, "two words", UserRole.ADMIN)
 
 
 def test_a_choice_that_the_configuration_no_longer_names_leads_nowhere() -> None:
-    assert route_of(ModelSettings(name="big"), "fast") is None
-    assert route_of(ModelSettings(name="big"), "=anything") is not None, "an admin's own choice names no configuration"
+    assert route_of(ModelConfig(name="big"), "fast") is None
+    assert route_of(ModelConfig(name="big"), "=anything") is not None, "an admin's own choice names no configuration"
 
 
 def test_a_choice_that_has_become_the_configured_model_is_still_known() -> None:
-    swapped = ModelSettings(name="Spare", fallbacks=("big",))
+    swapped = ModelConfig(name="Spare", fallbacks=("big",))
     assert route_of(swapped, "Spare") == swapped.route

@@ -8,7 +8,7 @@ import pytest
 
 from agent.context.compressor import CompressorSettings
 from agent.context.controller import ContextSettings
-from agent.context.cuts import CutRules
+from agent.context.cuts import CutSettings
 from hermes_state.errors import AuthRejected
 from hermes_state.sessions import set_context_state
 from hermes_state.store.writer import Store
@@ -300,7 +300,7 @@ async def test_without_a_summary_people_are_told_how_many_messages_a_list_stands
 async def test_compressing_in_vain_stops_and_names_the_ways_out(store: Store, tmp_path: Path) -> None:
     """The provider counts far more than what is sent, so that no compression gets below the threshold."""
     model = CountingModel()
-    context = ContextSettings(compressor=CompressorSettings(cut=CutRules(protect_last_n=1, protect_first_n=0)))
+    context = ContextSettings(compressor=CompressorSettings(cut=CutSettings(protect_last_n=1, protect_first_n=0)))
     async with talking(store, tmp_path, model, length=32_768, context=context, notices={"pressure": False}) as gateway:
         await say_much(gateway, range(12))
         number = 12

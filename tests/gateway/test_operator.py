@@ -4,16 +4,16 @@ import orjson
 import pytest
 
 from gateway.config import LoadedConfig
-from gateway.operator.handlers import Operator
+from gateway.operator.handlers import OperatorHandler
 from gateway.vitals import Heartbeat
 from hermes_state.errors import AuthRejected, CommandError
 from hermes_state.store.writer import Store
 from tests.gateway.helpers import EVE, Hang, TestGateway, serving
 
 
-def operator(gateway: TestGateway, url: str | None = None) -> Operator:
+def operator(gateway: TestGateway, url: str | None = None) -> OperatorHandler:
     loaded = LoadedConfig(config=gateway.live.config, home=Path("/nowhere"), warnings=(), sources={})
-    return Operator(
+    return OperatorHandler(
         loaded=lambda: loaded,
         live=gateway.live,
         store=gateway.store,

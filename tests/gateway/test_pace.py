@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, TOO_FAST, CommandPace
+from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, TOO_FAST, CommandRateLimiter
 from hermes_state.store.writer import Store
 from hermes_state.values import Cursor, InboundMessage, Millis
 from tests.gateway.helpers import BOB, GROUP, PLATFORM, Hang, eventually, serving
@@ -22,7 +22,7 @@ def commands(count: int, *, every: int, first: int = 0) -> list[InboundMessage]:
 
 
 def test_the_limit_holds_for_a_minute_of_the_platforms_time() -> None:
-    pace = CommandPace()
+    pace = CommandRateLimiter()
     flood = commands(COMMANDS_PER_MINUTE + 1, every=100)
     assert [pace.admits(one) for one in flood] == [True] * COMMANDS_PER_MINUTE + [False]
     later = replace(message(1_000, "/help"), sent_at=Millis(START + MINUTE))
@@ -30,12 +30,12 @@ def test_the_limit_holds_for_a_minute_of_the_platforms_time() -> None:
 
 
 def test_what_was_written_slowly_is_taken_however_late_it_arrives() -> None:
-    pace = CommandPace()
+    pace = CommandRateLimiter()
     assert all(pace.admits(one) for one in commands(200, every=MINUTE // COMMANDS_PER_MINUTE))
 
 
 def test_an_event_that_comes_again_is_neither_counted_nor_refused() -> None:
-    pace = CommandPace()
+    pace = CommandRateLimiter()
     flood = commands(COMMANDS_PER_MINUTE, every=0)
     assert all(pace.admits(one) for one in flood * 3)
 

@@ -10,12 +10,12 @@ import pytest
 from gateway.access.pairing import (
     STILL_WAITING,
     WELCOME,
-    LetIn,
-    PairingOffer,
+    ApprovedPairing,
+    PairingReply,
     approve_pairing,
     offer_pairing,
 )
-from hermes_state.admin.pairings import PairingState, Role
+from hermes_state.admin.pairings import PairingState, UserRole
 from hermes_state.errors import CommandError
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey
@@ -34,8 +34,8 @@ def db() -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def offer(code: str) -> PairingOffer:
-    return PairingOffer(code=code, lifetime_ms=1_000, max_pending=10, sentence=f"code {code}")
+def offer(code: str) -> PairingReply:
+    return PairingReply(code=code, lifetime_ms=1_000, max_pending=10, sentence=f"code {code}")
 
 
 def test_a_stranger_gets_one_code_and_then_a_reminder_now_and_then(db: sqlite3.Connection) -> None:
@@ -47,12 +47,12 @@ def test_a_stranger_gets_one_code_and_then_a_reminder_now_and_then(db: sqlite3.C
     assert db.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
 
 
-def approve(db: sqlite3.Connection, code: str, role: Role = Role.USER) -> LetIn:
+def approve(db: sqlite3.Connection, code: str, role: UserRole = UserRole.USER) -> ApprovedPairing:
     return approve_pairing(db, code, role, "x", START)
 
 
-@pytest.mark.parametrize("role", list(Role))
-def test_who_is_let_in_is_told_so_once_where_they_asked(db: sqlite3.Connection, role: Role) -> None:
+@pytest.mark.parametrize("role", list(UserRole))
+def test_who_is_let_in_is_told_so_once_where_they_asked(db: sqlite3.Connection, role: UserRole) -> None:
     asked = offer_pairing(db, message(1), offer("ABCDEFGH"), None, START)
     let_in = approve(db, "abcd-efgh", role)
     assert (let_in.told, let_in.pairing.state, let_in.pairing.role) == (asked, PairingState.APPROVED, role)
@@ -73,11 +73,11 @@ async def test_the_bot_welcomes_whom_an_admin_lets_in_and_a_replay_is_silent(sto
     async with serving(store, tmp_path) as gateway:
         offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
         approval = await gateway.say(f"/pair approve {offered.split('`')[1]}", chat=BOSS_CHAT, sender=BOSS)
-        assert await gateway.replies(2, EVE_CHAT) == [offered, WELCOME[Role.USER]]
-        assert gateway.access.role_of(EVE.ref) is Role.USER, "before they can answer the welcome"
+        assert await gateway.replies(2, EVE_CHAT) == [offered, WELCOME[UserRole.USER]]
+        assert gateway.access.role_of(EVE.ref) is UserRole.USER, "before they can answer the welcome"
         await gateway.intake.accept(approval)
         assert await gateway.ask("hi", chat=EVE_CHAT, sender=EVE) == "echo: hi"
-        assert gateway.adapter.texts(EVE_CHAT).count(WELCOME[Role.USER]) == 1
+        assert gateway.adapter.texts(EVE_CHAT).count(WELCOME[UserRole.USER]) == 1
 
 
 async def test_the_bot_welcomes_whom_the_command_line_lets_in(store: Store, tmp_path: Path) -> None:
@@ -85,15 +85,15 @@ async def test_the_bot_welcomes_whom_the_command_line_lets_in(store: Store, tmp_
         offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
         args = {"code": offered.split("`")[1], "role": "admin"}
         await operator(gateway).handlers()["pair.approve"](args)
-        assert await gateway.replies(2, EVE_CHAT) == [offered, WELCOME[Role.ADMIN]]
+        assert await gateway.replies(2, EVE_CHAT) == [offered, WELCOME[UserRole.ADMIN]]
 
 
 async def test_who_was_let_in_while_the_gateway_rested_is_welcomed_at_its_start(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
-    await store.write(approve_pairing, offered.split("`")[1], Role.USER, "x", gateway.clock.now())
+    await store.write(approve_pairing, offered.split("`")[1], UserRole.USER, "x", gateway.clock.now())
     async with serving(store, tmp_path, adapter=gateway.adapter) as again:
-        assert await again.replies(2, EVE_CHAT) == [offered, WELCOME[Role.USER]]
+        assert await again.replies(2, EVE_CHAT) == [offered, WELCOME[UserRole.USER]]
         assert await again.ask("hi", chat=EVE_CHAT, sender=EVE) == "echo: hi"
 
 

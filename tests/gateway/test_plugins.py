@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agent.context.engine import Engine
-from agent.engines.adapter import ForeignEngine
-from agent.engines.instances import ModelFacts
+from agent.engines.adapter import PluginEngine
+from agent.engines.instances import ModelInfo
 from agent.engines.loader import FOLDER
 from gateway.cli import app
 from hermes_state.redaction import redact
@@ -94,8 +94,8 @@ async def test_status_says_whose_compressions_they_are_and_where_that_engine_mak
     store: Store, tmp_path: Path
 ) -> None:
     def make_engine(built_in: Engine) -> Engine:
-        facts = ModelFacts(name="scripted", context_length=Tokens(32_768))
-        return ForeignEngine("early", Early, model=facts, fallback=built_in, redact=redact, clock=SystemClock())
+        facts = ModelInfo(name="scripted", context_length=Tokens(32_768))
+        return PluginEngine("early", Early, model=facts, fallback=built_in, redact=redact, clock=SystemClock())
 
     async with talking(store, tmp_path, CountingModel(), make_engine=make_engine) as gateway:
         await gateway.ask("hello")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.config import reload_differences
 from gateway.config.fields import secrets_of
-from gateway.config.routes import RouteBlock, completed
-from gateway.config.settings import ModelSettings
+from gateway.config.routes import PartialRoute, completed
+from gateway.config.settings import ModelConfig
 from tests.gateway.test_config import Load, home, load, refusal
 
 __all__ = ["home", "load"]
@@ -18,17 +18,17 @@ __all__ = ["home", "load"]
 KEY, OTHER_KEY = "key-of-model", "key-of-another"
 
 
-def main(**changes: object) -> ModelSettings:
-    return ModelSettings.model_validate({"name": "big", "api_key": KEY, **changes})
+def main(**changes: object) -> ModelConfig:
+    return ModelConfig.model_validate({"name": "big", "api_key": KEY, **changes})
 
 
-def key_of(written: str | RouteBlock, model: ModelSettings) -> str | None:
+def key_of(written: str | PartialRoute, model: ModelConfig) -> str | None:
     key = completed(written, model).api_key
     return key.get_secret_value() if key is not None else None
 
 
-def block(**values: object) -> RouteBlock:
-    return RouteBlock.model_validate({"name": "small", **values})
+def block(**values: object) -> PartialRoute:
+    return PartialRoute.model_validate({"name": "small", **values})
 
 
 def test_a_name_alone_is_another_model_at_the_same_api() -> None:

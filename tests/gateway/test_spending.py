@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agent.model.base import Payer
-from agent.model.caps import CapLimits, DaySpending, SpendingCaps, day_start
+from agent.model.caps import CapLimits, DailyUsage, SpendingCaps, day_start
 from gateway.cli import app
 from gateway.operator.render import WIDTH, insights_block, insights_notes, money, today_lines, usage_lines
 from gateway.operator.spending import (
-    Insights,
-    Terms,
+    InsightsReport,
+    SpendingSettings,
     insights_of,
     insights_report,
     load_insights,
@@ -32,8 +32,8 @@ from gateway.operator.spending import (
     usage_report,
 )
 from hermes_state import ledger
-from hermes_state.errors import CommandError, SpendingCapReached
-from hermes_state.ledger import Spent
+from hermes_state.errors import CommandError, SpendingCapExceeded
+from hermes_state.ledger import CallTotals
 from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, ChatId, MicroUsd, Millis
 from tests.hermes_state.rows import CALL, START, exchange, make_chat, migrated
@@ -49,9 +49,9 @@ def db() -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def terms(now: int = START, **limits: int) -> Terms:
+def terms(now: int = START, **limits: int) -> SpendingSettings:
     caps = {name: MicroUsd(limit) for name, limit in limits.items()}
-    return Terms(now=Millis(now), limits=CapLimits(**caps))
+    return SpendingSettings(now=Millis(now), limits=CapLimits(**caps))
 
 
 # ---- days
@@ -74,7 +74,7 @@ def test_a_day_begins_at_midnight_where_the_agent_lives(now: int, zone: ZoneInfo
 def test_calls_around_midnight_are_counted_to_the_day_that_it_was_there(db: sqlite3.Connection) -> None:
     for at in (START - HOUR - 1, START - HOUR, START - 1, START):
         ledger.record(db, None, None, PRICED, Millis(at))
-    berlin = Terms(now=Millis(START), limits=CapLimits(zone=BERLIN))
+    berlin = SpendingSettings(now=Millis(START), limits=CapLimits(zone=BERLIN))
     assert [(day.day, spent.calls) for day, spent in load_insights(db, berlin, 2).days] == [(31, 1), (1, 3)]
     assert [(day.day, spent.calls) for day, spent in load_insights(db, terms(), 2).days] == [(31, 3), (1, 1)]
 
@@ -98,37 +98,37 @@ async def spend(store: Store, at: int, chat_id: ChatId | None = None) -> None:
 
 async def test_a_daily_cap_opens_again_at_midnight(store: Store) -> None:
     clock = Hands(START + HOUR)
-    caps = SpendingCaps(store, CapLimits(daily=MicroUsd(500_000), zone=BERLIN), DaySpending(store), clock)
+    caps = SpendingCaps(store, CapLimits(daily=MicroUsd(500_000), zone=BERLIN), DailyUsage(store), clock)
     await caps.check(Payer())
     await spend(store, START)
     await caps.check(Payer())
     await spend(store, START)
-    with pytest.raises(SpendingCapReached) as refused:
+    with pytest.raises(SpendingCapExceeded) as refused:
         await caps.check(Payer())
     assert (refused.value.cap, refused.value.spent, refused.value.limit) == ("costs.daily_cap", 500_000, 500_000)
     clock.time = START + 23 * HOUR - 1
-    with pytest.raises(SpendingCapReached):
+    with pytest.raises(SpendingCapExceeded):
         await caps.check(Payer())
     clock.time += 1
     await caps.check(Payer())
 
 
 async def test_sums_of_a_day_are_right_however_many_look_at_the_same_time(store: Store) -> None:
-    day = DaySpending(store)
+    day = DailyUsage(store)
     for number in range(1, 9):
         looks = [day.cost(Millis(START)) for _ in range(4)]
         await asyncio.gather(*looks, spend(store, START), *[day.cost(Millis(START)) for _ in range(4)])
         assert await day.cost(Millis(START)) == number * 250_000
-    assert await DaySpending(store).cost(Millis(START + 1)) == 0
+    assert await DailyUsage(store).cost(Millis(START + 1)) == 0
 
 
 async def test_a_chats_cap_counts_its_own_calls_alone(store: Store) -> None:
     one, two = [await store.write(make_chat, ref) for ref in ("1", "2")]
-    caps = SpendingCaps(store, CapLimits(chat_daily=MicroUsd(1)), DaySpending(store), Hands(START))
+    caps = SpendingCaps(store, CapLimits(chat_daily=MicroUsd(1)), DailyUsage(store), Hands(START))
     await spend(store, START, one)
     await caps.check(Payer(chat_id=two))
     await caps.check(Payer())
-    with pytest.raises(SpendingCapReached):
+    with pytest.raises(SpendingCapExceeded):
         await caps.check(Payer(chat_id=one))
 
 
@@ -181,15 +181,15 @@ def test_what_the_whole_gateway_spends_is_for_those_who_may_know(db: sqlite3.Con
 @pytest.mark.parametrize(
     ("spent", "said"),
     [
-        (Spent(), "$0.00"),
-        (Spent(cost=MicroUsd(1)), "<$0.0001"),
-        (Spent(cost=MicroUsd(4_200)), "$0.0042"),
-        (Spent(cost=MicroUsd(12_345_678)), "$12.35"),
-        (Spent(unpriced=2), "unknown"),
-        (Spent(cost=MicroUsd(1_500_000), unpriced=1), "$1.50+"),
+        (CallTotals(), "$0.00"),
+        (CallTotals(cost=MicroUsd(1)), "<$0.0001"),
+        (CallTotals(cost=MicroUsd(4_200)), "$0.0042"),
+        (CallTotals(cost=MicroUsd(12_345_678)), "$12.35"),
+        (CallTotals(unpriced=2), "unknown"),
+        (CallTotals(cost=MicroUsd(1_500_000), unpriced=1), "$1.50+"),
     ],
 )
-def test_money_is_never_less_than_it_is(spent: Spent, said: str) -> None:
+def test_money_is_never_less_than_it_is(spent: CallTotals, said: str) -> None:
     assert money(spent) == said
 
 
@@ -218,7 +218,7 @@ def test_a_chart_has_a_line_for_every_day_and_bars_as_long_as_what_was_spent(db:
 
 _amounts = st.integers(0, 10**11)
 _spent = st.builds(
-    Spent,
+    CallTotals,
     calls=st.integers(0, 10**8),
     failed=st.integers(0, 100),
     input=_amounts,
@@ -232,13 +232,13 @@ _named = st.lists(st.tuples(st.text("abc-/:é", min_size=1, max_size=60), _spent
 
 @given(days=st.lists(_spent, min_size=1, max_size=366), chats=_named, models=_named, total=_spent)
 def test_whatever_was_spent_fits_a_phone(
-    days: list[Spent],
-    chats: tuple[tuple[str, Spent], ...],
-    models: tuple[tuple[str, Spent], ...],
-    total: Spent,
+    days: list[CallTotals],
+    chats: tuple[tuple[str, CallTotals], ...],
+    models: tuple[tuple[str, CallTotals], ...],
+    total: CallTotals,
 ) -> None:
     entries = tuple((date(2026, 1, 1) + timedelta(days=number), spent) for number, spent in enumerate(days))
-    found = Insights(days=entries, chats=chats, models=models, purposes=(), total=total)
+    found = InsightsReport(days=entries, chats=chats, models=models, purposes=(), total=total)
     assert max(map(len, insights_block(found).splitlines())) <= WIDTH
     assert len(insights_block(found).splitlines()) < 70
     assert all(note.endswith(".") for note in insights_notes(total))
@@ -256,7 +256,7 @@ def test_without_any_price_the_chart_counts_tokens(db: sqlite3.Connection) -> No
 
 
 @given(spent=_spent)
-def test_a_row_tells_everything(spent: Spent) -> None:
+def test_a_row_tells_everything(spent: CallTotals) -> None:
     row = json.loads(json.dumps(spent_row(spent)))
     assert spent_of(row) == spent
 

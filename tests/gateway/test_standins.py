@@ -15,14 +15,14 @@ from hermes_state.errors import (
     ContentFiltered,
     ContextOverflow,
     ModelError,
+    ModelNotFound,
     ModelRateLimited,
     ModelUnavailable,
-    NotOffered,
     OutputCapTooLarge,
-    SpendingCapReached,
+    SpendingCapExceeded,
 )
 from hermes_state.store.writer import Store
-from hermes_state.values import Effect
+from hermes_state.values import ToolEffect
 from tests.gateway.helpers import (
     GROUP,
     Hang,
@@ -39,7 +39,7 @@ from tests.gateway.test_lanes import tool
 TWO = {"name": "scripted", "fallbacks": ["spare"]}
 THREE = {"name": "scripted", "fallbacks": ["spare", "last"]}
 OF_THE_ROUTE = [remedy.kind for remedy in REMEDIES if remedy.trouble is not None]
-NOT_OF_THE_ROUTE = [ContextOverflow, OutputCapTooLarge, ContentFiltered, SpendingCapReached, ModelError]
+NOT_OF_THE_ROUTE = [ContextOverflow, OutputCapTooLarge, ContentFiltered, SpendingCapExceeded, ModelError]
 
 
 def always(error: Exception) -> Respond:
@@ -134,7 +134,7 @@ async def test_without_a_fallback_a_resting_route_is_asked_once_a_turn(store: St
 
 
 async def test_each_is_asked_once_and_the_first_failure_is_what_people_read(store: Store, tmp_path: Path) -> None:
-    model, spare, last = broken(AuthRejected("x")), broken(NotOffered("x")), broken(ContextOverflow("x"))
+    model, spare, last = broken(AuthRejected("x")), broken(ModelNotFound("x")), broken(ContextOverflow("x"))
     async with serving(
         store, tmp_path, chat_model=model, others={"spare": spare, "last": last}, model=THREE
     ) as gateway:
@@ -147,7 +147,7 @@ async def test_each_is_asked_once_and_the_first_failure_is_what_people_read(stor
 
 
 async def test_when_all_rest_the_chosen_one_is_asked_first_and_named_first(store: Store, tmp_path: Path) -> None:
-    model, spare = broken(AuthRejected("x")), broken(NotOffered("x"))
+    model, spare = broken(AuthRejected("x")), broken(ModelNotFound("x"))
     async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         for number in range(MOST_FAILURES + 1):
             said = await gateway.ask(f"q{number}")
@@ -158,7 +158,7 @@ async def test_when_all_rest_the_chosen_one_is_asked_first_and_named_first(store
 
 
 async def test_a_cap_and_a_filter_end_it_also_behind_the_first_failure(store: Store, tmp_path: Path) -> None:
-    for error in (SpendingCapReached("x"), ContentFiltered("x")):
+    for error in (SpendingCapExceeded("x"), ContentFiltered("x")):
         model, spare, last = broken(AuthRejected("x")), broken(error), saying("no")
         others = {"spare": spare, "last": last}
         async with serving(store, tmp_path, chat_model=model, others=others, model=THREE) as gateway:
@@ -169,7 +169,7 @@ async def test_a_cap_and_a_filter_end_it_also_behind_the_first_failure(store: St
 
 async def test_steps_that_were_made_are_not_made_again(store: Store, tmp_path: Path) -> None:
     ran: list[str] = []
-    looking = tool("look", lambda: ran.append("look"), Effect.WRITES)
+    looking = tool("look", lambda: ran.append("look"), ToolEffect.WRITES)
     model, spare = ScriptedModel(), saying("done by the spare one")
     model.script.extend([calls("look"), AuthRejected("x")])
     async with serving(

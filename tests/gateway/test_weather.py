@@ -9,7 +9,7 @@ import pytest
 
 from hermes_state.errors import ModelUnavailable, PlatformUnavailable, RateLimited, SendAmbiguous
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, Effect, InboundMessage
+from hermes_state.values import ChatKey, InboundMessage, ToolEffect
 from tests.gateway.helpers import ANN, BOB, DIRECT, GROUP, Hang, MemoryAdapter, Step, TestGateway, calls, serving
 from tests.gateway.test_lanes import tool
 
@@ -50,7 +50,7 @@ class Weather:
             await self._check(gateway)
 
     def _serving(self) -> AbstractAsyncContextManager[TestGateway]:
-        tools = [tool("look"), tool("pay", lambda: self.runs.append("pay"), Effect.WRITES)]
+        tools = [tool("look"), tool("pay", lambda: self.runs.append("pay"), ToolEffect.WRITES)]
         sessions = {"busy_mode": self.mode, "merge_seconds": 0.02, "max_turns": 2}
         return serving(self.store, self.folder, adapter=self.adapter, tools=tools, sessions=sessions)
 

@@ -17,7 +17,7 @@ from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.models.agents import Agents
-from gateway.outbound.notices import Notices, WaitNotice
+from gateway.outbound.notices import NoticeListener, WaitNotice
 from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, Tokens
 from tests.gateway.helpers import ScriptedModel, Step, TestGateway, answer, asked, serving
@@ -83,7 +83,7 @@ async def talking(
             ),
             clock=gateway.clock,
             make_engine=make_engine,
-            listeners=[Notices(lambda: gateway.live.config.notices)],
+            listeners=[NoticeListener(lambda: gateway.live.config.notices)],
             on_wait=WaitNotice(
                 store=store,
                 settings=lambda: gateway.live.config.notices,

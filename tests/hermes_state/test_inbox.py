@@ -15,9 +15,9 @@ from hermes_state.values import (
     ChatKind,
     Cursor,
     IncomingAttachment,
+    InputKind,
     Millis,
     Quote,
-    Via,
 )
 from tests.hermes_state.rows import ANN, BOB, START, exchange, finish, make_chat, migrated, receive, start, states
 
@@ -51,7 +51,7 @@ def test_a_row_comes_back_as_it_was_accepted(db: sqlite3.Connection) -> None:
         text="héllo 😀",
         attachments=(IncomingAttachment(kind=AttachmentKind.IMAGE, file_ref="f", name="a.png", size_bytes=3),),
         quote=Quote(message_ref="4", author="Bob", text="earlier"),
-        via=Via.SLASH,
+        via=InputKind.SLASH,
         ticket="t",
     )
     row_id = inbox.insert(db, new_row(chat, "9:1", payload), Millis(START + 1))

@@ -5,7 +5,7 @@ import pytest
 
 from hermes_state import inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
-from hermes_state.journal import FinalAnswer, InboxMoved, Prepared, TurnClosed
+from hermes_state.journal import FinalAnswer, InboxMoved, PreparedContent, TurnClosed
 from hermes_state.sessions import expire_idle, load_active, load_session, load_tip
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_said, load_view
@@ -14,10 +14,10 @@ from hermes_state.values import (
     ChatKind,
     Document,
     MessageBody,
+    MessageRole,
     Millis,
     Origin,
     Quote,
-    Role,
     ToolCall,
 )
 from tests.hermes_state.rows import (
@@ -53,8 +53,8 @@ def test_a_turn_binds_its_rows_and_stores_one_human_row_each(db: sqlite3.Connect
     turn = start(db, chat, "one", "two")
     said = load_said(db, turn.lineage_id, 10)
     assert [(row.text, row.role, row.origin, row.sender_ref) for row in said] == [
-        ("one", Role.USER, Origin.HUMAN, ANN),
-        ("two", Role.USER, Origin.HUMAN, ANN),
+        ("one", MessageRole.USER, Origin.HUMAN, ANN),
+        ("two", MessageRole.USER, Origin.HUMAN, ANN),
     ]
     assert all(row.turn_id == turn.id for row in said)
     assert states(db, chat) == ["claimed", "claimed"]
@@ -104,7 +104,7 @@ def test_what_became_of_the_attachments_is_stored_with_the_row(db: sqlite3.Conne
         (chat,),
     )
     body = MessageBody(documents=(Document(name="a.txt", text="words"),))
-    prepared = {row: Prepared(body=body, attachment_ids=(AttachmentId(5),))}
+    prepared = {row: PreparedContent(body=body, attachment_ids=(AttachmentId(5),))}
     turn = journal.start_turn(db, chat, [row], prepared, START)
     [message] = load_said(db, turn.lineage_id, 5)
     assert message.body == body
@@ -269,10 +269,10 @@ def test_stopping_keeps_the_partial_answer_and_answers_open_calls(db: sqlite3.Co
     assert journal.stop_turn(db, turn.id, "so far I found", "stopped by the person", START)
     view = load_view(db, turn.lineage_id).transcript
     assert [(row.role, row.tool_call_id, row.text) for row in view[2:]] == [
-        (Role.TOOL, "a", "found"),
-        (Role.TOOL, "b", "stopped by the person"),
-        (Role.TOOL, "c", "stopped by the person"),
-        (Role.ASSISTANT, None, "so far I found"),
+        (MessageRole.TOOL, "a", "found"),
+        (MessageRole.TOOL, "b", "stopped by the person"),
+        (MessageRole.TOOL, "c", "stopped by the person"),
+        (MessageRole.ASSISTANT, None, "so far I found"),
     ]
     assert view[-1].body.was_interrupted
     runs = load_tool_runs(db, asked.id)
@@ -309,7 +309,7 @@ def test_failing_leaves_a_legal_transcript_and_one_sentence(db: sqlite3.Connecti
     journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
     assert journal.fail_turn(db, turn.id, "ModelTimeout", "It took too long.", START)
     view = load_view(db, turn.lineage_id).transcript
-    assert [row.role for row in view] == [Role.USER, Role.ASSISTANT, Role.TOOL]
+    assert [row.role for row in view] == [MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL]
     assert load_tool_runs(db, asked.id) == {"a": ToolRunState.UNKNOWN}
     assert [(kind, "took too long" in payload) for kind, payload in replies(db, chat)] == [("error", True)]
     assert db.execute("SELECT state, error FROM turns").fetchone() == ("failed", "ModelTimeout")
@@ -360,7 +360,7 @@ def test_a_call_that_was_refused_gets_a_run_of_its_own(db: sqlite3.Connection) -
         state=ToolRunState.FAILED,
     )
     row = journal.finish_tool(db, turn.id, refused, START)
-    assert (row.role, row.tool_call_id, row.text) == (Role.TOOL, "a", "no such tool")
+    assert (row.role, row.tool_call_id, row.text) == (MessageRole.TOOL, "a", "no such tool")
     assert load_tool_runs(db, asked.id) == {"a": ToolRunState.FAILED}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hermes_state import ledger
 from hermes_state.ledger import (
-    Spent,
+    CallTotals,
     cost_behind,
     cost_of_chat,
     cost_of_conversation,
@@ -77,7 +77,7 @@ def test_conversations_are_apart_and_chats_are_the_sum_of_theirs(db: sqlite3.Con
     assert cost_of_chat(db, chat, Millis(START + 5)) == 250
     assert cost_of_chat(db, ChatId(chat + 1), START) == 0
     assert load_by_purpose(db, lineage_id=second.lineage_id) == {
-        "summary": Spent(
+        "summary": CallTotals(
             calls=1, estimated=1, input=10, output=5, cache_read=3, cache_write=2, reasoning=1, cost=MicroUsd(250)
         )
     }
@@ -95,8 +95,8 @@ def test_a_day_is_read_once_and_then_only_what_is_new(db: sqlite3.Connection) ->
 
 
 def test_a_share_is_of_everything_that_was_read() -> None:
-    assert Spent(input=25, cache_read=70, cache_write=5).cached_percent == 70
-    assert Spent().cached_percent == 0
+    assert CallTotals(input=25, cache_read=70, cache_write=5).cached_percent == 70
+    assert CallTotals().cached_percent == 0
 
 
 def test_slices_tell_quarters_of_an_hour_chats_models_and_purposes_apart(db: sqlite3.Connection) -> None:

@@ -22,9 +22,9 @@ from hermes_state.values import (
     ChatKind,
     EndReason,
     LineageId,
+    MessageRole,
     Millis,
     Origin,
-    Role,
 )
 from tests.hermes_state.rows import (
     START,
@@ -39,7 +39,7 @@ from tests.hermes_state.rows import (
     start,
 )
 
-HANDOFF = NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="handoff")
+HANDOFF = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff")
 
 
 @pytest.fixture
@@ -120,7 +120,9 @@ def test_view_edits_are_baked_in(db: sqlite3.Connection) -> None:
     session = load_tip(db, lineage)
     rows = [row.id for row in load_view(db, lineage).transcript]
     hide(db, session.id, rows[2:4], "undo", START)
-    stub = append_view_row(db, session.id, NewMessage(role=Role.USER, origin=Origin.SYSTEM, text="stub"), None, START)
+    stub = append_view_row(
+        db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.SYSTEM, text="stub"), None, START
+    )
     replace_row(db, session.id, rows[5], stub, "prune", START)
     split(db, replace(plan(db, lineage), watermark_seq=2, context=(HANDOFF,)), START)
     assert seen(db, lineage) == ["handoff", "q3", "stub"]
@@ -293,7 +295,9 @@ def _apply(
         del model.view[-first:]
     elif name == "prune" and first < len(rows):
         text = f"stub of {model.view[first]}"
-        stub = append_view_row(db, session, NewMessage(role=Role.USER, origin=Origin.SYSTEM, text=text), None, START)
+        stub = append_view_row(
+            db, session, NewMessage(role=MessageRole.USER, origin=Origin.SYSTEM, text=text), None, START
+        )
         replace_row(db, session, rows[first].id, stub, "prune", START)
         model.view[first] = text
     elif "split" in name:

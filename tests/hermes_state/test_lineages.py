@@ -27,9 +27,9 @@ from hermes_state.values import (
     EndReason,
     LineageId,
     MessageId,
+    MessageRole,
     Millis,
     Origin,
-    Role,
     SessionId,
 )
 from tests.hermes_state.rows import START, exchange, key_of, make_chat, migrated
@@ -47,7 +47,7 @@ def compress(db: sqlite3.Connection, lineage: LineageId, *, at: int = START) -> 
         parent_id=view.session.id,
         version=view.session.version,
         watermark_seq=view.session.next_seq - 1,
-        context=(NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="handoff"),),
+        context=(NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff"),),
         layer="hygiene",
         focus="doors",
         summary_kind="deterministic",
@@ -172,7 +172,7 @@ def test_a_hit_names_the_session_in_which_it_was_said(db: sqlite3.Connection) ->
     compress(db, lineage)
     tip = load_session(db, undo(db, lineage))
     talk(db, tip.chat_id, "the blue door")
-    found = search_everywhere(db, "door", role=Role.USER, order="newest")
+    found = search_everywhere(db, "door", role=MessageRole.USER, order="newest")
     assert [(one.hit.text, one.session_key, one.lineage_key) for one in found] == [
         ("the blue door", tip.key, root.key),
         ("the red door", root.key, root.key),

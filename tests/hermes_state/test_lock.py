@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.errors import OwnedElsewhere, StoreUnavailable
+from hermes_state.errors import LockUnavailable, StoreUnavailable
 from hermes_state.store.lock import FileLock, holder, is_free
 from tests.hermes_state.helpers import start_python
 
@@ -32,7 +32,7 @@ def test_a_held_lock_names_its_holder(path: Path) -> None:
         assert found is not None
         assert found.pid == os.getpid()
         assert json.loads(path.read_text()).keys() == {"pid", "command", "since"}
-        with pytest.raises(OwnedElsewhere, match=f"the database is in use by process {os.getpid()}") as caught:
+        with pytest.raises(LockUnavailable, match=f"the database is in use by process {os.getpid()}") as caught:
             FileLock.acquire(path, what="the database")
         assert caught.value.holder == str(found)
 
@@ -48,7 +48,7 @@ def test_a_released_lock_is_free_and_names_nobody(path: Path) -> None:
 
 def test_a_failed_attempt_leaves_the_holder_named(path: Path) -> None:
     with FileLock.acquire(path, what="the database"):
-        with pytest.raises(OwnedElsewhere):
+        with pytest.raises(LockUnavailable):
             FileLock.acquire(path, what="the database")
         assert holder(path) is not None
 
@@ -69,7 +69,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(path: Path) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(OwnedElsewhere, match=f"process {process.pid} "):
+        with pytest.raises(LockUnavailable, match=f"process {process.pid} "):
             FileLock.acquire(path, what="the token")
     finally:
         process.kill()
@@ -86,7 +86,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(path: Path) -> None:
 def test_a_lock_that_was_not_named_yet_still_holds(path: Path) -> None:
     with FileLock.acquire(path, what="the token"):
         path.write_text("")
-        with pytest.raises(OwnedElsewhere, match="another process"):
+        with pytest.raises(LockUnavailable, match="another process"):
             FileLock.acquire(path, what="the token")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.errors import ForeignFile, SchemaTooNew, StoreUnavailable
+from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreUnavailable
 from hermes_state.store.connections import prepare_writer, register_functions
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.migrate import APPLICATION_ID, Migration, migrate, newest_schema, shipped_migrations, statements
@@ -119,7 +119,7 @@ def test_a_newer_schema_is_refused(db: sqlite3.Connection, path: Path) -> None:
 
 def test_another_migration_of_the_same_number_is_refused(db: sqlite3.Connection, path: Path) -> None:
     migrate(db, path, further("CREATE TABLE further (id INTEGER);"))
-    with pytest.raises(ForeignFile, match="further"):
+    with pytest.raises(DatabaseRejected, match="further"):
         migrate(db, path, further("CREATE TABLE otherwise (id INTEGER);"))
 
 

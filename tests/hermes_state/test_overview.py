@@ -5,7 +5,7 @@ import pytest
 
 from hermes_state import inbox
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
-from hermes_state.errors import ForeignFile, OwnedElsewhere
+from hermes_state.errors import DatabaseRejected, LockUnavailable
 from hermes_state.store.migrate import APPLICATION_ID, newest_schema
 from hermes_state.store.writer import Store
 from tests.hermes_state.helpers import opened
@@ -41,7 +41,7 @@ async def test_a_resting_database_tells_what_it_holds_and_stays_as_it_is(tmp_pat
 
 
 async def test_a_database_in_use_is_its_holders_to_open(store: Store) -> None:
-    with pytest.raises(OwnedElsewhere, match="in use by process"), open_resting(store.path):
+    with pytest.raises(LockUnavailable, match="in use by process"), open_resting(store.path):
         pass
 
 
@@ -59,5 +59,5 @@ def test_where_no_start_has_made_a_database_there_is_none(tmp_path: Path) -> Non
 def test_another_programs_file_is_not_opened(tmp_path: Path) -> None:
     with opened(tmp_path / "state.db") as db:
         db.execute("CREATE TABLE sessions (id TEXT)")
-    with pytest.raises(ForeignFile), open_resting(tmp_path / "state.db"):
+    with pytest.raises(DatabaseRejected), open_resting(tmp_path / "state.db"):
         pass

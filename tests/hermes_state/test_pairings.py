@@ -7,7 +7,7 @@ from hermes_state.admin.pairings import (
     CODE_LENGTH,
     SAFE_MS,
     PairingState,
-    Role,
+    UserRole,
     approve,
     hash_code,
     list_pairings,
@@ -34,15 +34,15 @@ def ask(db: sqlite3.Connection, code: str, sender: Sender = EVE, *, at: int = ST
     return offer(db, sender, code, HOUR, most, Millis(at))
 
 
-def let_in(db: sqlite3.Connection, code: str, role: Role = Role.USER, *, at: int = START) -> UserRef:
+def let_in(db: sqlite3.Connection, code: str, role: UserRole = UserRole.USER, *, at: int = START) -> UserRef:
     return approve(db, code, role, "admin", Millis(at)).user_ref
 
 
 def test_an_approved_code_gives_access_with_its_role(db: sqlite3.Connection) -> None:
     assert ask(db, "ABCDEFGH")
     assert load_roles(db) == {}
-    assert let_in(db, "ABCDEFGH", Role.ADMIN) == "telegram:7"
-    assert load_roles(db) == {"telegram:7": Role.ADMIN}
+    assert let_in(db, "ABCDEFGH", UserRole.ADMIN) == "telegram:7"
+    assert load_roles(db) == {"telegram:7": UserRole.ADMIN}
 
 
 def test_a_code_is_read_whatever_its_case_and_separators(db: sqlite3.Connection) -> None:
@@ -54,8 +54,8 @@ def test_a_code_works_once(db: sqlite3.Connection) -> None:
     ask(db, "ABCDEFGH")
     let_in(db, "ABCDEFGH")
     with pytest.raises(CommandError):
-        let_in(db, "ABCDEFGH", Role.ADMIN)
-    assert load_roles(db) == {EVE.ref: Role.USER}
+        let_in(db, "ABCDEFGH", UserRole.ADMIN)
+    assert load_roles(db) == {EVE.ref: UserRole.USER}
 
 
 def test_a_code_expires(db: sqlite3.Connection) -> None:
@@ -108,19 +108,19 @@ def test_a_crowd_takes_nobodys_access(db: sqlite3.Connection) -> None:
     crowd = [Sender(platform="telegram", id=f"9{number}", name="x") for number in range(3)]
     given = [ask(db, new_code(), one, at=START + place * SAFE_MS, most=1) for place, one in enumerate(crowd)]
     assert given == [True] * 3
-    assert load_roles(db) == {EVE.ref: Role.USER}
+    assert load_roles(db) == {EVE.ref: UserRole.USER}
 
 
 def test_revoking_takes_access_away_and_a_new_code_can_give_it_back(db: sqlite3.Connection) -> None:
     ask(db, "ABCDEFGH")
-    let_in(db, "ABCDEFGH", Role.ADMIN)
-    assert revoke(db, EVE.ref, "admin", START).role is Role.ADMIN
+    let_in(db, "ABCDEFGH", UserRole.ADMIN)
+    assert revoke(db, EVE.ref, "admin", START).role is UserRole.ADMIN
     assert load_roles(db) == {}
     with pytest.raises(CommandError):
         revoke(db, EVE.ref, "admin", START)
     ask(db, "HGFEDCBA")
     let_in(db, "HGFEDCBA")
-    assert load_roles(db) == {EVE.ref: Role.USER}
+    assert load_roles(db) == {EVE.ref: UserRole.USER}
     assert [pairing.state for pairing in list_pairings(db, START)] == [PairingState.APPROVED]
 
 

@@ -15,7 +15,7 @@ from hermes_state.profiles import (
     MOST_SCALE,
     Calibration,
     ModelProfile,
-    Offer,
+    OfferedSize,
 )
 from hermes_state.store.connections import prepare_writer, register_functions
 from hermes_state.store.migrate import migrate, shipped_migrations
@@ -77,7 +77,7 @@ async def test_what_a_provider_says_takes_the_place_of_what_it_said_before(store
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(32_768), SET, NOW)
     for context, output in ((65_536, 8_192), (None, 4_096), (None, None)):
-        offer = Offer(
+        offer = OfferedSize(
             context_length=None if context is None else Tokens(context),
             max_output_tokens=None if output is None else Tokens(output),
             at=NOW,
@@ -90,7 +90,7 @@ async def test_what_a_provider_says_takes_the_place_of_what_it_said_before(store
 
 
 async def test_an_offer_may_be_the_first_that_is_known_of_a_model(store: Store) -> None:
-    offer = Offer(context_length=Tokens(65_536), max_output_tokens=None, at=NOW)
+    offer = OfferedSize(context_length=Tokens(65_536), max_output_tokens=None, at=NOW)
     await store.write(profiles.keep_offer, ROUTE, MODEL, offer)
     assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile(offer=offer)
 

@@ -16,7 +16,7 @@ from hermes_state.store.connections import register_functions
 from hermes_state.store.migrate import migrate
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, append_view_row
-from hermes_state.values import ChatKey, ChatKind, MessageId, Millis, Origin, Role
+from hermes_state.values import ChatKey, ChatKind, MessageId, MessageRole, Millis, Origin
 
 
 def start(db: sqlite3.Connection, chat_ref: str) -> Session:
@@ -24,8 +24,10 @@ def start(db: sqlite3.Connection, chat_ref: str) -> Session:
     return ensure_active(db, ensure_chat(db, key, ChatKind.LOCAL, None, Millis(0)), Millis(0))
 
 
-def say(db: sqlite3.Connection, session: Session, text: str, *, at: int = 0, role: Role = Role.USER) -> MessageId:
-    origin = Origin.HUMAN if role is Role.USER else Origin.ASSISTANT
+def say(
+    db: sqlite3.Connection, session: Session, text: str, *, at: int = 0, role: MessageRole = MessageRole.USER
+) -> MessageId:
+    origin = Origin.HUMAN if role is MessageRole.USER else Origin.ASSISTANT
     return append(db, session.id, NewMessage(role=role, origin=origin, text=text), Millis(at))
 
 
@@ -35,14 +37,14 @@ def texts(hits: list[Hit]) -> list[str]:
 
 async def test_a_hit_tells_where_it_was_said(store: Store) -> None:
     session = await store.write(start, "a")
-    message_id = await store.write(say, session, "the red door", at=7, role=Role.ASSISTANT)
+    message_id = await store.write(say, session, "the red door", at=7, role=MessageRole.ASSISTANT)
     (hit,) = await store.read(search, "door")
     assert hit == Hit(
         message_id=message_id,
         session_id=session.id,
         lineage_id=session.lineage_id,
         chat_id=session.chat_id,
-        role=Role.ASSISTANT,
+        role=MessageRole.ASSISTANT,
         origin=Origin.ASSISTANT,
         created_at=Millis(7),
         text="the red door",
@@ -56,10 +58,10 @@ async def test_a_search_can_be_narrowed(store: Store) -> None:
     first, second = await store.write(start, "a"), await store.write(start, "b")
     await store.write(say, first, "door one", at=1)
     await store.write(say, second, "door two", at=2)
-    await store.write(say, second, "door three", at=3, role=Role.ASSISTANT)
+    await store.write(say, second, "door three", at=3, role=MessageRole.ASSISTANT)
     assert texts(await store.read(search, "door", order="newest")) == ["door three", "door two", "door one"]
     assert texts(await store.read(search, "door", chat_id=first.chat_id)) == ["door one"]
-    assert texts(await store.read(search, "door", lineage_id=second.lineage_id, role=Role.USER)) == ["door two"]
+    assert texts(await store.read(search, "door", lineage_id=second.lineage_id, role=MessageRole.USER)) == ["door two"]
     assert texts(await store.read(search, "door", since=Millis(2), order="newest")) == ["door three", "door two"]
     assert texts(await store.read(search, "door", since=Millis(3), order="best")) == ["door three"]
     assert texts(await store.read(search, "door", limit=1, order="newest")) == ["door three"]
@@ -95,7 +97,7 @@ async def test_only_the_newest_matches_are_ranked(store: Store) -> None:
 
 async def test_rows_made_for_a_view_are_not_found(store: Store) -> None:
     session = await store.write(start, "a")
-    stub = NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="summary of the door")
+    stub = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="summary of the door")
     await store.write(append_view_row, session.id, stub, None, Millis(0))
     assert await store.read(search, "door") == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiosqlite
 import pytest
 
-from hermes_state.errors import ForeignFile, OwnedElsewhere, SchemaTooNew, StoreUnavailable
+from hermes_state.errors import DatabaseRejected, LockUnavailable, SchemaTooNew, StoreUnavailable
 from hermes_state.store import batch as batch_module
 from hermes_state.store.connections import on_thread
 from hermes_state.store.meta import load_note, save_note
@@ -73,7 +73,7 @@ class TestOpening:
             await store.write(orphan)
 
     async def test_a_second_opener_learns_who_holds_the_database(self, store: Store) -> None:
-        with pytest.raises(OwnedElsewhere, match=r"state\.db") as caught:
+        with pytest.raises(LockUnavailable, match=r"state\.db") as caught:
             await Store.open(store.path)
         assert "process " in caught.value.holder
         await store.write(save_note, "n", "still writing")
@@ -84,7 +84,7 @@ class TestOpening:
         with opened(path) as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('migration:0001', 'other')")
         for _ in range(2):
-            with pytest.raises(ForeignFile):
+            with pytest.raises(DatabaseRejected):
                 await Store.open(path)
 
     async def test_a_path_that_cannot_be_written_is_a_clear_error(self, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ class TestOpening:
 
 
 class TestForeignFiles:
-    async def refused(self, path: Path, error: type[Exception] = ForeignFile) -> None:
+    async def refused(self, path: Path, error: type[Exception] = DatabaseRejected) -> None:
         before = file_states(path.parent)
         with pytest.raises(error, match=r"state\.db"):
             await Store.open(path)

@@ -22,9 +22,9 @@ from hermes_state.values import (
     LineageId,
     MessageBody,
     MessageId,
+    MessageRole,
     Millis,
     Origin,
-    Role,
     SessionId,
     ToolCall,
 )
@@ -38,7 +38,7 @@ def db() -> Iterator[sqlite3.Connection]:
 
 
 def stub(db: sqlite3.Connection, session_id: SessionId, text: str, replaces: MessageId | None = None) -> MessageId:
-    new = NewMessage(role=Role.USER, origin=Origin.SYSTEM, text=text)
+    new = NewMessage(role=MessageRole.USER, origin=Origin.SYSTEM, text=text)
     return append_view_row(db, session_id, new, replaces, START)
 
 
@@ -57,9 +57,14 @@ def talk(db: sqlite3.Connection) -> LineageId:
 def test_rows_come_back_as_they_were_stored(db: sqlite3.Connection, talk: LineageId) -> None:
     session = load_tip(db, talk)
     body = MessageBody(calls=(ToolCall(id="c", name="look", arguments='{"a": 1}'),), notes=("n",))
-    new = NewMessage(role=Role.ASSISTANT, origin=Origin.ASSISTANT, text=None, body=body)
+    new = NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=None, body=body)
     message = load_message(db, append(db, session.id, new, Millis(START + 9)))
-    assert (message.role, message.origin, message.text, message.body) == (Role.ASSISTANT, Origin.ASSISTANT, None, body)
+    assert (message.role, message.origin, message.text, message.body) == (
+        MessageRole.ASSISTANT,
+        Origin.ASSISTANT,
+        None,
+        body,
+    )
     assert (message.seq, message.session_id, message.created_at) == (5, session.id, START + 9)
 
 
@@ -71,7 +76,7 @@ def test_a_view_holds_the_name_of_who_wrote_once(db: sqlite3.Connection, talk: L
 
 def test_an_unknown_session_takes_no_row(db: sqlite3.Connection) -> None:
     with pytest.raises(SessionNotFound):
-        append(db, SessionId(9), NewMessage(role=Role.USER, origin=Origin.HUMAN, text="x"), START)
+        append(db, SessionId(9), NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="x"), START)
 
 
 def test_a_hidden_row_leaves_the_view_and_stays_in_what_was_said(db: sqlite3.Connection, talk: LineageId) -> None:
@@ -148,7 +153,7 @@ def test_the_beginning_of_a_conversation_is_what_was_said_and_not_taken_back(
         return [row.text for row in load_beginning(db, talk, limit)]
 
     assert beginning(3) == ["q1", "a1", "q2"]
-    append(db, load_tip(db, talk).id, NewMessage(role=Role.USER, origin=Origin.NOTICE, text="a notice"), START)
+    append(db, load_tip(db, talk).id, NewMessage(role=MessageRole.USER, origin=Origin.NOTICE, text="a notice"), START)
     assert beginning(9) == ["q1", "a1", "q2", "a2"]
     hide(db, load_tip(db, talk).id, ids(db, talk)[:2], "undo", START)
     assert beginning(2) == ["q2", "a2"]

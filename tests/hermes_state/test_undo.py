@@ -23,7 +23,7 @@ from hermes_state.sessions import (
 )
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append_view_row, hide, load_said, load_view, replace_row
-from hermes_state.values import ChatId, ChatKind, EndReason, LineageId, Millis, Origin, Role, SessionId
+from hermes_state.values import ChatId, ChatKind, EndReason, LineageId, MessageRole, Millis, Origin, SessionId
 from tests.hermes_state.rows import (
     START,
     answer_call,
@@ -58,7 +58,7 @@ def compress(db: sqlite3.Connection, lineage: LineageId, name: str = "handoff", 
 def compression(db: sqlite3.Connection, lineage: LineageId, name: str, head: int = 0, keep: int = 0) -> SplitPlan:
     view = load_view(db, lineage)
     ids = [row.id for row in view.transcript]
-    handoff = NewMessage(role=Role.USER, origin=Origin.SUMMARY, text=name)
+    handoff = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=name)
     return SplitPlan(
         parent_id=view.session.id,
         version=view.session.version,
@@ -193,7 +193,9 @@ def test_a_replacement_made_after_the_compression_holds(db: sqlite3.Connection) 
     for text in ("edited once", "edited twice"):
         compress(db, lineage, f"before {text}", keep=2)
         session, row = load_tip(db, lineage).id, load_view(db, lineage).transcript[1]
-        new = append_view_row(db, session, NewMessage(role=Role.USER, origin=Origin.HUMAN, text=text), row.id, START)
+        new = append_view_row(
+            db, session, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text), row.id, START
+        )
         replace_row(db, session, row.id, new, "edit", START)
     undo(db, lineage)
     undo(db, lineage)
@@ -344,7 +346,9 @@ def _replace(db: sqlite3.Connection, lineage: LineageId, model: Model, at: int) 
     if at >= len(rows):
         return
     text = f"{rows[at].text}'"
-    stub = append_view_row(db, session, NewMessage(role=Role.USER, origin=Origin.SYSTEM, text=text), rows[at].id, START)
+    stub = append_view_row(
+        db, session, NewMessage(role=MessageRole.USER, origin=Origin.SYSTEM, text=text), rows[at].id, START
+    )
     replace_row(db, session, rows[at].id, stub, "prune", START)
     model.shown[names[at]] = text
 

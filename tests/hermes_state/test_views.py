@@ -10,7 +10,7 @@ from hermes_state.compressions import SplitPlan, split
 from hermes_state.sessions import Session, load_tip, start_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, hide, load_view
-from hermes_state.values import ChatKind, Millis, Origin, Role
+from hermes_state.values import ChatKind, MessageRole, Millis, Origin
 from hermes_state.view_cache import ViewCache
 from tests.hermes_state.rows import START, key_of
 
@@ -21,7 +21,7 @@ async def conversation(store: Store) -> Session:
 
 
 async def say(store: Store, session: Session, text: str) -> None:
-    row = NewMessage(role=Role.USER, origin=Origin.HUMAN, text=text)
+    row = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text)
     await store.write(append, session.id, row, START)
 
 
@@ -55,7 +55,7 @@ async def test_a_compressed_conversation_takes_the_room_of_what_is_left(
         parent_id=session.id,
         version=view.session.version,
         watermark_seq=1,
-        context=[NewMessage(role=Role.USER, origin=Origin.SUMMARY, text="handoff")],
+        context=[NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff")],
         layer="manual",
     )
     await store.write(split, plan, START)

@@ -41,8 +41,8 @@ from hermes_state.values import (
     InboundEdit,
     InboundEvent,
     InboundMessage,
+    InputKind,
     OutboundPart,
-    Via,
 )
 from platforms.base import AdapterState, PlatformAdapter, Preview, SendRequest
 
@@ -294,7 +294,7 @@ class AdapterContract:
         assert not message.sender.is_bot
         assert message.message_ref == ref
         assert message.is_addressed
-        assert message.via is not Via.BUTTON
+        assert message.via is not InputKind.BUTTON
         assert not message.expects_more
         assert abs(message.sent_at / 1000 - time.time()) < 60
 
@@ -401,7 +401,7 @@ class AdapterContract:
             await harness.press("Yes")
             await harness.press("Long")
             first, second = await intake.wait_for(2)
-        assert (first.text, first.via, first.sender.id) == ("/approve 7", Via.BUTTON, harness.person_id)
+        assert (first.text, first.via, first.sender.id) == ("/approve 7", InputKind.BUTTON, harness.person_id)
         assert first.is_addressed
         assert second.text == "/title " + "a long title " * 12
 

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender
 from platforms.discord import event_queue as inlet_module
-from platforms.discord.event_queue import PARALLEL_FETCHES, Arrived, Connected, History, Inlet, Pressed
+from platforms.discord.event_queue import (
+    PARALLEL_FETCHES,
+    ConnectedEvent,
+    EventQueue,
+    HistorySource,
+    InteractionEvent,
+    MessageEvent,
+)
 from platforms.discord.inbound import millis_of, snowflake_at
 from tests.platforms.contract import RecordingIntake, eventually
 
@@ -38,11 +45,11 @@ class Weather:
         self.dice = dice
         self.clock = StepClock()
         self.intake = RecordingIntake()
-        self.inlet = Inlet(self.intake, account="discord", clock=self.clock)
-        self.channels: dict[str, list[Arrived]] = {channel: [] for channel in CHANNELS}
+        self.inlet = EventQueue(self.intake, account="discord", clock=self.clock)
+        self.channels: dict[str, list[MessageEvent]] = {channel: [] for channel in CHANNELS}
         self.is_online = False
 
-    async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
+    async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
         await self.pause(60)
         if self.dice.random() < 0.05:
             raise PlatformUnavailable("rain")
@@ -58,7 +65,9 @@ class Weather:
     def write(self, channel_ref: str) -> None:
         self.clock.time = Millis(self.clock.time + self.dice.randrange(1, 200_000))
         message_id = snowflake_at(self.clock.time)
-        row = Arrived(channel_ref, message_id, _event(channel_ref, message_id) if self.dice.random() < 0.8 else None)
+        row = MessageEvent(
+            channel_ref, message_id, _event(channel_ref, message_id) if self.dice.random() < 0.8 else None
+        )
         self.channels[channel_ref].append(row)
         if self.is_online:
             self.inlet.put(row)
@@ -66,7 +75,7 @@ class Weather:
     def connect(self) -> None:
         self.clock.time = Millis(self.clock.time + 1)
         self.is_online = True
-        self.inlet.put(Connected())
+        self.inlet.put(ConnectedEvent())
 
 
 def _event(channel_ref: str, message_id: int) -> InboundMessage:
@@ -119,11 +128,11 @@ def test_every_channel_is_stored_whole_and_in_order(seed: int) -> None:
 
 async def test_the_cursor_never_moves_back() -> None:
     intake = RecordingIntake()
-    inlet = Inlet(intake, account="discord", clock=StepClock())
+    inlet = EventQueue(intake, account="discord", clock=StepClock())
     later, earlier = snowflake_at(Millis(START + 1)), snowflake_at(START)
-    inlet.put(Connected())
-    inlet.put(Arrived("1", later, _event("1", later)))
-    inlet.put(Arrived("1", earlier, _event("1", earlier)))
+    inlet.put(ConnectedEvent())
+    inlet.put(MessageEvent("1", later, _event("1", later)))
+    inlet.put(MessageEvent("1", earlier, _event("1", earlier)))
     worker = asyncio.create_task(inlet.run(Weather(random.Random(1))))
     await intake.wait_for(2)
     worker.cancel()
@@ -134,10 +143,10 @@ async def test_the_cursor_never_moves_back() -> None:
 
 async def test_the_cursor_passes_a_message_only_once_it_is_stored() -> None:
     intake = RecordingIntake()
-    inlet = Inlet(intake, account="discord", clock=StepClock())
+    inlet = EventQueue(intake, account="discord", clock=StepClock())
     message = _arrived("1", 1)
     intake.gate.clear()
-    inlet.put(Connected())
+    inlet.put(ConnectedEvent())
     inlet.put(message)
     worker = asyncio.create_task(inlet.run(Weather(random.Random(1))))
     await eventually(lambda: intake.offered, "the message is being stored")
@@ -151,13 +160,13 @@ async def test_the_cursor_passes_a_message_only_once_it_is_stored() -> None:
 # ---- while something has to wait ---------------------------------------------------------------------------------
 
 
-def _arrived(channel_ref: str, number: int) -> Arrived:
+def _arrived(channel_ref: str, number: int) -> MessageEvent:
     message_id = snowflake_at(Millis(START + number))
-    return Arrived(channel_ref, message_id, _event(channel_ref, message_id))
+    return MessageEvent(channel_ref, message_id, _event(channel_ref, message_id))
 
 
 @contextlib.asynccontextmanager
-async def _working(inlet: Inlet, history: History) -> AsyncIterator[None]:
+async def _working(inlet: EventQueue, history: HistorySource) -> AsyncIterator[None]:
     worker = asyncio.create_task(inlet.run(history))
     try:
         yield
@@ -169,17 +178,17 @@ async def _working(inlet: Inlet, history: History) -> AsyncIterator[None]:
 
 async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard() -> None:
     intake = RecordingIntake()
-    inlet = Inlet(intake, account="discord", clock=StepClock())
+    inlet = EventQueue(intake, account="discord", clock=StepClock())
     stuck, queued, later = (_arrived(channel, number) for number, channel in enumerate(CHANNELS))
     pressed = replace(_event("1", 9), event_ref="9:interaction:1", text="/stop")
     intake.gate.clear()
-    inlet.put(Connected())
+    inlet.put(ConnectedEvent())
     inlet.put(stuck)
     inlet.put(queued)  # before anybody could know that the database is stuck
     async with _working(inlet, Weather(random.Random(1))):
         await eventually(lambda: queued.event in intake.overheard, "what was queued is heard")
         inlet.put(later)
-        inlet.put(Pressed(pressed))
+        inlet.put(InteractionEvent(pressed))
         await eventually(lambda: len(intake.overheard) == 3, "what comes later is heard")
         assert intake.overheard == [queued.event, later.event, pressed]
         assert intake.events == []
@@ -194,24 +203,24 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
     monkeypatch.setattr(inlet_module, "LISTEN_SECONDS", 0.05)
 
     class Slow:
-        async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
+        async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
             await asyncio.Event().wait()
             return ()
 
     intake = RecordingIntake()
     intake.cursors["1"] = "1"
-    inlet = Inlet(intake, account="discord", clock=StepClock())
+    inlet = EventQueue(intake, account="discord", clock=StepClock())
     live = _arrived("1", 1)
     pressed = replace(_event("2", 9), event_ref="9:interaction:1", text="/status")
-    inlet.put(Connected())
+    inlet.put(ConnectedEvent())
     inlet.put(live)
-    inlet.put(Pressed(pressed))
+    inlet.put(InteractionEvent(pressed))
     async with _working(inlet, Slow()):
         await intake.wait_for(1)
         await asyncio.sleep(0.2)  # four times as long as the database may take
         assert intake.overheard == []
         intake.gate.clear()
-        inlet.put(Pressed(replace(pressed, event_ref="9:interaction:2")))
+        inlet.put(InteractionEvent(replace(pressed, event_ref="9:interaction:2")))
         await eventually(lambda: intake.overheard == [live.event], "the live message is heard")
     assert intake.messages == [pressed]
 
@@ -219,9 +228,9 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
 async def test_what_waits_behind_a_refused_event_is_heard_at_once() -> None:
     intake = RecordingIntake()
     intake.refusals = 4
-    inlet = Inlet(intake, account="discord", clock=StepClock())
+    inlet = EventQueue(intake, account="discord", clock=StepClock())
     refused, behind = _arrived("1", 1), _arrived("1", 2)
-    inlet.put(Connected())
+    inlet.put(ConnectedEvent())
     inlet.put(refused)
     inlet.put(behind)
     async with _working(inlet, Weather(random.Random(1))):
@@ -236,7 +245,7 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
             self.asked: list[str] = []
             self.places = asyncio.Semaphore(0)
 
-        async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[Arrived]:
+        async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
             self.asked.append(channel_ref)
             await self.places.acquire()
             return ()
@@ -244,13 +253,13 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
     intake, history = RecordingIntake(), Gated()
     channels = [str(number) for number in range(100)]
     intake.cursors = dict.fromkeys(channels, "1")
-    inlet = Inlet(intake, account="discord", clock=StepClock())
-    inlet.put(Connected())
+    inlet = EventQueue(intake, account="discord", clock=StepClock())
+    inlet.put(ConnectedEvent())
     async with _working(inlet, history):
         await eventually(lambda: len(history.asked) == PARALLEL_FETCHES, "the first channels are looked into")
         inlet.put(_arrived("77", 1))
         inlet.put(_arrived("99", 2))
-        inlet.put(Pressed(replace(_event("1", 9), event_ref="9:interaction:1", text="/status")))
+        inlet.put(InteractionEvent(replace(_event("1", 9), event_ref="9:interaction:1", text="/status")))
         await intake.wait_for(1)  # a command waits for no history, and what arrived before it has been looked at
         history.places.release()
         history.places.release()
@@ -268,8 +277,8 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
 async def test_what_is_stored_at_once_is_not_heard_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inlet_module, "LISTEN_SECONDS", 0.05)
     intake = RecordingIntake()
-    inlet = Inlet(intake, account="discord", clock=StepClock())
-    inlet.put(Connected())
+    inlet = EventQueue(intake, account="discord", clock=StepClock())
+    inlet.put(ConnectedEvent())
     async with _working(inlet, Weather(random.Random(1))):
         inlet.put(_arrived("1", 1))
         await intake.wait_for(1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hermes_state.errors import SendAmbiguous
-from hermes_state.values import Button, ChatKind, InboundMessage, OutboundPart, Via
+from hermes_state.values import Button, ChatKind, InboundMessage, InputKind, OutboundPart
 from platforms.base import CommandMenuItem, Preview, SendRequest
 from platforms.discord import slash
 from tests.platforms.contract import RecordingIntake, eventually, running
@@ -101,7 +101,7 @@ async def test_a_menu_that_discord_refuses_does_not_stop_the_adapter(
 async def test_a_slash_command_arrives_as_its_command_line(live: DiscordHarness, intake: RecordingIntake) -> None:
     command = await given(live, intake, "title", options={"title": " Plans for May "})
     assert command.text == "/title Plans for May"
-    assert command.via is Via.SLASH
+    assert command.via is InputKind.SLASH
     assert command.is_addressed
     assert command.chat == live.direct_chat
     assert command.chat_kind is ChatKind.DIRECT
@@ -238,7 +238,7 @@ async def test_a_long_command_survives_a_restart_behind_its_button(
         await live.press("Name it")
         [pressed] = await heard.wait_for(1)
     assert pressed.text == command
-    assert pressed.via is Via.BUTTON
+    assert pressed.via is InputKind.BUTTON
     assert pressed.ticket is None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state.errors import MessageRejected, PlatformUnavailable
-from hermes_state.values import AttachmentKind, Button, IncomingAttachment, OutboundPart, Via
+from hermes_state.values import AttachmentKind, Button, IncomingAttachment, InputKind, OutboundPart
 from platforms.base import Preview, SendRequest
 from platforms.local import uploads
 from platforms.local.history import chat_key
@@ -279,7 +279,7 @@ async def test_a_button_shows_its_label_and_sends_its_command(local: LocalHarnes
     buttons = (Button(label='Yes "please"', command="/approve <1>"),)
     await local.adapter.send(request(local.direct_chat, "May I?", buttons=buttons))
     await local.press('Yes "please"')
-    assert (intake.messages[0].text, intake.messages[0].via) == ("/approve <1>", Via.BUTTON)
+    assert (intake.messages[0].text, intake.messages[0].via) == ("/approve <1>", InputKind.BUTTON)
 
 
 async def test_the_same_part_twice_is_one_entry_at_its_first_place(local: LocalHarness) -> None:

@@ -6,10 +6,10 @@ import pytest
 from telegram import Update
 
 from hermes_state.values import AttachmentKind, ChatKind, InboundEdit, InboundMessage
-from platforms.telegram.inbound import Bot, ChatMoved, Received, read_update
+from platforms.telegram.inbound import BotIdentity, ChatMigration, Received, read_update
 from tests.fakes import tg_markup
 
-BOT = Bot(id=123456, username="Our_Bot", account="telegram")
+BOT = BotIdentity(id=123456, username="Our_Bot", account="telegram")
 ADA = {"id": 42, "is_bot": False, "first_name": "Ada", "last_name": "L"}
 US = {"id": 123456, "is_bot": True, "first_name": "Ours", "username": "Our_Bot"}
 PRIVATE = {"id": 42, "type": "private", "first_name": "Ada"}
@@ -245,4 +245,4 @@ def test_an_edit_carries_the_new_text_and_its_time() -> None:
     ],
 )
 def test_either_message_about_a_migration_says_the_same(chat: dict[str, Any], fields: dict[str, Any]) -> None:
-    assert read(text=None, chat=chat, **fields) == ChatMoved(old_ref="-5", new_ref="-1005")
+    assert read(text=None, chat=chat, **fields) == ChatMigration(old_ref="-5", new_ref="-1005")

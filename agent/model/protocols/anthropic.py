@@ -22,10 +22,10 @@ from agent.model import wire
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, maker_of
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, caching_for
 from agent.model.errors import paid_for
-from agent.model.http import LIMITS, Endpoint, LoopShare, Pools, ssl_context, whole_json
+from agent.model.http import LIMITS, Endpoint, LoopBudget, Pools, ssl_context, whole_json
 from agent.model.protocols.anthropic_wire import (
     CollectedReply,
-    ReasoningRefused,
+    ReasoningRejected,
     answered_error,
     body_parts,
     stored_reasoning,
@@ -116,7 +116,7 @@ class AnthropicModel:
         try:
             async with self._posted(orjson.dumps(body)) as said:
                 if self._streams:
-                    share = LoopShare()
+                    share = LoopBudget()
                     async for event in said:
                         reply.add(event)
                         await share.give_way()
@@ -170,7 +170,7 @@ def _without_reasoning(request: ModelRequest) -> ModelRequest:
 
 def _asked_otherwise(asked: ModelRequest, error: ModelError, *, may_lower_cap: bool) -> ModelRequest | None:
     """The request as the provider may take it; None where nothing is left to change."""
-    if isinstance(error, ReasoningRefused) and asked.style.reasoning_of:
+    if isinstance(error, ReasoningRejected) and asked.style.reasoning_of:
         return _without_reasoning(asked)
     if isinstance(error, OutputCapTooLarge) and error.cap and may_lower_cap:
         # It may be lowered twice: to what the model writes at most, and to what the prompt leaves of its window.

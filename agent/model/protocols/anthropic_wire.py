@@ -57,20 +57,20 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
         parts["tools"] = tools
         if not may_call:
             parts["tool_choice"] = {"type": "none"}
-    parts["messages"] = _messages(messages, _Fingerprint(parts))
+    parts["messages"] = _messages(messages, _PromptKey(parts))
     return parts
 
 
 def stored_reasoning(blocks: Sequence[dict[str, str]], parts: dict[str, Any], made_by: str) -> Reasoning:
     """What a model thought behind the request with these `body_parts`, to be kept beside its calls."""
-    fingerprint = _Fingerprint(parts)
+    fingerprint = _PromptKey(parts)
     for message in parts["messages"]:
         fingerprint.add(message)
     stored = {"behind": fingerprint.text, "blocks": list(blocks)}
     return Reasoning(made_by=made_by, blocks=orjson.dumps(stored).decode())
 
 
-class _Fingerprint:
+class _PromptKey:
     """Of everything that a model has read: system prompt, tools, and the messages so far."""
 
     def __init__(self, parts: dict[str, Any]) -> None:
@@ -97,9 +97,9 @@ def _called_names(messages: Sequence[WireMessage]) -> list[str]:
 # --- messages
 
 
-def _messages(messages: Sequence[WireMessage], fingerprint: _Fingerprint) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[WireMessage], fingerprint: _PromptKey) -> list[dict[str, Any]]:
     """Messages whose roles alternate, the user's first and last."""
-    ids = _LegalIds()
+    ids = _CallIds()
     remembers = any(REASONING in message for message in messages)
     sent: list[dict[str, Any]] = []
     for message in messages:
@@ -121,7 +121,7 @@ def _messages(messages: Sequence[WireMessage], fingerprint: _Fingerprint) -> lis
     return sent
 
 
-def _thought(message: WireMessage, fingerprint: _Fingerprint) -> list[_Block]:
+def _thought(message: WireMessage, fingerprint: _PromptKey) -> list[_Block]:
     stored = message.get(REASONING)
     if not isinstance(stored, dict) or stored.get("behind") != fingerprint.text:
         return []
@@ -146,7 +146,7 @@ def _image(url: str) -> _Block:
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": url[data.end() :]}}
 
 
-def _calls(message: WireMessage, ids: "_LegalIds") -> list[_Block]:
+def _calls(message: WireMessage, ids: "_CallIds") -> list[_Block]:
     return [
         {
             "type": "tool_use",
@@ -159,13 +159,13 @@ def _calls(message: WireMessage, ids: "_LegalIds") -> list[_Block]:
     ]
 
 
-def _result(message: WireMessage, ids: "_LegalIds") -> _Block:
+def _result(message: WireMessage, ids: "_CallIds") -> _Block:
     text = message["content"]
     content = text if text.strip() else NOTHING_RETURNED
     return {"type": "tool_result", "tool_use_id": ids.of(message["tool_call_id"]), "content": content}
 
 
-class _LegalIds:
+class _CallIds:
     """Call ids as this API takes them. Those of other providers may hold other characters."""
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ _CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded", "pause_turn
 
 
 @dataclass(frozen=True, slots=True)
-class _Thought:
+class _ThinkingBlock:
     """A block of what the model thought, in the making."""
 
     kind: str
@@ -210,7 +210,7 @@ class CollectedReply:
         self._is_whole = False
         self._has_content = False
         self._usage: dict[str, Any] = {}
-        self._thoughts: dict[int, _Thought] = {}
+        self._thoughts: dict[int, _ThinkingBlock] = {}
         self._inputs: dict[int, object] = {}
         """Of calls whose arguments have not come in pieces (yet)."""
         self._calls: set[int] = set()
@@ -288,7 +288,7 @@ class CollectedReply:
         if len(self._thoughts) >= MAX_CALLS:
             raise ReplyMalformed(f"a reply with more than {MAX_CALLS} thoughts")
         self._is_interleaved = self._is_interleaved or self._has_content
-        self._thoughts[index] = _Thought(kind, {key: [self._reply.counted(block.get(key) or "")] for key in keys})
+        self._thoughts[index] = _ThinkingBlock(kind, {key: [self._reply.counted(block.get(key) or "")] for key in keys})
 
     def _go_on(self, index: int, delta: Mapping[str, Any]) -> None:
         match delta["type"]:
@@ -339,7 +339,7 @@ def _can_go_back(block: Mapping[str, str]) -> bool:
 # --- errors
 
 
-class ReasoningRefused(ModelError):
+class ReasoningRejected(ModelError):
     """What the model thought before is not taken back."""
 
 
@@ -369,7 +369,7 @@ def answered_error(status: int, headers: Mapping[str, str], body: object) -> Mod
         status = _STATUS_OF_TYPE.get(str(fields.get("type")), 500)
     text = str(fields.get("message"))[:2_000]
     if status == 400 and _REASONING.search(text):
-        return ReasoningRefused("HTTP 400 invalid_request_error")
+        return ReasoningRejected("HTTP 400 invalid_request_error")
     if status == 400 and _FILTERED.search(text):
         return ContentFiltered("HTTP 400 invalid_request_error")
     details = fields.get("details")

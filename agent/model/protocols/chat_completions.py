@@ -124,7 +124,7 @@ class _Reply:
 
     def __init__(self, on_text: Callable[[str], None], maker: str) -> None:
         self._reply = ReplyBuilder(on_text)
-        self._reasoning = ReasoningPieces(self._reply.counted)
+        self._reasoning = ReasoningBuilder(self._reply.counted)
         self._maker = maker
         self._finish: str | None = None
         self.usage: CanonicalUsage | None = None
@@ -189,7 +189,7 @@ _IN_PIECES: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}
 """Details that a stream brings piece by piece, and the field that goes on."""
 
 
-class ReasoningPieces:
+class ReasoningBuilder:
     """The reasoning of one reply in the making; `counted` refuses what is no text, and what is too much."""
 
     def __init__(self, counted: Callable[[object], str]) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extra:
+class OptionalPackage:
     """A package beside the gateway's own."""
 
     module: str
@@ -15,7 +15,7 @@ class Extra:
     """Of `make`, for those who run from a clone."""
 
 
-EXTRAS: Final[Mapping[str, Extra]] = {"anthropic": Extra(module="anthropic", target="anthropic")}
+EXTRAS: Final[Mapping[str, OptionalPackage]] = {"anthropic": OptionalPackage(module="anthropic", target="anthropic")}
 """By protocol. The name of an extra of the package is the protocol's."""
 
 

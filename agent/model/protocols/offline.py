@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 
 import orjson
 
-from agent.model.base import Finish, ModelLimits, ModelReply, ModelRequest
+from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.usage import estimated_reply_usage
-from hermes_state.values import Message, Origin, Role, ToolCall
+from hermes_state.values import Message, MessageRole, Origin, ToolCall
 
 HOW_TO_GET_A_MODEL = (
     "set `OPENAI_API_KEY`, or in `config.yaml` `model.api_key` or, for another provider or a server of your own, "
@@ -51,7 +51,9 @@ class OfflineModel:
         calls = _calls(request) if request.may_call_tools else ()
         text = "" if calls else _answer(request)
         await self._stream(text, on_text)
-        reply = ModelReply(text=text, calls=calls, finish=Finish.TOOL_CALLS if calls else Finish.STOP, usage=None)
+        reply = ModelReply(
+            text=text, calls=calls, finish=FinishReason.TOOL_CALLS if calls else FinishReason.STOP, usage=None
+        )
         usage = estimated_reply_usage(request, reply)  # for this model the estimate is the definition
         return ModelReply(text=text, calls=calls, finish=reply.finish, usage=usage)
 
@@ -67,7 +69,7 @@ class OfflineModel:
 def _calls(request: ModelRequest) -> tuple[ToolCall, ...]:
     """The calls that the newest message asks for, unless they were just answered."""
     rows = request.transcript
-    if not rows or rows[-1].role is not Role.USER:
+    if not rows or rows[-1].role is not MessageRole.USER:
         return ()
     asked = _newest_words(rows)
     wanted: list[tuple[str, dict[str, str]]] = []
@@ -97,7 +99,7 @@ def _newest_results(rows: Iterable[Message]) -> list[Message]:
     """The tool results at the very end, in order."""
     found: list[Message] = []
     for row in reversed(list(rows)):
-        if row.role is not Role.TOOL:
+        if row.role is not MessageRole.TOOL:
             break
         found.insert(0, row)
     return found
@@ -107,7 +109,7 @@ def _newest_words(rows: Iterable[Message]) -> str:
     """What people wrote since the last answer."""
     words: list[str] = []
     for row in reversed(list(rows)):
-        if row.role is Role.ASSISTANT:
+        if row.role is MessageRole.ASSISTANT:
             break
         if row.origin is Origin.HUMAN and row.text:
             words.insert(0, row.text)

@@ -6,7 +6,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, maker_of
 from agent.model.errors import paid_for
-from agent.model.http import Connections, Endpoint, LoopShare, Refusal, refusal_of
+from agent.model.http import Connections, Endpoint, LoopBudget, Refusal, refusal_of
 from agent.model.protocols.offered_sizes import MOST_BYTES, offered_limits
 from hermes_state.errors import ModelError
 from hermes_state.values import CanonicalUsage, MicroUsd
@@ -86,7 +86,7 @@ class OpenAIModel(ABC, Generic[D]):
     async def _asked(self, payload: bytes, reply: Collector) -> ModelReply:
         try:
             async with self._connections.posted(self._path, payload, streams=self._streams) as events:
-                share = LoopShare()
+                share = LoopBudget()
                 async for event in events:
                     reply.add(event)
                     await share.give_way()
