@@ -48,6 +48,14 @@ def table(measures: Sequence[Measure]) -> str:
     return "\n".join(lines)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table that also reads well as text; the first row is its head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in (rows[0], rule, *rows[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def _line(measure: Measure) -> str:
     ours = f"{_number(measure.ours)} {measure.unit}"
     sign = "≥" if measure.at_least else "≤"
