@@ -128,11 +128,9 @@ def floor(here: Lab, folder: Path) -> Subject:
     return Subject("floor", command, {"PATH": os.environ["PATH"]}, json.dumps({"ready": "floor"}))
 
 
-def gateway(
-    here: Lab, folder: Path, *, has_discord: bool = False, command: Sequence[str] = ("gateway", "run")
-) -> Subject:
-    """The gateway with Telegram, merging off as for the floor. `command`: the module, and what it is given."""
-    environ = {
+def gateway_environ(here: Lab, folder: Path) -> dict[str, str]:
+    """Environment of a gateway with Telegram in `folder`, merging off as for the floor."""
+    return {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
         "TMPDIR": str(folder),
@@ -149,6 +147,13 @@ def gateway(
         "HERMES_ACCESS__ALLOW_ALL": "true",
         "HERMES_SESSIONS__MERGE_SECONDS": "0",
     }
+
+
+def gateway(
+    here: Lab, folder: Path, *, has_discord: bool = False, command: Sequence[str] = ("gateway", "run")
+) -> Subject:
+    """The gateway as a child process. `command`: the module, and what it is given."""
+    environ = gateway_environ(here, folder)
     if has_discord:
         environ |= {
             "HERMES_DISCORD__TOKEN": "lab-discord-token",
