@@ -70,8 +70,8 @@ protocols: setup ## the end-to-end tests, sampled kills and weeks included, over
 			-m "not browser and not crash and not months" tests/e2e tests/crash $(ARGS) || failed="$$failed $$protocol"; \
 	done; test -z "$$failed" || { echo "failed over:$$failed" >&2; exit 1; }
 
-fuzz: setup ## ten times as many conversations for the properties of compression; takes minutes
-	@$(BIN)/python -m pytest -q -n 2 --timeout 0 --hypothesis-profile fuzz tests/agent/test_compression_properties.py $(ARGS)
+fuzz: setup ## far more random conversations and answers for the tests of what must always hold; takes minutes
+	@$(BIN)/python -m pytest -q -n 2 --timeout 0 --hypothesis-profile fuzz -m fuzz $(ARGS)
 
 check: setup ## formatting, lint, layers, types, unit file, documentation
 	@$(BIN)/ruff format --check $(CODE)

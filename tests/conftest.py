@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from hermes_state.store.writer import Store
@@ -11,6 +10,7 @@ from tests.crash.seed import pytest_configure, pytest_configure_node, pytest_rep
 from tests.e2e.protocols import pytest_addoption
 from tests.fakes.llm_http import FINDINGS
 from tests.fakes.llm_legality import untidy
+from tests.sampling import sample  # registers the profile of `make fuzz` before a test module asks for it
 
 __all__ = [
     "every_message_list_is_legal",
@@ -18,11 +18,9 @@ __all__ = [
     "pytest_configure",
     "pytest_configure_node",
     "pytest_report_header",
+    "sample",
     "store",
 ]
-
-
-hypothesis.settings.register_profile("fuzz", max_examples=20_000)  # asked for by `make fuzz`
 
 
 @pytest.fixture

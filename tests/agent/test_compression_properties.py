@@ -34,11 +34,10 @@ from tests.agent.histories import histories
 from tests.agent.rows import row
 from tests.agent.validators import violations
 from tests.fakes.llm_legality import text_of
+from tests.sampling import sample
 
-EXAMPLES = max(2_000, settings().max_examples)
-"""Many, because one takes a few milliseconds and there are many ways to be strange; more under the profile `fuzz`."""
-SECONDS = 600 if EXAMPLES == 2_000 else 0
-"""Of a test; the profile `fuzz` takes as long as it takes."""
+EXAMPLES = sample(300, 20_000)
+"""Random conversations; one takes tens of milliseconds, and there are many ways to be strange."""
 STYLE = WireSettings(is_shared=True, image_urls={1: "data:image/png;base64,AA=="})
 
 _summaries = st.sampled_from(
@@ -205,8 +204,8 @@ def check_nothing_is_lost(done: Pass, ever: Sequence[Message]) -> None:
     assert done.record.messages == len(ever) - len([one for one in done.after if one.origin is not Origin.SUMMARY])
 
 
+@pytest.mark.fuzz
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of a conversation that fails
-@pytest.mark.timeout(SECONDS)
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     batches=st.lists(histories(), min_size=1, max_size=5),
@@ -257,8 +256,8 @@ def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_a
     event(f"passes: {passes}")
 
 
+@pytest.mark.fuzz
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of a conversation that fails
-@pytest.mark.timeout(SECONDS)
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rows=histories(most=12), limits=_limits, rules=_rules)
 def test_what_fills_a_window_can_be_compressed_unless_it_is_open(

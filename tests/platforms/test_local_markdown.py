@@ -154,7 +154,8 @@ def open_fence_of(part: str) -> str | None:
     return fence
 
 
-def test_two_thousand_random_answers_keep_their_words_and_close_their_code_in_every_part() -> None:
+@pytest.mark.fuzz
+def test_random_answers_keep_their_words_and_close_their_code_in_every_part() -> None:
     cut = 0
     for seed in range(ANSWERS):
         maker = AnswerMaker(seed)

@@ -71,7 +71,8 @@ class TestMarkup:
         assert message["text"] == "bold"
         assert "entities" not in message
 
-    async def test_two_thousand_random_answers_reach_the_chat_without_a_refusal(
+    @pytest.mark.fuzz
+    async def test_random_answers_reach_the_chat_without_a_refusal(
         self, telegram: TelegramHarness, intake: RecordingIntake
     ) -> None:
         texts = []

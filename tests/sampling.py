@@ -1,0 +1,13 @@
+"""How much of a random world a run sees: a sample under `make test`, far more under `make fuzz`."""
+
+import hypothesis
+
+hypothesis.settings.register_profile("fuzz", max_examples=20_000)
+
+FUZZ_SECONDS = 0
+"""Timeout of a test under `make fuzz`, in seconds: none."""
+
+
+def sample(few: int, many: int) -> int:
+    """Number of random cases of a test: `few` under `make test`, `many` under `make fuzz`."""
+    return many if hypothesis.settings().max_examples >= 20_000 else few
