@@ -2,10 +2,10 @@
 
 Rows are append-only: what was said stays. What the model sees is a **view** of a lineage's tip: the rows
 its context references by position, then its own rows by `seq`, with `view_edits` applied (a row hidden,
-or replaced by another). Undo, retry and pruning only ever write view edits.
+or replaced by another). Undo and retry only ever write view edits.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any, TypeAlias
@@ -175,44 +175,22 @@ def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId]
 
     The session's `version` moves, so that a compression planned on the older view is refused.
     """
-    return _edit(db, session_id, [(message_id, None) for message_id in message_ids], reason, now)
+    rows = [(session_id, session_id, message_id, message_id, reason, now) for message_id in message_ids]
+    if rows:
+        db.executemany(_HIDE, rows)
+        db.execute(_EDITED, (session_id,))
+    return len(rows)
 
 
-def replace_row(
-    db: Connection, session_id: SessionId, message_id: MessageId, replacement_id: MessageId, reason: str, now: Millis
-) -> None:
-    """Show the model `replacement_id` (made by `append_view_row`) where it saw `message_id`; moves the `version`."""
-    _edit(db, session_id, [(message_id, replacement_id)], reason, now)
-
-
-# Purpose: edit a row of the view; one that stands for another is edited where that one stands.
-_EDIT = """
+# Purpose: hide a row of the view; one that stands for another is hidden where that one stands.
+_HIDE = """
 INSERT OR REPLACE INTO view_edits
-SELECT :session_id, coalesce(
-  (SELECT message_id FROM view_edits WHERE session_id = :session_id AND replacement_id = :message_id), :message_id),
-  :replacement_id, :reason, :now
+SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?
 """
-
-
 # Purpose: a view that was edited is no longer what the provider's last report counted.
 _EDITED = """
 UPDATE sessions SET version = version + 1, reported_prompt_tokens = NULL, reported_at_seq = NULL WHERE id = ?
 """
-
-
-def _edit(
-    db: Connection,
-    session_id: SessionId,
-    edits: Sequence[tuple[MessageId, MessageId | None]],
-    reason: str,
-    now: Millis,
-) -> int:
-    shared = {"session_id": session_id, "reason": reason, "now": now}
-    rows = [{"message_id": old, "replacement_id": new, **shared} for old, new in edits]
-    if rows:
-        db.executemany(_EDIT, rows)
-        db.execute(_EDITED, (session_id,))
-    return len(rows)
 
 
 # Purpose: what was said in a conversation, newest first, whatever the model sees of it.

@@ -26,6 +26,7 @@ from hermes_state.values import (
     Millis,
     ModelCallRecord,
     Quote,
+    SessionId,
     ToolCall,
     UserRef,
 )
@@ -145,3 +146,19 @@ def replies(db: sqlite3.Connection, chat_id: ChatId) -> list[tuple[str, str]]:
 def states(db: sqlite3.Connection, chat_id: ChatId) -> list[str]:
     """The states of a chat's inbox rows, in order."""
     return [row[0] for row in db.execute("SELECT state FROM inbox WHERE chat_id = ? ORDER BY id", (chat_id,))]
+
+
+def replace_row(
+    db: sqlite3.Connection,
+    session_id: SessionId,
+    message_id: MessageId,
+    replacement_id: MessageId,
+    reason: str,
+    now: Millis,
+) -> None:
+    """Show the model `replacement_id` where it saw `message_id`, as databases of every version may hold it."""
+    db.execute(
+        """INSERT OR REPLACE INTO view_edits SELECT :session, coalesce((SELECT message_id FROM view_edits
+        WHERE session_id = :session AND replacement_id = :old), :old), :new, :reason, :now""",
+        {"session": session_id, "old": message_id, "new": replacement_id, "reason": reason, "now": now},
+    )

@@ -16,7 +16,7 @@ from hermes_state.errors import LineageMoved
 from hermes_state.sessions import get_compression_tip, load_active, load_session, load_tip, reset, set_system_prompt
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import load_tool_runs
-from hermes_state.transcripts import NewMessage, append_view_row, hide, load_said, load_view, replace_row
+from hermes_state.transcripts import NewMessage, append_view_row, hide, load_said, load_view
 from hermes_state.values import (
     ChatId,
     ChatKind,
@@ -35,6 +35,7 @@ from tests.hermes_state.rows import (
     key_of,
     make_chat,
     migrated,
+    replace_row,
     seen,
     start,
 )

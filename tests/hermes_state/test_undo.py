@@ -22,7 +22,7 @@ from hermes_state.sessions import (
     set_title,
 )
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import NewMessage, append_view_row, hide, load_said, load_view, replace_row
+from hermes_state.transcripts import NewMessage, append_view_row, hide, load_said, load_view
 from hermes_state.values import ChatId, ChatKind, EndReason, LineageId, MessageRole, Millis, Origin, SessionId
 from tests.hermes_state.rows import (
     START,
@@ -33,6 +33,7 @@ from tests.hermes_state.rows import (
     key_of,
     make_chat,
     migrated,
+    replace_row,
     seen,
     start,
 )
