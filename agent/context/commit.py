@@ -4,6 +4,7 @@ Taking a compression back: the model sees again what it saw before, and everythi
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
 
@@ -25,6 +26,7 @@ from hermes_state.compressions import (
 )
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, load_session
+from hermes_state.store.sql import nested
 from hermes_state.values import EstimatedTokens, Millis, SessionId
 
 
@@ -84,14 +86,9 @@ def settle(
             return drafted.job.not_needed(SkipReason.MOVED)
         _keep_attempt(db, scene, drafted, result, listeners, now)
         return result
-    db.execute("SAVEPOINT split")
-    try:
+    outcome = None
+    with suppress(LineageMoved), nested(db):
         outcome = _compressed(db, scene, drafted, result, split(db, plan, now))
-    except LineageMoved:
-        db.execute("ROLLBACK TO split")
-        outcome = None
-    finally:
-        db.execute("RELEASE split")
     for call in result.calls:
         ledger.record(db, scene.turn_id, scene.lineage_id, call, now)
     if outcome is None:

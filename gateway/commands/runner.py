@@ -27,6 +27,7 @@ from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.store.sql import nested
 from hermes_state.values import ChatId, ChatKey, InboundMessage, InboxId, Millis
 
 log = structlog.get_logger()
@@ -167,14 +168,11 @@ def _carry_out(
     stored = inbox.load(db, row.id)
     if stored is None or stored.state is not InboxState.NEW:
         return None
-    db.execute("SAVEPOINT command_effect")
     try:
-        result = apply(db, now)
+        with nested(db):
+            result = apply(db, now)
     except CommandError as error:
-        db.execute("ROLLBACK TO command_effect")
         result = str(error)
-    finally:
-        db.execute("RELEASE command_effect")
     if isinstance(result, RunningTurn):
         return result
     told = result if isinstance(result, CommandReply) else CommandReply(markdown=result)

@@ -9,6 +9,7 @@ from typing import Any
 
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.connections import is_trouble
+from hermes_state.store.sql import nested
 
 _BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
 
@@ -33,13 +34,15 @@ class PendingWrite:
         self.result: Any = None
         self.error: BaseException | None = None
 
-    def run(self, db: sqlite3.Connection) -> None:
+    def run(self, db: sqlite3.Connection, *, is_nested: bool = False) -> None:
         """Run the function inside the open transaction and keep its result or error.
 
+        `is_nested`: in a savepoint, so that what it changed is taken back when it fails.
         Raises only what ends the whole batch: trouble with the disk or a lock, or a transaction that is no more.
         """
         try:
-            self.result = self.fn(db, *self.args, **self.kwargs)
+            with nested(db) if is_nested else contextlib.nullcontext():
+                self.result = self.fn(db, *self.args, **self.kwargs)
             self.error = None
         except BaseException as error:  # whatever it is, it belongs to the caller who waits
             if is_trouble(error):
@@ -102,11 +105,7 @@ def _run_isolated(db: sqlite3.Connection, batch: Sequence[PendingWrite]) -> None
     """Run the batch so that each function can be taken back alone."""
     db.execute("BEGIN IMMEDIATE")
     for write in batch:
-        db.execute("SAVEPOINT one")
-        write.run(db)
-        if write.error is not None:
-            db.execute("ROLLBACK TO one")
-        db.execute("RELEASE one")
+        write.run(db, is_nested=True)
     if any(write.error is None for write in batch):
         commit_batch(db)
 
