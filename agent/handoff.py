@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from hermes_state.values import RECALL_ID, recall_id
+
 SUMMARY_PREFIX: Final = "[CONTEXT COMPACTION — REFERENCE ONLY]"
 END_MARKER: Final = "[END OF CONTEXT COMPACTION]"
 OLDER_PREFIXES: Final = ("[CONTEXT COMPACTION]", "[CONTEXT SUMMARY]:")
@@ -30,7 +32,7 @@ on them.
 - Your tools work as before. Call them as soon as a request needs it.
 - The system prompt and your memory outrank the record."""
 
-_RECALL = re.compile(r"\[Stands for (\d{1,18}) messages?, m(\d{1,18}) to m(\d{1,18})\.[^\]\n]*\]\s*\Z")
+_RECALL = re.compile(rf"\[Stands for (\d{{1,18}}) messages?, {RECALL_ID} to {RECALL_ID}\.[^\]\n]*\]\s*\Z")
 _BLANK = r"[\s\u00ad\u200b-\u200f\u2060-\u2064\ufeff]"  # what a marker may be hidden behind, or spelt with
 _MARKER = re.compile(
     rf"[\[\uff3b](?={_BLANK}*(?:(?:END{_BLANK}+OF{_BLANK}+)?CONTEXT{_BLANK}+(?:COMPACTION|SUMMARY)"
@@ -100,8 +102,9 @@ def defused(text: str) -> str:
 
 def _stands_for(record: Handoff) -> str:
     noun = "message" if record.messages == 1 else "messages"
-    reads = f'history_open(id="m{record.first_id}") reads the first of them'
+    first, last = recall_id(record.first_id), recall_id(record.last_id)
+    reads = f'history_open(id="{first}") reads the first of them'
     return (
-        f"Stands for {record.messages} {noun}, m{record.first_id} to m{record.last_id}. Nothing of them is lost: "
+        f"Stands for {record.messages} {noun}, {first} to {last}. Nothing of them is lost: "
         f'{reads}, history_search(query="some words") finds the others'
     )

@@ -8,6 +8,7 @@ Money as people read it.
 Text as the database and every network format can carry it.
 """
 
+import re
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -316,6 +317,27 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 Transcript: TypeAlias = tuple[Message, ...]
+
+
+RECALL_ID = r"m(\d{1,18})"
+"""Pattern of a recall id inside other text."""
+
+
+def recall_id(message_id: int) -> str:
+    """Name of a stored message for people and models: `m123`."""
+    return f"m{message_id}"
+
+
+def parse_recall_id(text: str) -> MessageId | None:
+    """The message that a recall id names; None when `text` is none.
+
+    >>> parse_recall_id(" M123 ")
+    123
+    >>> parse_recall_id("123") is None
+    True
+    """
+    found = re.fullmatch(RECALL_ID, text.strip(), re.IGNORECASE)
+    return MessageId(int(found[1])) if found else None
 
 
 class TurnState(StrEnum):

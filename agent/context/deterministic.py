@@ -16,7 +16,7 @@ from agent.context.excerpt import SECRET_MARK, Redact, both_ends, bounded_record
 from agent.handoff import defused
 from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import MARK
-from hermes_state.values import Message, MessageRole, Origin, Tokens, ToolCall, Transcript
+from hermes_state.values import Message, MessageRole, Origin, Tokens, ToolCall, Transcript, recall_id
 
 LINE_CHARACTERS = 200
 ROW_CHARACTERS = 20_000
@@ -94,7 +94,7 @@ class _Findings:
         """Each once, with the message that said it last."""
         found = self.lists.setdefault(title, {})
         if len(found) < self.most:
-            found.setdefault(what, f"- {what} (m{row.id})")
+            found.setdefault(what, f"- {what} ({recall_id(row.id)})")
 
 
 def recap(rows: Transcript, previous: str | None, *, redact: Redact, limit: Tokens, removed: int) -> str:
@@ -147,9 +147,8 @@ def _newest_request(rows: Transcript, redact: Redact, limit: int) -> str:
     if row is None:
         return ""
     text = clean(row.text or "", redact).strip()
-    title = (
-        f"## Active Task\nThe last request in these messages (m{row.id}); the recent messages show what became of it:"
-    )
+    name = recall_id(row.id)
+    title = f"## Active Task\nThe last request in these messages ({name}); the recent messages show what became of it:"
     limit -= estimated_text_tokens(title)
     quoted = _quoted(text)
     size = estimated_text_tokens(quoted)

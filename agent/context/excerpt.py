@@ -20,7 +20,7 @@ import structlog
 
 from agent.tokens import ROW_SIZES, estimated_text_tokens
 from hermes_state.redaction import MARK, seam
-from hermes_state.values import Message, MessageRole, Millis, Origin, Tokens, Transcript
+from hermes_state.values import Message, MessageRole, Millis, Origin, Tokens, Transcript, recall_id
 
 log = structlog.get_logger()
 
@@ -173,7 +173,9 @@ def _entries(rows: Sequence[Message], redact: Redact, zone: tzinfo, most: int, *
     for row in rows:
         text = " ".join(piece for piece in said(row) if piece)
         short = _shortened(text, most)
-        batch.append(f"[m{row.id} {moment(row.created_at, zone)} {_speaker(row, has_names=has_names)}] {short}")
+        batch.append(
+            f"[{recall_id(row.id)} {moment(row.created_at, zone)} {_speaker(row, has_names=has_names)}] {short}"
+        )
         limits.append(most if short is text else _WHOLE)
         size += len(short)
         if size >= BATCH_CHARACTERS:

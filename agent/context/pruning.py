@@ -14,7 +14,7 @@ import orjson
 
 from agent.context.excerpt import Redact
 from hermes_state.redaction import seam
-from hermes_state.values import Message, MessageBody, MessageRole, ToolCall, Transcript
+from hermes_state.values import Message, MessageBody, MessageRole, ToolCall, Transcript, recall_id
 
 WORTH_PRUNING_CHARACTERS = 200
 EXCERPT_CHARACTERS = 800
@@ -91,14 +91,18 @@ def _pruned_result(
         return row
     twin = newest[text]
     if twin != row.id:
-        stub = f"{_STUB_MARK}m{row.id}: the same result as m{twin}, which came later]"
+        stub = f"{_begun(row)}the same result as {recall_id(twin)}, which came later]"
     elif style == "excerpt":
         stub = _excerpt(row, text, redact)
     elif style == "placeholder":
-        stub = f"{_STUB_MARK}m{row.id}: {len(text):,} characters; history_open reads them]"
+        stub = f"{_begun(row)}{len(text):,} characters; history_open reads them]"
     else:
         stub = _stub(row, text, call, redact)
     return msgspec.structs.replace(row, text=stub) if len(stub) < len(text) else row
+
+
+def _begun(row: Message) -> str:
+    return f"{_STUB_MARK}{recall_id(row.id)}: "
 
 
 def _stub(row: Message, text: str, call: ToolCall | None, redact: Redact) -> str:
@@ -107,7 +111,7 @@ def _stub(row: Message, text: str, call: ToolCall | None, redact: Redact) -> str
     name = _one_line(row.tool_name or (call.name if call is not None else "") or "tool", 64, redact)
     target = _target(call, redact)
     about = f"{name} {target}" if target else name
-    return f"{_STUB_MARK}m{row.id}: {about}: {_outcome(text, redact)}; {size}; history_open reads them]"
+    return f"{_begun(row)}{about}: {_outcome(text, redact)}; {size}; history_open reads them]"
 
 
 def _outcome(text: str, redact: Redact) -> str:
@@ -138,7 +142,7 @@ def _excerpt(row: Message, text: str, redact: Redact) -> str:
     if len(text) <= EXCERPT_FROM_CHARACTERS or len(safe := redact(text)) <= EXCERPT_FROM_CHARACTERS:
         return text
     text, between = safe, len(safe) - 2 * EXCERPT_CHARACTERS
-    mark = f"{_STUB_MARK}m{row.id}: {between:,} characters from its middle are left out; history_open reads them]"
+    mark = f"{_begun(row)}{between:,} characters from its middle are left out; history_open reads them]"
     return f"{mark}\n{text[:EXCERPT_CHARACTERS]}\n…\n{text[-EXCERPT_CHARACTERS:]}"
 
 
@@ -175,7 +179,7 @@ def _shortened(value: Any, row: Message, redact: Redact, depth: int = 0) -> Any:
         is_long = len(value) > ARGUMENT_CHARACTERS + 60  # what the mark takes
         if not is_long:
             return value
-        return f"{_beginning(value, ARGUMENT_CHARACTERS, redact)}… {_STUB_MARK}m{row.id}: {len(value):,} characters]"
+        return f"{_beginning(value, ARGUMENT_CHARACTERS, redact)}… {_begun(row)}{len(value):,} characters]"
     if isinstance(value, list):
         return [_shortened(item, row, redact, depth + 1) for item in value]
     if isinstance(value, dict):

@@ -23,7 +23,7 @@ from agent.handoff import body_of, parse_handoff
 from agent.model.wire import WireSettings, traced_messages
 from hermes_state.compressions import ContextItem
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import Message, MessageId, MessageRole, Origin, Transcript
+from hermes_state.values import Message, MessageId, MessageRole, Origin, Transcript, recall_id
 
 ListMessage: TypeAlias = dict[str, Any]  # the provider's JSON, in the hands of code that is not ours
 Key: TypeAlias = tuple[str, bytes, tuple[str, ...], str]
@@ -447,4 +447,4 @@ def _cleaned(item: ContextItem, clean: Callable[[str], str]) -> ContextItem:
 
 def _stub(row: Message, text: str) -> str:
     """A shortened result with where the whole is. A row that was made for a view has no id to be read by."""
-    return text if row.seq < 0 else f'{text}\n[shortened: history_open(id="m{row.id}") reads the whole]'
+    return text if row.seq < 0 else f'{text}\n[shortened: history_open(id="{recall_id(row.id)}") reads the whole]'

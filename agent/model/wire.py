@@ -21,7 +21,7 @@ import orjson
 
 from agent.handoff import framed
 from hermes_state.transcripts import EMPTY_BODY
-from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript
+from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript, recall_id
 
 WireMessage: TypeAlias = dict[str, Any]  # the provider's JSON: it leaves this module only to be serialised
 _Part: TypeAlias = dict[str, Any]  # one content part of such a message
@@ -156,7 +156,7 @@ def _bounded(row: Message, limit: int) -> str:
     text = row.text or ""
     if len(text) <= limit:
         return text
-    call = f'history_open(id="m{row.id}", offset={limit})'
+    call = f'history_open(id="{recall_id(row.id)}", offset={limit})'
     return f"{text[:limit]}\n{NOTICE} Cut here: the result has {len(text):,} characters. {call} reads on."
 
 

@@ -13,7 +13,16 @@ from hermes_state.errors import StoreUnavailable, ToolError
 from hermes_state.search.search import Hit, search
 from hermes_state.sessions import load_session
 from hermes_state.transcripts import load_message
-from hermes_state.values import LineageId, Message, MessageId, MessageRole, Millis, ToolEffect
+from hermes_state.values import (
+    LineageId,
+    Message,
+    MessageId,
+    MessageRole,
+    Millis,
+    ToolEffect,
+    parse_recall_id,
+    recall_id,
+)
 
 HISTORY_SEARCH: Final = "history_search"
 HISTORY_OPEN: Final = "history_open"
@@ -23,11 +32,6 @@ _SEARCH_SECONDS = 2.0
 _DEFAULT_CHARACTERS = 4_000
 _MAX_CHARACTERS = 20_000
 """About 5,000 tokens: enough to read a long message in a few calls, too little to fill a window with one."""
-
-
-def recall_id(message_id: MessageId) -> str:
-    """How people and models name a stored message."""
-    return f"m{message_id}"
 
 
 def recall_tools() -> tuple[Tool, Tool]:
@@ -104,8 +108,9 @@ def _hit_line(hit: Hit) -> str:
 
 async def _open(arguments: dict[str, Any], context: ToolContext) -> str:
     name, offset, limit = arguments["id"], arguments["offset"], arguments["limit"]
-    found = re.fullmatch(r"m?(\d{1,18})", name.strip())
-    row = await context.store.read(_load, context.lineage_id, MessageId(int(found[1]))) if found else None
+    number = name.strip()
+    message_id = parse_recall_id(f"m{number}" if number.isdecimal() else number)
+    row = await context.store.read(_load, context.lineage_id, message_id) if message_id is not None else None
     if row is None:
         raise ToolError(f"this conversation has no message {name!r}; {HISTORY_SEARCH} finds ids")
     text = _whole_text(row)

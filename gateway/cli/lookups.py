@@ -15,7 +15,7 @@ from hermes_state.admin.lineage_queries import short_key
 from hermes_state.admin.overview import open_resting
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import Redactor
-from hermes_state.values import MessageRole, Millis
+from hermes_state.values import MessageRole, Millis, parse_recall_id
 
 ASK_SECONDS = 30.0
 TOOL_TEXT_CHARACTERS = 300
@@ -131,7 +131,7 @@ def _load_history(place: str, limit: int, is_session_only: bool) -> list[Row]:
     while len(rows) < limit:
         page = _look_up("history", {**args, "limit": min(limit - len(rows), HISTORY_PAGE), "before": before})
         rows = page + rows
-        first = int(page[0]["message"].removeprefix("m")) if page else None
+        first = parse_recall_id(page[0]["message"]) if page else None
         if first is None or first == before or _is_message(place):
             break
         before = first
@@ -139,7 +139,7 @@ def _load_history(place: str, limit: int, is_session_only: bool) -> list[Row]:
 
 
 def _is_message(place: str) -> bool:
-    return place[:1] in ("m", "M") and place[1:].isdecimal()
+    return parse_recall_id(place) is not None
 
 
 def _said(row: Row) -> str:

@@ -30,7 +30,7 @@ from hermes_state.admin.lineage_queries import (
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
 from hermes_state.search.search import Order
-from hermes_state.values import Button, ChatId, Message, MessageId, MessageRole, Millis, Transcript
+from hermes_state.values import Button, ChatId, Message, MessageId, MessageRole, Millis, Transcript, recall_id
 
 LINKS_SHOWN = 12
 HITS_SHOWN = 5
@@ -129,7 +129,10 @@ async def search(invocation: Invocation) -> CommandResult:
     if not found:
         return say("Nothing matches.")
     lines = await asyncio.to_thread(_hit_lines, found, wanted.words, _redactor(invocation))
-    buttons = [Button(label=f"Open m{one.hit.message_id}", command=f"/session m{one.hit.message_id}") for one in found]
+    buttons = [
+        Button(label=f"Open {name}", command=f"/session {name}")
+        for name in (recall_id(one.hit.message_id) for one in found)
+    ]
     return say("\n\n".join(lines), *buttons)
 
 
@@ -193,7 +196,7 @@ def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> lis
     for one in found:
         hit = one.hit
         who = one.sender_name or hit.role
-        head = f"`m{hit.message_id}` {when(hit.created_at)}, {who} in `{one.chat.name}`"
+        head = f"`{recall_id(hit.message_id)}` {when(hit.created_at)}, {who} in `{one.chat.name}`"
         snippet = redacted_texts(hit.text, words, redact)["snippet"]
         lines.append(f"{head}, session `{short_key(one.session_key)}`\n{snippet}")
     return lines
@@ -261,14 +264,14 @@ def _row_line(row: Message, is_opened: bool, redact: Redact) -> str:
         text += f" (called {', '.join(call.name for call in row.body.calls)})"
     mark = " ←" if is_opened else ""
     shown = shortened(text, OPENED_CHARS if is_opened else ROW_CHARS)
-    return f"**{who}**, {when(row.created_at)}, `m{row.id}`{mark}\n{shown}"
+    return f"**{who}**, {when(row.created_at)}, `{recall_id(row.id)}`{mark}\n{shown}"
 
 
 def _ways(opened: SessionPage) -> list[Button]:
     """To what was said before and after, and to the neighbours in the chain."""
     ways = (
-        ("Earlier", opened.earlier_id and f"m{opened.earlier_id}"),
-        ("Later", opened.later_id and f"m{opened.later_id}"),
+        ("Earlier", opened.earlier_id and recall_id(opened.earlier_id)),
+        ("Later", opened.later_id and recall_id(opened.later_id)),
         ("Parent", opened.link.parent_key),
         ("Child", opened.link.child_key),
     )

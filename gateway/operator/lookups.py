@@ -29,7 +29,7 @@ from hermes_state.search.segment import INDEXED_CHARACTERS
 from hermes_state.sessions import Session, list_conversations, load_active, load_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_said, taken_back
-from hermes_state.values import ChatKey, Message, MessageId, MessageRole, Millis, SessionId, Transcript
+from hermes_state.values import ChatKey, Message, MessageId, MessageRole, Millis, SessionId, Transcript, recall_id
 
 Row: TypeAlias = dict[str, Any]
 """One JSON object of an answer."""
@@ -137,7 +137,7 @@ def redacted_texts(text: str, words: str, redact: Redact) -> dict[str, str]:
 def _found_row(found: FoundMessage) -> Row:
     hit = found.hit
     return {
-        "message": f"m{hit.message_id}",
+        "message": recall_id(hit.message_id),
         "session": found.session_key,
         "lineage": found.lineage_key,
         "chat": found.chat.name,
@@ -211,7 +211,7 @@ class _SessionNames:
 
 def _message_row(row: Message, names: _SessionNames, is_taken_back: bool) -> Row:
     return {
-        "message": f"m{row.id}",
+        "message": recall_id(row.id),
         "session": names[row.session_id],
         "lineage": names.lineage,
         "chat": names.chat.name,

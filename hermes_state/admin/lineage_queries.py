@@ -3,7 +3,6 @@
 Whoever asks for somebody that may not see everything passes `within`, the one chat that is theirs.
 """
 
-import re
 from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any
@@ -25,6 +24,8 @@ from hermes_state.values import (
     Millis,
     SessionId,
     Transcript,
+    parse_recall_id,
+    recall_id,
 )
 
 SHORTEST_KEY = 4
@@ -93,9 +94,6 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
 # ---- what an id stands for
 
 
-_RECALL_ID = re.compile(r"m(\d{1,18})", re.IGNORECASE)
-
-
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place:
     """What people mean by `telegram:42`, by a session's id or its beginning, or by a message's id such as `m123`.
 
@@ -104,9 +102,9 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place
     name = name.strip()
     if len(name) > LONGEST_NAME:
         raise CommandError("That is too long to be an id.")
-    recalled = _RECALL_ID.fullmatch(name)
-    if recalled is not None:
-        return _place_of_message(db, MessageId(int(recalled[1])), within)
+    message_id = parse_recall_id(name)
+    if message_id is not None:
+        return _place_of_message(db, message_id, within)
     chats = find_chats_named(db, name)
     if not chats:
         return _place_of_session(db, name, within)
@@ -135,7 +133,7 @@ def _place_of_message(db: Connection, message_id: MessageId, within: ChatId | No
     row = db.execute(query, (message_id,)).fetchone()
     session = load_session(db, row[0]) if row is not None else None
     if session is None or within not in (None, session.chat_id):
-        raise CommandError(f"There is no message m{message_id}{_here(within)}.")
+        raise CommandError(f"There is no message {recall_id(message_id)}{_here(within)}.")
     return Place(chat_id=session.chat_id, session=session, message_id=message_id, message_seq=row[1])
 
 
