@@ -12,12 +12,11 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -52,6 +51,7 @@ from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import Transcriber, transcription_line
 from gateway.vitals import Heartbeat
+from hermes_state.aio import run_until
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
 from hermes_state.store.lock import FileLock
@@ -172,7 +172,7 @@ class _Daemon:
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
         parts = self._put_together(group)
-        if await _ended_before(self._stopping, _take_up(parts)):
+        if await run_until(self._stopping, _take_up(parts)):
             await self._serve_until_stopped(parts, group)
         else:  # a database that another process locks can hold up a start for as long as it likes
             notify(self._environ, "STOPPING=1")
@@ -297,7 +297,7 @@ class _Daemon:
         self._titles.stop()
         seconds = self._live.config.lifecycle.drain_seconds
         log.info("daemon.draining", turns=lanes.running_count, seconds=seconds, hint="a second signal ends it at once")
-        if not await _ended_before(self._hurrying, _drain(lanes, delivery, seconds)):
+        if not await run_until(self._hurrying, _drain(lanes, delivery, seconds)):
             await _drain(lanes, delivery, 0.0)
 
     # ---- signals, reload ---------------------------------------------------------------------------------------
@@ -380,21 +380,6 @@ async def _take_up(parts: _Parts) -> None:
     await parts.commands.start()
     await parts.delivery.start()
     await parts.lanes.start()
-
-
-async def _ended_before(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`, but give it up as soon as `event` is set; whether it came to its end."""
-    task, told = asyncio.create_task(work), asyncio.create_task(event.wait())
-    try:
-        await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        told.cancel()
-        task.cancel()
-        await asyncio.wait({task, told})
-    if task.cancelled():
-        return False
-    task.result()
-    return True
 
 
 def _log_caching(config: Config) -> None:

@@ -9,8 +9,8 @@ from enum import StrEnum
 import structlog
 
 from gateway.models.runtime import Runtime
-from gateway.retry import pauses
 from hermes_state.admin.pairings import UserRole, load_roles
+from hermes_state.aio import Backoff
 from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import queue_steers
 from hermes_state.store.writer import Store
@@ -49,7 +49,7 @@ class AccessControl:
         Called at the start and after every change of access. Tries until it could.
         """
         async with self._loading:  # one at a time: a look taken earlier must not have the last word
-            for pause in pauses():
+            for pause in Backoff():
                 try:
                     self._paired = await self._store.read(load_roles)
                     await self._store.write(queue_steers, lambda ref: self.role_of(ref) is not None)

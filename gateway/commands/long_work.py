@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hermes_state.aio import cancel_all
 from hermes_state.values import ChatId, UserRef
 
 T = TypeVar("T")
@@ -30,9 +31,7 @@ class LongWork:
             await asyncio.wait({task})
         finally:
             del self._works[chat_id]
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+            await cancel_all([task])
         return None if task.cancelled() else task.result()
 
     def started_by(self, chat_id: ChatId) -> UserRef | None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from sqlite3 import Connection
+from typing import Any
 
 import structlog
 from structlog.contextvars import bound_contextvars
@@ -19,9 +20,9 @@ from gateway.commands.registry import (
     say,
 )
 from gateway.outbound.delivery import Delivery
-from gateway.retry import write_patiently
 from hermes_state import inbox, outbox
 from hermes_state.admin.pairings import UserRole
+from hermes_state.aio import cancel_all, track
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
@@ -42,7 +43,7 @@ class CommandRunner:
         self._desk = desk
         self._delivery = delivery
         self._group = group
-        self._tasks: set[asyncio.Task[None] | asyncio.Task[bool]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()  # Any: of different results, which nobody takes from here
         self._in_hand: dict[InboxId, asyncio.Event] = {}
 
     async def start(self) -> None:
@@ -54,27 +55,19 @@ class CommandRunner:
 
     def run_soon(self, inbox_id: InboxId, chat_id: ChatId) -> None:
         """Carry out a stored `control` or `read` command now, beside whatever the chat does."""
-        task = self._group.create_task(self._run_stored(inbox_id, chat_id), name=f"command-{inbox_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        track(self._tasks, self._group.create_task(self._run_stored(inbox_id, chat_id), name=f"command-{inbox_id}"))
 
     def say_unstored(
         self, message: InboundMessage, key: ChatKey, text: Callable[[CommandContext, ChatKey], str]
     ) -> asyncio.Task[bool]:
         """Answer a command that cannot be stored now. The task says whether the whole answer was sent."""
         name = f"unstored-{message.event_ref}"
-        task = self._group.create_task(self._delivery.say_unstored(message, key, text(self._desk, key)), name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        work = self._delivery.say_unstored(message, key, text(self._desk, key))
+        return track(self._tasks, self._group.create_task(work, name=name))
 
     async def close(self) -> None:
         """End what runs beside the lanes; a command that is not done is carried out at the next start."""
-        tasks = set(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel_all(self._tasks)
 
     async def run_queued(self, row: InboxRow) -> RunningTurn | None:
         """Carry out a command; returns the turn it opened, if it opened one."""
@@ -106,10 +99,10 @@ class CommandRunner:
     async def _carry_out(self, row: InboxRow, chat: Chat, effect: CommandResult) -> CommandReply | RunningTurn | None:
         store, now = self._desk.store, self._desk.clock.now()
         try:
-            return await write_patiently(store, _carry_out, row, chat, effect.apply, now)
+            return await store.write_with_retry(_carry_out, row, chat, effect.apply, now)
         except Exception:  # the command boundary: a command that cannot be carried out must not block its chat
             log.exception("command.crashed", command=_name_of(row))
-        return await write_patiently(store, _carry_out, row, chat, say(CRASH_SENTENCE).apply, now)
+        return await store.write_with_retry(_carry_out, row, chat, say(CRASH_SENTENCE).apply, now)
 
     async def _run_stored(self, inbox_id: InboxId, chat_id: ChatId) -> None:
         try:

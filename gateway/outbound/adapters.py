@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 
-from gateway import cancellation
-from gateway.retry import pauses
+from hermes_state.aio import Backoff, CancelledElsewhereError, own_cancellation
 from hermes_state.errors import PlatformError, TokenRejected
 from hermes_state.values import ChatKey
 from platforms.base import AdapterHealth, AdapterState, Intake, PlatformAdapter
@@ -18,7 +17,7 @@ log = structlog.get_logger()
 HEALTHY_SECONDS = 60.0
 """An attempt that lasted this long was a good one: the next pause starts small again."""
 
-LONGEST_PAUSE_SECONDS = 60.0
+RETRY_BACKOFF = Backoff(max_seconds=60.0)
 
 
 class SupervisedAdapter:
@@ -49,12 +48,13 @@ class SupervisedAdapter:
 
     async def run(self, intake: Intake) -> None:
         """Keep the adapter running until cancelled or its token is rejected."""
-        delays = pauses(longest=LONGEST_PAUSE_SECONDS)
+        delays = iter(RETRY_BACKOFF)
         while True:
             began = time.monotonic()
             self._pause_ends = None
             try:
-                await self.adapter.run(intake)
+                with own_cancellation():
+                    await self.adapter.run(intake)
                 self._trouble = "the connection ended"
             except TokenRejected as error:
                 self._is_rejected, self._trouble = True, str(error)
@@ -63,16 +63,12 @@ class SupervisedAdapter:
             except PlatformError as error:
                 self._trouble = str(error)
                 log.warning("adapter.failed", adapter=self.name, error=type(error).__name__, detail=str(error))
-            except asyncio.CancelledError:
-                if cancellation.is_ordered():
-                    raise
-                self._trouble = "the connection was cut off"
-                log.exception("adapter.crashed", adapter=self.name)
             except Exception as error:  # an SDK's bug must not end the daemon: it counts as a failed attempt
-                self._trouble = type(error).__name__
+                is_cut_off = isinstance(error, CancelledElsewhereError)
+                self._trouble = "the connection was cut off" if is_cut_off else type(error).__name__
                 log.exception("adapter.crashed", adapter=self.name)
             if time.monotonic() - began >= HEALTHY_SECONDS:
-                delays = pauses(longest=LONGEST_PAUSE_SECONDS)
+                delays = iter(RETRY_BACKOFF)
             await self._pause(delays)
 
     async def _pause(self, delays: Iterator[float]) -> None:

@@ -16,11 +16,10 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from gateway import cancellation
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.gates import Gate, GateRegistry
-from gateway.retry import write_patiently
 from hermes_state import outbox
+from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.chats import Chat, load_chat, move_chat
 from hermes_state.errors import (
     ChatMigrated,
@@ -38,7 +37,7 @@ from platforms.base import AdapterState, PlatformAdapter, SendRequest
 
 log = structlog.get_logger()
 
-LONGEST_PAUSE_MS = 30_000
+RETRY_BACKOFF = Backoff(0.5, 30.0)
 STORE_PAUSE_SECONDS = 2.0
 STARTING_PAUSE_SECONDS = 0.2
 CRASH_PAUSE_SECONDS = 30.0
@@ -66,7 +65,7 @@ class Delivery:
 
     async def start(self) -> None:
         """Take up what was owed when the process ended."""
-        count = await write_patiently(self._store, outbox.mark_interrupted)
+        count = await self._store.write_with_retry(outbox.mark_interrupted)
         if count:
             log.warning("delivery.interrupted", count=count)
         for chat_id in await self._store.read(outbox.load_chats_owed):
@@ -79,9 +78,7 @@ class Delivery:
         elif not self._is_closed:
             self._wakes[chat_id] = asyncio.Event()
             self._idle.clear()
-            task = self._group.create_task(self._serve(chat_id), name=f"delivery-{chat_id}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            track(self._tasks, self._group.create_task(self._serve(chat_id), name=f"delivery-{chat_id}"))
 
     async def say_unstored(self, asked: InboundMessage, chat: ChatKey, markdown: str) -> bool:
         """Answer at once what could not be stored, once and without trying again; whether all of it was sent.
@@ -115,20 +112,14 @@ class Delivery:
 
         A request that is under way gets `LAST_REQUEST_SECONDS` more: cut off, nobody would know whether it was seen.
         """
-        if self._wakes:
-            try:
-                await asyncio.wait_for(self._idle.wait(), seconds)
-            except TimeoutError:
-                log.warning("delivery.unfinished", chats=len(self._wakes))
+        if self._wakes and not await wait_until(self._idle, seconds):
+            log.warning("delivery.unfinished", chats=len(self._wakes))
         self._is_closed = True
         for event in self._wakes.values():
             event.set()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LAST_REQUEST_SECONDS)
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await cancel_all(self._tasks)
 
     async def _serve(self, chat_id: ChatId) -> None:
         event = self._wakes[chat_id]
@@ -139,7 +130,7 @@ class Delivery:
                 if pause is None and not event.is_set():
                     return
                 if pause and not self._is_closed:
-                    await _event_within(event, pause)
+                    await wait_until(event, pause)
         finally:
             del self._wakes[chat_id]
             if not self._wakes:
@@ -193,18 +184,19 @@ class Delivery:
             first_tried_at=row.first_tried_at or now,
         )
         try:
-            ref = await self._send_or_plain(adapter, request)
+            with own_cancellation():
+                ref = await self._send_or_plain(adapter, request)
         except RateLimited as error:
             gate.close_for(error.retry_after)
             log.info("delivery.rate_limited", retry_after=error.retry_after)
             await self._retry(row, is_repeat, error, Millis(self._clock.now() + int(error.retry_after * 1000)))
         except (ChatUnreachable, MessageRejected) as error:
             log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
-            await write_patiently(self._store, outbox.mark_dead, row.id, str(error), self._clock.now())
+            await self._store.write_with_retry(outbox.mark_dead, row.id, str(error), self._clock.now())
         except ChatMigrated as error:
             key = chat.key
             args = (key.platform, key.account, key.chat_ref, error.new_chat_ref, self._clock.now())
-            moved = await write_patiently(self._store, move_chat, *args)
+            moved = await self._store.write_with_retry(move_chat, *args)
             await self._retry(row, is_repeat, error, self._clock.now())
             for chat_id in moved:
                 self.wake(chat_id)
@@ -214,16 +206,11 @@ class Delivery:
                 "delivery.failed", error=type(error).__name__, is_ambiguous=is_ambiguous, attempts=row.attempts + 1
             )
             await self._retry(row, is_ambiguous, error, self._next_attempt(row))
-        except asyncio.CancelledError as error:
-            if cancellation.is_ordered():
-                raise
-            log.exception("delivery.crashed")
-            await self._retry(row, True, error, self._next_attempt(row))
         except Exception as error:  # an SDK's bug must not cost the answer: the attempt counts as ambiguous
             log.exception("delivery.crashed")
             await self._retry(row, True, error, self._next_attempt(row))
         else:
-            await write_patiently(self._store, outbox.mark_sent, row.id, ref, self._clock.now())
+            await self._store.write_with_retry(outbox.mark_sent, row.id, ref, self._clock.now())
 
     async def _send_or_plain(self, adapter: PlatformAdapter, request: SendRequest) -> str:
         """Send; a part whose marked-up form is rejected goes out as plain text."""
@@ -234,11 +221,11 @@ class Delivery:
         return await adapter.send(replace(request, is_plain=True))
 
     def _next_attempt(self, row: OutboxRow) -> Millis:
-        return Millis(self._clock.now() + min(LONGEST_PAUSE_MS, 500 * 2 ** min(row.attempts, 10)))
+        return Millis(self._clock.now() + int(1000 * RETRY_BACKOFF.after(row.attempts + 1)))
 
-    async def _retry(self, row: OutboxRow, is_ambiguous: bool, error: BaseException, next_at: Millis) -> None:
+    async def _retry(self, row: OutboxRow, is_ambiguous: bool, error: Exception, next_at: Millis) -> None:
         reason = f"{type(error).__name__}: {error}"
-        await write_patiently(self._store, outbox.mark_retry, row.id, is_ambiguous, reason, next_at)
+        await self._store.write_with_retry(outbox.mark_retry, row.id, is_ambiguous, reason, next_at)
 
 
 def _load(db: Connection, chat_id: ChatId) -> tuple[Chat, list[OutboxRow]]:
@@ -266,10 +253,3 @@ def _plain_parts(text: str, characters: int) -> list[OutboundPart]:
     return [OutboundPart(text=piece, plain=piece) for piece in pieces if piece.strip()] or [
         OutboundPart(text="…", plain="…")
     ]
-
-
-async def _event_within(event: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return

@@ -12,15 +12,14 @@ from typing import Protocol
 
 import structlog
 
-from gateway import cancellation
 from gateway.access.permissions import AccessControl
 from gateway.models.runtime import Runtime
-from gateway.retry import pauses
 from gateway.turns.attachments import AttachmentPreparer
 from gateway.turns.bursts import Claim, Hold, RunCommand, next_work
 from gateway.turns.previews import LivePreview
 from gateway.turns.runner import MAX_RESTARTS, TurnRunner
 from hermes_state import inbox, journal, outbox
+from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.journal import InboxMoved, RunningTurn
@@ -37,6 +36,8 @@ TURNED_AWAY = "You have no access any more, so I did not answer what still waite
 BURIED_SENTENCE = "Something in this message breaks me, so I have put it aside; please try it in other words."
 MAX_CRASHES = 3
 """A message that has crashed its lane this often would do so for ever."""
+
+RETRY_BACKOFF = Backoff()
 
 DECISION_SECONDS = 60.0
 """Whoever asked for a stop stores it; if that never happens, the lane does it after this."""
@@ -117,23 +118,19 @@ class Lane:
 
     async def run(self) -> None:
         """Work until nothing waits."""
-        delays = pauses()
+        delays = iter(RETRY_BACKOFF)
         while not self._is_closing:
             self.woken.clear()
             try:
-                if not await self._step() and not self.woken.is_set():
-                    return
-                delays = pauses()
+                with own_cancellation():
+                    if not await self._step() and not self.woken.is_set():
+                        return
+                delays = iter(RETRY_BACKOFF)
                 self._crashes = 0
             except StateError as error:
                 pause = next(delays)
                 log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
                 await self._wait(pause)
-            except asyncio.CancelledError:
-                if cancellation.is_ordered():
-                    raise
-                log.exception("lane.crashed", chat_id=self._chat_id)
-                await self._after_crash(next(delays))
             except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
                 log.exception("lane.crashed", chat_id=self._chat_id)
                 await self._after_crash(next(delays))
@@ -181,7 +178,7 @@ class Lane:
         return True
 
     async def _wait(self, seconds: float) -> None:
-        await _within(self.woken, max(0.0, seconds))
+        await wait_until(self.woken, max(0.0, seconds))
 
     async def _start(self, rows: Sequence[InboxRow]) -> None:
         parts = self._parts
@@ -236,13 +233,11 @@ class Lane:
             await asyncio.wait({task})
             if work.stopping is not None:
                 # The turn is still the chat's: whoever stores the stop finds it here, with what it had said.
-                await _within(work.stopping.decided, DECISION_SECONDS)
+                await wait_until(work.stopping.decided, DECISION_SECONDS)
         finally:
             self.work = None
             self._board.pop(turn.chat, None)
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+            await cancel_all([task])
         if work.stopping is not None:
             await turns.stop(turn, preview.text, work.stopping.reason)
         elif task.cancelled():
@@ -334,12 +329,7 @@ class LaneDispatcher:
             lane.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
-        cut = [task for task in self._tasks if not task.done()]
-        for task in cut:
-            task.cancel()
-        if cut:
-            await asyncio.wait(cut)
-        return len(cut)
+        return await cancel_all(self._tasks)
 
     def _open(self, chat_id: ChatId, *, is_after_restart: bool) -> None:
         lane = self._lanes[chat_id] = Lane(chat_id, self._parts, self._board, is_after_restart=is_after_restart)
@@ -350,22 +340,13 @@ class LaneDispatcher:
             work.close()
             self._lanes.pop(chat_id, None)
             return
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        track(self._tasks, task)
 
     async def _serve(self, chat_id: ChatId, lane: Lane) -> None:
         try:
             await lane.run()
         finally:
             del self._lanes[chat_id]
-
-
-async def _within(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, but not longer."""
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return
 
 
 def _bury(db: Connection, row: InboxRow, now: Millis) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from gateway import cancellation
 from gateway.outbound.gates import Gate
+from hermes_state.aio import own_cancellation, wait_until
 from hermes_state.errors import PlatformError, RateLimited, StateError
 from hermes_state.journal import RunningTurn
 from platforms.base import Capabilities, PlatformAdapter, Preview
@@ -70,6 +70,7 @@ class LivePreview:
     async def close(self) -> None:
         """Show no more. Returns when nothing is in flight, so that the final answer comes last."""
         self._closed.set()
+        self._changed.set()
         if self._pump is None:
             return
         await self._pump
@@ -78,26 +79,23 @@ class LivePreview:
 
     async def _run(self, adapter: PlatformAdapter) -> None:
         interval = self._interval(adapter)
-        is_over = await self._is_closed_within(min(FIRST_SIGN_SECONDS, interval))
+        is_over = await wait_until(self._closed, min(FIRST_SIGN_SECONDS, interval))
         while not is_over:
             try:
-                await asyncio.wait_for(self._show_something(adapter), REQUEST_SECONDS)
+                with own_cancellation():
+                    async with asyncio.timeout(REQUEST_SECONDS):
+                        await self._show_something(adapter)
             except RateLimited as error:
                 self._gate.close_for(error.retry_after)
             except (PlatformError, StateError, TimeoutError) as error:
                 log.debug("preview.failed", error=type(error).__name__)
-            except asyncio.CancelledError:
-                if cancellation.is_ordered():
-                    raise
-                log.exception("preview.crashed")
-                return
             except Exception:  # an SDK's bug must not cost the answer, which this only foreshadows
                 log.exception("preview.crashed")
                 return
             self._changed.clear()
-            if self.text == self._shown:
-                await self._change_or_close(self._patience(adapter.capabilities))
-            is_over = await self._is_closed_within(max(interval, self._gate.penalty_seconds))
+            if self.text == self._shown and not self._closed.is_set():
+                await wait_until(self._changed, self._renewal_seconds(adapter.capabilities))
+            is_over = await wait_until(self._closed, max(interval, self._gate.penalty_seconds))
 
     def _interval(self, adapter: PlatformAdapter) -> float:
         capabilities = adapter.capabilities
@@ -151,24 +149,8 @@ class LivePreview:
             return None
         return self._shown_at + capabilities.preview_seconds - PREVIEW_OVERLAP_SECONDS - time.monotonic()
 
-    def _patience(self, capabilities: Capabilities) -> float | None:
+    def _renewal_seconds(self, capabilities: Capabilities) -> float | None:
         """Seconds until something must be renewed though there is no new text; None: never."""
         typing = None if capabilities.typing_seconds is None else capabilities.typing_seconds - TYPING_OVERLAP_SECONDS
         waits = [wait for wait in (typing, self._fades_in(capabilities)) if wait is not None]
         return max(0.1, min(waits)) if waits else None
-
-    async def _is_closed_within(self, seconds: float) -> bool:
-        try:
-            await asyncio.wait_for(self._closed.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
-
-    async def _change_or_close(self, patience: float | None) -> None:
-        """Wait until there is new text, the end, or `patience` seconds are over."""
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, self._closed)]
-        try:
-            await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()

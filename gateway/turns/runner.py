@@ -11,7 +11,6 @@ from agent.context.commit import keep_pressure
 from agent.context.events import PressureEvent
 from agent.model.client import even_so
 from agent.model.errors import sentence_for
-from gateway import cancellation
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import ModelConfig
 from gateway.models.runtime import Runtime
@@ -20,11 +19,11 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import pressure_sentence
-from gateway.retry import write_patiently
 from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answered
 from gateway.turns.previews import LivePreview
 from gateway.turns.titles import TitleWriter
 from hermes_state import journal, ledger, outbox, sessions
+from hermes_state.aio import own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import FinalAnswer, RunningTurn, TurnClosed
 from hermes_state.outbox import OutboxKind, Reply
@@ -82,23 +81,13 @@ class TurnRunner:
 
         Raises `StoreUnavailable` when a step could not be stored; the turn is still open then.
         """
-        config, agents = self._live.config, self._live.agents
         began = time.monotonic()
         with bound_contextvars(
             platform=turn.chat.platform, chat=turn.chat.name, lineage_id=turn.lineage_id, turn_id=turn.id
         ):
             try:
-                preview.open()
-                done: TurnAnswer | None = None
-                try:
-                    async with asyncio.timeout(config.model.turn_seconds):
-                        chosen = await self._chosen(turn, config.model)
-                        done = await answered(turn, preview, agents, chosen, config.model.fallback_routes)
-                finally:
-                    await self._close(preview, turn, done)
-                final = self._final(turn, done, tells_pressure=config.notices.pressure)
-                await self._finish(turn, final, done.answer.pressure)
-                self._titles.answered(turn, done.by)
+                with own_cancellation():
+                    await self._answer(turn, preview)
                 log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
             except TurnClosed:
                 log.info("turn.closed_elsewhere")
@@ -108,15 +97,24 @@ class TurnRunner:
                 kind = type(error.first if isinstance(error, FallbacksFailedError) else error).__name__
                 log.warning("turn.failed", error=kind, detail=str(error))
                 await self._fail(turn, kind, _sentence(error))
-            except asyncio.CancelledError as error:
-                if cancellation.is_ordered():
-                    raise
-                log.exception("turn.crashed")
-                await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
             except Exception as error:  # the turn boundary: the others must not notice
                 log.exception("turn.crashed")
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
             self._delivery.wake(turn.chat_id)
+
+    async def _answer(self, turn: RunningTurn, preview: LivePreview) -> None:
+        config, agents = self._live.config, self._live.agents
+        preview.open()
+        done: TurnAnswer | None = None
+        try:
+            async with asyncio.timeout(config.model.turn_seconds):
+                chosen = await self._chosen(turn, config.model)
+                done = await answered(turn, preview, agents, chosen, config.model.fallback_routes)
+        finally:
+            await self._close(preview, turn, done)
+        final = self._final(turn, done, tells_pressure=config.notices.pressure)
+        await self._finish(turn, final, done.answer.pressure)
+        self._titles.answered(turn, done.by)
 
     async def _close(self, preview: LivePreview, turn: RunningTurn, done: TurnAnswer | None) -> None:
         """Show no more. Who stops the turn meanwhile gives an answer up that was paid for: its cost is kept."""
@@ -132,7 +130,7 @@ class TurnRunner:
     async def _finish(self, turn: RunningTurn, final: FinalAnswer, pressure: PressureEvent | None) -> None:
         """Store the answer. Raises `TurnClosed` when the turn was stopped meanwhile; then only its cost is kept."""
         try:
-            await write_patiently(self._store, _finish_turn, turn.id, final, pressure, self._clock.now())
+            await self._store.write_with_retry(_finish_turn, turn.id, final, pressure, self._clock.now())
         except TurnClosed:
             await self._store.write(ledger.record, turn.id, turn.lineage_id, final.call, self._clock.now())
             raise
@@ -146,7 +144,7 @@ class TurnRunner:
     async def stop(self, turn: RunningTurn, partial_text: str, reason: str) -> None:
         """Record that people stopped the turn; a no-op when it has ended meanwhile."""
         now = self._clock.now()
-        stopped = await write_patiently(self._store, journal.stop_turn, turn.id, partial_text, reason, now)
+        stopped = await self._store.write_with_retry(journal.stop_turn, turn.id, partial_text, reason, now)
         if stopped:
             log.info("turn.stopped", turn_id=turn.id, chat=turn.chat.name)
         self._delivery.wake(turn.chat_id)
@@ -180,7 +178,7 @@ class TurnRunner:
         )
 
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
-        await write_patiently(self._store, journal.fail_turn, turn.id, error, sentence, self._clock.now())
+        await self._store.write_with_retry(journal.fail_turn, turn.id, error, sentence, self._clock.now())
 
 
 def _finish_turn(

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import aiosqlite
+import structlog
 
+from hermes_state.aio import Backoff
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.batch import PendingWrite, run_batch
 from hermes_state.store.connections import (
@@ -37,6 +39,8 @@ from hermes_state.store.migrate import migrate
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = structlog.get_logger()
 
 BATCH_SIZE = 256
 """Functions in one transaction at most; enough to hide the disk's sync, short enough for the latency of the last."""
@@ -171,6 +175,21 @@ class Store:
         self._queue.append(write)
         result: T = await write.future
         return result
+
+    async def write_with_retry(
+        self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`write`, tried again for as long as the database cannot be written; cancellation ends it.
+
+        For functions whose effect must not be lost (an answer that cost a model call) and whose second run is harmless.
+        """
+        for pause in Backoff():
+            try:
+                return await self.write(fn, *args, **kwargs)
+            except StoreUnavailable as error:
+                log.warning("store.write_delayed", function=fn.__name__, retry_seconds=pause, error=str(error))
+            await asyncio.sleep(pause)  # the database gives no sign when it has room again
+        raise AssertionError("a backoff never ends")
 
     async def read(self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, *args)` on one consistent snapshot and return its result; `READ_SECONDS` bound it.

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 
 import structlog
 
+from hermes_state.aio import Backoff
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, RateLimited, StoreUnavailable
 from hermes_state.values import Clock, Cursor, InboundDeletion, InboundEdit, InboundMessage, Millis
 from platforms.base import Intake
@@ -30,8 +31,7 @@ SKEW_MS = 60_000
 LISTEN_SECONDS = 0.5
 """How long an event may take to be stored before what waits behind it is listened to."""
 
-FIRST_RETRY_SECONDS = 0.1
-LONGEST_RETRY_SECONDS = 5.0
+RETRY_BACKOFF = Backoff(0.1, 5.0)
 
 log = structlog.get_logger(__name__)
 
@@ -220,8 +220,7 @@ class EventQueue:
 
     async def _fetch(self, channel_ref: str, gap: _Gap, history: HistorySource) -> Sequence[MessageEvent]:
         seen = max(gap.seen, (self._cursors or {}).get(channel_ref, 0))
-        delay = FIRST_RETRY_SECONDS
-        while True:
+        for delay in RETRY_BACKOFF:
             try:
                 async with self._fetches.one(channel_ref):
                     return await history.fetch(channel_ref, seen, gap.until)
@@ -232,7 +231,7 @@ class EventQueue:
                 log.warning("discord.catch_up_retried", channel_ref=channel_ref, error=type(error).__name__)
                 wait = error.retry_after if isinstance(error, RateLimited) else delay
             await asyncio.sleep(wait)
-            delay = min(delay * 2, LONGEST_RETRY_SECONDS)
+        raise AssertionError("a backoff never ends")
 
     async def _settle(self, item: MessageEvent | ChangeEvent) -> None:
         if isinstance(item, ChangeEvent):
@@ -246,12 +245,11 @@ class EventQueue:
         self._cursors[item.channel_ref] = seen
 
     async def _store(self, event: InboundMessage | InboundEdit | InboundDeletion | None, cursor: Cursor | None) -> None:
-        delay = FIRST_RETRY_SECONDS
         if event is not None:
             self._unheard.pop(event.event_ref, None)
         patience = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._begin_to_listen)
         try:
-            while True:
+            for delay in RETRY_BACKOFF:
                 try:
                     if event is not None:
                         await self._intake.accept(event, cursor)
@@ -263,18 +261,17 @@ class EventQueue:
                     log.warning("discord.event_retried", detail=str(error), retry_seconds=delay)
                 self._begin_to_listen()
                 await asyncio.sleep(delay)
-                delay = min(delay * 2, LONGEST_RETRY_SECONDS)
         finally:
             patience.cancel()
 
     async def _load_cursors(self) -> Mapping[str, int]:
-        delay = FIRST_RETRY_SECONDS
+        delays = iter(RETRY_BACKOFF)
         while self._cursors is None:
             try:
                 stored = await self._intake.load_cursors(PLATFORM, self._account)
                 self._cursors = {channel_ref: int(seen) for channel_ref, seen in stored.items()}
             except StoreUnavailable as error:
+                delay = next(delays)
                 log.warning("discord.cursors_retried", detail=str(error), retry_seconds=delay)
                 await asyncio.sleep(delay)
-                delay = min(delay * 2, LONGEST_RETRY_SECONDS)
         return self._cursors

@@ -12,6 +12,7 @@ import telegram
 from telegram import CallbackQuery
 from telegram.error import InvalidToken, TelegramError
 
+from hermes_state.aio import cancel_all, track
 from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
@@ -183,17 +184,13 @@ class _Connection:
 
     async def __aexit__(self, *_: object) -> None:
         self.outbound = None
-        for task in self._side_tasks:
-            task.cancel()
-        await asyncio.gather(*self._side_tasks, return_exceptions=True)
+        await cancel_all(self._side_tasks)
         await self.polling.shutdown()
         await self.request.shutdown()
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> None:
         """Run `work` beside the poll; it handles its own errors and ends with the connection at the latest."""
-        task = asyncio.create_task(work, name=name)
-        self._side_tasks.add(task)
-        task.add_done_callback(self._side_tasks.discard)
+        track(self._side_tasks, asyncio.create_task(work, name=name))
 
     async def sign_in(self, account: str) -> BotIdentity:
         """Ask Telegram who we are. Raises `TokenRejected` or `PlatformUnavailable`."""

@@ -16,11 +16,12 @@ import orjson
 import structlog
 from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
 
+from hermes_state.aio import cancel_all
 from hermes_state.errors import TokenRejected
 from platforms.telegram.inbound import ALLOWED_UPDATES
 from platforms.telegram.liveness import Liveness
 from platforms.telegram.queue import NotStoredError, UpdateQueue
-from platforms.telegram.settings import TelegramSettings, backoff_seconds
+from platforms.telegram.settings import TelegramSettings
 from platforms.telegram.transport import AmbiguousRequestError, BotApiRequest, FloodControl
 
 log = structlog.get_logger(__name__)
@@ -104,9 +105,7 @@ class Poller:
                         for waiting in await self._fetch(0):
                             await self._queue.overhear(waiting)
         finally:
-            if not putting.done():
-                putting.cancel()
-                await asyncio.wait({putting})
+            await cancel_all([putting])
         putting.result()
 
     async def _fetch(self, wait: float) -> Sequence[dict[str, Any]]:  # Any: JSON as the Bot API sent it
@@ -126,7 +125,7 @@ class Poller:
         """Say what is wrong, make what can be made new, and wait as long as the trouble deserves."""
         self._failures += 1
         self._is_probe = True
-        delay = backoff_seconds(self._settings, self._failures)
+        delay = self._settings.backoff.after(self._failures)
         if isinstance(error, TimeoutError):
             log.warning("telegram.poll_stalled", failures=self._failures)
             self._liveness.stalled("getUpdates got no answer; the connection was replaced")

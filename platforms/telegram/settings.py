@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from hermes_state.aio import Backoff
+
 BASE_URL = "https://api.telegram.org"
+
+RETRY_BACKOFF = Backoff(1.0, 30.0)
+"""Pauses after network loss: people wait at most 30 seconds for the bot to come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +46,7 @@ class TelegramSettings:
     webhook_check_seconds: float = 30
     """How often webhook mode asks Telegram about the webhook: its only proof of progress in a quiet hour."""
 
-    backoff_first_seconds: float = 1
-    backoff_longest_seconds: float = 30
-    """After network loss people wait at most this long for the bot to come back."""
+    backoff: Backoff = RETRY_BACKOFF
     conflict_seconds: float = 5
     """First wait after a 409. The other poller was cut off by us as we were by it: a quick retry makes it a fight."""
 
@@ -52,14 +55,3 @@ class TelegramSettings:
     """How long a request may stay silent. Telegram answers sends within a second; photos take longer to fetch."""
     connections: int = 512
     """Two per concurrent turn (256): its preview or final, and its typing signal."""
-
-    @property
-    def bot_id(self) -> str:
-        """The bot's user id, which the token starts with."""
-        return self.token.partition(":")[0]
-
-
-def backoff_seconds(settings: TelegramSettings, failures: int) -> float:
-    """How long to wait after the n-th failure in a row: doubling, with an end."""
-    doublings = min(failures - 1, 16)  # enough for any longest wait; the power must not grow without end
-    return min(settings.backoff_longest_seconds, settings.backoff_first_seconds * 2.0**doublings)

@@ -16,7 +16,7 @@ from hermes_state.errors import PlatformUnavailable, TokenRejected
 from platforms.telegram.inbound import ALLOWED_UPDATES
 from platforms.telegram.liveness import Liveness
 from platforms.telegram.queue import UpdateQueue
-from platforms.telegram.settings import TelegramSettings, WebhookSettings, backoff_seconds
+from platforms.telegram.settings import TelegramSettings, WebhookSettings
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +102,7 @@ async def keep_webhook(
             log.warning("telegram.webhook_check_failed", error=type(error).__name__, failures=failures)
             told = f": {error.message}" if isinstance(error, BadRequest) else ""
             liveness.backing_off(f"the webhook could not be set or checked ({type(error).__name__}{told})")
-            pause = backoff_seconds(settings, failures)
+            pause = settings.backoff.after(failures)
         await asyncio.sleep(pause)
 
 

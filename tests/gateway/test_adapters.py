@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.outbound.adapters import AdapterRegistry, SupervisedAdapter
+from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable, TokenRejected
 from hermes_state.values import ChatKey
 from platforms.base import AdapterState, Intake
@@ -32,7 +33,7 @@ class Restless(MemoryAdapter):
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of a few milliseconds."""
-    monkeypatch.setattr("gateway.outbound.adapters.pauses", lambda longest: iter([0.005] * 1_000))
+    monkeypatch.setattr("gateway.outbound.adapters.RETRY_BACKOFF", Backoff(0.005, 0.005))
 
 
 @pytest.mark.usefixtures("quick")

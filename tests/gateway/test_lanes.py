@@ -13,6 +13,7 @@ from gateway.inbound.offline_commands import STOPPED
 from gateway.turns.lanes import BURIED_SENTENCE
 from gateway.turns.runner import CRASH_SENTENCE, DEADLINE_SENTENCE, RESTART_SENTENCE
 from hermes_state import journal
+from hermes_state.aio import Backoff
 from hermes_state.errors import AuthRejected, PlatformUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, ChatKey, IncomingAttachment, Origin, ToolEffect
@@ -476,7 +477,7 @@ async def test_an_answer_survives_a_full_disk_without_a_second_model_call(store:
 async def test_a_message_that_breaks_its_lane_is_put_aside_and_the_chat_goes_on(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.turns.lanes.pauses", lambda: iter([0.01] * 100))
+    monkeypatch.setattr("gateway.turns.lanes.RETRY_BACKOFF", Backoff(0.01, 0.01))
     async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
         gateway.adapter.files["f"] = RuntimeError("the SDK is broken")
         file = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="f", name="a.txt")

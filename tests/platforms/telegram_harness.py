@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from hermes_state.aio import Backoff
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, SystemClock
 from platforms.base import CommandMenuItem
@@ -38,8 +39,7 @@ def quick_settings(**changes: Any) -> TelegramSettings:
         "poll_grace_seconds": 0.5,
         "stall_seconds": 1.5,
         "webhook_check_seconds": 0.2,
-        "backoff_first_seconds": 0.05,
-        "backoff_longest_seconds": 0.2,
+        "backoff": Backoff(0.05, 0.2),
         "conflict_seconds": 0.2,
         "connect_seconds": 2,
         "request_seconds": 2,

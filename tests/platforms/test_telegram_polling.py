@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
+from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable, TokenRejected
 from platforms.base import AdapterState
 from platforms.telegram import TelegramSettings
@@ -166,7 +167,7 @@ def test_the_default_patience_keeps_the_promises() -> None:
     settings = TelegramSettings(token=TOKEN)
     one_poll = settings.poll_seconds + settings.poll_grace_seconds
     assert one_poll < settings.stall_seconds <= 90, "a stall is noticed within 90 seconds"
-    probes = 3 * (settings.poll_grace_seconds + settings.backoff_longest_seconds)
+    probes = 3 * (settings.poll_grace_seconds + settings.backoff.max_seconds)
     assert one_poll + probes <= 180, "even if three fresh connections fail, a fourth is made within 3 minutes"
 
 
@@ -290,7 +291,7 @@ async def test_no_network_at_the_start_is_the_supervisors_turn(
 
 
 async def test_shutdown_is_quick_during_a_backoff(telegram: TelegramHarness, intake: RecordingIntake) -> None:
-    adapter = telegram.another_adapter(backoff_first_seconds=60, backoff_longest_seconds=60)
+    adapter = telegram.another_adapter(backoff=Backoff(60.0, 60.0))
     async with running(adapter, intake):
         await telegram.fault(match="getUpdates", kind="500", times=-1)
         await eventually(lambda: adapter.health().state is AdapterState.BACKING_OFF, "the backoff")

@@ -1,0 +1,92 @@
+"""Asyncio helpers: waiting with a timeout, exponential backoff, cancelling tasks, and cancellations nobody ordered."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class CancelledElsewhereError(Exception):
+    """A cancellation that was not meant for this task.
+
+    Libraries let one of their own futures be cancelled under whoever awaits it, as connection pools do when they are
+    closed. Passed on as `CancelledError`, that would end the task without a trace.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential backoff: how long to wait after each failure in a row, doubling up to a maximum.
+
+    >>> Backoff(0.5, 4.0).after(2)
+    1.0
+    >>> from itertools import islice
+    >>> list(islice(Backoff(0.5, 4.0), 5))
+    [0.5, 1.0, 2.0, 4.0, 4.0]
+    """
+
+    first_seconds: float = 1.0
+    max_seconds: float = 30.0
+
+    def after(self, failures: int) -> float:
+        """Seconds to wait after this many failures in a row, which are 1 or more."""
+        doublings = min(failures - 1, 32)  # enough for any maximum; the power must not grow without end
+        return min(self.max_seconds, self.first_seconds * 2.0**doublings)
+
+    def __iter__(self) -> Iterator[float]:
+        """Seconds to wait after the first failure, the second and so on, without end."""
+        return map(self.after, count(1))
+
+
+async def wait_until(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for an event for at most `seconds` (None: for ever); tells whether it is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
+
+
+async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work`, cancelled as soon as `event` is set; tells whether it came to its end."""
+    task, told = asyncio.create_task(work), asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancel_all([task, told])
+    if task.cancelled():
+        return False
+    task.result()
+    return True
+
+
+def track(tasks: set[asyncio.Task[T]], task: asyncio.Task[T]) -> asyncio.Task[T]:
+    """Keep `task` among `tasks` until it is done: the event loop itself holds tasks only weakly."""
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> int:
+    """Cancel the tasks that still run and wait for their end; returns how many there were."""
+    running = {task for task in tasks if not task.done()}
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
+    return len(running)
+
+
+@contextmanager
+def own_cancellation() -> Iterator[None]:
+    """Raises `CancelledElsewhereError` for a `CancelledError` that is no order to stop for the current task."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling() > 0:
+            raise
+        raise CancelledElsewhereError("something that this task waited for was cancelled") from error

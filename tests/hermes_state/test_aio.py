@@ -1,0 +1,90 @@
+"""Asyncio helpers."""
+
+import asyncio
+from itertools import islice
+
+import pytest
+
+from hermes_state.aio import (
+    Backoff,
+    CancelledElsewhereError,
+    cancel_all,
+    own_cancellation,
+    run_until,
+    track,
+    wait_until,
+)
+
+
+def test_a_backoff_doubles_and_then_stays_at_its_maximum() -> None:
+    backoff = Backoff(0.5, 3.0)
+    assert list(islice(backoff, 5)) == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert [backoff.after(failures) for failures in (1, 3, 10_000)] == [0.5, 2.0, 3.0]
+
+
+async def test_waiting_ends_with_the_event_or_with_the_time() -> None:
+    event = asyncio.Event()
+    assert not await wait_until(event, 0.01)
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await wait_until(event, None)
+    assert await wait_until(event, 0)
+
+
+async def test_work_runs_to_its_end_unless_the_event_comes_first() -> None:
+    stop, done, cut = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def short() -> None:
+        done.set()
+
+    async def endless() -> None:
+        try:
+            stop.set()
+            await asyncio.Event().wait()
+        finally:
+            cut.set()
+
+    assert await run_until(stop, short())
+    assert done.is_set()
+    assert not await run_until(stop, endless())
+    assert cut.is_set()
+
+
+async def test_what_work_raises_is_raised() -> None:
+    async def broken() -> None:
+        raise KeyError("bug")
+
+    with pytest.raises(KeyError):
+        await run_until(asyncio.Event(), broken())
+
+
+async def test_tasks_are_kept_until_they_are_done() -> None:
+    tasks: set[asyncio.Task[bool]] = set()
+    never = track(tasks, asyncio.create_task(asyncio.Event().wait()))
+    soon = track(tasks, asyncio.create_task(asyncio.sleep(0, True)))
+    assert await soon
+    await asyncio.sleep(0)
+    assert tasks == {never}
+    assert await cancel_all([soon, never]) == 1
+    assert never.cancelled()
+
+
+async def test_a_cancellation_that_nobody_ordered_is_an_error_like_any_other() -> None:
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.cancel)
+    with pytest.raises(CancelledElsewhereError), own_cancellation():
+        await future
+
+
+async def test_an_order_to_stop_goes_through() -> None:
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        with own_cancellation():
+            begun.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
