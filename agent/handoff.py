@@ -54,7 +54,7 @@ class Handoff:
 
     def stored(self) -> str:
         """The row's text. Markers inside the record are defused: only the frame may carry them."""
-        return f"{defused(self.text).strip()}\n\n[{_stands_for(self)}]"
+        return f"{escape_markers(self.text).strip()}\n\n[{_stands_for(self)}]"
 
 
 def parse_handoff(stored: str) -> Handoff:
@@ -75,7 +75,7 @@ def framed(stored: str) -> str:
     return f"{SUMMARY_PREFIX}\n{_CONTRACT}\n\n{stored.strip()}\n\n{END_MARKER}"
 
 
-def body_of(text: str) -> str | None:
+def unframed(text: str) -> str | None:
     """The record inside a framed text, whoever framed it; None for a text that is no handoff.
 
     What stands behind the end marker (a message of a person that was joined to it) follows the record: nothing that
@@ -95,7 +95,7 @@ def body_of(text: str) -> str | None:
     return "\n\n".join(piece for piece in (inside, behind.strip()) if piece)
 
 
-def defused(text: str) -> str:
+def escape_markers(text: str) -> str:
     """`text` without anything that could be taken for a part of the frame."""
     return _MARKER.sub("(", text)
 

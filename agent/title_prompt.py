@@ -10,12 +10,12 @@ from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
 from hermes_state.errors import ReplyMalformed
 from hermes_state.values import Millis, Tokens, Transcript
 
-MOST_INPUT_TOKENS = Tokens(1_200)
+MAX_INPUT_TOKENS = Tokens(1_200)
 """Of the conversation, by estimate: how it began says what it is about."""
-MOST_OUTPUT_TOKENS = 2_000
+MAX_OUTPUT_TOKENS = 2_000
 """A title takes a dozen; the rest is for models that think first."""
-MOST_CHARACTERS = 80
-MOST_WORDS = 12
+MAX_CHARACTERS = 80
+MAX_WORDS = 12
 """Twice what is asked for: more is a sentence, so no title."""
 
 _SYSTEM: Final = """\
@@ -46,24 +46,24 @@ _QUOTES = "\"'\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u00ab\u00bb\u2039\u203a
 
 def title_request(rows: Transcript, redact: Callable[[str], str], *, now: Millis, payer: Payer) -> ModelRequest:
     """The model call that names the conversation which begins with `rows`: no tools, little to read."""
-    shown = excerpt(rows, MOST_INPUT_TOKENS, redact=redact)
+    shown = excerpt(rows, MAX_INPUT_TOKENS, redact=redact)
     asking = f"<conversation>\n{shown}\n</conversation>\n\nWrite the title now."
     return ModelRequest(
         system=_SYSTEM,
         transcript=(asking_row(asking, now),),
-        max_output_tokens=MOST_OUTPUT_TOKENS,
+        max_output_tokens=MAX_OUTPUT_TOKENS,
         payer=payer,
     )
 
 
 def checked_title(reply: ModelReply, redact: Callable[[str], str]) -> str:
     """The title in a reply, on one line, without secrets. Raises `ReplyMalformed` for anything that is none."""
-    lines = [line for line in without_thoughts(reply.text[:_LONGEST_REPLY]).splitlines() if line.strip()]
+    lines = [line for line in without_thoughts(reply.text[:_MAX_REPLY_CHARACTERS]).splitlines() if line.strip()]
     if reply.calls or reply.finish is FinishReason.LENGTH or len(lines) != 1:
         raise ReplyMalformed("the reply is no title")
     text = " ".join(_MARKUP.sub(" ", _LABEL.sub("", lines[0].strip())).split())
     text = text.strip(_QUOTES).strip().removesuffix(".").strip()
-    if _REFUSAL.search(text) or "://" in text or len(text.split()) > MOST_WORDS or len(text) > MOST_CHARACTERS:
+    if _REFUSAL.search(text) or "://" in text or len(text.split()) > MAX_WORDS or len(text) > MAX_CHARACTERS:
         raise ReplyMalformed("the reply is no title")
     if redact(text) != text or SECRET_MARK.lower() in lines[0].lower():
         raise ReplyMalformed("there is a secret in the title")
@@ -72,5 +72,5 @@ def checked_title(reply: ModelReply, redact: Callable[[str], str]) -> str:
     return text
 
 
-_LONGEST_REPLY = 100_000
+_MAX_REPLY_CHARACTERS = 100_000
 """Characters of a reply that are looked at: thoughts may come first."""

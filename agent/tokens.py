@@ -30,7 +30,7 @@ TOOL_TOKENS = 8
 REASONING_CHARACTERS = 4
 """To a token of reasoning: English prose has as many, encrypted reasoning a few more."""
 
-KEPT_ROWS = 32_768
+MIN_CACHED_ROWS = 32_768
 """How many rows' sizes are remembered at least; a conversation close to the message limit fits several times."""
 
 _OTHER = ord("o")
@@ -108,11 +108,11 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
 def estimated_schema_tokens(name: str, description: str, parameters: Mapping[str, object]) -> EstimatedTokens:
     """What a tool's schema takes."""
     schema = f"{name} {description} {orjson.dumps(parameters).decode()}"
-    return EstimatedTokens(TOOL_TOKENS + kept_text_tokens(schema))
+    return EstimatedTokens(TOOL_TOKENS + cached_text_tokens(schema))
 
 
 @lru_cache(maxsize=256)
-def kept_text_tokens(text: str) -> EstimatedTokens:
+def cached_text_tokens(text: str) -> EstimatedTokens:
     """`estimated_text_tokens` for what is asked again with every call: system prompts and schemas."""
     return estimated_text_tokens(text)
 
@@ -120,13 +120,13 @@ def kept_text_tokens(text: str) -> EstimatedTokens:
 _Key: TypeAlias = tuple[MessageId, int, int, int]
 
 
-class RowSizes:
+class RowTokenCache:
     """What rows take on the wire, measured once: rows never change. May be used from several threads.
 
     A size belongs to a row's id and its words: one that was shortened for a summary keeps its id.
     """
 
-    def __init__(self, kept: int = KEPT_ROWS) -> None:
+    def __init__(self, kept: int = MIN_CACHED_ROWS) -> None:
         """At most twice `kept` sizes are remembered, of rows that were asked for last."""
         self._kept = kept
         self._young: dict[_Key, int] = {}
@@ -146,14 +146,14 @@ class RowSizes:
         reasoning_of: str = "",
     ) -> int:
         """Unscaled tokens of one row; `seen_images` are the attachments that go along as images."""
-        total = self.text_of(row, max_result_characters, is_shared=is_shared, reasoning_of=reasoning_of)
+        total = self.text_tokens(row, max_result_characters, is_shared=is_shared, reasoning_of=reasoning_of)
         images = row.body.images
         if not images:
             return total
         seen = sum(image.attachment_id in seen_images for image in images)
         return total + seen * image_tokens + (len(images) - seen) * BLOCK_TOKENS
 
-    def text_of(
+    def text_tokens(
         self, row: Message, max_result_characters: int, *, is_shared: bool = False, reasoning_of: str = ""
     ) -> int:
         """Unscaled tokens of one row, images left out. `reasoning_of`: whose reasoning goes along."""
@@ -167,10 +167,10 @@ class RowSizes:
         if reasoning_of and row.body.reasoning is not None and row.body.reasoning.made_by == reasoning_of:
             size += _reasoning_tokens(row.body.reasoning.blocks)
         if is_shared and row.role is MessageRole.USER and row.sender_name:
-            return size + kept_text_tokens(row.sender_name) + 1
+            return size + cached_text_tokens(row.sender_name) + 1
         return size
 
-    def knows(self, row: Message, max_result_characters: int) -> bool:
+    def has(self, row: Message, max_result_characters: int) -> bool:
         """Whether the row was measured, as far as is remembered."""
         key = _key(row, max_result_characters)
         return key in self._young or key in self._old
@@ -182,7 +182,7 @@ class RowSizes:
         self._young[key] = size
 
 
-ROW_SIZES = RowSizes()
+ROW_TOKENS = RowTokenCache()
 """The process's own: what one part has measured no other has to measure again."""
 
 
@@ -200,7 +200,7 @@ def _row_tokens(row: Message, length: int) -> int:
     elif row.origin is Origin.HUMAN:
         total += STAMP_TOKENS
     elif row.origin is Origin.SUMMARY:
-        total += kept_text_tokens(framed(""))
+        total += cached_text_tokens(framed(""))
     return total if row.body is EMPTY_BODY else total + _body_tokens(row.body)
 
 

@@ -21,8 +21,8 @@ from agent.context.events import BeforeSplit, ConversationRef, Listener, OnWait,
 from agent.context.learned_profile import LearnedProfile
 from agent.context.measure import MeasuredPrompt
 from agent.images import load_image_urls
-from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest, Payer, maker_of
-from agent.model.client import Completion, ModelClient, even_so
+from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest, Payer, made_by
+from agent.model.client import Completion, ModelClient, shielded
 from agent.model.wire import WireSettings
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
@@ -261,7 +261,7 @@ class Agent:
                 zone=settings.zone,
                 max_result_characters=_max_result_characters(limits.input_window),
                 image_urls=images,
-                reasoning_of=maker_of(self._line.route, self._line.name),
+                reasoning_of=made_by(self._line.route, self._line.name),
             ),
             payer=Payer(chat_id=scene.chat_id, lineage_id=scene.lineage_id),
             cache_key=f"conversation-{scene.lineage_id}",
@@ -337,7 +337,7 @@ class Agent:
         try:
             pressure = await self.context.after_reply(scene, room, reply.usage, is_last=True)
         except asyncio.CancelledError:
-            await even_so(
+            await shielded(
                 self._store.write(ledger.record, scene.turn_id, scene.lineage_id, done.call, self._clock.now())
             )
             raise

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from agent.context.estimate import Estimator
 from agent.model.base import ModelRequest
-from agent.tokens import RowSizes, estimated_text_tokens
+from agent.tokens import RowTokenCache, estimated_text_tokens
 from bench.measure import Measure, table
 from bench.passages import passages
 from hermes_state.sessions import Session
@@ -84,7 +84,7 @@ def _warm(texts: Mapping[str, list[str]], name: str, count: Count) -> Measure:
 
 
 def _conversation(texts: list[str], count: Count) -> list[float]:
-    estimator = Estimator(sizes=RowSizes())
+    estimator = Estimator(sizes=RowTokenCache())
     rows = tuple(_row(number, text) for number, text in enumerate(texts, 1))
     system = passages()["English"][0]
     true = [count(system)]
@@ -107,7 +107,7 @@ def _speed(texts: Mapping[str, list[str]]) -> list[Measure]:
     seconds = _best(lambda: [estimated_text_tokens(text) for text in samples])
     message = (" ".join(texts["English"]) * 4)[:4_000]
     rows = [_row(number, text) for number, text in enumerate(samples * 40, 1)]
-    sizes = RowSizes()
+    sizes = RowTokenCache()
     request = ModelRequest(system="", transcript=tuple(rows), max_output_tokens=100)
     known = Estimator(sizes=sizes)
     known.whole(request)

@@ -24,7 +24,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from agent.model.base import ChatModel, ModelRequest, Payer
-from agent.model.caps import CapLimits, DailyUsage, SpendingCaps
+from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings
 from agent.model.client import ModelClient
 from agent.model.prices import Price
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
@@ -152,7 +152,7 @@ async def _call(protocol: Protocol, url: str, streams: bool, rows: int, folder: 
         payer = await store.write(_with_earlier_calls)
         request = _request(rows, payer)
         free = ModelClient(model, price=_PRICE)
-        limits = CapLimits(daily=_LIMIT, chat_daily=_LIMIT, conversation=_LIMIT)
+        limits = SpendingCapSettings(daily=_LIMIT, chat_daily=_LIMIT, conversation=_LIMIT)
         caps = SpendingCaps(store, limits, DailyUsage(store), SystemClock())
         capped = ModelClient(model, price=_PRICE, caps=caps)
         await _ask(free, request)

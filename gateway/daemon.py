@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
+from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
 from gateway.access.permissions import AccessControl
 from gateway.assembly import agent_inputs, make_adapters, make_agents
@@ -61,7 +61,7 @@ from platforms.local.adapter import LocalAdapter
 
 log = structlog.get_logger()
 
-OFFLINE_HINT = f"the built-in offline model answers; for a real one, {HOW_TO_GET_A_MODEL}"
+OFFLINE_HINT = f"the built-in offline model answers; for a real one, {MODEL_SETUP_HINT}"
 
 FLUSH_SECONDS = 10.0
 """For deliveries after the last turn; what is left goes out at the next start."""

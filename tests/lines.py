@@ -3,7 +3,7 @@
 from agent.model.base import ChatModel
 from agent.model.client import ModelClient, RetryPolicy
 
-FAST_RETRY = RetryPolicy(first_pause=0.001, longest_pause=0.002)
+FAST_RETRY = RetryPolicy(first_pause=0.001, max_pause=0.002)
 
 
 def line_to(model: ChatModel) -> ModelClient:

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from agent.context.limits import Limits
 from agent.context.outcomes import SkipReason
-from agent.handoff import Handoff, body_of, parse_handoff
+from agent.handoff import Handoff, parse_handoff, unframed
 from agent.model.wire import is_shown
 from hermes_state.compressions import ContextItem
 from hermes_state.transcripts import NewMessage
@@ -350,7 +350,7 @@ def handoff_in(row: Message) -> Handoff | None:
     """The record of a handoff row, also of one that was imported with another gateway's markers."""
     if row.origin is Origin.SUMMARY:
         text = row.text or ""
-        body = body_of(text)
+        body = unframed(text)
         return parse_handoff(text if body is None else body)
     return None
 

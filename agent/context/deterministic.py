@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from agent.context.excerpt import SECRET_MARK, Redact, both_ends, bounded_record, clean, without_thoughts
-from agent.handoff import defused
+from agent.handoff import escape_markers
 from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import MARK
 from hermes_state.values import Message, MessageRole, Origin, Tokens, ToolCall, Transcript, recall_id
@@ -106,7 +106,7 @@ def recap(rows: Transcript, previous: str | None, *, redact: Redact, limit: Toke
     room -= sum(estimated_text_tokens(section) + 1 for section in (request, earlier) if section)
     found = _find(rows, redact, most=max(0, room) // LEAST_LINE_TOKENS)
     sections = [text, request, *_sections(found, room), earlier]
-    return defused(redact("\n\n".join(filter(None, sections))).replace(MARK, SECRET_MARK))
+    return escape_markers(redact("\n\n".join(filter(None, sections))).replace(MARK, SECRET_MARK))
 
 
 def _sections(found: _Findings, room: int) -> Iterator[str]:

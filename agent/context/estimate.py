@@ -14,7 +14,7 @@ import msgspec
 from agent.model.base import ModelRequest
 from agent.model.usage import fixed_tokens
 from agent.model.wire import WireSettings
-from agent.tokens import BLOCK_TOKENS, ROW_SIZES, RowSizes, estimated_text_tokens
+from agent.tokens import BLOCK_TOKENS, ROW_TOKENS, RowTokenCache, estimated_text_tokens
 from hermes_state.profiles import LEAST_IMAGE, LEAST_SCALE, MOST_IMAGE, MOST_SCALE, Calibration
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
@@ -58,7 +58,7 @@ class Size:
 class Estimator:
     """Estimates prompts of one model on one route, and learns from its reports. May be used from several threads."""
 
-    def __init__(self, calibration: Calibration | None = None, sizes: RowSizes = ROW_SIZES) -> None:
+    def __init__(self, calibration: Calibration | None = None, sizes: RowTokenCache = ROW_TOKENS) -> None:
         self._calibration = calibration or Calibration()
         self._sizes = sizes
 
@@ -77,7 +77,7 @@ class Estimator:
 
     def each(self, rows: Iterable[Message], style: WireSettings) -> list[int]:
         """What each of the rows takes by itself."""
-        text_of, limit, is_shared = self._sizes.text_of, style.max_result_characters, style.is_shared
+        text_of, limit, is_shared = self._sizes.text_tokens, style.max_result_characters, style.is_shared
         scale, maker = self._calibration.scale, style.reasoning_of
         return [
             int(self.rows((row,), style))
@@ -93,7 +93,7 @@ class Estimator:
     def is_quick(self, request: ModelRequest) -> bool:
         """Whether a request can be estimated within a millisecond or two: most of its rows were measured before."""
         rows = request.transcript
-        return len(rows) < LONG_ROWS or self._sizes.knows(rows[0], request.style.max_result_characters)
+        return len(rows) < LONG_ROWS or self._sizes.has(rows[0], request.style.max_result_characters)
 
     def rows_size(self, rows: Iterable[Message], style: WireSettings) -> Size:
         """Rows as they stand on the wire; worth keeping, for each of them is looked at."""
@@ -212,7 +212,7 @@ class Estimator:
         return Size(fixed_tokens(request) + rows.text, rows.images)
 
     def _rows(self, rows: Iterable[Message], style: WireSettings) -> Size:
-        text_of, limit, is_shared = self._sizes.text_of, style.max_result_characters, style.is_shared
+        text_of, limit, is_shared = self._sizes.text_tokens, style.max_result_characters, style.is_shared
         text, images, maker = 0, 0, style.reasoning_of
         for row in rows:
             text += text_of(row, limit, is_shared=is_shared, reasoning_of=maker)

@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from agent.tokens import ROW_SIZES, estimated_text_tokens
+from agent.tokens import ROW_TOKENS, estimated_text_tokens
 from hermes_state.redaction import MARK, seam
 from hermes_state.values import Message, MessageRole, Millis, Origin, Tokens, Transcript, recall_id
 
@@ -222,7 +222,7 @@ def _name(text: str | None) -> str:
 def _row_tokens(row: Message) -> int:
     """What the row takes. Those that pruning may have shortened were not measured before: of them, what is likely."""
     if row.role is not MessageRole.TOOL and not row.body.calls:
-        return ROW_SIZES.text_of(row, _WHOLE)
+        return ROW_TOKENS.text_tokens(row, _WHOLE)
     texts = [row.text or "", *(call.arguments for call in row.body.calls)]
     return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) // BYTES_PER_TOKEN
 

@@ -16,7 +16,7 @@ import structlog
 from agent.context.estimate import Estimator, Size
 from agent.context.limits import LEAST_INPUT_WINDOW
 from agent.model.base import ChatModel, ModelLimits, ModelRequest
-from agent.model.sizes import NOTHING_SAID, SizeSource, believable, capacity_of
+from agent.model.sizes import UNKNOWN_LIMITS, SizeSource, model_size, plausible
 from hermes_state.profiles import (
     ModelProfile,
     OfferedSize,
@@ -73,7 +73,7 @@ class LearnedProfile:
         self._ask_from: int = 0
         """When the provider may be asked next, by the clock; what is kept of its last answer says more."""
         self._pause_ms = UNREACHED_MS
-        self.capacity = capacity_of(model, configured)
+        self.capacity = model_size(model, configured)
         """The model's size by whoever knows it best, before anything is learned from refusals."""
         self._is_loaded = False
         self._known = ModelProfile()
@@ -132,9 +132,9 @@ class LearnedProfile:
                 self._ask_from = now + self._pause_ms
                 self._pause_ms = min(2 * self._pause_ms, LONGEST_UNREACHED_MS)
                 return
-            said, before = believable(said), self._known.offer
+            said, before = plausible(said), self._known.offer
             offer = OfferedSize(context_length=said.context_length, max_output_tokens=said.max_output_tokens, at=now)
-            if said == NOTHING_SAID and before is not None:
+            if said == UNKNOWN_LIMITS and before is not None:
                 offer = replace(before, at=now)  # a key that is refused for a while makes no model smaller
             self._take(replace(self._known, offer=offer))
             log.info(
@@ -165,7 +165,7 @@ class LearnedProfile:
             said = ModelLimits(
                 context_length=profile.offer.context_length, max_output_tokens=profile.offer.max_output_tokens
             )
-            self.capacity = capacity_of(self.model, self._configured, said)
+            self.capacity = model_size(self.model, self._configured, said)
 
     async def learn(
         self,

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from agent.context.excerpt import CLOSING_THOUGHT, SECRET_MARK, bounded_record, clean, excerpt, moment, without_thoughts
-from agent.handoff import defused
+from agent.handoff import escape_markers
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ModelError
@@ -191,7 +191,7 @@ def checked_summary(reply: ModelReply, task: SummaryTask, redact: Callable[[str]
         raise SummaryError("too_long", "The summary came out longer than a summary may be.")
     if task.template is None:
         text = _heading_lines(titles).sub(_as_given, text)
-    return defused(redact(text).replace(MARK, SECRET_MARK))
+    return escape_markers(redact(text).replace(MARK, SECRET_MARK))
 
 
 _EMPTY = ("empty", "The model returned no summary.")

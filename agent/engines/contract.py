@@ -25,10 +25,10 @@ from agent.context.pruning import prune
 from agent.context.summary import SummaryTask, checked_summary, summary_request
 from agent.engines.list_rows import ListRows, rows_of
 from agent.engines.mapping import ListMessage
-from agent.handoff import defused, framed
+from agent.handoff import escape_markers, framed
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.wire import WireSettings
-from agent.tokens import RowSizes
+from agent.tokens import RowTokenCache
 from hermes_state.errors import ModelError
 from hermes_state.redaction import redact as default_redact
 from hermes_state.values import Clock, SystemClock, Tokens, Transcript
@@ -179,7 +179,7 @@ class ContextCompressor(ContextEngine):
         self._reserved_output = reserved_output
         self._redact = redact
         self._clock = clock or SystemClock()
-        self._estimator = Estimator(sizes=RowSizes(4_096))
+        self._estimator = Estimator(sizes=RowTokenCache(4_096))
         self.update_model(model, context_length)
 
     @property
@@ -229,7 +229,7 @@ class ContextCompressor(ContextEngine):
         if isinstance(plan, SkipReason):
             log.info("compression.not_needed", engine=self.name, why=plan, messages=len(messages))
             return list(messages)
-        handoff = framed(defused(self._text(rows, plan, focus_topic)))
+        handoff = framed(escape_markers(self._text(rows, plan, focus_topic)))
         gone = sum(
             plan.sizes[place] for place in range(plan.cut.head_end, plan.cut.tail_start) if place not in plan.cut.kept
         )

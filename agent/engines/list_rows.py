@@ -13,7 +13,7 @@ import msgspec
 
 from agent.context.cuts import Cut
 from agent.engines.mapping import INSTRUCTING, ListMessage, call_ids, images_in, text_of
-from agent.handoff import END_MARKER, body_of, parse_handoff
+from agent.handoff import END_MARKER, parse_handoff, unframed
 from agent.model.wire import BEGINS_LATER, LOST_RESULT
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import (
@@ -94,7 +94,7 @@ def _rows(message: ListMessage, number: int, now: Millis) -> Iterable[tuple[Mess
     """One row, or two for a handoff that stands in one message with what people said after it."""
     content, role = message.get("content"), message.get("role")
     handoff, rest = _split(content) if role in ("user", "assistant") and not call_ids(message) else ("", content)
-    record = body_of(handoff)
+    record = unframed(handoff)
     if record is not None:
         yield _row(number, now, MessageRole.USER, Origin.SUMMARY, record), {**message, "content": handoff}
         if rest:

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from agent.context.cuts import Middle, handoff_in, joined, open_request, record_for
-from agent.handoff import body_of, parse_handoff
+from agent.handoff import parse_handoff, unframed
 from agent.model.wire import WireSettings, traced_messages
 from hermes_state.compressions import ContextItem
 from hermes_state.transcripts import NewMessage
@@ -352,7 +352,7 @@ class _ListReader:
         self.shortened.append(row)
 
     def _say(self, text: str) -> None:
-        body = body_of(text)
+        body = unframed(text)
         words = parse_handoff(body).text if body is not None else text.strip()
         if words:
             self.has_own_words = True

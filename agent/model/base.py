@@ -34,7 +34,7 @@ class Payer:
     lineage_id: LineageId | None = None
 
 
-NOBODY = Payer()
+NO_PAYER = Payer()
 
 
 class Caps(Protocol):
@@ -56,7 +56,7 @@ class ModelRequest:
     max_output_tokens: int | None
     """None: no limit on the wire, for a summary that must not be cut off."""
     style: WireSettings = field(default_factory=WireSettings)
-    payer: Payer = NOBODY
+    payer: Payer = NO_PAYER
     cache_key: str = ""
     """Requests that begin alike share it, where a provider routes by such a key; empty: none is sent.
 
@@ -87,7 +87,7 @@ class ModelLimits:
     max_output_tokens: Tokens | None = None
 
 
-def maker_of(route: str, model: str) -> str:
+def made_by(route: str, model: str) -> str:
     """How `Reasoning.made_by` calls a model: its protocol, which a route begins with, and its name."""
     return f"{route.partition(':')[0]}:{model}"
 

@@ -32,14 +32,14 @@ def apply_anthropic_cache_control(
     """
     marked = [dict(message) for message in messages]
     has_system = bool(marked) and marked[0].get("role") == "system"
-    places = _places(marked, MAX_BREAKPOINTS - has_system, native=native)
+    places = _breakpoints(marked, MAX_BREAKPOINTS - has_system, native=native)
     mark: dict[str, str] = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
     for place in [0, *places] if has_system else places:
         _mark(marked[place], mark)
     return marked
 
 
-def _places(messages: Sequence[_Message], most: int, *, native: bool) -> list[int]:
+def _breakpoints(messages: Sequence[_Message], most: int, *, native: bool) -> list[int]:
     able = [
         place
         for place, message in enumerate(messages)
@@ -81,10 +81,10 @@ class CacheState:
 def cache_state(model_name: str, route: str, ttl: CacheTtl = "5m") -> CacheState:
     """Of a model at a route, as `ChatModel.route` names it."""
     protocol, _, host = route.partition(":")
-    return CacheState(is_on=caching_for(model_name, protocol, host), route=route, ttl=ttl)
+    return CacheState(is_on=supports_cache_control(model_name, protocol, host), route=route, ttl=ttl)
 
 
-def caching_for(model_name: str, protocol: str, host: str | None) -> bool:
+def supports_cache_control(model_name: str, protocol: str, host: str | None) -> bool:
     """Whether prompts are marked: for Claude models, by name, where it is known that the marks are understood."""
     if "claude" not in model_name.lower():
         return False

@@ -15,7 +15,7 @@ from hermes_state.values import Clock, MicroUsd, Millis, dollars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapLimits:
+class SpendingCapSettings:
     """The most that may be spent; None: as much as one likes.
 
     Days begin at midnight in `zone`; None: where this machine is, as its clock goes on that day.
@@ -69,7 +69,7 @@ class DailyUsage:
 class SpendingCaps:
     """See `base.Caps`. For models whose price is known."""
 
-    def __init__(self, store: Store, limits: CapLimits, day: DailyUsage, clock: Clock) -> None:
+    def __init__(self, store: Store, limits: SpendingCapSettings, day: DailyUsage, clock: Clock) -> None:
         self._store = store
         self._limits = limits
         self._day = day
@@ -81,15 +81,15 @@ class SpendingCaps:
         since = day_start(self._clock.now(), limits.zone)
         if limits.conversation is not None and payer.lineage_id is not None:
             spent = await self._store.read(cost_of_conversation, payer.lineage_id)
-            _hold("costs.conversation_cap", spent, limits.conversation)
+            _check_cap("costs.conversation_cap", spent, limits.conversation)
         if limits.chat_daily is not None and payer.chat_id is not None:
             spent = await self._store.read(cost_of_chat, payer.chat_id, since)
-            _hold("costs.chat_daily_cap", spent, limits.chat_daily)
+            _check_cap("costs.chat_daily_cap", spent, limits.chat_daily)
         if limits.daily is not None:
-            _hold("costs.daily_cap", await self._day.cost(since), limits.daily)
+            _check_cap("costs.daily_cap", await self._day.cost(since), limits.daily)
 
 
-def _hold(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
+def _check_cap(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
     if spent >= limit:
         raise SpendingCapExceeded(f"{dollars(spent)} of {dollars(limit)}", cap=cap, spent=spent, limit=limit)
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 import structlog
 
 from agent.model.base import Caps, ChatModel, FinishReason, ModelReply, ModelRequest, Payer
-from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, paid_for, remedy_for, wanted_pause
+from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, retry_after_of, with_usage
 from agent.model.prices import Price, cost_of
 from agent.model.usage import estimated_reply_usage
 from hermes_state.errors import ModelError, ModelTimeout, ReplyMalformed, StateError
@@ -37,16 +37,16 @@ RECORD_SECONDS = 1.0
 class RetryPolicy:
     """How long to wait between attempts, in seconds; how many there are depends on the failures, see `Remedy`."""
 
-    most_attempts: int = 6
+    max_attempts: int = 6
     """Of one call, whatever its failures are."""
     first_pause: float = 0.5
-    longest_pause: float = 8.0
-    longest_retry_after: float = 30.0
+    max_pause: float = 8.0
+    max_retry_after: float = 30.0
     """A provider that asks for more is not waited for: the person is told instead."""
 
     def pause(self, attempt: int, retry_after: float | None) -> float:
         """Seconds after the `attempt`-th attempt (1, 2, …), jittered so that chats do not return in step."""
-        backoff: float = min(self.longest_pause, self.first_pause * 2 ** (attempt - 1)) * random.uniform(0.75, 1.25)
+        backoff: float = min(self.max_pause, self.first_pause * 2 ** (attempt - 1)) * random.uniform(0.75, 1.25)
         return max(backoff, retry_after or 0.0)
 
 
@@ -75,7 +75,7 @@ class BaseClient:
         self._policy = policy or RetryPolicy()
         self._price = price
         self._caps = caps
-        self.circuit = CircuitBreaker(route, name)
+        self.breaker = CircuitBreaker(route, name)
 
     async def _repeated(
         self,
@@ -94,7 +94,7 @@ class BaseClient:
         together. `used`: an estimate of what an attempt that broke off has used, by the text that had come.
         """
         failures: Counter[str] = Counter()
-        is_on_trial = self.circuit.is_on_trial
+        is_tripped = self.breaker.is_tripped
         loop = asyncio.get_running_loop()
         deadline = None if within is None else loop.time() + within
         while True:
@@ -103,37 +103,39 @@ class BaseClient:
             watch = _PartialText()
             started = time.perf_counter()
             try:
-                result = await _by(deadline, attempt(watch))
-                self.circuit.succeeded()
-                return result, _since(started)
+                result = await _before(deadline, attempt(watch))
+                self.breaker.succeeded()
+                return result, _elapsed_ms(started)
             except asyncio.CancelledError:
                 usage = used(watch.text) if used is not None else None
-                cut = self._record(purpose, OUTCOME_CANCELLED, _since(started), usage, is_estimated=usage is not None)
-                await even_so(record_failure(cut))
+                cut = self._record(
+                    purpose, OUTCOME_CANCELLED, _elapsed_ms(started), usage, is_estimated=usage is not None
+                )
+                await shielded(record_failure(cut))
                 raise
             except ModelError as error:
                 remedy, usage, is_estimated = remedy_for(error), error.usage, False
                 if usage is None and used is not None and watch.has_text:
                     usage, is_estimated = used(watch.text), True  # what was written is charged, whatever became of it
-                cost, took_ms = error.reported_cost, _since(started)
+                cost, took_ms = error.reported_cost, _elapsed_ms(started)
                 await record_failure(
                     self._record(purpose, remedy.outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
                 )
                 failures[remedy.outcome] += 1
-                pause = None if is_on_trial else self._pause(error, failures, has_text=watch.has_text)
+                pause = None if is_tripped else self._pause(error, failures, has_text=watch.has_text)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
                     if deadline is None or loop.time() < deadline:  # else it is we who did not wait
-                        self.circuit.failed(error)
+                        self.breaker.failed(error)
                     raise
                 await asyncio.sleep(pause)
 
     def _pause(self, error: ModelError, failures: Counter[str], *, has_text: bool) -> float | None:
         """Seconds until the next attempt; None when there should be none."""
         remedy, policy = remedy_for(error), self._policy
-        is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.most_attempts
+        is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.max_attempts
         if is_hopeless or not _may_repeat(error, policy, has_text=has_text):
             return None
-        return policy.pause(failures.total(), wanted_pause(error))
+        return policy.pause(failures.total(), retry_after_of(error))
 
     def _record(
         self,
@@ -172,7 +174,7 @@ class ModelClient(BaseClient):
         super().__init__(route=model.route, name=model.name, policy=policy, price=price, caps=caps)
         self.model = model
 
-    def beside(self, policy: RetryPolicy) -> "ModelClient":
+    def with_policy(self, policy: RetryPolicy) -> "ModelClient":
         """A line to the same model with another patience, whose failures do not count against this one."""
         return ModelClient(self.model, policy=policy, price=self._price, caps=self._caps)
 
@@ -210,7 +212,7 @@ class ModelClient(BaseClient):
         )
 
 
-async def _by(deadline: float | None, call: Awaitable[T]) -> T:
+async def _before(deadline: float | None, call: Awaitable[T]) -> T:
     """What the call gives, if it is there by then."""
     try:
         async with asyncio.timeout_at(deadline):
@@ -219,7 +221,7 @@ async def _by(deadline: float | None, call: Awaitable[T]) -> T:
         raise ModelTimeout("the reply took too long") from error
 
 
-async def even_so(write: Awaitable[None]) -> None:
+async def shielded(write: Awaitable[None]) -> None:
     """Write although we are cancelled, but hold nobody up for it."""
     with suppress(StateError, TimeoutError):
         async with asyncio.timeout(RECORD_SECONDS):
@@ -249,27 +251,27 @@ class _PartialText:
 def _may_repeat(error: ModelError, policy: RetryPolicy, *, has_text: bool) -> bool:
     if isinstance(error, ModelTimeout):
         return not has_text  # a model that began and stalled takes as long again
-    return (wanted_pause(error) or 0.0) <= policy.longest_retry_after
+    return (retry_after_of(error) or 0.0) <= policy.max_retry_after
 
 
 def _checked(reply: ModelReply) -> ModelReply:
     """Refuse what cannot become a row: nothing at all, or calls whose arguments were cut off."""
     if reply.calls and reply.finish is FinishReason.LENGTH:
-        raise paid_for(ReplyMalformed("the output limit cut a tool call"), reply.usage, reply.cost)
+        raise with_usage(ReplyMalformed("the output limit cut a tool call"), reply.usage, reply.cost)
     if not reply.calls and not reply.text.strip():
-        raise paid_for(ReplyMalformed("the reply is empty"), reply.usage, reply.cost)
+        raise with_usage(ReplyMalformed("the reply is empty"), reply.usage, reply.cost)
     return reply
 
 
-def _since(started: float) -> int:
+def _elapsed_ms(started: float) -> int:
     return round((time.perf_counter() - started) * 1_000)
 
 
 log = structlog.get_logger()
 
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """Calls in a row, each with all its repeats: after so many it is no accident."""
-REST_SECONDS = (30.0, 60.0, 300.0)
+OPEN_SECONDS = (30.0, 60.0, 300.0)
 """The first rest, the one after a failure behind it, and every further one."""
 
 
@@ -292,27 +294,27 @@ class CircuitBreaker:
         self._model = model
         self._now = now
         self._failures = 0
-        self._rests = 0
-        self._until = 0.0
+        self._times_opened = 0
+        self._open_until = 0.0
         self._why = ""
 
     @property
-    def rest(self) -> OpenCircuit | None:
+    def open(self) -> OpenCircuit | None:
         """Whether the route should be left alone; None: it may be asked."""
-        left = self._until - self._now()
+        left = self._open_until - self._now()
         return OpenCircuit(seconds=left, why=self._why) if left > 0 else None
 
     @property
-    def is_on_trial(self) -> bool:
+    def is_tripped(self) -> bool:
         """It rests, or has rested and not answered since: one attempt shows whether it is well again."""
-        return self._rests > 0
+        return self._times_opened > 0
 
     def succeeded(self) -> None:
         """A call was answered: whatever was before is over."""
-        if self._rests:
+        if self._times_opened:
             log.info("route.recovered", route=self._route, model=self._model)
-        self._failures = self._rests = 0
-        self._until = 0.0
+        self._failures = self._times_opened = 0
+        self._open_until = 0.0
 
     def failed(self, error: ModelError) -> None:
         """A call was given up. What is not the route's fault shows that it works, unless nothing was asked of it."""
@@ -320,18 +322,18 @@ class CircuitBreaker:
         if remedy.trouble is None:
             self._failures = 0
             return
-        if self.rest is not None:
+        if self.open is not None:
             return  # several calls may find out together, and one may be made all the same
         self._failures += 1
         self._why = remedy.trouble
-        if self._rests or self._failures >= MOST_FAILURES:
-            self._begin_rest(error)
+        if self._times_opened or self._failures >= MAX_FAILURES:
+            self._trip(error)
 
-    def _begin_rest(self, error: ModelError) -> None:
-        seconds = REST_SECONDS[min(self._rests, len(REST_SECONDS) - 1)]
-        seconds = max(seconds, min(wanted_pause(error) or 0.0, REST_SECONDS[-1]))
-        self._rests += 1
-        self._until = self._now() + seconds
+    def _trip(self, error: ModelError) -> None:
+        seconds = OPEN_SECONDS[min(self._times_opened, len(OPEN_SECONDS) - 1)]
+        seconds = max(seconds, min(retry_after_of(error) or 0.0, OPEN_SECONDS[-1]))
+        self._times_opened += 1
+        self._open_until = self._now() + seconds
         log.warning(
             "route.rested", route=self._route, model=self._model, kind=remedy_for(error).outcome, seconds=seconds
         )

@@ -158,7 +158,7 @@ _SPENDING = {
 E = TypeVar("E", bound=ModelError)
 
 
-def paid_for(error: E, usage: CanonicalUsage | None, cost: MicroUsd | None = None) -> E:
+def with_usage(error: E, usage: CanonicalUsage | None, cost: MicroUsd | None = None) -> E:
     """`error`, with what the provider reported of the call before it failed."""
     error.usage, error.reported_cost = usage, cost
     return error
@@ -169,7 +169,7 @@ def remedy_for(error: ModelError) -> Remedy:
     return next(_BY_KIND[kind] for kind in type(error).__mro__ if kind in _BY_KIND)
 
 
-def wanted_pause(error: ModelError) -> float | None:
+def retry_after_of(error: ModelError) -> float | None:
     """Seconds for which the provider wants to be left alone; None where it does not say."""
     return error.retry_after if isinstance(error, (ModelRateLimited, ModelUnavailable)) else None
 
@@ -178,7 +178,7 @@ def sentence_for(error: ModelError) -> str:
     """One sentence for the person: what happened and what helps."""
     wait = window = cap = key = spending = spent = opens = model = ""
     if isinstance(error, (ModelRateLimited, ModelUnavailable)):
-        wait = _in_words(wanted_pause(error))
+        wait = _duration_text(retry_after_of(error))
     if isinstance(error, ContextOverflow) and error.window:
         window = f" of {error.window:,} tokens"
     if isinstance(error, OutputCapTooLarge) and error.cap:
@@ -194,7 +194,7 @@ def sentence_for(error: ModelError) -> str:
     )
 
 
-def _in_words(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     if seconds is None:
         return "a minute"
     if seconds < 1.5:
@@ -218,9 +218,9 @@ _OUTPUT_CAP = re.compile(
     rf"|valid range of {_LIMIT_NAME}|{_LIMIT_NAME}: integer above maximum value",
     re.IGNORECASE,
 )
-LEAST_OUTPUT_ROOM = 256
+MIN_OUTPUT_ROOM = 256
 """A prompt that leaves less room than this for an answer is too long, whatever output was asked for."""
-_BLAMES_REQUEST = (400, 422)
+_REQUEST_FAULTS = (400, 422)
 """Without a reason it may be anything about the request, its length too."""
 _QUOTA_CODES = frozenset({"insufficient_quota", "insufficient_credits", "billing_hard_limit_reached"})
 _FILTER_CODES = frozenset(
@@ -258,7 +258,7 @@ _CAP = re.compile(
 _TRY_AGAIN = re.compile(r"try again in (\d{1,9}(?:\.\d{1,9})?) ?(ms|s)\b", re.IGNORECASE)
 """Where there are no headers any more."""
 _BLAMING_CODE = re.compile(r"invalid_|unsupported_|empty_|image_|context_length_exceeded")
-_LONGEST_WAIT_SECONDS = 31 * 86_400.0
+_MAX_WAIT_SECONDS = 31 * 86_400.0
 """Quotas are counted by the month at most. What is longer, `inf` included, is no time to tell a person."""
 
 
@@ -266,7 +266,7 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
     """The kind that an HTTP error answer stands for; `body` is the decoded `error` object, or the text."""
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
-    text = text_of_error(body)
+    text = error_text(body)
     named = code or kind
     what = f"HTTP {status} {named}" if _NAME.fullmatch(named) else f"HTTP {status}"
     if code in _QUOTA_CODES or kind in _QUOTA_CODES or status == 402:
@@ -285,10 +285,10 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
         return _too_long(what, fields, text)
     if status >= 500 or status in (408, 409, 425):
         return ModelUnavailable(what, retry_after=retry_after_seconds(headers))
-    return ModelError(what) if status in _BLAMES_REQUEST else ModelNotFound(what)
+    return ModelError(what) if status in _REQUEST_FAULTS else ModelNotFound(what)
 
 
-def text_of_error(body: object) -> str:
+def error_text(body: object) -> str:
     """What a provider says, wherever it says it: some answer with a bare text, some with FastAPI's `detail`."""
     said = (body.get("message") or body.get("detail")) if isinstance(body, Mapping) else body
     return str(said or "")[:2_000]
@@ -317,7 +317,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
             seconds = float(headers[name]) * unit
         except (KeyError, ValueError):
             continue
-        if 0 <= seconds <= _LONGEST_WAIT_SECONDS:
+        if 0 <= seconds <= _MAX_WAIT_SECONDS:
             return seconds
     return _seconds_until(headers)
 
@@ -329,7 +329,7 @@ def _seconds_until(headers: Mapping[str, str]) -> float | None:
         seconds = (named - said).total_seconds()
     except (KeyError, ValueError, TypeError):
         return None
-    return seconds if 0 <= seconds <= _LONGEST_WAIT_SECONDS else None
+    return seconds if 0 <= seconds <= _MAX_WAIT_SECONDS else None
 
 
 def _is_flagged(fields: Mapping[str, Any]) -> bool:
@@ -359,7 +359,7 @@ def _too_long(what: str, fields: Mapping[str, Any], text: str) -> ContextOverflo
         window = None
     if prompt is not None and window is not None:
         room = window - prompt - _uncertainty(prompt)
-        if room >= LEAST_OUTPUT_ROOM:
+        if room >= MIN_OUTPUT_ROOM:
             return OutputCapTooLarge(what, cap=room)
     return ContextOverflow(what, prompt_tokens=prompt, window=window)
 

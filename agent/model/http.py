@@ -32,12 +32,12 @@ import httpx2
 import openai
 from openai import AsyncOpenAI, AsyncStream
 
-from agent.model.errors import status_error, stream_error, text_of_error
+from agent.model.errors import error_text, status_error, stream_error
 from hermes_state.errors import ModelError, ModelNotFound, ModelTimeout, ModelUnavailable, ReplyMalformed
 
 CALLS_PER_POOL = 32
 
-LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=CALLS_PER_POOL)
+CONNECTION_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=CALLS_PER_POOL)
 """`sessions.max_turns` is the limit on concurrent calls; another one here would be hidden."""
 
 MAX_BODY_BYTES: Final = 32_000_000
@@ -116,7 +116,7 @@ class Pools(Generic[C]):
             await pool.client.close()
 
 
-async def whole_json(response: httpx2.Response, most_bytes: int = MAX_BODY_BYTES) -> object:
+async def read_json(response: httpx2.Response, most_bytes: int = MAX_BODY_BYTES) -> object:
     """A body that is one JSON value, read within a bound: the SDKs would read whatever comes.
 
     Raises `ReplyMalformed` for one that is too long, `ValueError` for what is no JSON.
@@ -135,7 +135,7 @@ async def whole_json(response: httpx2.Response, most_bytes: int = MAX_BODY_BYTES
 
 OPENAI_HOST: Final = "api.openai.com"
 BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
-LONGEST_CACHE_KEY: Final = 64
+MAX_CACHE_KEY_CHARACTERS: Final = 64
 """Characters; OpenAI refuses longer ones."""
 
 
@@ -144,7 +144,9 @@ class Connections:
 
     def __init__(self, endpoint: Endpoint) -> None:
         def make() -> AsyncOpenAI:
-            http = openai.DefaultAsyncHttpxClient(timeout=endpoint.timeout, limits=LIMITS, verify=ssl_context())
+            http = openai.DefaultAsyncHttpxClient(
+                timeout=endpoint.timeout, limits=CONNECTION_LIMITS, verify=ssl_context()
+            )
             return AsyncOpenAI(
                 api_key=endpoint.api_key or "none",  # local servers want no key, the SDK insists on one
                 base_url=endpoint.base_url or BASE_URL,  # else the SDK looks for one of whoever runs us
@@ -174,7 +176,7 @@ class Connections:
         with self.client() as client, errors_translated():
             stream = await client.get(address, cast_to=object, stream=True, stream_cls=AsyncStream[object])
             async with stream:
-                return await whole_json(stream.response, most_bytes)
+                return await read_json(stream.response, most_bytes)
 
     @asynccontextmanager
     async def posted(self, path: str, payload: bytes, *, streams: bool) -> AsyncIterator[AsyncIterable[object]]:
@@ -196,7 +198,7 @@ class WholeBody(AsyncStream[object]):
     """A reply that comes as a whole, as the only event of a stream."""
 
     async def __stream__(self) -> AsyncIterator[object]:
-        whole = await whole_json(self.response)
+        whole = await read_json(self.response)
         if isinstance(whole, dict) and (error := whole.get("error")):
             raise openai.APIError("an error in place of a reply", self.response.request, body=error)
         yield whole
@@ -214,7 +216,7 @@ class LoopBudget:
         self._slice = slice_seconds
         self._over_at = time.perf_counter() + slice_seconds
 
-    async def give_way(self) -> None:
+    async def checkpoint(self) -> None:
         """Let others go first if this stream has had its slice; asked after each event."""
         if time.perf_counter() >= self._over_at:
             await asyncio.sleep(0)
@@ -228,7 +230,7 @@ _MISSING_REASONING = re.compile(r"reasoning_content.{0,60}must be passed back", 
 _REASONING = re.compile(r"\b(?:reasoning|thinking|encrypted[ _]content)", re.IGNORECASE)
 
 
-class Refusal(StrEnum):
+class RequestFault(StrEnum):
     """What about a request a provider does not take, where the same can be asked in another way."""
 
     LIMIT_NAME = "limit_name"
@@ -260,20 +262,20 @@ def errors_translated() -> Iterator[None]:
         raise ReplyMalformed("the provider's answer is not JSON") from error
 
 
-def refusal_of(error: ModelError) -> Refusal | None:
+def fault_of(error: ModelError) -> RequestFault | None:
     """What the provider did not take, if asking in another way may help."""
     cause = error.__cause__
     if type(error) not in (ModelError, ModelNotFound) or not isinstance(cause, openai.APIStatusError):
         return None
-    text, param = text_of_error(cause.body), str(cause.param or "")
+    text, param = error_text(cause.body), str(cause.param or "")
     if (cause.code == "unsupported_parameter" and param == "max_tokens") or _NEWER_LIMIT.search(text):
-        return Refusal.LIMIT_NAME
+        return RequestFault.LIMIT_NAME
     if "stream_options" in text or param.startswith("stream_options"):
-        return Refusal.STREAM_OPTIONS
+        return RequestFault.STREAM_OPTIONS
     if param.startswith("include") or _UNSUPPORTED_ENCRYPTION.search(text):
-        return Refusal.ENCRYPTED_REASONING
+        return RequestFault.ENCRYPTED_REASONING
     if _MISSING_REASONING.search(text):
-        return Refusal.MISSING_REASONING
+        return RequestFault.MISSING_REASONING
     if cause.code == "invalid_encrypted_content" or _REASONING.search(text):
-        return Refusal.REPLAYED_REASONING
+        return RequestFault.REPLAYED_REASONING
     return None

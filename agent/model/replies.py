@@ -109,7 +109,7 @@ class ReplyBuilder:
             self._on_text(self._shown)
 
 
-def replayable(made_by: str, blocks: object) -> Reasoning:
+def serialized_reasoning(made_by: str, blocks: object) -> Reasoning:
     """Reasoning as it is stored.
 
     Raises `ReplyMalformed` for what could not be read or sent again: it would fail every later call.

@@ -14,9 +14,9 @@ from hermes_state.values import Tokens
 
 ASSUMED_CONTEXT: Final = 32_768
 """Tokens. Of a model that nobody knows anything about."""
-USUAL_OUTPUT: Final = 8_192
+DEFAULT_OUTPUT: Final = 8_192
 """Tokens reserved for an answer of unknown length, unless a quarter of a small context is less."""
-LEAST_INPUT: Final = 2_048
+MIN_INPUT: Final = 2_048
 """Tokens that are left to prompts, as far as the context allows: below, a system prompt and one exchange do not fit."""
 
 _CONTEXTS: Final = (2_048, 20_000_000)
@@ -55,19 +55,19 @@ class ModelSize:
         return Tokens(min(self.max_output_tokens, max(window // 4, self.max_output_tokens - lost)))
 
 
-NOTHING_SAID: Final = ModelLimits()
+UNKNOWN_LIMITS: Final = ModelLimits()
 
 
-def capacity_of(model: str, configured: ModelLimits, offered: ModelLimits = NOTHING_SAID) -> ModelSize:
+def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNOWN_LIMITS) -> ModelSize:
     """What holds for a model of this name. Both figures being configured, they are taken as they are."""
-    known, offered = listed_limits(model), believable(offered)
+    known, offered = listed_limits(model), plausible(offered)
     context, context_from = _first(
         (configured.context_length, SizeSource.CONFIGURED),
         (offered.context_length, SizeSource.OFFERED),
         (known.context_length, SizeSource.CATALOGUE),
         (Tokens(ASSUMED_CONTEXT), SizeSource.ASSUMED),
     )
-    usual = Tokens(max(1, min(USUAL_OUTPUT, context // 4)))
+    usual = Tokens(max(1, min(DEFAULT_OUTPUT, context // 4)))
     output, output_from = _first(
         (configured.max_output_tokens, SizeSource.CONFIGURED),
         (offered.max_output_tokens, SizeSource.OFFERED),
@@ -75,30 +75,30 @@ def capacity_of(model: str, configured: ModelLimits, offered: ModelLimits = NOTH
         (usual, SizeSource.ASSUMED),
     )
     if (context_from, output_from) != (SizeSource.CONFIGURED, SizeSource.CONFIGURED):
-        output = min(output, _most_output(context, is_configured=output_from is SizeSource.CONFIGURED))
+        output = min(output, _max_output(context, is_configured=output_from is SizeSource.CONFIGURED))
     return ModelSize(
         context_length=context, context_from=context_from, max_output_tokens=output, output_from=output_from
     )
 
 
-def _most_output(context: Tokens, *, is_configured: bool) -> Tokens:
+def _max_output(context: Tokens, *, is_configured: bool) -> Tokens:
     """What an answer may take of a context. Many models may write to the end of it, which leaves prompts nothing.
 
     Of a third, the threshold can still be half of the context; who has configured an output may take half.
     """
     share = context // (2 if is_configured else 3)
-    return Tokens(max(1, context // 4, min(share, context - LEAST_INPUT)))
+    return Tokens(max(1, context // 4, min(share, context - MIN_INPUT)))
 
 
 def listed_limits(model: str) -> ModelLimits:
     """What the built-in list says."""
     known = known_model(model)
     if known is None:
-        return NOTHING_SAID
+        return UNKNOWN_LIMITS
     return ModelLimits(context_length=_tokens(known.context_length), max_output_tokens=_tokens(known.max_output_tokens))
 
 
-def believable(offered: ModelLimits) -> ModelLimits:
+def plausible(offered: ModelLimits) -> ModelLimits:
     """What a provider says, without what cannot be true."""
     return ModelLimits(
         context_length=_within(_CONTEXTS, offered.context_length),

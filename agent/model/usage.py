@@ -5,18 +5,18 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.tokens import CALL_TOKENS, ROW_SIZES, estimated_schema_tokens, estimated_text_tokens, kept_text_tokens
+from agent.tokens import CALL_TOKENS, ROW_TOKENS, cached_text_tokens, estimated_schema_tokens, estimated_text_tokens
 from hermes_state.values import CanonicalUsage, MicroUsd, micro_usd
 
-MOST_TOKENS = 100_000_000
+MAX_TOKENS = 100_000_000
 """Of one call. More is no count: it would close a conversation for ever, or not fit into the database."""
 
 
-MOST_DOLLARS = 10_000
+MAX_DOLLARS = 10_000
 """Of one call. More is no price."""
 
 
-class UsageShape(StrEnum):
+class UsageFormat(StrEnum):
     """How an API words what a call used."""
 
     CHAT_COMPLETIONS = "chat_completions"
@@ -24,7 +24,7 @@ class UsageShape(StrEnum):
     ANTHROPIC = "anthropic"
 
 
-def normalize_usage(usage: object, shape: UsageShape | None = None) -> CanonicalUsage | None:
+def normalize_usage(usage: object, shape: UsageFormat | None = None) -> CanonicalUsage | None:
     """What a provider's `usage` says, a mapping or an SDK's object; None when it holds no count of the prompt.
 
     `shape`: the API's, where it is known; by default recognised by the names in it. The totals of chat completions
@@ -32,13 +32,13 @@ def normalize_usage(usage: object, shape: UsageShape | None = None) -> Canonical
     Anthropic do not. `reasoning` is a part of `output`. What is no count (text, a truth value, less than nothing) is
     taken as not said.
     """
-    match shape or _shape_of(usage):
-        case UsageShape.ANTHROPIC:
-            return _of_anthropic(usage)
-        case UsageShape.RESPONSES:
-            return _of_total(usage, prompt="input_tokens", output="output_tokens")
-        case UsageShape.CHAT_COMPLETIONS:
-            return _of_total(usage, prompt="prompt_tokens", output="completion_tokens")
+    match shape or _format_of(usage):
+        case UsageFormat.ANTHROPIC:
+            return _anthropic_usage(usage)
+        case UsageFormat.RESPONSES:
+            return _openai_usage(usage, prompt="input_tokens", output="output_tokens")
+        case UsageFormat.CHAT_COMPLETIONS:
+            return _openai_usage(usage, prompt="prompt_tokens", output="completion_tokens")
         case None:
             return None
 
@@ -46,21 +46,21 @@ def normalize_usage(usage: object, shape: UsageShape | None = None) -> Canonical
 _ONLY_ANTHROPIC = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
 
 
-def _shape_of(usage: object) -> UsageShape | None:
+def _format_of(usage: object) -> UsageFormat | None:
     if _field(usage, "prompt_tokens") is not None:  # first: some servers add the other APIs' names to these
-        return UsageShape.CHAT_COMPLETIONS
+        return UsageFormat.CHAT_COMPLETIONS
     if _field(usage, "input_tokens") is None:
         return None
     if any(_field(usage, name) is not None for name in _ONLY_ANTHROPIC):
-        return UsageShape.ANTHROPIC
-    return UsageShape.RESPONSES  # without cache counts both say the same
+        return UsageFormat.ANTHROPIC
+    return UsageFormat.RESPONSES  # without cache counts both say the same
 
 
-def _of_anthropic(usage: object) -> CanonicalUsage | None:
+def _anthropic_usage(usage: object) -> CanonicalUsage | None:
     fresh = _count(usage, "input_tokens")
     read = _count(usage, "cache_read_input_tokens") or 0
     written = _count(usage, "cache_creation_input_tokens") or 0
-    if fresh is None or fresh + read + written > MOST_TOKENS:
+    if fresh is None or fresh + read + written > MAX_TOKENS:
         return None
     return CanonicalUsage(
         input=fresh,
@@ -71,10 +71,10 @@ def _of_anthropic(usage: object) -> CanonicalUsage | None:
     )
 
 
-def _of_total(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
+def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
     """From a prompt count that includes the cached parts, which `<prompt>_details` names."""
     total = _count(usage, prompt)
-    if total is None or total > MOST_TOKENS:
+    if total is None or total > MAX_TOKENS:
         return None
     details = _field(usage, f"{prompt}_details")
     read = min(_count(details, "cached_tokens") or 0, total)
@@ -101,7 +101,7 @@ def reported_cost(usage: object) -> MicroUsd | None:
 
 
 def _amount(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and 0 < value <= MOST_DOLLARS else 0.0
+    return float(value) if isinstance(value, int | float) and 0 < value <= MAX_DOLLARS else 0.0
 
 
 def _field(holder: object, name: str) -> object:
@@ -109,7 +109,7 @@ def _field(holder: object, name: str) -> object:
 
 
 def _bounded(holder: object, name: str) -> int:
-    return min(_count(holder, name) or 0, MOST_TOKENS)
+    return min(_count(holder, name) or 0, MAX_TOKENS)
 
 
 def _count(holder: object, name: str) -> int | None:
@@ -128,7 +128,7 @@ def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> Canonical
     """What a call used, where the provider did not say."""
     style = request.style
     rows = sum(
-        ROW_SIZES.of(
+        ROW_TOKENS.of(
             row,
             max_result_characters=style.max_result_characters,
             image_tokens=ASSUMED_IMAGE_TOKENS,
@@ -145,4 +145,4 @@ def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> Canonical
 def fixed_tokens(request: ModelRequest) -> int:
     """What precedes the rows, unscaled: the system prompt and the tools' schemas."""
     tools = (estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in request.tools)
-    return kept_text_tokens(request.system) + sum(tools)
+    return cached_text_tokens(request.system) + sum(tools)

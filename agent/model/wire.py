@@ -110,7 +110,7 @@ def is_shown(row: Message) -> bool:
     """Whether a row makes a message or a part of one by itself. Blank texts are none: providers refuse them."""
     if row.role is MessageRole.ASSISTANT:
         return _has_words(row) or bool(row.body.calls) or row.body.was_interrupted
-    return row.role is MessageRole.USER and (_is_said(row) or _has_words(row))
+    return row.role is MessageRole.USER and (_is_personal(row) or _has_words(row))
 
 
 def _has_words(row: Message) -> bool:
@@ -191,7 +191,7 @@ def _add_assistant(
         return
     sent: list[dict[str, Any]] = []
     for place, call in enumerate(calls):
-        call_id = _unused_id(call.id, row, place, used_ids)
+        call_id = _unique_id(call.id, row, place, used_ids)
         sent.append(_wire_call(call, call_id))
         is_first = all(earlier.id != call.id for earlier in calls[:place])
         result = results.get((row.id, call.id)) if is_first else None
@@ -204,7 +204,7 @@ def _add_assistant(
         message[REASONING] = orjson.loads(thought.blocks)
 
 
-def _unused_id(call_id: str, row: Message, place: int, used: set[str]) -> str:
+def _unique_id(call_id: str, row: Message, place: int, used: set[str]) -> str:
     """The call's own id, or one of ours where the model gave none or one that the list has already."""
     wire_id = call_id
     while not wire_id or wire_id in used:
@@ -219,10 +219,14 @@ _ILLEGAL_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
 def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
     # Models make names up (`functions.look`). The call was answered with an error, but providers refuse the list.
     name = _ILLEGAL_IN_NAME.sub("_", call.name[:64]) or UNNAMED_TOOL
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _legal(call.arguments)}}
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": _valid_arguments(call.arguments)},
+    }
 
 
-def _legal(arguments: str) -> str:
+def _valid_arguments(arguments: str) -> str:
     """Arguments as a provider accepts them: broken JSON is shown to the model inside a legal object."""
     try:
         is_object = isinstance(orjson.loads(arguments), dict)
@@ -246,8 +250,8 @@ def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireSett
     blocks: list[str | _Part] = []
     before: Message | None = None
     for row in rows:
-        if _is_said(row):
-            is_piece = before is not None and _is_same_breath(before, row)
+        if _is_personal(row):
+            is_piece = before is not None and _is_same_burst(before, row)
             stamp = "" if is_piece else _stamp(row, style)
             blocks.append(("\n" if is_piece else "\n\n" if blocks else "") + stamp + _human_text(row))
             blocks.extend(_image_parts(row, style))
@@ -265,20 +269,20 @@ def _from_gateway(origin: Origin, text: str) -> str:
     if origin is Origin.SUMMARY:
         return framed(text)
     # Titles, names and todos in it are words of people or of the model.
-    return f"{NOTICE} {_defused(text)}" if origin is Origin.NOTICE else _defused(text)
+    return f"{NOTICE} {_escaped(text)}" if origin is Origin.NOTICE else _escaped(text)
 
 
-def _defused(text: str) -> str:
+def _escaped(text: str) -> str:
     """`text` whose lines cannot be taken for a stamp, a notice or a handoff."""
     return _LOOKS_LIKE_OURS.sub(r"\\", text) if "[" in text else text
 
 
-def _is_said(row: Message) -> bool:
+def _is_personal(row: Message) -> bool:
     """Whether a person's words are in it. The notice of an edit is: it must not speak with the gateway's voice."""
     return row.origin is Origin.HUMAN or (row.origin is Origin.NOTICE and row.sender_ref is not None)
 
 
-def _is_same_breath(before: Message, row: Message) -> bool:
+def _is_same_burst(before: Message, row: Message) -> bool:
     return before.sender_ref == row.sender_ref and before.turn_id == row.turn_id and row.turn_id is not None
 
 
@@ -313,7 +317,7 @@ _CLOSES_BLOCK = re.compile(r"<(?=/(?:quoted_message|document)\b)", re.IGNORECASE
 
 def _human_text(row: Message) -> str:
     """What a person wrote, then what they attached, each in a block that its text cannot leave."""
-    text = _defused(row.text or "") if _has_words(row) else ""
+    text = _escaped(row.text or "") if _has_words(row) else ""
     body = row.body
     if body is EMPTY_BODY:
         return text or _NOTHING

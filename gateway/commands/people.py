@@ -3,7 +3,7 @@
 from functools import partial
 from sqlite3 import Connection
 
-from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
+from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.access.pairing import approve_pairing, revoke_pairing
 from gateway.commands.registry import Apply, Command, CommandKind, CommandReply, CommandResult, Invocation, say
 from hermes_state.admin import pairings
@@ -14,7 +14,7 @@ from hermes_state.values import Millis, UserRef
 
 async def start(invocation: Invocation) -> CommandResult:
     offline = (
-        f"\n\nFor now the small built-in model answers; for a real one, {HOW_TO_GET_A_MODEL}."
+        f"\n\nFor now the small built-in model answers; for a real one, {MODEL_SETUP_HINT}."
         if invocation.desk.live.config.model.protocol == "offline"
         else ""
     )

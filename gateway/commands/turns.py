@@ -7,7 +7,7 @@ from sqlite3 import Connection
 from agent.context.events import ConversationRef
 from agent.engines.loader import BUILT_IN
 from agent.model.caching import cache_state
-from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
+from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.commands.registry import (
     Command,
     CommandContext,
@@ -186,7 +186,7 @@ def _model_lines(desk: CommandContext, choice: str | None) -> Iterator[str]:
     known = route_of(settings, choice)
     choice, route = (None, settings.route) if known is None else (choice, known)
     if route.protocol == "offline":
-        yield f"- Model: the built-in offline model, which does not think; for a real one, {HOW_TO_GET_A_MODEL}"
+        yield f"- Model: the built-in offline model, which does not think; for a real one, {MODEL_SETUP_HINT}"
         return
     line = desk.live.agent_for(choice).line
     name = name_of(settings, choice)
@@ -194,7 +194,7 @@ def _model_lines(desk: CommandContext, choice: str | None) -> Iterator[str]:
     cache = cache_state(line.name, line.route, settings.cache_ttl)
     chosen = ", chosen here" if choice is not None else ""
     yield f"- Model: {called}, route {line.route}{chosen}; marks for prompt caching {cache.text}"
-    rest = line.circuit.rest
+    rest = line.breaker.open
     if rest is not None:
         yield f"- {route.label} {rest.why}; it is left alone for {_seconds(rest.seconds)}"
 

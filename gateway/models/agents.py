@@ -39,7 +39,7 @@ class Agents:
     def rest_of(self, route: RouteConfig) -> OpenCircuit | None:
         """Whether a route is left alone for now; one that nobody has used yet is not."""
         agent = self._made.get(route)
-        return agent.line.circuit.rest if agent is not None else None
+        return agent.line.breaker.open if agent is not None else None
 
     def in_use(self) -> list[tuple[RouteConfig, Agent]]:
         """Those that were made so far, the configured one first."""

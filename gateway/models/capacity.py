@@ -9,7 +9,7 @@ from typing import Final
 
 from agent.model.base import ModelLimits
 from agent.model.catalog import TAKEN_ON
-from agent.model.sizes import NOTHING_SAID, ModelSize, SizeSource, capacity_of
+from agent.model.sizes import UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
 from gateway.config.routes import RouteConfig
 from hermes_state.profiles import OfferedSize
 from hermes_state.values import Tokens
@@ -26,9 +26,9 @@ def configured_limits(route: RouteConfig) -> ModelLimits:
 
 def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSize:
     """How large a model is, by what its provider has said as well."""
-    said = offer or NOTHING_SAID
+    said = offer or UNKNOWN_LIMITS
     offered = ModelLimits(context_length=said.context_length, max_output_tokens=said.max_output_tokens)
-    return capacity_of(route.label, configured_limits(route), offered)
+    return model_size(route.label, configured_limits(route), offered)
 
 
 WINDOW_FROM: Final[Mapping[SizeSource, str]] = {

@@ -6,7 +6,7 @@ from typing import TypedDict
 from zoneinfo import ZoneInfo
 
 from agent.model.base import Caps
-from agent.model.caps import CapLimits, DailyUsage, SpendingCaps, UnpricedCaps
+from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, UnpricedCaps
 from agent.model.prices import FREE, Price, price_of
 from gateway.config.settings import Config
 from gateway.models.auxiliary import all_routes
@@ -46,10 +46,10 @@ def price_in(config: Config, name: str | None) -> Price | None:
     return price_of(name, config.costs.prices, keeps_cache_for_an_hour=config.model.cache_ttl == "1h")
 
 
-def cap_limits(config: Config) -> CapLimits:
+def cap_limits(config: Config) -> SpendingCapSettings:
     """The configured caps."""
     costs = config.costs
-    return CapLimits(
+    return SpendingCapSettings(
         daily=_limit(costs.daily_cap),
         chat_daily=_limit(costs.chat_daily_cap),
         conversation=_limit(costs.conversation_cap),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent.engines.loader import load_engine
 from agent.model.protocols.extras import missing_extra
-from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
+from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.files import StateDirectory, locate_home
 from gateway.config.routes import RouteConfig
@@ -242,7 +242,7 @@ def context_finding(config: Config, window: Window, engine: str | None) -> Findi
 def _model(loaded: LoadedConfig) -> Iterator[Finding]:
     model = loaded.config.model
     if model.protocol == "offline":
-        text = f"The built-in offline model answers; for a real one, {HOW_TO_GET_A_MODEL}."
+        text = f"The built-in offline model answers; for a real one, {MODEL_SETUP_HINT}."
         yield Finding(check="model", verdict=Severity.WARNING, text=text)
     else:
         yield _from_probe("model", probe_model(model))

@@ -94,7 +94,7 @@ class OperatorHandler:
         """The models in use, and which of them are left alone for now."""
         found: list[Mapping[str, Any]] = []
         for _, agent in self._live.agents.in_use():
-            rest = agent.line.circuit.rest
+            rest = agent.line.breaker.open
             row = {"model": agent.line.name, "route": agent.line.route}
             found.append(row if rest is None else row | {"rests_seconds": round(rest.seconds), "trouble": rest.why})
         return found
@@ -136,7 +136,7 @@ class OperatorHandler:
     async def examine(self, _args: Mapping[str, Any]) -> list[Finding]:
         """The checks that only the running daemon can make: its database, its models' windows and rests."""
         lines = [agent.line for _, agent in self._live.agents.in_use()]
-        resting = [_finding(line, rest) for line in lines if (rest := line.circuit.rest) is not None]
+        resting = [_finding(line, rest) for line in lines if (rest := line.breaker.open) is not None]
         context = self._live.agents.configured.context
         window = Window(limits=await context.load_limits(), window_from=context.window_from)
         engine = context.engine if context.engine != BUILT_IN else None

@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from sqlite3 import Connection
 from typing import Any, TypeAlias
 
-from agent.model.caps import CapLimits, day_of, day_start, midnight
+from agent.model.caps import SpendingCapSettings, day_of, day_start, midnight
 from gateway.config.settings import Config
 from gateway.models.pricing import cap_limits
 from hermes_state.admin.lineage_queries import Place, find_place
@@ -38,7 +38,7 @@ class SpendingSettings:
     """By which spending is looked at: now, and the caps with their time zone."""
 
     now: Millis
-    limits: CapLimits
+    limits: SpendingCapSettings
 
     @property
     def today(self) -> Millis:

@@ -9,7 +9,7 @@ from structlog.contextvars import bound_contextvars
 
 from agent.context.commit import keep_pressure
 from agent.context.events import PressureEvent
-from agent.model.client import even_so
+from agent.model.client import shielded
 from agent.model.errors import sentence_for
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import ModelConfig
@@ -122,7 +122,7 @@ class TurnRunner:
             await preview.close()
         except asyncio.CancelledError:
             if done is not None:
-                await even_so(
+                await shielded(
                     self._store.write(ledger.record, turn.id, turn.lineage_id, done.answer.call, self._clock.now())
                 )
             raise

@@ -40,7 +40,7 @@ ROWS_READ = 6
 KEPT_CONVERSATIONS = 4_096
 """Of which it is remembered that there is nothing to do."""
 
-_ONCE = RetryPolicy(most_attempts=1)
+_ONCE = RetryPolicy(max_attempts=1)
 """The next answer is a better moment to try again."""
 
 
@@ -104,7 +104,7 @@ class TitleWriter:
         if rows is None:
             return True
         line = self._live.agents.line_of(route)
-        if line.circuit.rest is not None or not any(row.origin is Origin.HUMAN for row in rows):
+        if line.breaker.open is not None or not any(row.origin is Origin.HUMAN for row in rows):
             return False
         redact, payer = self._redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
         request = await asyncio.to_thread(title_request, rows, redact, now=self._clock.now(), payer=payer)
@@ -112,7 +112,7 @@ class TitleWriter:
         async def record(call: ModelCallRecord) -> None:
             await self._store.write(ledger.record, None, lineage_id, call, self._clock.now())
 
-        done = await line.beside(_ONCE).complete(
+        done = await line.with_policy(_ONCE).complete(
             request, _unseen, purpose="title", record_failure=record, within=TITLE_SECONDS
         )
         try:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agent.model import wire
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.caching import CacheState, apply_anthropic_cache_control, cache_state, caching_for
-from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings, cached
+from agent.model.caching import CacheState, apply_anthropic_cache_control, cache_state, supports_cache_control
+from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings, with_cache_control
 from agent.model.protocols.anthropic_wire import body_parts
 from agent.model.protocols.chat_completions import encoded_request
 from agent.model.wire import WireSettings
@@ -130,7 +130,7 @@ def _unmarked(message: Json) -> Json:
     ],
 )
 def test_it_is_on_for_claude_where_it_is_understood(name: str, protocol: str, host: str | None, is_on: bool) -> None:
-    assert caching_for(name, protocol, host) is is_on
+    assert supports_cache_control(name, protocol, host) is is_on
 
 
 def test_it_is_described_in_a_few_words() -> None:
@@ -246,7 +246,7 @@ async def test_what_is_asked_once_is_not_kept(claude: AnthropicModel, llm: LLM) 
 def test_marks_leave_the_native_list_legal(rows: tuple[Message, ...]) -> None:
     asked = request(*rows)
     parts = body_parts(wire.chat_messages(asked.system, asked.transcript, asked.style), asked)
-    body = orjson.loads(orjson.dumps(cached(parts, "1h")))
+    body = orjson.loads(orjson.dumps(with_cache_control(parts, "1h")))
     if body["messages"]:
         assert check_anthropic(body) == []
         assert json.dumps(body).count('"cache_control"') <= 4

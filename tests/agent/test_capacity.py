@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.context.limits import LimitSettings, limits_of
 from agent.model.base import ModelLimits
 from agent.model.catalog import BUILT_IN, TAKEN_ON, known_model, sees_images
-from agent.model.sizes import ASSUMED_CONTEXT, LEAST_INPUT, NOTHING_SAID, ModelSize, SizeSource, capacity_of
+from agent.model.sizes import ASSUMED_CONTEXT, MIN_INPUT, UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
 from hermes_state.values import Tokens
 
 UNKNOWN = "a-model-of-my-own"
@@ -42,43 +42,43 @@ CONFIGURED, OFFERED, CATALOGUE, ASSUMED = (
     [
         ("gpt-4.1-mini", said(100_000, 5_000), said(50_000, 7_000), (100_000, CONFIGURED, 5_000, CONFIGURED)),
         ("gpt-4.1-mini", said(100_000), said(50_000, 7_000), (100_000, CONFIGURED, 7_000, OFFERED)),
-        ("gpt-4.1-mini", said(100_000), NOTHING_SAID, (100_000, CONFIGURED, 32_768, CATALOGUE)),
+        ("gpt-4.1-mini", said(100_000), UNKNOWN_LIMITS, (100_000, CONFIGURED, 32_768, CATALOGUE)),
         ("gpt-4.1-mini", said(None, 5_000), said(50_000, 7_000), (50_000, OFFERED, 5_000, CONFIGURED)),
-        ("gpt-4.1-mini", NOTHING_SAID, said(50_000, 7_000), (50_000, OFFERED, 7_000, OFFERED)),
-        ("gpt-4.1-mini", NOTHING_SAID, said(None, 7_000), (1_047_576, CATALOGUE, 7_000, OFFERED)),
-        ("gpt-4.1-mini", NOTHING_SAID, NOTHING_SAID, (1_047_576, CATALOGUE, 32_768, CATALOGUE)),
-        (UNKNOWN, said(100_000), NOTHING_SAID, (100_000, CONFIGURED, 8_192, ASSUMED)),
-        (UNKNOWN, NOTHING_SAID, said(16_384), (16_384, OFFERED, 4_096, ASSUMED)),
-        (UNKNOWN, NOTHING_SAID, NOTHING_SAID, (32_768, ASSUMED, 8_192, ASSUMED)),
+        ("gpt-4.1-mini", UNKNOWN_LIMITS, said(50_000, 7_000), (50_000, OFFERED, 7_000, OFFERED)),
+        ("gpt-4.1-mini", UNKNOWN_LIMITS, said(None, 7_000), (1_047_576, CATALOGUE, 7_000, OFFERED)),
+        ("gpt-4.1-mini", UNKNOWN_LIMITS, UNKNOWN_LIMITS, (1_047_576, CATALOGUE, 32_768, CATALOGUE)),
+        (UNKNOWN, said(100_000), UNKNOWN_LIMITS, (100_000, CONFIGURED, 8_192, ASSUMED)),
+        (UNKNOWN, UNKNOWN_LIMITS, said(16_384), (16_384, OFFERED, 4_096, ASSUMED)),
+        (UNKNOWN, UNKNOWN_LIMITS, UNKNOWN_LIMITS, (32_768, ASSUMED, 8_192, ASSUMED)),
     ],
 )
 def test_configuration_comes_before_the_provider_and_that_before_the_catalogue(
     model: str, configured: ModelLimits, offered: ModelLimits, expected: tuple[int, SizeSource, int, SizeSource]
 ) -> None:
-    assert figures(capacity_of(model, configured, offered)) == expected
+    assert figures(model_size(model, configured, offered)) == expected
 
 
 @pytest.mark.parametrize("nonsense", [0, -1, 1, 2_047, 20_000_001, 10**30])
 def test_a_context_that_cannot_be_is_taken_as_not_said(nonsense: int) -> None:
-    assert capacity_of(UNKNOWN, NOTHING_SAID, said(nonsense)).context_length == ASSUMED_CONTEXT
-    assert capacity_of("gpt-4.1", NOTHING_SAID, said(nonsense)).context_length == 1_047_576
+    assert model_size(UNKNOWN, UNKNOWN_LIMITS, said(nonsense)).context_length == ASSUMED_CONTEXT
+    assert model_size("gpt-4.1", UNKNOWN_LIMITS, said(nonsense)).context_length == 1_047_576
 
 
 @pytest.mark.parametrize("nonsense", [0, -1, 1, 255, 10**30])
 def test_an_output_that_cannot_be_is_taken_as_not_said(nonsense: int) -> None:
-    assert capacity_of(UNKNOWN, NOTHING_SAID, said(100_000, nonsense)).max_output_tokens == 8_192
+    assert model_size(UNKNOWN, UNKNOWN_LIMITS, said(100_000, nonsense)).max_output_tokens == 8_192
 
 
 def test_an_answer_that_may_fill_the_context_leaves_prompts_two_thirds_of_it() -> None:
-    capacity = capacity_of(UNKNOWN, NOTHING_SAID, said(131_072, 131_072))
+    capacity = model_size(UNKNOWN, UNKNOWN_LIMITS, said(131_072, 131_072))
     assert capacity.max_output_tokens == 131_072 // 3
     limits = limits_of(capacity.context_length, capacity.max_output_tokens, LimitSettings())
     assert limits.threshold == 131_072 // 2, "half of the context, as configured"
 
 
 def test_only_what_is_configured_as_a_whole_is_taken_as_it_is() -> None:
-    assert capacity_of(UNKNOWN, said(100_000, 95_000)).max_output_tokens == 95_000
-    assert capacity_of(UNKNOWN, said(None, 95_000), said(100_000)).max_output_tokens == 50_000
+    assert model_size(UNKNOWN, said(100_000, 95_000)).max_output_tokens == 95_000
+    assert model_size(UNKNOWN, said(None, 95_000), said(100_000)).max_output_tokens == 50_000
 
 
 _any = st.one_of(st.none(), st.integers(-(10**12), 10**12), st.sampled_from([0, 1, 2_047, 2_048, 10**30]))
@@ -110,11 +110,11 @@ def test_whoever_says_what_all_lines_are_in_order_and_a_prompt_has_room(
     share: float,
 ) -> None:
     if context is not None and output is not None:
-        output = min(output, context - LEAST_INPUT)  # the configuration refuses others
-    capacity = capacity_of(model, said(context, output), said(offered_context, offered_output))
+        output = min(output, context - MIN_INPUT)  # the configuration refuses others
+    capacity = model_size(model, said(context, output), said(offered_context, offered_output))
     assert (capacity.context_from is CONFIGURED) == (context is not None)
-    assert capacity.context_length - capacity.max_output_tokens >= min(LEAST_INPUT, capacity.context_length * 3 // 4)
-    smaller = Tokens(LEAST_INPUT + int((capacity.context_length - LEAST_INPUT) * share))
+    assert capacity.context_length - capacity.max_output_tokens >= min(MIN_INPUT, capacity.context_length * 3 // 4)
+    smaller = Tokens(MIN_INPUT + int((capacity.context_length - MIN_INPUT) * share))
     for window in (capacity.context_length, smaller):
         reserved = capacity.output_in(window)
         limits = limits_of(window, reserved, settings)
@@ -182,7 +182,7 @@ def test_what_a_server_of_ones_own_holds_is_not_in_the_catalogue(name: str) -> N
     known = known_model(name)
     assert known is not None
     assert (known.context_length, known.max_output_tokens) == (None, None)
-    assert capacity_of(name, NOTHING_SAID).context_from is ASSUMED
+    assert model_size(name, UNKNOWN_LIMITS).context_from is ASSUMED
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.client import MOST_FAILURES, REST_SECONDS, CircuitBreaker, ModelClient
+from agent.model.client import MAX_FAILURES, OPEN_SECONDS, CircuitBreaker, ModelClient
 from hermes_state.errors import (
     AuthRejected,
     ContentFiltered,
@@ -41,43 +41,43 @@ def circuit(watch: Watch) -> CircuitBreaker:
     return CircuitBreaker("chat_completions:host", "model", now=watch)
 
 
-def failed(circuit: CircuitBreaker, times: int = MOST_FAILURES, error: ModelError | None = None) -> None:
+def failed(circuit: CircuitBreaker, times: int = MAX_FAILURES, error: ModelError | None = None) -> None:
     for _ in range(times):
         circuit.failed(error or ModelUnavailable("x"))
 
 
 def test_a_route_rests_after_three_failures_in_a_row(circuit: CircuitBreaker) -> None:
-    failed(circuit, MOST_FAILURES - 1)
-    assert circuit.rest is None
+    failed(circuit, MAX_FAILURES - 1)
+    assert circuit.open is None
     failed(circuit, 1)
-    assert circuit.rest is not None
-    assert circuit.rest.seconds == REST_SECONDS[0]
-    assert circuit.rest.why == "cannot be reached"
+    assert circuit.open is not None
+    assert circuit.open.seconds == OPEN_SECONDS[0]
+    assert circuit.open.why == "cannot be reached"
 
 
 def test_an_answer_in_between_begins_the_row_anew(circuit: CircuitBreaker) -> None:
     for _ in range(3):
-        failed(circuit, MOST_FAILURES - 1)
+        failed(circuit, MAX_FAILURES - 1)
         circuit.succeeded()
-    assert circuit.rest is None
+    assert circuit.open is None
 
 
 @pytest.mark.parametrize("other", [ContextOverflow("x"), ContentFiltered("x"), ModelError("x")])
 def test_what_is_not_the_routes_fault_ends_the_row_too(circuit: CircuitBreaker, other: ModelError) -> None:
-    failed(circuit, MOST_FAILURES - 1)
+    failed(circuit, MAX_FAILURES - 1)
     failed(circuit, 1, other)
     failed(circuit, 1)
-    assert circuit.rest is None
+    assert circuit.open is None
 
 
 def test_each_failure_behind_a_rest_makes_the_next_one_longer(circuit: CircuitBreaker, watch: Watch) -> None:
     failed(circuit)
-    for seconds in (*REST_SECONDS, REST_SECONDS[-1]):
-        assert circuit.rest is not None
-        assert circuit.rest.seconds == pytest.approx(seconds)
+    for seconds in (*OPEN_SECONDS, OPEN_SECONDS[-1]):
+        assert circuit.open is not None
+        assert circuit.open.seconds == pytest.approx(seconds)
         watch.seconds += seconds
-        assert circuit.rest is None
-        assert circuit.is_on_trial
+        assert circuit.open is None
+        assert circuit.is_tripped
         failed(circuit, 1)
 
 
@@ -85,18 +85,18 @@ def test_failures_while_it_rests_make_it_no_longer(circuit: CircuitBreaker, watc
     failed(circuit)
     watch.seconds += 10
     failed(circuit, 5)
-    assert circuit.rest is not None
-    assert circuit.rest.seconds == REST_SECONDS[0] - 10
+    assert circuit.open is not None
+    assert circuit.open.seconds == OPEN_SECONDS[0] - 10
 
 
 def test_a_success_closes_it(circuit: CircuitBreaker) -> None:
     failed(circuit)
     circuit.succeeded()
-    assert circuit.rest is None
-    assert not circuit.is_on_trial
+    assert circuit.open is None
+    assert not circuit.is_tripped
     failed(circuit)
-    assert circuit.rest is not None
-    assert circuit.rest.seconds == REST_SECONDS[0]
+    assert circuit.open is not None
+    assert circuit.open.seconds == OPEN_SECONDS[0]
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [(5.0, 30.0), (90.0, 90.0), (9_000.0, 300.0), (None, 30.0)])
@@ -104,8 +104,8 @@ def test_a_provider_that_says_when_is_taken_at_its_word(
     circuit: CircuitBreaker, asked: float | None, seconds: float
 ) -> None:
     failed(circuit, error=ModelRateLimited("x", retry_after=asked))
-    assert circuit.rest is not None
-    assert circuit.rest.seconds == seconds
+    assert circuit.open is not None
+    assert circuit.open.seconds == seconds
 
 
 # ---- on the line
@@ -122,25 +122,25 @@ async def complete(line: ModelClient, within: float | None = None) -> None:
 async def test_one_call_with_all_its_repeats_is_one_failure() -> None:
     model = Scripted(*[ModelUnavailable("x")] * 20)
     line = ModelClient(model, policy=POLICY)
-    for done in range(1, MOST_FAILURES + 1):
-        assert line.circuit.rest is None
+    for done in range(1, MAX_FAILURES + 1):
+        assert line.breaker.open is None
         with pytest.raises(ModelUnavailable):
             await complete(line)
         assert model.calls == 4 * done
-    assert line.circuit.rest is not None
+    assert line.breaker.open is not None
 
 
 async def test_on_a_resting_route_a_call_is_made_once_and_its_success_ends_the_rest() -> None:
-    model = Scripted(*[AuthRejected("x")] * MOST_FAILURES, ModelUnavailable("x"), GOOD)
+    model = Scripted(*[AuthRejected("x")] * MAX_FAILURES, ModelUnavailable("x"), GOOD)
     line = ModelClient(model, policy=POLICY)
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_FAILURES):
         with pytest.raises(AuthRejected):
             await complete(line)
     with pytest.raises(ModelUnavailable):
         await complete(line)
-    assert model.calls == MOST_FAILURES + 1, "not repeated"
+    assert model.calls == MAX_FAILURES + 1, "not repeated"
     await complete(line)
-    assert line.circuit.rest is None
+    assert line.breaker.open is None
 
 
 async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
@@ -150,17 +150,17 @@ async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
             raise AssertionError("nobody waits so long")
 
     line = ModelClient(Slow(), policy=POLICY)
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_FAILURES):
         with pytest.raises(ModelTimeout):
             await complete(line, within=0.01)
-    assert line.circuit.rest is None
+    assert line.breaker.open is None
 
 
 async def test_two_routes_share_no_rest() -> None:
     broken, sound = ModelClient(Scripted(*[AuthRejected("x")] * 9), policy=POLICY), ModelClient(Scripted(GOOD))
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_FAILURES):
         with pytest.raises(AuthRejected):
             await complete(broken)
-    assert sound.circuit.rest is None
+    assert sound.breaker.open is None
     await complete(sound)
-    assert broken.circuit.rest is not None
+    assert broken.breaker.open is not None

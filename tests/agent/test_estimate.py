@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.context.estimate import Calibration, Estimator
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.wire import WireSettings, chat_messages
-from agent.tokens import RowSizes
+from agent.tokens import RowTokenCache
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
 from hermes_state.values import (
@@ -268,7 +268,7 @@ def test_rows_are_measured_each_as_by_themselves() -> None:
 
 
 def test_a_long_conversation_that_was_never_measured_is_not_quickly_estimated() -> None:
-    estimator = Estimator(sizes=RowSizes())
+    estimator = Estimator(sizes=RowTokenCache())
     long = request(human(f"Message {number}.") for number in range(1, 1_001))
     assert estimator.is_quick(request(long.transcript[:10]))
     assert not estimator.is_quick(long)

@@ -11,10 +11,10 @@ from agent.handoff import (
     OLDER_PREFIXES,
     SUMMARY_PREFIX,
     Handoff,
-    body_of,
-    defused,
+    escape_markers,
     framed,
     parse_handoff,
+    unframed,
 )
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH
 from hermes_state.transcripts import NewMessage
@@ -53,7 +53,7 @@ def test_what_is_stored_has_no_contract_and_is_read_back_as_it_was() -> None:
 
 
 def test_a_framed_record_is_read_back_without_its_frame() -> None:
-    body = body_of(framed(RECORD.stored()))
+    body = unframed(framed(RECORD.stored()))
     assert body is not None
     assert parse_handoff(body) == RECORD
 
@@ -64,14 +64,14 @@ def test_one_message_is_spoken_of_as_one() -> None:
 
 @pytest.mark.parametrize("prefix", [SUMMARY_PREFIX, *OLDER_PREFIXES])
 def test_handoffs_of_other_gateways_are_known_by_their_first_words(prefix: str) -> None:
-    assert body_of(f"\n{prefix} Goal: ship it.") == "Goal: ship it."
+    assert unframed(f"\n{prefix} Goal: ship it.") == "Goal: ship it."
 
 
 def test_orders_that_another_gateway_put_before_the_first_heading_are_left_out() -> None:
     old = (
         f"{SUMMARY_PREFIX} Earlier turns were compacted. Resume exactly from the Active Task.\n\n## Goal\nShip it.\n# x"
     )
-    assert body_of(old) == "## Goal\nShip it.\n# x"
+    assert unframed(old) == "## Goal\nShip it.\n# x"
 
 
 def test_what_a_person_wrote_behind_the_end_marker_of_an_imported_handoff_is_kept() -> None:
@@ -83,7 +83,7 @@ def test_what_a_person_wrote_behind_the_end_marker_of_an_imported_handoff_is_kep
 
 @pytest.mark.parametrize("text", ["", "Goal: ship it.", "I saw [CONTEXT SUMMARY]: in a log", "[CONTEXT]"])
 def test_other_texts_are_no_handoffs(text: str) -> None:
-    assert body_of(text) is None
+    assert unframed(text) is None
 
 
 def test_an_imported_handoff_without_a_record_stands_for_nothing_known() -> None:
@@ -108,20 +108,20 @@ def test_a_summary_cannot_end_its_frame_or_speak_as_the_gateway(marker: str) -> 
     assert marker not in stored
     read = parse_handoff(stored)
     assert (read.messages, read.first_id, read.last_id) == (2, 3, 4)
-    assert defused(read.text) == read.text
+    assert escape_markers(read.text) == read.text
 
 
 def test_defusing_leaves_other_brackets_alone() -> None:
     text = "[x] done, see [the context](a.md) and [1]; stands for [3]"
-    assert defused(text) == text
+    assert escape_markers(text) == text
 
 
 @pytest.mark.parametrize("text", ["\n" * 200_000, "[" * 200_000, "[" + " " * 200_000, "[Stands for 1" * 20_000])
 def test_reading_and_defusing_take_no_time_squared(text: str) -> None:
     before = time.process_time()
-    defused(text)
+    escape_markers(text)
     parse_handoff(text)
-    body_of(f"{SUMMARY_PREFIX}{text}")
+    unframed(f"{SUMMARY_PREFIX}{text}")
     assert time.process_time() - before < 1.0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from agent.model.base import Caps, FinishReason, ModelReply, ModelRequest, Payer
 from agent.model.client import RECORD_SECONDS, Completion, ModelClient, RecordFailure, RetryPolicy
-from agent.model.errors import REMEDIES, paid_for, remedy_for, sentence_for
+from agent.model.errors import REMEDIES, remedy_for, sentence_for, with_usage
 from agent.model.prices import Price
 from agent.tokens import estimated_text_tokens
 from hermes_state import errors
@@ -30,7 +30,7 @@ from hermes_state.errors import (
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord, ToolCall
 from tests.agent.rows import human
 
-POLICY = RetryPolicy(first_pause=0.001, longest_pause=0.002, longest_retry_after=0.01)
+POLICY = RetryPolicy(first_pause=0.001, max_pause=0.002, max_retry_after=0.01)
 GOOD = ModelReply(text="ok", finish=FinishReason.STOP, usage=CanonicalUsage(input=3, output=1))
 PRICE = Price(input=10.0, output=20.0, cache_read=1.0, cache_write=1.0)
 CALL = ToolCall(id="a", name="look", arguments="{")
@@ -164,7 +164,7 @@ async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
 
 async def test_a_call_that_failed_keeps_what_the_provider_reported() -> None:
     used = CanonicalUsage(input=3, output=1)
-    late = paid_for(ModelUnavailable("x"), used)
+    late = with_usage(ModelUnavailable("x"), used)
     empty = ModelReply(text="", finish=FinishReason.STOP, usage=used, cost=MicroUsd(70))
     done, failures, _ = await run(Scripted(late, ModelUnavailable("x"), empty, GOOD), price=PRICE)
     assert isinstance(done, Completion)
@@ -179,7 +179,7 @@ async def test_a_call_that_failed_keeps_what_the_provider_reported() -> None:
 async def test_a_call_that_breaks_off_after_some_text_is_in_the_ledger_with_an_estimate() -> None:
     used = CanonicalUsage(input=3, output=1)
     text = "x" * 400
-    told = paid_for(ModelUnavailable("x"), used)
+    told = with_usage(ModelUnavailable("x"), used)
     done, (told_row, broken), _ = await run(Scripted((text, told), (text, ReplyMalformed("x")), GOOD), price=PRICE)
     assert isinstance(done, Completion)
     assert (told_row.usage, told_row.is_estimated) == (used, False), "who knows it better is believed"
@@ -321,4 +321,4 @@ def test_a_sentence_holds_what_is_known(error: ModelError, part: str) -> None:
 async def test_changing_failures_do_not_add_up_for_ever() -> None:
     model = Scripted(*[error for _ in range(9) for error in (ModelUnavailable("x"), ModelRateLimited("x"))])
     await run(model)
-    assert model.calls == POLICY.most_attempts
+    assert model.calls == POLICY.max_attempts

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.client import MOST_FAILURES
+from agent.model.client import MAX_FAILURES
 from hermes_state import journal
 from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import chat_at, clock_of, fill_and_ask, look, summary_of
@@ -158,17 +158,17 @@ async def test_a_route_that_rests_leaves_the_other_one_all_its_patience(
     llm.scripts.extend([down, {"model": "lab-128k", "times": 3, "reply": {"error": {"kind": "529"}}}])
     async with way.dialled(server.url, "lab-200k") as bad, other.dialled(server.url, "lab-128k") as good:
         ill, well = Talk(chat_at(chat, 1), bad), Talk(chat_at(chat, 2), good)
-        for _ in range(MOST_FAILURES):
+        for _ in range(MAX_FAILURES):
             assert (await ill.say("go")).outcomes == ["unavailable"] * 4
-        assert ill.agent.line.circuit.rest is not None
+        assert ill.agent.line.breaker.open is not None
         assert (await ill.say("go")).outcomes == ["unavailable"], "one attempt is enough on a route that rests"
         assert (await well.say("go")).outcomes == ["unavailable"] * 3 + ["ok"]
-        assert well.agent.line.circuit.rest is None
-        assert not well.agent.line.circuit.is_on_trial
+        assert well.agent.line.breaker.open is None
+        assert not well.agent.line.breaker.is_tripped
 
         llm.scripts.clear()
         assert (await ill.say("and now?")).outcomes == ["ok"]
-        assert ill.agent.line.circuit.rest is None
+        assert ill.agent.line.breaker.open is None
 
 
 @every_pair

@@ -173,7 +173,7 @@ async def test_a_refusal_says_nothing_and_is_not_repeated(
 
 
 async def test_whoever_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offers, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(offers, "MAX_SECONDS", 0.05)
 
     async def hang(_request: web.Request) -> web.Response:
         await asyncio.sleep(60)

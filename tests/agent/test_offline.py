@@ -1,7 +1,7 @@
 """The built-in model: honest, deterministic, and good for a whole turn."""
 
 from agent.model.base import ModelRequest
-from agent.model.protocols.offline import HOW_TO_GET_A_MODEL, OfflineModel
+from agent.model.protocols.offline import MODEL_SETUP_HINT, OfflineModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent
@@ -26,7 +26,7 @@ async def test_every_answer_says_what_it_is_and_how_to_get_a_real_model(chat: Ch
         turn = await chat.start(text)
         answer = await offline_agent(chat).run(turn, Sink())
         assert "offline model" in answer.text
-        assert HOW_TO_GET_A_MODEL in answer.text
+        assert MODEL_SETUP_HINT in answer.text
         await chat.finish(turn, answer)
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.errors import LEAST_OUTPUT_ROOM, retry_after_seconds, sentence_for, status_error, stream_error
+from agent.model.errors import MIN_OUTPUT_ROOM, retry_after_seconds, sentence_for, status_error, stream_error
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from hermes_state.errors import (
     ContextOverflow,
@@ -100,7 +100,7 @@ async def test_a_prompt_that_leaves_no_room_for_an_answer_is_itself_too_long(ask
     error = await ask(style, "word " * 3_150, 2_048)
     assert isinstance(error, ContextOverflow)
     assert error.prompt_tokens is not None
-    assert 4_096 - LEAST_OUTPUT_ROOM < error.prompt_tokens < 4_096
+    assert 4_096 - MIN_OUTPUT_ROOM < error.prompt_tokens < 4_096
 
 
 @pytest.mark.parametrize("style", [*STATES_ALL, *STATES_NOTHING, "vague"])

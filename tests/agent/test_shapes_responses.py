@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.protocols.responses import (
-    LONGEST_CALL_ID,
+    MAX_CALL_ID_CHARACTERS,
     Item,
     ResponsesDialect,
     encoded_request,
@@ -86,7 +86,7 @@ def test_a_call_id_that_the_api_would_refuse_is_shortened_on_both_sides() -> Non
     sent = items(human("go"), answer(None, long, other), result(long, "one"), result(other, "two"))
     asked = [item["call_id"] for item in sent if item["type"] == "function_call"]
     answered = {item["call_id"]: item["output"] for item in sent if item["type"] == "function_call_output"}
-    assert all(len(call_id) <= LONGEST_CALL_ID for call_id in asked)
+    assert all(len(call_id) <= MAX_CALL_ID_CHARACTERS for call_id in asked)
     assert [answered[call_id] for call_id in asked] == ["one", "two"]
 
 

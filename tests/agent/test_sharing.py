@@ -58,5 +58,5 @@ async def test_a_stream_keeps_the_loop_for_its_slice(slice_seconds: float, other
     ran: list[str] = []
     share = LoopBudget(slice_seconds)
     asyncio.get_running_loop().call_soon(ran.append, "somebody else")
-    await share.give_way()
+    await share.checkpoint()
     assert ran == others

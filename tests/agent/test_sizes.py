@@ -10,7 +10,7 @@ from agent.tokens import (
     BLOCK_TOKENS,
     MESSAGE_TOKENS,
     STAMP_TOKENS,
-    RowSizes,
+    RowTokenCache,
     estimated_schema_tokens,
     estimated_text_tokens,
 )
@@ -20,9 +20,9 @@ from tests.agent.rows import answer, human, result
 LIMIT = 1_000
 
 
-def size(row: Message, sizes: RowSizes | None = None, **changes: object) -> int:
+def size(row: Message, sizes: RowTokenCache | None = None, **changes: object) -> int:
     values: dict[str, object] = {"max_result_characters": LIMIT, "image_tokens": 800, "seen_images": ()} | changes
-    return (RowSizes() if sizes is None else sizes).of(row, **values)  # type: ignore[arg-type]  # tests name the fields they change
+    return (RowTokenCache() if sizes is None else sizes).of(row, **values)  # type: ignore[arg-type]  # tests name the fields they change
 
 
 # ---- text
@@ -98,7 +98,7 @@ def test_what_a_person_wrote_is_stamped() -> None:
 
 def test_names_count_where_several_people_write() -> None:
     row = human("yes", sender_name="Anastasia Konstantinopolskaya")
-    sizes = RowSizes()
+    sizes = RowTokenCache()
     alone = size(row, sizes)
     assert size(row, sizes, is_shared=True) > alone
     assert size(row, sizes) == alone
@@ -106,7 +106,7 @@ def test_names_count_where_several_people_write() -> None:
 
 def test_a_long_result_counts_up_to_where_it_is_cut() -> None:
     row = result("1", "word " * 1_000)
-    sizes = RowSizes()
+    sizes = RowTokenCache()
     cut, whole = size(row, sizes), size(row, sizes, max_result_characters=10_000)
     assert cut * 4 < whole
     assert size(row, sizes) == cut
@@ -119,14 +119,14 @@ def test_an_image_costs_its_price_where_it_is_seen_and_a_line_where_it_is_not() 
 
 
 def test_a_row_is_measured_once() -> None:
-    sizes = RowSizes()
+    sizes = RowTokenCache()
     row = human("hello")
     assert size(row, sizes) == size(row, sizes)
     assert len(sizes) == 1
 
 
 def test_a_shortened_row_with_the_same_id_is_measured_anew() -> None:
-    sizes = RowSizes()
+    sizes = RowTokenCache()
     long = result("1", "word " * 100)
     short = result("1", "[stub]")
     short = Message(**{name: getattr(short, name) for name in Message.__struct_fields__} | {"id": long.id})
@@ -137,7 +137,7 @@ def test_a_shortened_row_with_the_same_id_is_measured_anew() -> None:
 @given(st.lists(st.integers(0, 200), max_size=300))
 def test_however_many_rows_are_measured_only_so_many_are_remembered(picks: list[int]) -> None:
     rows = [human(f"row {number} " * (number % 7 + 1)) for number in range(201)]
-    sizes = RowSizes(kept=16)
+    sizes = RowTokenCache(kept=16)
     for pick in picks:
         assert size(rows[pick], sizes) == size(rows[pick])
         assert len(sizes) <= 32
@@ -156,7 +156,7 @@ def test_a_schema_counts_with_all_its_words() -> None:
 def test_the_words_around_a_handoff_count() -> None:
     stored = "## Goal\nShip it.\n\n[Stands for 2 messages, m1 to m2.]"
     row = human(stored, origin=Origin.SUMMARY, sender_name=None)
-    size = RowSizes().of(row, max_result_characters=1_000, image_tokens=0, seen_images=())
+    size = RowTokenCache().of(row, max_result_characters=1_000, image_tokens=0, seen_images=())
     assert abs(size - estimated_text_tokens(framed(stored))) <= 10
 
 

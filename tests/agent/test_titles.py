@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.base import FinishReason, ModelReply, Payer
-from agent.title_prompt import MOST_CHARACTERS, MOST_INPUT_TOKENS, checked_title, title_request
+from agent.title_prompt import MAX_CHARACTERS, MAX_INPUT_TOKENS, checked_title, title_request
 from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ReplyMalformed
 from hermes_state.redaction import Redactor, redact
@@ -38,7 +38,7 @@ def test_the_request_shows_how_the_conversation_began() -> None:
 
 def test_the_request_stays_small_whatever_was_said() -> None:
     text = request_text(*(human(f"{number} " + "words and more words " * 5_000) for number in range(6)))
-    assert estimated_text_tokens(text) < MOST_INPUT_TOKENS + 200
+    assert estimated_text_tokens(text) < MAX_INPUT_TOKENS + 200
 
 
 def test_no_secret_goes_out() -> None:
@@ -87,7 +87,7 @@ def test_a_title_is_one_plain_line(written: str, title: str) -> None:
         "Es tut mir leid, das geht nicht",
         "抱歉，我无法回答这个问题",
         "word " * 13,
-        "x" * (MOST_CHARACTERS + 1),
+        "x" * (MAX_CHARACTERS + 1),
         "See https://example.org/login",
         "Key sk-abcdefghijklmnop1234567890",
         "Login with [REDACTED]",
@@ -113,6 +113,6 @@ def test_whatever_comes_back_a_title_is_short_and_plain(text: str) -> None:
         title = checked_title(reply(text), redact)
     except ReplyMalformed:
         return
-    assert 0 < len(title) <= MOST_CHARACTERS
+    assert 0 < len(title) <= MAX_CHARACTERS
     assert title == " ".join(title.split())
     assert not set(title) & set("\n\r\t*`<>[]")

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.model.base import NOBODY
+from agent.model.base import NO_PAYER
 from agent.model.http import MAX_BODY_BYTES, Endpoint
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from hermes_state.errors import (
@@ -77,6 +77,6 @@ async def test_nobody_waits_longer_than_they_want(listener: TranscriptionModel, 
 
     with pytest.raises(ModelTimeout):
         await TranscriptionClient(listener).transcribe(
-            b"SAYS:hi", "recording.ogg", payer=NOBODY, record_failure=record, within=0.2
+            b"SAYS:hi", "recording.ogg", payer=NO_PAYER, record_failure=record, within=0.2
         )
     assert [(call.purpose, call.outcome) for call in failures] == [("transcription", "timeout")]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.usage import MOST_TOKENS, UsageShape, normalize_usage, reported_cost
+from agent.model.usage import MAX_TOKENS, UsageFormat, normalize_usage, reported_cost
 from hermes_state.values import CanonicalUsage
 
-SHAPES = [None, *UsageShape]
+SHAPES = [None, *UsageFormat]
 
 
 def test_cached_tokens_are_taken_out_of_the_input() -> None:
@@ -27,17 +27,17 @@ def test_cached_tokens_are_taken_out_of_the_input() -> None:
     assert found.total == 81_500
 
 
-@pytest.mark.parametrize("shape", [None, UsageShape.CHAT_COMPLETIONS])
-def test_chat_completions_name_what_was_written_to_the_cache(shape: UsageShape | None) -> None:
+@pytest.mark.parametrize("shape", [None, UsageFormat.CHAT_COMPLETIONS])
+def test_chat_completions_name_what_was_written_to_the_cache(shape: UsageFormat | None) -> None:
     details = {"cached_tokens": 60_000, "cache_write_tokens": 1_000}
     usage = {"prompt_tokens": 81_000, "completion_tokens": 500, "prompt_tokens_details": details}
     expected = CanonicalUsage(input=20_000, output=500, cache_read=60_000, cache_write=1_000)
     assert normalize_usage(usage, shape) == expected
 
 
-@pytest.mark.parametrize("shape", [None, UsageShape.RESPONSES])
+@pytest.mark.parametrize("shape", [None, UsageFormat.RESPONSES])
 @pytest.mark.parametrize("written", ["cache_creation_tokens", "cache_write_tokens"])
-def test_responses_count_the_cached_parts_into_their_input(shape: UsageShape | None, written: str) -> None:
+def test_responses_count_the_cached_parts_into_their_input(shape: UsageFormat | None, written: str) -> None:
     usage = {
         "input_tokens": 81_000,
         "input_tokens_details": {"cached_tokens": 60_000, written: 1_000},
@@ -49,8 +49,8 @@ def test_responses_count_the_cached_parts_into_their_input(shape: UsageShape | N
     assert normalize_usage(usage, shape) == expected
 
 
-@pytest.mark.parametrize("shape", [None, UsageShape.ANTHROPIC])
-def test_anthropic_counts_the_cached_parts_apart_from_its_input(shape: UsageShape | None) -> None:
+@pytest.mark.parametrize("shape", [None, UsageFormat.ANTHROPIC])
+def test_anthropic_counts_the_cached_parts_apart_from_its_input(shape: UsageFormat | None) -> None:
     usage = {
         "input_tokens": 20_000,
         "cache_creation_input_tokens": 1_000,
@@ -76,7 +76,7 @@ def test_a_reply_with_the_names_of_two_apis_is_counted_once() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("usage", [None, {}, [], "10", 3, {"prompt_tokens": None}, {"completion_tokens": 3}])
-def test_no_prompt_count_is_no_usage(usage: Any, shape: UsageShape | None) -> None:
+def test_no_prompt_count_is_no_usage(usage: Any, shape: UsageFormat | None) -> None:
     assert normalize_usage(usage, shape) is None
 
 
@@ -116,24 +116,24 @@ _usages = st.fixed_dictionaries(
 
 
 @given(usage=_usages, shape=st.sampled_from(SHAPES))
-def test_nonsense_gives_whole_counts_within_bounds_or_nothing(usage: Any, shape: UsageShape | None) -> None:
+def test_nonsense_gives_whole_counts_within_bounds_or_nothing(usage: Any, shape: UsageFormat | None) -> None:
     found = normalize_usage(usage, shape)
     if found is not None:
         parts = (found.input, found.output, found.cache_read, found.cache_write, found.reasoning)
-        assert all(type(part) is int and 0 <= part <= MOST_TOKENS for part in parts)
-        assert found.prompt <= MOST_TOKENS
+        assert all(type(part) is int and 0 <= part <= MAX_TOKENS for part in parts)
+        assert found.prompt <= MAX_TOKENS
 
 
 @given(prompt=_counts, output=_counts, details=_details)
 @pytest.mark.parametrize(
     ("shape", "names"),
     [
-        (UsageShape.CHAT_COMPLETIONS, ("prompt_tokens", "completion_tokens")),
-        (UsageShape.RESPONSES, ("input_tokens", "output_tokens")),
+        (UsageFormat.CHAT_COMPLETIONS, ("prompt_tokens", "completion_tokens")),
+        (UsageFormat.RESPONSES, ("input_tokens", "output_tokens")),
     ],
 )
 def test_the_parts_add_up_to_what_was_reported(
-    shape: UsageShape, names: tuple[str, str], prompt: int, output: int, details: Any
+    shape: UsageFormat, names: tuple[str, str], prompt: int, output: int, details: Any
 ) -> None:
     usage = {names[0]: prompt, names[1]: output, f"{names[0]}_details": details}
     for told in (shape, None):

@@ -70,7 +70,7 @@ async def test_an_agent_is_made_once_for_each_model_and_only_when_it_is_needed(s
         assert small is agent_named(agents, config, "small")
         assert agent_named(agents, config, None) is agents.configured
         assert [agent for _, agent in agents.in_use()] == [agents.configured, small]
-        assert small.line.circuit is not agents.configured.line.circuit
+        assert small.line.breaker is not agents.configured.line.breaker
         await agents.close()
 
 

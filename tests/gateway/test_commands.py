@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.protocols.offline import HOW_TO_GET_A_MODEL
+from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, parse
 from gateway.commands.runner import CRASH_SENTENCE
 from gateway.commands.table import REGISTRY
@@ -106,7 +106,7 @@ async def test_without_a_model_start_and_status_say_in_the_same_words_how_to_get
 ) -> None:
     async with serving(store, tmp_path, model={"protocol": "offline", "name": None}) as gateway:
         for line in ("/start", "/status"):
-            assert HOW_TO_GET_A_MODEL in await gateway.ask(line)
+            assert MODEL_SETUP_HINT in await gateway.ask(line)
 
 
 async def test_an_unknown_command_gets_a_suggestion_and_starts_no_turn(store: Store, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from agent.context.state import (
     TIMEOUT_LADDER_SECONDS,
 )
 from agent.context.summary import HEADINGS
-from agent.model.sizes import USUAL_OUTPUT
+from agent.model.sizes import DEFAULT_OUTPUT
 from agent.turn import MOST_OVERFLOWS
 from gateway.config.docs import describe_settings
 from gateway.outbound.notices import ACCURACY_FROM
@@ -27,7 +27,7 @@ BLOCKS = ("compression.", "hygiene.", "auxiliary.mode", "auxiliary.compression."
 
 def limits_table() -> str:
     """Every limit at the default settings."""
-    limits = [limits_of(window, min(USUAL_OUTPUT, window // 4), LimitSettings()) for window in WINDOWS]
+    limits = [limits_of(window, min(DEFAULT_OUTPUT, window // 4), LimitSettings()) for window in WINDOWS]
     rows = {
         "input window (the rest is reserved for the answer)": [one.input_window for one in limits],
         "notice to the chat": [one.threshold * PRESSURE_PERCENT // 100 for one in limits],
@@ -86,7 +86,7 @@ def test_the_numbers_in_the_text_are_those_of_the_code() -> None:
 
 def test_the_worked_example_adds_up() -> None:
     """The window of the example, as the table has it, and its own sums."""
-    limits = limits_of(200_000, USUAL_OUTPUT, LimitSettings())
+    limits = limits_of(200_000, DEFAULT_OUTPUT, LimitSettings())
     example = " ".join(PAGE.partition("## A worked example")[2].partition("\n## ")[0].split())
     assert f"from {limits.threshold:,} tokens on" in example
     assert f"{limits.tail:,} tokens for the kept end" in example

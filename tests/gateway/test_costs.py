@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from agent.model.caps import CapLimits, SpendingCaps, UnpricedCaps, day_start
+from agent.model.caps import SpendingCaps, SpendingCapSettings, UnpricedCaps, day_start
 from agent.model.prices import FREE
 from gateway.config import ConfigRejected, load_config
 from gateway.config.settings import Config
@@ -26,7 +26,7 @@ def loaded(folder: Path, yaml: str = "", **environ: str) -> Config:
 
 def test_nothing_is_capped_by_default(tmp_path: Path) -> None:
     config = loaded(tmp_path / "home")
-    assert cap_limits(config) == CapLimits(zone=None)
+    assert cap_limits(config) == SpendingCapSettings(zone=None)
     assert not config.costs.has_caps
     assert unpriced_models(config) == []
 
@@ -37,7 +37,7 @@ def test_caps_are_dollars_and_days_begin_in_the_agents_time_zone(tmp_path: Path)
         "costs: {daily_cap: 5, chat_daily_cap: 0.5}\nagent: {time_zone: Europe/Berlin}",
         HERMES_COSTS__CONVERSATION_CAP="2.25",
     )
-    assert cap_limits(config) == CapLimits(
+    assert cap_limits(config) == SpendingCapSettings(
         daily=MicroUsd(5_000_000),
         chat_daily=MicroUsd(500_000),
         conversation=MicroUsd(2_250_000),

@@ -73,7 +73,7 @@ async def test_a_reload_that_moves_what_calls_cost_or_where_days_begin_brings_an
 
         def make_line(config: Config) -> TranscriptionClient:
             made_for.append(config)
-            return TranscriptionClient(TranscriptionModel(endpoint_of(config)), policy=RetryPolicy(most_attempts=1))
+            return TranscriptionClient(TranscriptionModel(endpoint_of(config)), policy=RetryPolicy(max_attempts=1))
 
         ears = Transcriber(store=store, live=gateway.live, clock=gateway.clock, make_line=make_line)
         await gateway.say("", files=[VOICE])

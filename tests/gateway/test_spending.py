@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agent.model.base import Payer
-from agent.model.caps import CapLimits, DailyUsage, SpendingCaps, day_start
+from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, day_start
 from gateway.cli import app
 from gateway.operator.render import WIDTH, insights_block, insights_notes, money, today_lines, usage_lines
 from gateway.operator.spending import (
@@ -51,7 +51,7 @@ def db() -> Iterator[sqlite3.Connection]:
 
 def terms(now: int = START, **limits: int) -> SpendingSettings:
     caps = {name: MicroUsd(limit) for name, limit in limits.items()}
-    return SpendingSettings(now=Millis(now), limits=CapLimits(**caps))
+    return SpendingSettings(now=Millis(now), limits=SpendingCapSettings(**caps))
 
 
 # ---- days
@@ -74,7 +74,7 @@ def test_a_day_begins_at_midnight_where_the_agent_lives(now: int, zone: ZoneInfo
 def test_calls_around_midnight_are_counted_to_the_day_that_it_was_there(db: sqlite3.Connection) -> None:
     for at in (START - HOUR - 1, START - HOUR, START - 1, START):
         ledger.record(db, None, None, PRICED, Millis(at))
-    berlin = SpendingSettings(now=Millis(START), limits=CapLimits(zone=BERLIN))
+    berlin = SpendingSettings(now=Millis(START), limits=SpendingCapSettings(zone=BERLIN))
     assert [(day.day, spent.calls) for day, spent in load_insights(db, berlin, 2).days] == [(31, 1), (1, 3)]
     assert [(day.day, spent.calls) for day, spent in load_insights(db, terms(), 2).days] == [(31, 3), (1, 1)]
 
@@ -98,7 +98,7 @@ async def spend(store: Store, at: int, chat_id: ChatId | None = None) -> None:
 
 async def test_a_daily_cap_opens_again_at_midnight(store: Store) -> None:
     clock = Hands(START + HOUR)
-    caps = SpendingCaps(store, CapLimits(daily=MicroUsd(500_000), zone=BERLIN), DailyUsage(store), clock)
+    caps = SpendingCaps(store, SpendingCapSettings(daily=MicroUsd(500_000), zone=BERLIN), DailyUsage(store), clock)
     await caps.check(Payer())
     await spend(store, START)
     await caps.check(Payer())
@@ -124,7 +124,7 @@ async def test_sums_of_a_day_are_right_however_many_look_at_the_same_time(store:
 
 async def test_a_chats_cap_counts_its_own_calls_alone(store: Store) -> None:
     one, two = [await store.write(make_chat, ref) for ref in ("1", "2")]
-    caps = SpendingCaps(store, CapLimits(chat_daily=MicroUsd(1)), DailyUsage(store), Hands(START))
+    caps = SpendingCaps(store, SpendingCapSettings(chat_daily=MicroUsd(1)), DailyUsage(store), Hands(START))
     await spend(store, START, one)
     await caps.check(Payer(chat_id=two))
     await caps.check(Payer())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.client import MOST_FAILURES
+from agent.model.client import MAX_FAILURES
 from agent.model.errors import REMEDIES, sentence_for
 from gateway.turns.runner import DEADLINE_SENTENCE
 from hermes_state.errors import (
@@ -103,7 +103,7 @@ async def test_the_change_is_announced_once_and_so_is_the_way_back(store: Store,
 async def test_status_says_who_answers_and_what_is_wrong(store: Store, tmp_path: Path) -> None:
     model, spare = broken(AuthRejected("x")), saying("spare")
     async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
-        for number in range(MOST_FAILURES):
+        for number in range(MAX_FAILURES):
             await gateway.ask(f"q{number}")
         said = await gateway.ask("/status")
         assert "- Model: scripted, route scripted" in said
@@ -114,19 +114,19 @@ async def test_status_says_who_answers_and_what_is_wrong(store: Store, tmp_path:
 async def test_a_turn_goes_straight_to_where_an_answer_is_while_the_route_rests(store: Store, tmp_path: Path) -> None:
     model, spare = broken(AuthRejected("x")), saying("spare")
     async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
-        for number in range(MOST_FAILURES + 3):
+        for number in range(MAX_FAILURES + 3):
             assert (await gateway.ask(f"q{number}")).startswith("spare")
-        assert len(model.requests) == MOST_FAILURES
-        assert len(spare.requests) == MOST_FAILURES + 3
+        assert len(model.requests) == MAX_FAILURES
+        assert len(spare.requests) == MAX_FAILURES + 3
 
 
 async def test_without_a_fallback_a_resting_route_is_asked_once_a_turn(store: Store, tmp_path: Path) -> None:
     model = broken(ModelUnavailable("x"))
     async with serving(store, tmp_path, chat_model=model) as gateway:
-        for number in range(MOST_FAILURES):
+        for number in range(MAX_FAILURES):
             await gateway.ask(f"q{number}")
         asked = len(model.requests)
-        assert asked > MOST_FAILURES, "each call was repeated"
+        assert asked > MAX_FAILURES, "each call was repeated"
         assert await gateway.ask("again") == sentence_for(ModelUnavailable("x"))
         assert len(model.requests) == asked + 1
         model.respond = model.echo
@@ -149,10 +149,10 @@ async def test_each_is_asked_once_and_the_first_failure_is_what_people_read(stor
 async def test_when_all_rest_the_chosen_one_is_asked_first_and_named_first(store: Store, tmp_path: Path) -> None:
     model, spare = broken(AuthRejected("x")), broken(ModelNotFound("x"))
     async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
-        for number in range(MOST_FAILURES + 1):
+        for number in range(MAX_FAILURES + 1):
             said = await gateway.ask(f"q{number}")
         assert said == f"{sentence_for(AuthRejected('x'))} The fallback model failed, too."
-        assert len(model.requests) == len(spare.requests) == MOST_FAILURES + 1
+        assert len(model.requests) == len(spare.requests) == MAX_FAILURES + 1
         model.respond = model.echo
         assert (await gateway.ask("now")).endswith(" | now")
 
@@ -240,9 +240,9 @@ async def test_two_chats_on_two_routes_share_no_rest(store: Store, tmp_path: Pat
     settings = {"name": "scripted", "aliases": {"other": "other"}}
     async with serving(store, tmp_path, chat_model=model, others={"other": other}, model=settings) as gateway:
         await gateway.ask("/model other")
-        for number in range(MOST_FAILURES):
+        for number in range(MAX_FAILURES):
             await gateway.ask(f"q{number}", chat=GROUP)
-        assert gateway.live.agents.configured.line.circuit.rest is not None
+        assert gateway.live.agents.configured.line.breaker.open is not None
         assert await gateway.ask("q") == "other"
         assert (await gateway.ask("/status")).count("left alone") == 0
 

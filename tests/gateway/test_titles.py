@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.client import MOST_FAILURES
+from agent.model.client import MAX_FAILURES
 from gateway.models.auxiliary import route_for
 from gateway.turns.titles import MOST_AT_ONCE, MOST_CALLS, MOST_WAITING
 from hermes_state.errors import ModelTimeout, ModelUnavailable
@@ -181,11 +181,11 @@ async def test_titles_that_fail_do_not_put_the_route_of_answers_to_rest(
 
     model.title = lambda _request: fail
     async with naming(store, tmp_path, model) as gateway:
-        for number in range(MOST_FAILURES + 1):
+        for number in range(MAX_FAILURES + 1):
             await gateway.ask("hello", chat=ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=f"{10 + number}"))
         everybody_is_answered.set()
-        await tried(gateway, MOST_FAILURES + 1)
-        assert gateway.live.agents.configured.line.circuit.rest is None
+        await tried(gateway, MAX_FAILURES + 1)
+        assert gateway.live.agents.configured.line.breaker.open is None
 
 
 async def test_a_route_that_rests_is_not_asked_for_titles(store: Store, tmp_path: Path, model: NamingModel) -> None:
@@ -196,13 +196,13 @@ async def test_a_route_that_rests_is_not_asked_for_titles(store: Store, tmp_path
         config = gateway.live.config
         route = route_for(config, "title", config.model.route)
         assert route is not None
-        for _ in range(MOST_FAILURES):
-            gateway.live.agents.line_of(route).circuit.failed(ModelUnavailable("down"))
+        for _ in range(MAX_FAILURES):
+            gateway.live.agents.line_of(route).breaker.failed(ModelUnavailable("down"))
         await gateway.ask("hello")
         await settled()
         assert not small.requests
         assert await gateway.rows(CALLS) == []
-        gateway.live.agents.line_of(route).circuit.succeeded()
+        gateway.live.agents.line_of(route).breaker.succeeded()
         await gateway.ask("again")
         await named(gateway)
 

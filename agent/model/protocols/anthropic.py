@@ -19,10 +19,10 @@ import orjson
 from anthropic import AsyncAnthropic, AsyncStream
 
 from agent.model import wire
-from agent.model.base import ModelLimits, ModelReply, ModelRequest, maker_of
-from agent.model.caching import CacheTtl, apply_anthropic_cache_control, caching_for
-from agent.model.errors import paid_for
-from agent.model.http import LIMITS, Endpoint, LoopBudget, Pools, ssl_context, whole_json
+from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
+from agent.model.caching import CacheTtl, apply_anthropic_cache_control, supports_cache_control
+from agent.model.errors import with_usage
+from agent.model.http import CONNECTION_LIMITS, Endpoint, LoopBudget, Pools, read_json, ssl_context
 from agent.model.protocols.anthropic_wire import (
     CollectedReply,
     ReasoningRejected,
@@ -30,7 +30,7 @@ from agent.model.protocols.anthropic_wire import (
     body_parts,
     stored_reasoning,
 )
-from agent.model.protocols.offered_sizes import MOST_BYTES, within_reason
+from agent.model.protocols.offered_sizes import MAX_BYTES, bounded_limits
 from hermes_state.errors import (
     ModelError,
     ModelTimeout,
@@ -65,22 +65,22 @@ class AnthropicModel:
         self._pools = _pools(settings)
         host = httpx2.URL(str(self._pools.first.base_url)).host
         self.route = f"anthropic:{host}"
-        self._maker = maker_of(self.route, self.name)
-        self._cache_ttl = settings.cache_ttl if caching_for(self.name, "anthropic", host) else None
+        self._maker = made_by(self.route, self.name)
+        self._cache_ttl = settings.cache_ttl if supports_cache_control(self.name, "anthropic", host) else None
 
     async def close(self) -> None:
         await self._pools.close()
 
     async def fetch_limits(self) -> ModelLimits | None:
         """See `ChatModel.fetch_limits`."""
-        return await within_reason(self.name, self._asked_for_limits)
+        return await bounded_limits(self.name, self._asked_for_limits)
 
     async def _asked_for_limits(self) -> ModelLimits:
         path = f"/v1/models/{quote(self.name, safe='/:@')}"
         with self._pools.client() as client, _errors_translated():
             stream = await client.get(path, cast_to=object, stream=True, stream_cls=AsyncStream[object])
             async with stream:
-                said = await whole_json(stream.response, MOST_BYTES)
+                said = await read_json(stream.response, MAX_BYTES)
         if not isinstance(said, Mapping):
             return ModelLimits()
         return ModelLimits(
@@ -109,7 +109,7 @@ class AnthropicModel:
         body = {
             "model": self.name,
             "max_tokens": request.max_output_tokens or self._default_max_tokens,
-            **(parts if cache_ttl is None else cached(parts, cache_ttl)),
+            **(parts if cache_ttl is None else with_cache_control(parts, cache_ttl)),
             "stream": self._streams,
         }
         reply = CollectedReply(on_text, partial(stored_reasoning, parts=parts, made_by=self._maker))
@@ -119,12 +119,12 @@ class AnthropicModel:
                     share = LoopBudget()
                     async for event in said:
                         reply.add(event)
-                        await share.give_way()
+                        await share.checkpoint()
                 else:
-                    reply.add_whole(await whole_json(said.response))
+                    reply.add_whole(await read_json(said.response))
             return reply.finished()
         except ModelError as error:
-            paid_for(error, reply.usage)
+            with_usage(error, reply.usage)
             raise
 
     @asynccontextmanager
@@ -149,14 +149,14 @@ def _pools(settings: AnthropicSettings) -> Pools[AsyncAnthropic]:
             timeout=settings.timeout,
             max_retries=0,
             http_client=anthropic.DefaultAsyncHttpxClient(
-                timeout=settings.timeout, limits=LIMITS, verify=ssl_context()
+                timeout=settings.timeout, limits=CONNECTION_LIMITS, verify=ssl_context()
             ),
         )
 
     return Pools(make)
 
 
-def cached(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any]:
+def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any]:
     """The parts of a body with breakpoints in system prompt and messages; the given ones stay as they are."""
     system = [{"role": "system", "content": parts["system"]}] if "system" in parts else []
     marked = apply_anthropic_cache_control([*system, *parts["messages"]], ttl, native=True)

@@ -24,7 +24,7 @@ import orjson
 from agent.model.base import ModelReply, ModelRequest, ToolSchema
 from agent.model.errors import status_error
 from agent.model.replies import MAX_CALLS, ReplyBuilder
-from agent.model.usage import UsageShape, normalize_usage
+from agent.model.usage import UsageFormat, normalize_usage
 from agent.model.wire import NOTICE, REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ContextOverflow, ModelError, QuotaExceeded, ReplyMalformed
 from hermes_state.values import CanonicalUsage, Reasoning, well_formed
@@ -219,7 +219,7 @@ class CollectedReply:
     @property
     def usage(self) -> CanonicalUsage | None:
         """As far as it was reported."""
-        return normalize_usage(self._usage, UsageShape.ANTHROPIC)
+        return normalize_usage(self._usage, UsageFormat.ANTHROPIC)
 
     def add(self, event: object) -> None:
         """Take in one event. Raises `ReplyMalformed` when it is not shaped like one."""

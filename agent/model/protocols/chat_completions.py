@@ -14,12 +14,12 @@ from typing import Any, Final
 import orjson
 
 from agent.model import wire
-from agent.model.base import ModelReply, ModelRequest, ToolSchema, maker_of
-from agent.model.caching import CacheTtl, apply_anthropic_cache_control, caching_for
-from agent.model.http import LONGEST_CACHE_KEY, OPENAI_HOST, Endpoint, Refusal
-from agent.model.protocols.openai import Collector, OpenAIModel
-from agent.model.replies import ReplyBuilder, replayable
-from agent.model.usage import UsageShape, normalize_usage, reported_cost
+from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
+from agent.model.caching import CacheTtl, apply_anthropic_cache_control, supports_cache_control
+from agent.model.http import MAX_CACHE_KEY_CHARACTERS, OPENAI_HOST, Endpoint, RequestFault
+from agent.model.protocols.openai import OpenAIModel, ReplyReader
+from agent.model.replies import ReplyBuilder, serialized_reasoning
+from agent.model.usage import UsageFormat, normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ModelUnavailable, ReplyMalformed
 from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning
@@ -49,18 +49,18 @@ class ChatDialect:
     replays_reasoning: bool = True
     insists_on_reasoning: bool = False
 
-    def after(self, refusal: Refusal) -> "ChatDialect":
+    def after(self, refusal: RequestFault) -> "ChatDialect":
         """Without what was refused."""
         match refusal:
-            case Refusal.LIMIT_NAME:
+            case RequestFault.LIMIT_NAME:
                 return replace(self, limit_key=_NEWER_LIMIT_KEY)
-            case Refusal.STREAM_OPTIONS:
+            case RequestFault.STREAM_OPTIONS:
                 return replace(self, has_stream_options=False)
-            case Refusal.MISSING_REASONING:
+            case RequestFault.MISSING_REASONING:
                 return replace(self, insists_on_reasoning=True)
-            case Refusal.REPLAYED_REASONING:
+            case RequestFault.REPLAYED_REASONING:
                 return replace(self, replays_reasoning=False)
-            case Refusal.ENCRYPTED_REASONING:
+            case RequestFault.ENCRYPTED_REASONING:
                 return self
 
 
@@ -71,7 +71,9 @@ class ChatCompletionsModel(OpenAIModel[ChatDialect]):
         super().__init__(settings, protocol="chat_completions", path="/chat/completions", dialect=ChatDialect())
         is_openai = self.host == OPENAI_HOST
         self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
-        self._cache_ttl = settings.cache_ttl if caching_for(self.name, "chat_completions", self.host) else None
+        self._cache_ttl = (
+            settings.cache_ttl if supports_cache_control(self.name, "chat_completions", self.host) else None
+        )
 
     def _encoded(self, request: ModelRequest, dialect: ChatDialect) -> bytes:
         cache_ttl = self._cache_ttl if request.cache_key else None
@@ -79,7 +81,7 @@ class ChatCompletionsModel(OpenAIModel[ChatDialect]):
             request = replace(request, cache_key="")
         return encoded_request(self.name, request, dialect, streams=self._streams, cache_ttl=cache_ttl)
 
-    def _begun(self, on_text: Callable[[str], None]) -> Collector:
+    def _begun(self, on_text: Callable[[str], None]) -> ReplyReader:
         return _Reply(on_text, self._maker)
 
 
@@ -93,7 +95,7 @@ def encoded_request(
 ) -> bytes:
     """The body of the HTTP request. `cache_ttl`: None marks nothing for caching."""
     dialect = dialect or ChatDialect()
-    maker = maker_of("chat_completions", model) if dialect.replays_reasoning else ""
+    maker = made_by("chat_completions", model) if dialect.replays_reasoning else ""
     messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=maker))
     put_back(messages, always=dialect.insists_on_reasoning)
     if cache_ttl is not None:
@@ -110,7 +112,7 @@ def encoded_request(
         if not request.may_call_tools:
             body["tool_choice"] = "none"
     if request.cache_key:
-        body["prompt_cache_key"] = request.cache_key[:LONGEST_CACHE_KEY]
+        body["prompt_cache_key"] = request.cache_key[:MAX_CACHE_KEY_CHARACTERS]
     return orjson.dumps(body)
 
 
@@ -139,7 +141,7 @@ class _Reply:
 
     def _add(self, chunk: Any) -> None:
         if usage := chunk.get("usage"):
-            self.usage = normalize_usage(usage, UsageShape.CHAT_COMPLETIONS)
+            self.usage = normalize_usage(usage, UsageFormat.CHAT_COMPLETIONS)
             self.cost = reported_cost(usage)
         if not (choices := chunk.get("choices")):
             return
@@ -236,7 +238,7 @@ class ReasoningBuilder:
             fields = {key: "".join(pieces)}
         if not fields:
             return None
-        return replayable(made_by, [fields])
+        return serialized_reasoning(made_by, [fields])
 
 
 def _joined(detail: Mapping[str, Any], further: Sequence[str]) -> Mapping[str, Any]:

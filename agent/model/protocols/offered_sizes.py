@@ -25,9 +25,9 @@ from hermes_state.values import Tokens
 
 log = structlog.get_logger()
 
-MOST_SECONDS: Final = 5.0
+MAX_SECONDS: Final = 5.0
 """For all questions together: somebody waits for the answer to a message."""
-MOST_BYTES: Final = 4_000_000
+MAX_BYTES: Final = 4_000_000
 """Of one answer. The longest lists have a few hundred models with a kilobyte or two for each."""
 
 OPENAI_HOST: Final = "api.openai.com"
@@ -42,13 +42,13 @@ Get = Callable[[str], Awaitable[object]]
 
 async def offered_limits(get: Get, model: str, base_url: str) -> ModelLimits | None:
     """What the server at `base_url` says about its model; None where it could not be asked just now. Raises nothing."""
-    return await within_reason(model, lambda: _asked(get, model, base_url.rstrip("/")))
+    return await bounded_limits(model, lambda: _asked(get, model, base_url.rstrip("/")))
 
 
-async def within_reason(model: str, ask: Callable[[], Awaitable[ModelLimits | None]]) -> ModelLimits | None:
+async def bounded_limits(model: str, ask: Callable[[], Awaitable[ModelLimits | None]]) -> ModelLimits | None:
     """What `ask` gives in good time. Being refused says nothing about the model, and is worth a line in the log."""
     try:
-        async with asyncio.timeout(MOST_SECONDS):
+        async with asyncio.timeout(MAX_SECONDS):
             return await ask()
     except (TimeoutError, ModelTimeout, ModelUnavailable, ModelRateLimited) as error:
         log.info("model.sizes_not_asked", model=model, error=type(error).__name__)

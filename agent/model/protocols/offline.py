@@ -14,15 +14,15 @@ from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.usage import estimated_reply_usage
 from hermes_state.values import Message, MessageRole, Origin, ToolCall
 
-HOW_TO_GET_A_MODEL = (
+MODEL_SETUP_HINT = (
     "set `OPENAI_API_KEY`, or in `config.yaml` `model.api_key` or, for another provider or a server of your own, "
     "`model.base_url` (`model.name` chooses the model), and start again"
 )
 """The rest of a sentence that has said that the built-in model answers."""
 
-WHAT_IT_IS = (
+SELF_DESCRIPTION = (
     "I am the offline model that comes with hermes-gateway: I repeat and look things up, but I do not think. "
-    f"For real answers, {HOW_TO_GET_A_MODEL}."
+    f"For real answers, {MODEL_SETUP_HINT}."
 )
 _SEARCH = re.compile(r"\bsearch(?:\s+for)?\s+(?P<query>[^\n]+)", re.IGNORECASE)
 _OPEN = re.compile(r"\bopen\s+(?P<id>m\d+)\b", re.IGNORECASE)
@@ -92,7 +92,7 @@ def _answer(request: ModelRequest) -> str:
         said = "\n\n".join(f"`{row.tool_name}` returned:\n\n{_quoted(row.text or '')}" for row in results)
     else:
         said = f"You wrote: {_shortened(_newest_words(rows)) or 'nothing that I can read'}"
-    return f"{said}\n\n{WHAT_IT_IS}\n\nTry “search for” and a word that was used here, or “open m1”."
+    return f"{said}\n\n{SELF_DESCRIPTION}\n\nTry “search for” and a word that was used here, or “open m1”."
 
 
 def _newest_results(rows: Iterable[Message]) -> list[Message]:

@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, Protocol, Self, TypeVar
 
-from agent.model.base import ModelLimits, ModelReply, ModelRequest, maker_of
-from agent.model.errors import paid_for
-from agent.model.http import Connections, Endpoint, LoopBudget, Refusal, refusal_of
-from agent.model.protocols.offered_sizes import MOST_BYTES, offered_limits
+from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
+from agent.model.errors import with_usage
+from agent.model.http import Connections, Endpoint, LoopBudget, RequestFault, fault_of
+from agent.model.protocols.offered_sizes import MAX_BYTES, offered_limits
 from hermes_state.errors import ModelError
 from hermes_state.values import CanonicalUsage, MicroUsd
 
@@ -15,11 +15,11 @@ from hermes_state.values import CanonicalUsage, MicroUsd
 class Dialect(Protocol):
     """How a server wants to be asked."""
 
-    def after(self, refusal: Refusal) -> Self:
+    def after(self, refusal: RequestFault) -> Self:
         """Without what was refused."""
 
 
-class Collector(Protocol):
+class ReplyReader(Protocol):
     """A reply in the making."""
 
     usage: CanonicalUsage | None
@@ -47,13 +47,13 @@ class OpenAIModel(ABC, Generic[D]):
         self._dialect = dialect
         self.host = self._connections.host
         self.route = f"{protocol}:{self.host}"
-        self._maker = maker_of(self.route, self.name)
+        self._maker = made_by(self.route, self.name)
 
     async def fetch_limits(self) -> ModelLimits | None:
         """See `ChatModel.fetch_limits`."""
 
         async def get(address: str) -> object:
-            return await self._connections.fetched(address, MOST_BYTES)
+            return await self._connections.fetched(address, MAX_BYTES)
 
         return await offered_limits(get, self.name, self._connections.base_url)
 
@@ -71,7 +71,7 @@ class OpenAIModel(ABC, Generic[D]):
             try:
                 reply = await self._asked(payload, self._begun(on_text))
             except ModelError as error:
-                refusal = refusal_of(error)
+                refusal = fault_of(error)
                 if refusal is None:
                     raise
                 dialect = dialect.after(refusal)
@@ -83,16 +83,16 @@ class OpenAIModel(ABC, Generic[D]):
                 self._dialect = dialect
             return reply
 
-    async def _asked(self, payload: bytes, reply: Collector) -> ModelReply:
+    async def _asked(self, payload: bytes, reply: ReplyReader) -> ModelReply:
         try:
             async with self._connections.posted(self._path, payload, streams=self._streams) as events:
                 share = LoopBudget()
                 async for event in events:
                     reply.add(event)
-                    await share.give_way()
+                    await share.checkpoint()
             return reply.finished()
         except ModelError as error:
-            paid_for(error, reply.usage, reply.cost)
+            with_usage(error, reply.usage, reply.cost)
             raise
 
     @abstractmethod
@@ -100,5 +100,5 @@ class OpenAIModel(ABC, Generic[D]):
         """The body of the HTTP request."""
 
     @abstractmethod
-    def _begun(self, on_text: Callable[[str], None]) -> Collector:
+    def _begun(self, on_text: Callable[[str], None]) -> ReplyReader:
         """A reply of which nothing has come yet."""

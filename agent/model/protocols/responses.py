@@ -14,12 +14,12 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from agent.model import wire
-from agent.model.base import ModelReply, ModelRequest, ToolSchema, maker_of
+from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
 from agent.model.errors import stream_error
-from agent.model.http import LONGEST_CACHE_KEY, Endpoint, Refusal
-from agent.model.protocols.openai import Collector, OpenAIModel
-from agent.model.replies import ReplyBuilder, replayable
-from agent.model.usage import UsageShape, normalize_usage, reported_cost
+from agent.model.http import MAX_CACHE_KEY_CHARACTERS, Endpoint, RequestFault
+from agent.model.protocols.openai import OpenAIModel, ReplyReader
+from agent.model.replies import ReplyBuilder, serialized_reasoning
+from agent.model.usage import UsageFormat, normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ReplyMalformed
 from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning
@@ -39,14 +39,14 @@ class ResponsesDialect:
     asks_for_reasoning: bool = True
     replays_reasoning: bool = True
 
-    def after(self, refusal: Refusal) -> "ResponsesDialect":
+    def after(self, refusal: RequestFault) -> "ResponsesDialect":
         """Without what was refused."""
         match refusal:
-            case Refusal.ENCRYPTED_REASONING:
+            case RequestFault.ENCRYPTED_REASONING:
                 return replace(self, asks_for_reasoning=False)
-            case Refusal.REPLAYED_REASONING:
+            case RequestFault.REPLAYED_REASONING:
                 return replace(self, replays_reasoning=False)
-            case Refusal.LIMIT_NAME | Refusal.STREAM_OPTIONS | Refusal.MISSING_REASONING:
+            case RequestFault.LIMIT_NAME | RequestFault.STREAM_OPTIONS | RequestFault.MISSING_REASONING:
                 return self
 
 
@@ -59,7 +59,7 @@ class ResponsesModel(OpenAIModel[ResponsesDialect]):
     def _encoded(self, request: ModelRequest, dialect: ResponsesDialect) -> bytes:
         return encoded_request(self.name, request, dialect, streams=self._streams)
 
-    def _begun(self, on_text: Callable[[str], None]) -> Collector:
+    def _begun(self, on_text: Callable[[str], None]) -> ReplyReader:
         return _Reply(on_text, self._maker)
 
 
@@ -68,7 +68,7 @@ def encoded_request(
 ) -> bytes:
     """The body of the HTTP request."""
     dialect = dialect or ResponsesDialect()
-    maker = maker_of("responses", model) if dialect.replays_reasoning else ""
+    maker = made_by("responses", model) if dialect.replays_reasoning else ""
     messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=maker))
     instructions, items = instructions_and_items(messages)
     body: dict[str, Any] = {"model": model, "input": items, "store": False, "stream": streams}
@@ -83,7 +83,7 @@ def encoded_request(
         if not request.may_call_tools:
             body["tool_choice"] = "none"
     if request.cache_key:
-        body["prompt_cache_key"] = request.cache_key[:LONGEST_CACHE_KEY]
+        body["prompt_cache_key"] = request.cache_key[:MAX_CACHE_KEY_CHARACTERS]
     return orjson.dumps(body)
 
 
@@ -167,7 +167,7 @@ class _Reply:
 
     def _end(self, response: Mapping[str, Any], status: str) -> None:
         usage = response.get("usage")
-        self.usage, self.cost = normalize_usage(usage, UsageShape.RESPONSES), reported_cost(usage)
+        self.usage, self.cost = normalize_usage(usage, UsageFormat.RESPONSES), reported_cost(usage)
         if status == "failed":
             raise stream_error(response.get("error"))
         output: Sequence[Mapping[str, Any]] = response.get("output") or ()
@@ -196,7 +196,7 @@ Item: TypeAlias = dict[str, Any]  # the API's JSON: it is only serialised
 Thought: TypeAlias = tuple[int, Item]
 """A reasoning item, and how many outputs of the same answer (its text, its calls) stood before it."""
 
-LONGEST_CALL_ID: Final = 64
+MAX_CALL_ID_CHARACTERS: Final = 64
 """The API refuses longer ones; other providers make them, and a conversation may go on from one to the next."""
 _KEPT: Final = ("type", "id", "summary", "content", "encrypted_content")
 
@@ -257,7 +257,7 @@ def _answer(message: WireMessage) -> list[Item]:
 
 
 def _call_id(call_id: str) -> str:
-    if len(call_id) <= LONGEST_CALL_ID:
+    if len(call_id) <= MAX_CALL_ID_CHARACTERS:
         return call_id
     return f"call_{hashlib.sha256(call_id.encode()).hexdigest()[:40]}"
 
@@ -275,4 +275,4 @@ def stored_thoughts(thoughts: Sequence[Thought], outputs: int, made_by: str) -> 
     useful = [thought for thought in thoughts if thought[0] < outputs]
     if not useful:
         return None
-    return replayable(made_by, useful)
+    return serialized_reasoning(made_by, useful)
