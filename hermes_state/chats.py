@@ -1,8 +1,9 @@
 """Chats: the places where people talk, and which session each one is in."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from sqlite3 import Connection
 
+from hermes_state.store.sql import select, select_one
 from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, SessionId
 
 
@@ -17,7 +18,10 @@ class Chat:
     active_session_id: SessionId | None
 
 
-_COLUMNS = "id, platform, account, chat_ref, thread_ref, user_ref, kind, title, active_session_id"
+KEY_COLUMNS = """{0}.platform AS "{1}.platform", {0}.account AS "{1}.account", {0}.chat_ref AS "{1}.chat_ref",
+{0}.thread_ref AS "{1}.thread_ref", {0}.user_ref AS "{1}.user_ref\""""
+"""Columns of a `ChatKey`: `{0}` is the table, `{1}` the field that holds the key."""
+_COLUMNS = f"id, {KEY_COLUMNS.format('chats', 'key')}, kind, title, active_session_id"
 
 # Purpose: the row of a chat key, made on first sight; a known chat only learns a new title or kind.
 _ENSURE = """
@@ -36,34 +40,21 @@ def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None,
     known = find_chat(db, key)
     if known is not None and known.kind == kind and (title is None or title == known.title):
         return known.id
-    values = {
-        "platform": key.platform,
-        "account": key.account,
-        "chat_ref": key.chat_ref,
-        "thread_ref": key.thread_ref,
-        "user_ref": key.user_ref,
-        "kind": kind,
-        "title": title,
-        "now": now,
-    }
-    db.execute(_ENSURE, values)
+    db.execute(_ENSURE, {**asdict(key), "kind": kind, "title": title, "now": now})
     found = find_chat(db, key)
     assert found is not None, "a chat exists right after it was inserted"
     return found.id
 
 
 def find_chat(db: Connection, key: ChatKey) -> Chat | None:
-    row = db.execute(_FIND, (key.platform, key.account, key.chat_ref, key.thread_ref, key.user_ref)).fetchone()
-    return _chat(row) if row else None
+    """The chat with this key, None when it was never seen."""
+    return select_one(db, Chat, _FIND, (key.platform, key.account, key.chat_ref, key.thread_ref, key.user_ref))
 
 
 def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
     """The chats at one place, whoever they belong to under `per_user`."""
-    query = f"""SELECT {_COLUMNS} FROM chats
-    WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ?"""
-    return [
-        _chat(row) for row in db.execute(query, (key.platform, key.account, key.chat_ref, key.thread_ref)).fetchall()
-    ]
+    query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ?"
+    return select(db, Chat, query, (key.platform, key.account, key.chat_ref, key.thread_ref))
 
 
 # Purpose: chats by the name that people see, or by the platform's id alone.
@@ -77,13 +68,14 @@ OR (chat_ref = :name AND thread_ref = '' AND user_ref = '') ORDER BY id
 
 def find_chats_named(db: Connection, name: str) -> list[Chat]:
     """The chats that `name` may mean: `telegram:42`, or `42` where that is enough."""
-    return [_chat(row) for row in db.execute(_NAMED, {"name": name}).fetchall()]
+    return select(db, Chat, _NAMED, {"name": name})
 
 
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
     """The chat with this id, which must exist."""
-    row = db.execute(f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,)).fetchone()
-    return _chat(row)
+    chat = select_one(db, Chat, f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,))
+    assert chat is not None, f"there is no chat {chat_id}"
+    return chat
 
 
 def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref: str, now: Millis) -> list[ChatId]:
@@ -96,18 +88,9 @@ def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref
     waited in the old one moves there.
     """
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
-    rows = db.execute(query, (platform, account, old_ref)).fetchall()
     living = []
-    for row in rows:
-        old = _chat(row)
-        key = ChatKey(
-            platform=platform,
-            account=account,
-            chat_ref=new_ref,
-            thread_ref=old.key.thread_ref,
-            user_ref=old.key.user_ref,
-        )
-        new = find_chat(db, key)
+    for old in select(db, Chat, query, (platform, account, old_ref)):
+        new = find_chat(db, replace(old.key, chat_ref=new_ref))
         if new is not None and new.active_session_id is not None:
             _move_open_rows(db, old.id, new.id)
             living.append(new.id)
@@ -127,15 +110,3 @@ def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
     db.execute("UPDATE inbox SET chat_id = ? WHERE chat_id = ? AND state = 'new'", (target, source))
     owed = "state IN ('pending','sending','ambiguous')"
     db.execute(f"UPDATE outbox SET chat_id = ? WHERE chat_id = ? AND {owed}", (target, source))
-
-
-def _chat(row: tuple[int, str, str, str, str, str, str, str | None, int | None]) -> Chat:
-    chat_id, platform, account, chat_ref, thread_ref, user_ref, kind, title, active = row
-    key = ChatKey(platform=platform, account=account, chat_ref=chat_ref, thread_ref=thread_ref, user_ref=user_ref)
-    return Chat(
-        id=ChatId(chat_id),
-        key=key,
-        kind=ChatKind(kind),
-        title=title,
-        active_session_id=None if active is None else SessionId(active),
-    )

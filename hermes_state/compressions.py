@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, end_session, free_session_key, load_session, load_tip
+from hermes_state.store.sql import scalar, scalars
 from hermes_state.transcripts import NewMessage, append_view_row, edited, load_own_rows, load_session_view
 from hermes_state.values import EndReason, LineageId, MessageId, Millis, SessionId, Transcript
 
@@ -54,6 +55,13 @@ LEFT JOIN view_edits e ON e.session_id = m.session_id AND e.message_id = m.id
 WHERE m.session_id = ? AND m.seq > ? AND (e.message_id IS NULL OR e.replacement_id IS NOT NULL)
 ORDER BY m.seq
 """
+# Purpose: how many rows the model sees of a session.
+_VIEW_SIZE = """
+SELECT (SELECT count(*) FROM session_context WHERE session_id = :session_id)
+  + (SELECT count(*) FROM messages WHERE session_id = :session_id AND seq > 0)
+  - (SELECT count(*) FROM view_edits WHERE session_id = :session_id AND replacement_id IS NULL)
+"""
+# Purpose: the event of a compression that made a child.
 _RECORD = """
 INSERT INTO compressions (parent_id, child_id, layer, focus, outcome, summary_kind, model, tokens_before, tokens_after,
   messages_before, messages_after, took_ms, created_at)
@@ -125,7 +133,7 @@ WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL
 
 def count_compressions(db: Connection, lineage_id: LineageId) -> int:
     """How often a conversation was compressed, those that were undone left out."""
-    return int(db.execute(_COUNT, (lineage_id,)).fetchone()[0])
+    return scalar(db, int, _COUNT, (lineage_id,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +166,7 @@ def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
         return None
     compression_id, parent_id, depth = last
     query = "SELECT id FROM sessions WHERE lineage_id = ? AND depth >= ? ORDER BY depth"
-    later = [SessionId(row[0]) for row in db.execute(query, (lineage_id, depth)).fetchall()]
+    later = scalars(db, SessionId, query, (lineage_id, depth))
     rows = load_session_view(db, parent_id)
     for session_id in later:
         rows = edited(db, session_id, rows + load_own_rows(db, session_id, since_seq=1))
@@ -231,19 +239,11 @@ def _write_context(
     db: Connection, child_id: SessionId, ids: Sequence[int], parent_id: SessionId, watermark_seq: int
 ) -> int:
     """The child starts from `ids` and the parent's rows behind the watermark; returns how many those are."""
-    behind = [row[0] for row in db.execute(_ROWS_BEHIND, (parent_id, watermark_seq)).fetchall()]
-    places = [(child_id, pos, row_id) for pos, row_id in enumerate([*ids, *behind])]
-    db.executemany("INSERT INTO session_context VALUES (?, ?, ?)", places)
-    return len(places)
+    behind = scalars(db, int, _ROWS_BEHIND, (parent_id, watermark_seq))
+    references = [(child_id, pos, row_id) for pos, row_id in enumerate([*ids, *behind])]
+    db.executemany("INSERT INTO session_context VALUES (?, ?, ?)", references)
+    return len(references)
 
 
 def _view_size(db: Connection, session_id: SessionId) -> int:
-    context, own, hidden = (
-        db.execute(query, (session_id,)).fetchone()[0]
-        for query in (
-            "SELECT count(*) FROM session_context WHERE session_id = ?",
-            "SELECT count(*) FROM messages WHERE session_id = ? AND seq > 0",
-            "SELECT count(*) FROM view_edits WHERE session_id = ? AND replacement_id IS NULL",
-        )
-    )
-    return int(context + own - hidden)
+    return scalar(db, int, _VIEW_SIZE, {"session_id": session_id})

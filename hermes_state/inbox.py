@@ -6,13 +6,13 @@ key stays for 30 days so that a redelivered event starts nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from sqlite3 import Connection
-from typing import Any
 
 import msgspec
 
+from hermes_state.store.sql import scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
     ChatId,
     Cursor,
@@ -118,8 +118,7 @@ ON CONFLICT (platform, account, event_ref) DO NOTHING
 def find_new(db: Connection, platform: str, account: str, event_ref: str) -> InboxId | None:
     """The row of a platform event that was stored before, if nobody has taken it up yet."""
     query = "SELECT id FROM inbox WHERE platform = ? AND account = ? AND event_ref = ? AND state = 'new'"
-    row = db.execute(query, (platform, account, event_ref)).fetchone()
-    return InboxId(row[0]) if row else None
+    return scalar_or_none(db, InboxId, query, (platform, account, event_ref))
 
 
 def insert(db: Connection, row: NewInboxRow, now: Millis) -> InboxId | None:
@@ -138,29 +137,26 @@ def insert(db: Connection, row: NewInboxRow, now: Millis) -> InboxId | None:
 def load(db: Connection, inbox_id: InboxId) -> InboxRow | None:
     """One row, None when it is settled or unknown."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE id = ? AND state IN ('new','claimed')"
-    row = db.execute(query, (inbox_id,)).fetchone()
-    return _row(row) if row else None
+    return select_one(db, InboxRow, query, (inbox_id,))
 
 
 def load_waiting(db: Connection, chat_id: ChatId) -> list[InboxRow]:
     """What no turn has claimed yet, in the order in which the platform delivered it."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE chat_id = ? AND {WAITS} ORDER BY id"
-    return [_row(row) for row in db.execute(query, (chat_id,)).fetchall()]
+    return select(db, InboxRow, query, (chat_id,))
 
 
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
     """Chats in which something waits or a turn is open: where work starts after a restart."""
-    rows = db.execute(
-        """SELECT chat_id FROM inbox WHERE state IN ('new','claimed')
-        UNION SELECT chat_id FROM turns WHERE state = 'running'"""
-    )
-    return [ChatId(row[0]) for row in rows.fetchall()]
+    query = """SELECT chat_id FROM inbox WHERE state IN ('new','claimed')
+    UNION SELECT chat_id FROM turns WHERE state = 'running'"""
+    return scalars(db, ChatId, query)
 
 
 def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
     """How much of one person, messages and commands, waits in a chat."""
     query = f"SELECT count(*) FROM inbox WHERE chat_id = ? AND {WAITS} AND kind <> 'notice' AND sender_ref = ?"
-    return int(db.execute(query, (chat_id, sender_ref)).fetchone()[0])
+    return scalar(db, int, query, (chat_id, sender_ref))
 
 
 def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
@@ -168,7 +164,7 @@ def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
     query = """SELECT EXISTS (SELECT 1 FROM inbox i JOIN inbox own ON own.chat_id = i.chat_id
     WHERE own.id = ? AND i.id < own.id AND i.state IN ('new','claimed')
       AND (i.kind = 'message' OR i.state = 'claimed'))"""
-    return bool(db.execute(query, (inbox_id,)).fetchone()[0])
+    return scalar(db, bool, query, (inbox_id,))
 
 
 def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) -> bool:
@@ -222,73 +218,68 @@ class EditedMessage:
     """The newest version of it that we know."""
     lineage_id: LineageId | None
     """The conversation it was told in, None while it waits."""
-    waiting_notice: InboxId | None
+    waiting_notice: InboxId | None = None
     """A notice of an earlier edit that no turn has taken up yet."""
 
 
 CHANGED = "(changed an earlier message, which now reads) "
 """Begins the text of a notice."""
 
+# A settled row has no payload; its text is the message's then.
+_PAYLOAD_TEXT = "CASE i.payload WHEN '' THEN '' ELSE json_extract(i.payload, '$.text') END"
 # Purpose: the inbox row of a platform message, and the human row it became.
-_FIND_EDITED = """
-SELECT i.id, i.state, i.kind, i.sender_ref, i.payload, m.text, m.lineage_id FROM inbox i
-LEFT JOIN messages m ON m.inbox_id = i.id
+_FIND_EDITED = f"""
+SELECT i.id AS inbox_id, i.state, i.kind, i.sender_ref, m.lineage_id, coalesce(m.text, {_PAYLOAD_TEXT}) AS text
+FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
 WHERE i.chat_id = ? AND i.message_ref = ? AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1
 """
 
 # Purpose: what was last told, or waits to be told, about an edit of a platform message.
-_FIND_NOTICE = """
-SELECT i.id, i.state, i.payload, m.text FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
+_FIND_NOTICE = f"""
+SELECT i.id, i.state, coalesce(m.text, {_PAYLOAD_TEXT}) FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
 WHERE i.chat_id = ? AND i.message_ref = ? AND i.kind = 'notice' ORDER BY i.id DESC LIMIT 1
 """
 
 
 def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMessage | None:
     """The stored message that has this platform id, None when it never was for us."""
-    row = db.execute(_FIND_EDITED, (chat_id, message_ref)).fetchone()
-    if row is None:
-        return None
-    inbox_id, state, kind, sender_ref, payload, text, lineage_id = row
-    known = _text_of(payload, text)
+    found = select_one(db, EditedMessage, _FIND_EDITED, (chat_id, message_ref))
     notice = db.execute(_FIND_NOTICE, (chat_id, message_ref)).fetchone()
-    if notice is not None:
-        known = _text_of(notice[2], notice[3]).removeprefix(CHANGED)
-    return EditedMessage(
-        inbox_id=InboxId(inbox_id),
-        state=InboxState(state),
-        kind=InboxKind(kind),
-        sender_ref=UserRef(sender_ref),
-        text=known,
-        lineage_id=None if lineage_id is None else LineageId(lineage_id),
-        waiting_notice=InboxId(notice[0]) if notice is not None and notice[1] == InboxState.NEW else None,
-    )
-
-
-def _text_of(payload: str, stored: str | None) -> str:
-    return stored if stored is not None else (_decode(payload).text if payload else "")
+    if found is None or notice is None:
+        return found
+    notice_id, state, text = notice
+    waiting_notice = InboxId(notice_id) if state == InboxState.NEW else None
+    return replace(found, text=text.removeprefix(CHANGED), waiting_notice=waiting_notice)
 
 
 def replace_text(db: Connection, inbox_id: InboxId, text: str) -> bool:
     """Give a message that still waits another text; False when it is claimed by now."""
-    row = db.execute("SELECT payload FROM inbox WHERE id = ? AND state = 'new'", (inbox_id,)).fetchone()
+    row = _load_new(db, inbox_id)
     if row is None:
         return False
-    payload = msgspec.structs.replace(_decode(row[0]), text=text)
-    db.execute("UPDATE inbox SET payload = ? WHERE id = ?", (_encode(payload).decode(), inbox_id))
+    _save_payload(db, inbox_id, msgspec.structs.replace(row.payload, text=text))
     return True
 
 
 def note_heard(db: Connection, inbox_id: InboxId, recording: IncomingAttachment, transcription: str) -> None:
     """Put what was said in a recording in its place, unless the message is gone by now."""
-    row = db.execute("SELECT payload FROM inbox WHERE id = ? AND state = 'new'", (inbox_id,)).fetchone()
+    row = _load_new(db, inbox_id)
     if row is None:
         return
-    before = _decode(row[0])
     payload = msgspec.structs.replace(
-        before,
-        attachments=tuple(one for one in before.attachments if one != recording),
-        heard=(*before.heard, transcription),
+        row.payload,
+        attachments=tuple(one for one in row.payload.attachments if one != recording),
+        heard=(*row.payload.heard, transcription),
     )
+    _save_payload(db, inbox_id, payload)
+
+
+def _load_new(db: Connection, inbox_id: InboxId) -> InboxRow | None:
+    row = load(db, inbox_id)
+    return row if row is not None and row.state is InboxState.NEW else None
+
+
+def _save_payload(db: Connection, inbox_id: InboxId, payload: InboxPayload) -> None:
     db.execute("UPDATE inbox SET payload = ? WHERE id = ?", (_encode(payload).decode(), inbox_id))
 
 
@@ -323,27 +314,10 @@ def load_cursors(db: Connection, platform: str, account: str) -> Mapping[str, st
 
 def load_rows(db: Connection, ids: Iterable[InboxId]) -> list[InboxRow]:
     """Those of the rows that still wait, in order."""
-    found = (load(db, inbox_id) for inbox_id in sorted(ids))
-    return [row for row in found if row is not None and row.state is InboxState.NEW]
+    found = (_load_new(db, inbox_id) for inbox_id in sorted(ids))
+    return [row for row in found if row is not None]
 
 
 def ticket_of(payload: str) -> str | None:
     """The slash-command ticket inside a stored payload, which is empty once settled."""
     return _decode(payload).ticket if payload else None
-
-
-def _row(row: tuple[Any, ...]) -> InboxRow:
-    return InboxRow(
-        id=row[0],
-        chat_id=row[1],
-        kind=InboxKind(row[2]),
-        mode=InboxMode(row[3]),
-        state=InboxState(row[4]),
-        sender_ref=row[5],
-        sender_name=row[6],
-        message_ref=row[7],
-        payload=_decode(row[8]),
-        expects_more=bool(row[9]),
-        sent_at=row[10],
-        received_at=row[11],
-    )

@@ -13,16 +13,16 @@ A turn belongs to a lineage and may cross a split: rows go to whatever session i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from sqlite3 import Connection
-from typing import Any
 
 import msgspec
 
 from hermes_state import inbox, ledger, outbox, tool_runs
-from hermes_state.chats import load_chat
+from hermes_state.chats import KEY_COLUMNS
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import ensure_active, load_active, load_tip
+from hermes_state.store.sql import scalar, scalar_or_none, scalars, select_one
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append, load_message
 from hermes_state.values import (
@@ -226,8 +226,7 @@ FROM platform_messages p JOIN messages q ON q.id = p.message_id WHERE p.chat_id 
 
 
 def _is_newest_answer(db: Connection, chat_id: ChatId, quote: Quote) -> bool:
-    row = db.execute(_NEWEST_ANSWER, (chat_id, quote.message_ref)).fetchone()
-    return row is not None and bool(row[0])
+    return any(scalars(db, bool, _NEWEST_ANSWER, (chat_id, quote.message_ref)))
 
 
 # ---- steps ------------------------------------------------------------------------------------------------------
@@ -296,7 +295,7 @@ def finish_turn(db: Connection, turn_id: TurnId, answer: FinalAnswer, now: Milli
     session_id = load_tip(db, turn.lineage_id).id
     row = NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=answer.text, turn_id=turn_id)
     message_id = append(db, session_id, row, now)
-    seq = db.execute("SELECT seq FROM messages WHERE id = ?", (message_id,)).fetchone()[0]
+    seq = scalar(db, int, "SELECT seq FROM messages WHERE id = ?", (message_id,))
     ledger.note_report(db, session_id, answer.reported_prompt_tokens, seq - 1, answer.call.model)
     ledger.record(db, turn_id, turn.lineage_id, answer.call, now)
     _owe_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message_id, now)
@@ -348,8 +347,7 @@ def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: M
 def _newest_text(db: Connection, turn_id: TurnId) -> str:
     """What the turn's last stored step said; while its tools run, a preview still shows just that."""
     query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
-    row = db.execute(query, (turn_id,)).fetchone()
-    return (row[0] or "").strip() if row else ""
+    return (scalar_or_none(db, str, query, (turn_id,)) or "").strip()
 
 
 # Purpose: the answers of a turn that may hold calls.
@@ -360,7 +358,7 @@ WHERE m.turn_id = ? AND m.role = 'assistant' AND m.body IS NOT NULL AND m.seq > 
 
 
 def _answer_open_calls(db: Connection, turn: RunningTurn, text: str, state: ToolRunState, now: Millis) -> None:
-    for (message_id,) in db.execute(_ANSWERS_WITH_BODY, (turn.id,)).fetchall():
+    for message_id in scalars(db, MessageId, _ANSWERS_WITH_BODY, (turn.id,)):
         runs = load_tool_runs(db, message_id)
         for call in load_message(db, message_id).body.calls:
             if runs.get(call.id, ToolRunState.STARTED) is ToolRunState.STARTED:
@@ -372,8 +370,7 @@ def _owe_reply(
     db: Connection, turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: MessageId | None, now: Millis
 ) -> None:
     query = "SELECT message_ref, payload FROM inbox WHERE turn_id = ? AND kind <> 'notice' ORDER BY id DESC LIMIT 1"
-    asked = db.execute(query, (turn.id,)).fetchone()
-    message_ref, ticket = (asked[0], inbox.ticket_of(asked[1])) if asked else (None, None)
+    message_ref, payload = db.execute(query, (turn.id,)).fetchone() or (None, "")
     outbox.enqueue(
         db,
         Reply(
@@ -384,7 +381,7 @@ def _owe_reply(
             turn_id=turn.id,
             message_id=message_id,
             reply_to=message_ref if turn.chat_kind.is_shared else None,
-            ticket=ticket,
+            ticket=inbox.ticket_of(payload),
             replaces=turn.preview_ref,
         ),
         now,
@@ -403,19 +400,20 @@ def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | Non
 # ---- reading ----------------------------------------------------------------------------------------------------
 
 # Purpose: a turn with the message that it answers and the model that its conversation has chosen.
-_TURN = """
-SELECT id, chat_id, lineage_id, started_by, restarts, preview_ref, started_at,
-  (SELECT i.message_ref FROM inbox i WHERE i.turn_id = turns.id AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1),
-  state = 'waiting',
-  (SELECT s.chosen_model FROM sessions s WHERE s.lineage_id = turns.lineage_id ORDER BY s.depth DESC LIMIT 1)
-FROM turns
+_TURN = f"""
+SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {KEY_COLUMNS.format("c", "chat")}, c.kind AS chat_kind, t.restarts,
+  t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting,
+  (SELECT i.message_ref FROM inbox i WHERE i.turn_id = t.id AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1)
+    AS asked_ref,
+  (SELECT s.chosen_model FROM sessions s WHERE s.lineage_id = t.lineage_id ORDER BY s.depth DESC LIMIT 1)
+    AS chosen_model
+FROM turns t JOIN chats c ON c.id = t.chat_id
 """
 
 
 def find_turn(db: Connection, turn_id: TurnId) -> RunningTurn | None:
     """A turn that is still running, else None."""
-    row = db.execute(f"{_TURN} WHERE id = ? AND state = 'running'", (turn_id,)).fetchone()
-    return _turn(db, row) if row else None
+    return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state = 'running'", (turn_id,))
 
 
 def load_turn(db: Connection, turn_id: TurnId) -> RunningTurn:
@@ -425,13 +423,11 @@ def load_turn(db: Connection, turn_id: TurnId) -> RunningTurn:
 
 def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
     """The turn that a chat is in the middle of, running or waiting: no other may begin meanwhile."""
-    row = db.execute(f"{_TURN} WHERE chat_id = ? AND state IN ('running','waiting')", (chat_id,)).fetchone()
-    return _turn(db, row) if row else None
+    return select_one(db, RunningTurn, f"{_TURN} WHERE t.chat_id = ? AND t.state IN ('running','waiting')", (chat_id,))
 
 
 def _find_open(db: Connection, turn_id: TurnId) -> RunningTurn | None:
-    row = db.execute(f"{_TURN} WHERE id = ? AND state IN ('running','waiting')", (turn_id,)).fetchone()
-    return _turn(db, row) if row else None
+    return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state IN ('running','waiting')", (turn_id,))
 
 
 def note_resumed(db: Connection, turn_id: TurnId, is_restart: bool) -> RunningTurn:
@@ -445,21 +441,3 @@ def _require_running(db: Connection, turn_id: TurnId) -> RunningTurn:
     if turn is None:
         raise TurnClosed(f"turn {turn_id} is not running")
     return turn
-
-
-def _turn(db: Connection, row: tuple[Any, ...]) -> RunningTurn:
-    chat = load_chat(db, row[1])
-    return RunningTurn(
-        id=row[0],
-        chat_id=row[1],
-        lineage_id=row[2],
-        started_by=row[3],
-        chat=chat.key,
-        chat_kind=chat.kind,
-        restarts=row[4],
-        preview_ref=row[5],
-        started_at=row[6],
-        asked_ref=row[7],
-        is_waiting=bool(row[8]),
-        chosen_model=row[9],
-    )

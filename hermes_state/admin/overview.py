@@ -11,6 +11,7 @@ from sqlite3 import Connection
 from hermes_state.errors import LockUnavailable
 from hermes_state.store.connections import check_ours, register_functions, unavailable
 from hermes_state.store.lock import holder, is_free
+from hermes_state.store.sql import scalar, select_one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,27 +30,29 @@ class Overview:
     undelivered: int
 
 
+# Purpose: one count of each table, and the file itself.
+_OVERVIEW = """
+SELECT (SELECT user_version FROM pragma_user_version) AS schema,
+  (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size) AS database_bytes,
+  (SELECT count(*) FROM chats) AS chats,
+  (SELECT count(DISTINCT lineage_id) FROM sessions) AS conversations,
+  (SELECT count(*) FROM messages) AS messages,
+  (SELECT count(*) FROM inbox WHERE state IN ('new','claimed')) AS waiting,
+  (SELECT count(*) FROM turns WHERE state IN ('running','waiting')) AS open_turns,
+  (SELECT count(*) FROM outbox WHERE state IN ('pending','sending','ambiguous')) AS undelivered
+"""
+
+
 def load_overview(db: Connection) -> Overview:
     """Counts every table it names once; some tens of milliseconds with a million messages."""
-
-    def number(query: str) -> int:
-        return int(db.execute(query).fetchone()[0])
-
-    return Overview(
-        schema=number("PRAGMA user_version"),
-        database_bytes=number("PRAGMA page_count") * number("PRAGMA page_size"),
-        chats=number("SELECT count(*) FROM chats"),
-        conversations=number("SELECT count(DISTINCT lineage_id) FROM sessions"),
-        messages=number("SELECT count(*) FROM messages"),
-        waiting=number("SELECT count(*) FROM inbox WHERE state IN ('new','claimed')"),
-        open_turns=number("SELECT count(*) FROM turns WHERE state IN ('running','waiting')"),
-        undelivered=number("SELECT count(*) FROM outbox WHERE state IN ('pending','sending','ambiguous')"),
-    )
+    overview = select_one(db, Overview, _OVERVIEW)
+    assert overview is not None, "an aggregate has always one row"
+    return overview
 
 
 def quick_check(db: Connection) -> str:
     """`ok`, or SQLite's first complaint about the file. Reads every page: seconds per gigabyte."""
-    return str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+    return scalar(db, str, "PRAGMA quick_check(1)")
 
 
 @contextmanager
@@ -73,7 +76,7 @@ def open_resting(path: Path) -> Iterator[Connection | None]:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             db.execute("PRAGMA query_only = ON")
             register_functions(db)
-            is_made = db.execute("PRAGMA user_version").fetchone()[0] > 0
+            is_made = scalar(db, int, "PRAGMA user_version") > 0
             yield db if is_made else None
     except sqlite3.DatabaseError as error:
         raise unavailable(path, error) from error

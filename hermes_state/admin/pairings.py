@@ -7,6 +7,7 @@ from enum import StrEnum
 from sqlite3 import Connection
 
 from hermes_state.errors import CommandError
+from hermes_state.store.sql import scalars, select, select_one
 from hermes_state.values import Millis, Sender, UserRef
 
 
@@ -66,12 +67,10 @@ def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pendi
     but not keep them.
     """
     db.execute("DELETE FROM pairings WHERE state = 'pending' AND expires_at <= ?", (now,))
-    waiting = db.execute(
-        "SELECT count(*), sum(user_ref = ?) FROM pairings WHERE state = 'pending'", (sender.ref,)
-    ).fetchone()
-    if waiting[1]:
+    waiting = scalars(db, UserRef, "SELECT user_ref FROM pairings WHERE state = 'pending'")
+    if sender.ref in waiting:
         return False
-    if waiting[0] >= max_pending and db.execute(_GIVE_WAY, (now - SAFE_MS,)).rowcount == 0:
+    if len(waiting) >= max_pending and db.execute(_GIVE_WAY, (now - SAFE_MS,)).rowcount == 0:
         return False
     db.execute(
         """INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expires_at, created_at)
@@ -94,13 +93,10 @@ def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:
 
 def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Millis) -> Pairing:
     """Turn a code into access. Raises `CommandError` when it is unknown, used or expired."""
-    row = db.execute(
-        f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = ? AND state = 'pending' AND expires_at > ?",
-        (hash_code(code), now),
-    ).fetchone()
-    if row is None:
+    query = f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = ? AND state = 'pending' AND expires_at > ?"
+    pairing = select_one(db, Pairing, query, (hash_code(code), now))
+    if pairing is None:
         raise CommandError("That code is not valid: it was used, has expired, or was never given out.")
-    pairing = _pairing(row)
     db.execute("DELETE FROM pairings WHERE user_ref = ? AND state <> 'pending'", (pairing.user_ref,))
     db.execute(
         "UPDATE pairings SET state = 'approved', role = ?, decided_by = ?, decided_at = ? WHERE code_hash = ?",
@@ -112,38 +108,25 @@ def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Mil
 def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> Pairing:
     """Take access away. Raises `CommandError` when the person was not paired."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE user_ref = ? AND state IN ('approved','pending')"
-    row = db.execute(query, (user_ref,)).fetchone()
-    if row is None:
+    pairing = select_one(db, Pairing, query, (user_ref,))
+    if pairing is None:
         raise CommandError(f"{user_ref} is not paired. Access from the configuration file is taken away there.")
     db.execute(
         """UPDATE pairings SET state = 'revoked', decided_by = ?, decided_at = ?
         WHERE user_ref = ? AND state <> 'revoked'""",
         (decided_by, now, user_ref),
     )
-    return replace(_pairing(row), state=PairingState.REVOKED, decided_by=decided_by)
+    return replace(pairing, state=PairingState.REVOKED, decided_by=decided_by)
 
 
 def list_pairings(db: Connection, now: Millis) -> list[Pairing]:
     """Who waits for approval and who has access, the newest first."""
     query = f"""SELECT {_COLUMNS} FROM pairings
     WHERE state = 'approved' OR (state = 'pending' AND expires_at > ?) ORDER BY created_at DESC"""
-    return [_pairing(row) for row in db.execute(query, (now,)).fetchall()]
+    return select(db, Pairing, query, (now,))
 
 
 def load_roles(db: Connection) -> dict[UserRef, UserRole]:
     """Everybody with access by pairing."""
     rows = db.execute("SELECT user_ref, role FROM pairings WHERE state = 'approved'").fetchall()
     return {UserRef(user_ref): UserRole(role) for user_ref, role in rows}
-
-
-def _pairing(row: tuple[str, str, str, str, int, int, str | None]) -> Pairing:
-    user_ref, display_name, state, role, expires_at, created_at, decided_by = row
-    return Pairing(
-        user_ref=UserRef(user_ref),
-        display_name=display_name,
-        state=PairingState(state),
-        role=UserRole(role),
-        expires_at=Millis(expires_at),
-        created_at=Millis(created_at),
-        decided_by=decided_by,
-    )

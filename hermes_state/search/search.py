@@ -12,6 +12,7 @@ import msgspec
 
 from hermes_state.search.query import parse_query
 from hermes_state.search.segment import INDEXED_CHARACTERS
+from hermes_state.store.sql import select
 from hermes_state.values import ChatId, LineageId, MessageId, MessageRole, Millis, Origin, SessionId
 
 RANKED_HITS = 1_000
@@ -33,7 +34,8 @@ best AS (
   SELECT id, rank FROM hit
   WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since
   ORDER BY rank, id DESC LIMIT :limit)
-SELECT m.id, m.session_id, m.lineage_id, m.chat_id, m.role, m.origin, m.created_at, m.text, -best.rank
+SELECT m.id AS message_id, m.session_id, m.lineage_id, m.chat_id, m.role, m.origin, m.created_at, m.text,
+  -best.rank AS score
 FROM best JOIN messages m ON m.id = best.id ORDER BY best.rank, m.id DESC
 """
 """The best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)"""
@@ -41,7 +43,8 @@ FROM best JOIN messages m ON m.id = best.id ORDER BY best.rank, m.id DESC
 _NEWEST = """
 WITH hit AS MATERIALIZED (
   SELECT rowid AS id FROM messages_fts WHERE messages_fts MATCH :match ORDER BY rowid DESC LIMIT :limit)
-SELECT m.id, m.session_id, m.lineage_id, m.chat_id, m.role, m.origin, m.created_at, m.text, 0.0
+SELECT m.id AS message_id, m.session_id, m.lineage_id, m.chat_id, m.role, m.origin, m.created_at, m.text,
+  0.0 AS score
 FROM hit JOIN messages m ON m.id = hit.id WHERE :since IS NULL OR m.created_at >= :since ORDER BY m.id DESC
 """
 """The newest matches; ids grow with time, so that the limit may come before `since`."""
@@ -58,9 +61,9 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin
     created_at: Millis
     text: str
-    snippet: str
-    """One line of about `SNIPPET_CHARACTERS` around the first match, with `…` where it was cut."""
     score: float
+    snippet: str = ""
+    """One line of about `SNIPPET_CHARACTERS` around the first match, with `…` where it was cut."""
 
 
 def search(
@@ -89,25 +92,9 @@ def search(
     ]
     match = " AND ".join([f"text:({parsed.expression})", *scope])
     parameters = {"match": match, "ranked": RANKED_HITS, "since": since, "limit": limit}
-    rows = db.execute(_BEST if order == "best" else _NEWEST, parameters).fetchall()
+    hits = select(db, Hit, _BEST if order == "best" else _NEWEST, parameters)
     pattern = _pattern(parsed.wanted)
-    return [_hit(row, pattern) for row in rows]
-
-
-def _hit(row: tuple[int, int, int, int, str, str, int, str, float], pattern: re.Pattern[str] | None) -> Hit:
-    message_id, session_id, lineage_id, chat_id, role, origin, created_at, text, score = row
-    return Hit(
-        message_id=MessageId(message_id),
-        session_id=SessionId(session_id),
-        lineage_id=LineageId(lineage_id),
-        chat_id=ChatId(chat_id),
-        role=MessageRole(role),
-        origin=Origin(origin),
-        created_at=Millis(created_at),
-        text=text,
-        snippet=_snippet(text, pattern),
-        score=score,
-    )
+    return [msgspec.structs.replace(hit, snippet=_snippet(hit.text, pattern)) for hit in hits]
 
 
 def snippet_of(text: str, query: str) -> str:

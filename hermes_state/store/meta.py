@@ -2,11 +2,12 @@
 
 import sqlite3
 
+from hermes_state.store.sql import scalar_or_none
+
 
 def load_note(db: sqlite3.Connection, key: str) -> str | None:
     """The note kept under `key`, None if there is none."""
-    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    return None if row is None else str(row[0])
+    return scalar_or_none(db, str, "SELECT value FROM meta WHERE key = ?", (key,))
 
 
 def save_note(db: sqlite3.Connection, key: str, value: str) -> None:

@@ -1,8 +1,60 @@
-"""SQL helpers for functions that run inside a transaction."""
+"""SQL helpers for functions that run inside a transaction: rows as values, by the names of their columns.
 
-from collections.abc import Iterator
+A column fills the field of its name; `"chat.platform"` fills the field `platform` of the field `chat`, which is None
+where all its columns are. A field's type says how its column is read: enums by value, booleans from 0 and 1, msgspec
+structs from JSON.
+
+>>> import sqlite3
+>>> from hermes_state.values import ChatKey
+>>> db = sqlite3.connect(":memory:")
+>>> select(db, ChatKey, "SELECT 'local' AS platform, 'local' AS account, 'main' AS chat_ref")[0].name
+'local:main'
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from sqlite3 import Connection
+from enum import Enum
+from functools import cache
+from sqlite3 import Connection, Cursor
+from types import NoneType, UnionType
+from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+T = TypeVar("T")
+
+Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
+_Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; the types of the fields say what it holds
+
+
+def select(db: Connection, cls: type[T], query: str, parameters: Parameters = ()) -> list[T]:
+    """The rows of a query, each as a `cls`."""
+    cursor = db.execute(query, parameters)
+    return list(map(_mapper_of(cls, cursor), cursor.fetchall()))
+
+
+def select_one(db: Connection, cls: type[T], query: str, parameters: Parameters = (), **given: object) -> T | None:
+    """The first row of a query as a `cls`, whose fields that are no column are `given`; None when there is no row."""
+    cursor = db.execute(query, parameters)
+    row = cursor.fetchone()
+    return None if row is None else _mapper_of(cls, cursor)(row, **given)
+
+
+def scalars(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> list[T]:
+    """The single column of a query's rows, each made by `cls`."""
+    return [cls(value) for (value,) in db.execute(query, parameters).fetchall()]
+
+
+def scalar(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> T:
+    """The single value of a query that always has one, made by `cls`."""
+    (value,) = db.execute(query, parameters).fetchone()
+    return cls(value)
+
+
+def scalar_or_none(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> T | None:
+    """The single value of a query's first row, made by `cls`; None when it is NULL or there is no row."""
+    (value,) = db.execute(query, parameters).fetchone() or (None,)
+    return None if value is None else cls(value)
 
 
 @contextmanager
@@ -18,3 +70,42 @@ def nested(db: Connection) -> Iterator[None]:
     finally:
         if db.in_transaction:
             db.execute("RELEASE nested")
+
+
+def _mapper_of(cls: Callable[..., T], cursor: Cursor) -> Callable[..., T]:
+    return _mapper(cls, tuple([column[0] for column in cursor.description]))
+
+
+@cache  # reading the types of fields takes longer than most queries
+def _mapper(cls: Any, columns: tuple[str, ...]) -> Callable[..., Any]:
+    types = {name: _without_none(hint) for name, hint in get_type_hints(cls).items()}
+    converters = [(name, convert) for name in columns if (convert := _converter(types.get(name))) is not None]
+    parts = []
+    for name, kind in types.items():
+        if part := [column for column in columns if column.startswith(f"{name}.")]:
+            parts.append((name, part, _mapper(kind, tuple(column.removeprefix(f"{name}.") for column in part))))
+
+    def make(row: _Row, **given: object) -> Any:
+        values = dict(zip(columns, row, strict=True))
+        for name, convert in converters:
+            if values[name] is not None:
+                values[name] = convert(values[name])
+        for name, part, make_part in parts:
+            inner = tuple([values.pop(column) for column in part])
+            values[name] = make_part(inner) if any(value is not None for value in inner) else None
+        return cls(**values, **given)
+
+    return make
+
+
+def _without_none(hint: Any) -> Any:
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if get_origin(hint) in (Union, UnionType) else []
+    return kinds[0] if len(kinds) == 1 else hint
+
+
+def _converter(kind: Any) -> Callable[[Any], Any] | None:
+    if not isinstance(kind, type):
+        return None
+    if issubclass(kind, msgspec.Struct):
+        return msgspec.json.Decoder(kind).decode
+    return kind if issubclass(kind, Enum | bool) else None
