@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +45,7 @@ from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeListener, WaitNotice
 from gateway.schedules import Schedules
 from gateway.turns.attachments import AttachmentPreparer
-from gateway.turns.lanes import LaneDispatcher, LaneParts
+from gateway.turns.lanes import LaneDispatcher
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import Transcriber, transcription_line
@@ -56,8 +55,7 @@ from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
 from hermes_state.store.lock import FileLock
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, Clock, SystemClock
-from platforms.local.adapter import LocalAdapter
+from hermes_state.values import Clock, SystemClock
 
 log = structlog.get_logger()
 
@@ -112,52 +110,102 @@ def _token_lock(what: str, token: str) -> FileLock:
     return FileLock.acquire(folder / f"token-{digest}.lock", what=what)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """What runs, once it is put together."""
-
-    adapters: AdapterRegistry
-    access: AccessControl
-    delivery: Delivery
-    lanes: LaneDispatcher
-    commands: CommandRunner
-    intake: GatewayIntake
-    heartbeat: Heartbeat
-    schedules: Schedules
-    operator: OperatorHandler
-
-
 class _Daemon:
     """One run: what starts, what a signal does, what ends."""
 
     def __init__(
         self, loaded: LoadedConfig, store: Store, environ: Mapping[str, str], extra_tools: Sequence[Tool], clock: Clock
     ) -> None:
+        """Put every part together with what it works with; nothing runs yet."""
         self._loaded = loaded
         self._store = store
         self._environ = environ
         self._extra_tools = tuple(extra_tools)
         self._clock = clock
+        self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
+        self._reloaded = asyncio.Event()
         self._costs = Pricing(store, clock)
         self._lines: list[ClientRegistry] = []
         self._agents: list[Agents] = []
-        self._delivery: Delivery | None = None
+        self._group = asyncio.TaskGroup()
+        self._adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), clock, _announce))
+        gates = GateRegistry()
+        self._delivery = Delivery(store=store, adapters=self._adapters, gates=gates, clock=clock, group=self._group)
         self._live = Runtime(config=loaded.config, agents=self._new_agents(loaded))
+        self._access = AccessControl(store, self._live)
         make_line = partial(transcription_line, costs=self._costs)
         self._ears = Transcriber(store=store, live=self._live, clock=clock, make_line=make_line)
         self._titles = TitleWriter(
             store=store, live=self._live, clock=clock, redactor=lambda: Redactor(self._loaded.secrets())
         )
-        self._stopping = asyncio.Event()
-        self._hurrying = asyncio.Event()
-        self._reloaded = asyncio.Event()
-        self._started_at = clock.now()
+        self._lanes = LaneDispatcher(
+            store=store,
+            live=self._live,
+            access=self._access,
+            turns=TurnRunner(
+                store=store,
+                live=self._live,
+                adapters=self._adapters,
+                gates=gates,
+                delivery=self._delivery,
+                titles=self._titles,
+                clock=clock,
+            ),
+            attachments=AttachmentPreparer(
+                store=store,
+                live=self._live,
+                adapters=self._adapters,
+                delivery=self._delivery,
+                ears=self._ears,
+                clock=clock,
+                folder=loaded.attachments,
+            ),
+            clock=clock,
+            max_turns=loaded.config.sessions.max_turns,
+            group=self._group,
+        )
+        desk = CommandContext(
+            store=store,
+            live=self._live,
+            access=self._access,
+            lanes=self._lanes,
+            clock=clock,
+            health=self._adapters.health,
+            registry=REGISTRY,
+            deliver=self._delivery.wake,
+        )
+        self._commands = CommandRunner(desk, self._delivery, self._group)
+        self._intake = GatewayIntake(
+            store=store,
+            live=self._live,
+            access=self._access,
+            registry=REGISTRY,
+            lanes=self._lanes,
+            commands=self._commands,
+            delivery=self._delivery,
+            clock=clock,
+        )
+        self._heartbeat = Heartbeat(store, self._adapters, environ)
+        self._schedules = Schedules(store=store, live=self._live, clock=clock, attachments_folder=loaded.attachments)
+        self._operator = OperatorHandler(
+            loaded=lambda: self._loaded,
+            live=self._live,
+            store=store,
+            access=self._access,
+            adapters=self._adapters,
+            lanes=self._lanes,
+            delivery=self._delivery,
+            heartbeat=self._heartbeat,
+            clock=clock,
+            started_at=clock.now(),
+        )
 
     async def run(self) -> None:
         """Serve until told to stop."""
         try:
-            async with asyncio.TaskGroup() as group, self._signals():
-                await self._serve(group)
+            async with self._group, self._signals():
+                await self._serve()
         except ExceptionGroup as failed:
             if isinstance(failed.exceptions[0], HermesError):  # a sentence for the operator, the group only hides it
                 raise failed.exceptions[0] from failed
@@ -170,135 +218,58 @@ class _Daemon:
                 await lines.close()
             await self._ears.close()
 
-    async def _serve(self, group: asyncio.TaskGroup) -> None:
-        parts = self._put_together(group)
-        if await run_until(self._stopping, _take_up(parts)):
-            await self._serve_until_stopped(parts, group)
+    async def _serve(self) -> None:
+        if await run_until(self._stopping, self._take_up()):
+            await self._serve_until_stopped()
         else:  # a database that another process locks can hold up a start for as long as it likes
             notify(self._environ, "STOPPING=1")
-            await _drain(parts.lanes, parts.delivery, 0.0)
-            await parts.commands.close()
+            await self._drain_within(0.0)
+            await self._commands.close()
         log.info("daemon.stopped")
 
-    async def _serve_until_stopped(self, parts: _Parts, group: asyncio.TaskGroup) -> None:
-        tasks = parts.adapters.start(parts.intake, group)
-        tasks.append(group.create_task(parts.heartbeat.run(), name="heartbeat"))
-        tasks.append(group.create_task(parts.access.follow(self._reloaded), name="access"))
-        parts.schedules.start()
-        async with serve_control(self._loaded.control_socket, parts.operator.handlers()):
+    async def _take_up(self) -> None:
+        """Go on with what was left undone when the last process ended."""
+        await self._access.load()
+        await self._commands.start()
+        await self._delivery.start()
+        await self._lanes.start(self._commands.run_queued)
+
+    async def _serve_until_stopped(self) -> None:
+        tasks = self._adapters.start(self._intake, self._group)
+        tasks.append(self._group.create_task(self._heartbeat.run(), name="heartbeat"))
+        tasks.append(self._group.create_task(self._access.follow(self._reloaded), name="access"))
+        self._schedules.start()
+        async with serve_control(self._loaded.control_socket, self._operator.handlers()):
             _settle_memory()
             notify(self._environ, "READY=1")
             model = self._live.config.model
-            log.info("daemon.started", adapters=sorted(parts.adapters.supervised), model=model.name or "offline")
+            log.info("daemon.started", adapters=sorted(self._adapters.supervised), model=model.name or "offline")
             if model.protocol == "offline":
                 log.warning("model.offline", hint=OFFLINE_HINT)
             _warn_of_unpriced(self._live.config)
             _log_caching(self._live.config)
             await self._stopping.wait()
             notify(self._environ, "STOPPING=1")
-            await self._wind_down(parts.lanes, parts.delivery)
-        parts.schedules.close()
-        await parts.commands.close()
+            await self._drain()
+        self._schedules.close()
+        await self._commands.close()
         for task in tasks:
             task.cancel()
 
-    def _put_together(self, group: asyncio.TaskGroup) -> _Parts:
-        """Every part with what it works with; nothing runs yet."""
-        store, live, clock, loaded = self._store, self._live, self._clock, self._loaded
-        adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), clock, _announce))
-        access = AccessControl(store, live)
-        gates = GateRegistry()
-        delivery = self._delivery = Delivery(store=store, adapters=adapters, gates=gates, clock=clock, group=group)
-        lanes = LaneDispatcher(group)
-        desk = CommandContext(
-            store=store,
-            live=live,
-            access=access,
-            lanes=lanes,
-            clock=clock,
-            health=adapters.health,
-            registry=REGISTRY,
-            deliver=delivery.wake,
-        )
-        commands = CommandRunner(desk, delivery, group)
-        lanes.staff(self._lane_parts(access, adapters, gates, delivery, commands))
-        heartbeat = Heartbeat(store, adapters, self._environ)
-        return _Parts(
-            adapters=adapters,
-            access=access,
-            delivery=delivery,
-            lanes=lanes,
-            commands=commands,
-            intake=GatewayIntake(
-                store=store,
-                live=live,
-                access=access,
-                registry=REGISTRY,
-                lanes=lanes,
-                commands=commands,
-                delivery=delivery,
-                clock=clock,
-            ),
-            heartbeat=heartbeat,
-            schedules=Schedules(store=store, live=live, clock=clock, attachments_folder=loaded.attachments),
-            operator=OperatorHandler(
-                loaded=lambda: self._loaded,
-                live=live,
-                store=store,
-                access=access,
-                adapters=adapters,
-                lanes=lanes,
-                delivery=delivery,
-                heartbeat=heartbeat,
-                clock=clock,
-                started_at=self._started_at,
-                local_url=lambda: _local_url(adapters),
-            ),
-        )
-
-    def _lane_parts(
-        self,
-        access: AccessControl,
-        adapters: AdapterRegistry,
-        gates: GateRegistry,
-        delivery: Delivery,
-        commands: CommandRunner,
-    ) -> LaneParts:
-        store, live, clock, loaded = self._store, self._live, self._clock, self._loaded
-        return LaneParts(
-            store=store,
-            live=live,
-            access=access,
-            turns=TurnRunner(
-                store=store,
-                live=live,
-                adapters=adapters,
-                gates=gates,
-                delivery=delivery,
-                titles=self._titles,
-                clock=clock,
-            ),
-            commands=commands,
-            attachments=AttachmentPreparer(
-                store=store,
-                live=live,
-                adapters=adapters,
-                delivery=delivery,
-                ears=self._ears,
-                clock=clock,
-                folder=loaded.attachments,
-            ),
-            clock=clock,
-            slots=asyncio.Semaphore(loaded.config.sessions.max_turns),
-        )
-
-    async def _wind_down(self, lanes: LaneDispatcher, delivery: Delivery) -> None:
+    async def _drain(self) -> None:
         """Let turns finish and answers go out, within bounds; a second signal cuts it short."""
         self._titles.stop()
         seconds = self._live.config.lifecycle.drain_seconds
-        log.info("daemon.draining", turns=lanes.running_count, seconds=seconds, hint="a second signal ends it at once")
-        if not await run_until(self._hurrying, _drain(lanes, delivery, seconds)):
-            await _drain(lanes, delivery, 0.0)
+        turns = self._lanes.running_count
+        log.info("daemon.draining", turns=turns, seconds=seconds, hint="a second signal ends it at once")
+        if not await run_until(self._hurrying, self._drain_within(seconds)):
+            await self._drain_within(0.0)
+
+    async def _drain_within(self, seconds: float) -> None:
+        cut = await self._lanes.drain(seconds)
+        if cut:
+            log.warning("daemon.turns_cut", count=cut)
+        await self._delivery.flush(min(FLUSH_SECONDS, seconds))
 
     # ---- signals, reload ---------------------------------------------------------------------------------------
 
@@ -358,7 +329,7 @@ class _Daemon:
             extra_tools=self._extra_tools,
             listeners=[NoticeListener(self._notice_settings)],
             on_wait=WaitNotice(
-                store=self._store, settings=self._notice_settings, deliver=self._deliver, clock=self._clock
+                store=self._store, settings=self._notice_settings, deliver=self._delivery.wake, clock=self._clock
             ),
             clock=self._clock,
         )
@@ -367,19 +338,6 @@ class _Daemon:
 
     def _notice_settings(self) -> NoticeConfig:
         return self._loaded.config.notices
-
-    def _deliver(self, chat_id: ChatId) -> None:
-        """Something is owed to a chat. The first agent is made before there is a delivery."""
-        if self._delivery is not None:
-            self._delivery.wake(chat_id)
-
-
-async def _take_up(parts: _Parts) -> None:
-    """Go on with what was left undone when the last process ended."""
-    await parts.access.load()
-    await parts.commands.start()
-    await parts.delivery.start()
-    await parts.lanes.start()
 
 
 def _log_caching(config: Config) -> None:
@@ -399,13 +357,6 @@ def _warn(warnings: Sequence[str]) -> None:
         log.warning("config.warned", reason=warning)
 
 
-async def _drain(lanes: LaneDispatcher, delivery: Delivery, seconds: float) -> None:
-    cut = await lanes.drain(seconds)
-    if cut:
-        log.warning("daemon.turns_cut", count=cut)
-    await delivery.flush(min(FLUSH_SECONDS, seconds))
-
-
 def _settle_memory() -> None:
     """Let go of what starting left behind, and never look at what stays for the whole run again.
 
@@ -420,8 +371,3 @@ def _settle_memory() -> None:
 def _announce(url: str) -> None:
     """The web chat is up: people read this line to open it."""
     print(f"\n  Open {url}\n" if sys.stdout.isatty() else f"Open {url}", flush=True)
-
-
-def _local_url(adapters: AdapterRegistry) -> str | None:
-    local = adapters.supervised.get("local")
-    return local.adapter.mint_url() if local is not None and isinstance(local.adapter, LocalAdapter) else None

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from sqlite3 import Connection
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from gateway.access.permissions import AccessControl
 from gateway.commands.long_work import LongWork
 from gateway.models.runtime import Runtime
+from gateway.turns.lanes import LaneDispatcher
 from hermes_state import outbox
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import Chat
@@ -65,31 +66,6 @@ class CommandResult:
     """Runs after the transaction, also when it failed."""
 
 
-class StoppableTurn(Protocol):
-    """A running turn whose work is cancelled and whose stop is about to be stored."""
-
-    @property
-    def turn(self) -> RunningTurn: ...
-
-    @property
-    def partial_text(self) -> str: ...
-
-    def settle(self) -> None:
-        """The stop is stored, or could not be: the lane goes on."""
-
-
-class LaneControl(Protocol):
-    """What commands may do to running turns."""
-
-    def running_turn(self, chat_id: ChatId) -> RunningTurn | None: ...
-
-    def running_in(self, key: ChatKey) -> RunningTurn | None: ...
-
-    def begin_stop(self, chat_id: ChatId, reason: str) -> StoppableTurn | None: ...
-
-    def wake(self, chat_id: ChatId) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandContext:
     """What command handlers work with."""
@@ -97,7 +73,7 @@ class CommandContext:
     store: Store
     live: Runtime
     access: AccessControl
-    lanes: LaneControl
+    lanes: LaneDispatcher
     clock: Clock
     health: Callable[[], Mapping[str, AdapterHealth]]
     registry: "CommandRegistry"

@@ -14,11 +14,11 @@ from gateway.commands.registry import (
     CommandKind,
     CommandResult,
     Invocation,
-    StoppableTurn,
     say,
 )
 from gateway.models.capacity import WINDOW_FROM
 from gateway.models.selection import name_of, route_of
+from gateway.turns.lanes import ActiveTurn
 from hermes_state import inbox, journal
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import Chat
@@ -54,14 +54,14 @@ async def stop(invocation: Invocation) -> CommandResult:
 
     async def settle() -> None:
         if stopping is not None:
-            stopping.settle()
+            stopping.settle_stop()
             return
         # The turn may have begun between our look and our transaction: its work must not go on for nothing.
         begun = desk.lanes.running_turn(chat.id)
         if begun is not None and await desk.store.read(journal.find_turn, begun.id) is None:
             late = desk.lanes.begin_stop(chat.id, STOPPED)
             if late is not None:
-                late.settle()
+                late.settle_stop()
         desk.lanes.wake(chat.id)  # a turn that waited had no lane to go on with what waits behind it
 
     return CommandResult(apply=partial(_stop, invocation, stopping, argument == "all", has_given_up), after=settle)
@@ -83,7 +83,7 @@ def _stop_work(invocation: Invocation) -> bool:
 
 def _stop(
     invocation: Invocation,
-    stopping: StoppableTurn | None,
+    stopping: ActiveTurn | None,
     is_all: bool,
     has_given_up: bool,
     db: Connection,

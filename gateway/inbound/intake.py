@@ -245,11 +245,11 @@ class GatewayIntake:
         except BaseException:
             write.cancel()
             if heard is not None and heard.stopping is not None:
-                heard.stopping.settle()  # no stored command will do it
+                heard.stopping.settle_stop()  # no stored command will do it
             raise
         if admitted.inbox_id is None:
             if heard is not None and heard.stopping is not None:
-                heard.stopping.settle()
+                heard.stopping.settle_stop()
         elif heard is not None and await heard.is_answered():
             await self._store.write(inbox.settle, admitted.inbox_id, InboxState.DONE, self._clock.now())
             return replace(admitted, inbox_id=None)

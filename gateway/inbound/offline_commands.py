@@ -14,7 +14,7 @@ import structlog
 from gateway.access.permissions import AccessControl
 from gateway.commands.registry import Command
 from gateway.commands.runner import CommandRunner
-from gateway.turns.lanes import LaneDispatcher, StoppingTurn
+from gateway.turns.lanes import ActiveTurn, LaneDispatcher
 from hermes_state.admin.pairings import UserRole
 from hermes_state.values import ChatKey, InboundMessage, Millis
 
@@ -35,7 +35,7 @@ class OfflineResult:
 
     at: Millis
     """When it was heard: a turn that began later is not what a `/stop` was about."""
-    stopping: StoppingTurn | None = None
+    stopping: ActiveTurn | None = None
     answering: asyncio.Task[bool] | None = None
     """Says whether the whole answer was sent."""
 

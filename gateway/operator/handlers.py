@@ -27,6 +27,7 @@ from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis, UserRef
+from platforms.local.adapter import LocalAdapter
 
 
 class OperatorHandler:
@@ -45,7 +46,6 @@ class OperatorHandler:
         heartbeat: Heartbeat,
         clock: Clock,
         started_at: Millis,
-        local_url: Callable[[], str | None],
     ) -> None:
         self._loaded = loaded
         self._live = live
@@ -57,7 +57,6 @@ class OperatorHandler:
         self._heartbeat = heartbeat
         self._clock = clock
         self._started_at = started_at
-        self._local_url = local_url
 
     def handlers(self) -> Mapping[str, Handler]:
         """By the name under which the command line asks."""
@@ -154,7 +153,9 @@ class OperatorHandler:
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         """An address that signs one browser in to the web chat."""
-        return {"url": self._local_url()}
+        local = self._adapters.supervised.get("local")
+        adapter = local.adapter if local is not None else None
+        return {"url": adapter.mint_url() if isinstance(adapter, LocalAdapter) else None}
 
 
 def _finding(line: ModelClient, rest: OpenCircuit) -> Finding:

@@ -27,7 +27,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunCommand:
+class QueuedCommand:
     """A command has come to its place in the queue."""
 
     row: InboxRow
@@ -40,7 +40,7 @@ class Hold:
     until: Millis
 
 
-Work: TypeAlias = Claim | RunCommand | Hold | None
+Work: TypeAlias = Claim | QueuedCommand | Hold | None
 """None: nothing to do. Notices alone start no turn; they go along with the next one."""
 
 
@@ -52,7 +52,7 @@ def next_work(rows: Sequence[InboxRow], *, merge_ms: int, paste_ms: int, now: Mi
         return None
     first = asked[0]
     if first.kind is InboxKind.COMMAND:
-        return RunCommand(row=first)
+        return QueuedCommand(row=first)
     burst = _burst(asked, merge_ms, paste_ms)
     last = burst[-1]
     if last.expects_more and len(burst) == len(asked) and paste_ms > 0:

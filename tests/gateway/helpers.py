@@ -29,7 +29,7 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.turns.attachments import AttachmentPreparer
-from gateway.turns.lanes import LaneDispatcher, LaneParts
+from gateway.turns.lanes import LaneDispatcher
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import Transcriber, transcription_line
@@ -358,7 +358,16 @@ class TestGateway:
             clock=clock,
             folder=self._folder / "attachments",
         )
-        self.lanes = LaneDispatcher(group)
+        self.lanes = LaneDispatcher(
+            store=store,
+            live=live,
+            access=self.access,
+            turns=self.turns,
+            attachments=self.files,
+            clock=clock,
+            max_turns=live.config.sessions.max_turns,
+            group=group,
+        )
         desk = CommandContext(
             store=store,
             live=live,
@@ -370,18 +379,6 @@ class TestGateway:
             deliver=self.delivery.wake,
         )
         self.commands = CommandRunner(desk, self.delivery, group)
-        self.lanes.staff(
-            LaneParts(
-                store=store,
-                live=live,
-                access=self.access,
-                turns=self.turns,
-                commands=self.commands,
-                attachments=self.files,
-                clock=clock,
-                slots=asyncio.Semaphore(live.config.sessions.max_turns),
-            )
-        )
         self.intake = GatewayIntake(
             store=store,
             live=live,
@@ -398,7 +395,7 @@ class TestGateway:
         await self.access.load()
         await self.commands.start()
         await self.delivery.start()
-        await self.lanes.start()
+        await self.lanes.start(self.commands.run_queued)
 
     # ---- people
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.turns.bursts import ARRIVAL_SLACK_MS, PLATFORM_CLOCK_MS, Claim, Hold, RunCommand, next_work
+from gateway.turns.bursts import ARRIVAL_SLACK_MS, PLATFORM_CLOCK_MS, Claim, Hold, QueuedCommand, next_work
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxRow, InboxState
 from hermes_state.values import ChatId, InboxId, Millis, UserRef
 
@@ -93,7 +93,7 @@ def test_notices_alone_start_nothing() -> None:
 
 def test_a_command_runs_in_its_place() -> None:
     command = row(0, kind=InboxKind.COMMAND)
-    assert next_work([command, row(1)], merge_ms=MERGE, paste_ms=PASTE, now=LATER) == RunCommand(row=command)
+    assert next_work([command, row(1)], merge_ms=MERGE, paste_ms=PASTE, now=LATER) == QueuedCommand(row=command)
 
 
 def test_a_piece_is_held_for_the_next_one_and_no_longer() -> None:

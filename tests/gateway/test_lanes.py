@@ -10,7 +10,7 @@ import pytest
 from agent.model.base import ModelReply, ModelRequest
 from agent.tools.registry import Tool, ToolContext
 from gateway.inbound.offline_commands import STOPPED
-from gateway.turns.lanes import BURIED_SENTENCE
+from gateway.turns.lanes import DEAD_LETTER_SENTENCE
 from gateway.turns.runner import CRASH_SENTENCE, DEADLINE_SENTENCE, RESTART_SENTENCE
 from hermes_state import journal
 from hermes_state.aio import Backoff
@@ -483,7 +483,7 @@ async def test_a_message_that_breaks_its_lane_is_put_aside_and_the_chat_goes_on(
         file = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="f", name="a.txt")
         await gateway.say("poison", files=[file])
         await gateway.say("hello")
-        assert await gateway.replies(2) == [BURIED_SENTENCE, "echo: hello"]
+        assert await gateway.replies(2) == [DEAD_LETTER_SENTENCE, "echo: hello"]
         assert await gateway.inbox_states() == ["dead", "done"]
 
 
@@ -604,7 +604,7 @@ async def test_idle_lanes_leave_nothing_behind(store: Store, tmp_path: Path) -> 
             await gateway.ask("hi", chat=chat(number))
         await eventually(lambda: not gateway.lanes._lanes, "lanes are gone")
         assert not gateway.lanes._tasks
-        assert not gateway.lanes._board
+        assert not gateway.lanes.active
         await eventually(lambda: not gateway.delivery._wakes, "delivery is idle")
         assert len(gateway.gates._gates) == 0
         assert gateway.lanes.running_count == 0

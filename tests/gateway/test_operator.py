@@ -5,26 +5,28 @@ import pytest
 
 from gateway.config import LoadedConfig
 from gateway.operator.handlers import OperatorHandler
+from gateway.outbound.adapters import AdapterRegistry
 from gateway.vitals import Heartbeat
 from hermes_state.errors import AuthRejected, CommandError
 from hermes_state.store.writer import Store
+from platforms.local.adapter import LocalAdapter, LocalSettings
 from tests.gateway.helpers import EVE, Hang, TestGateway, serving
+from tests.platforms.contract import RecordingIntake, running
 
 
-def operator(gateway: TestGateway, url: str | None = None) -> OperatorHandler:
+def operator(gateway: TestGateway, adapters: AdapterRegistry | None = None) -> OperatorHandler:
     loaded = LoadedConfig(config=gateway.live.config, home=Path("/nowhere"), warnings=(), sources={})
     return OperatorHandler(
         loaded=lambda: loaded,
         live=gateway.live,
         store=gateway.store,
         access=gateway.access,
-        adapters=gateway.adapters,
+        adapters=adapters or gateway.adapters,
         lanes=gateway.lanes,
         delivery=gateway.delivery,
         heartbeat=Heartbeat(gateway.store, gateway.adapters, {}),
         clock=gateway.clock,
         started_at=gateway.clock.now(),
-        local_url=lambda: url,
     )
 
 
@@ -96,6 +98,11 @@ async def test_what_was_said_is_looked_up_without_the_secrets_that_are_configure
 
 async def test_the_address_of_the_web_chat_is_given_out(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        assert await operator(gateway, "http://127.0.0.1:8765/x").handlers()["local.url"]({}) == {
-            "url": "http://127.0.0.1:8765/x"
-        }
+        settings = LocalSettings(state_dir=tmp_path, port=0)
+        local = LocalAdapter(settings, store=store, menu=(), clock=gateway.clock)
+        ask = operator(gateway, AdapterRegistry({"local": local})).handlers()["local.url"]
+        assert await ask({}) == {"url": None}
+        async with running(local, RecordingIntake()):
+            url = (await ask({}))["url"]
+            assert url.startswith(f"{local.url}?token=")
+        assert await operator(gateway).handlers()["local.url"]({}) == {"url": None}
