@@ -162,6 +162,11 @@ class CommandRegistry:
     def find(self, name: str) -> Command | None:
         return self._by_name.get(name)
 
+    def resolve(self, text: str) -> tuple[ParsedCommand | None, Command | None]:
+        """The command line in a message and the command it names; None twice for an ordinary message."""
+        parsed = parse(text)
+        return parsed, self.find(parsed.name) if parsed is not None else None
+
     def nearest(self, name: str) -> str | None:
         """The known name that a misspelt one most likely meant."""
         close = difflib.get_close_matches(name, self._by_name, n=1)

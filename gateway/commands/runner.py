@@ -118,9 +118,8 @@ class CommandRunner:
 
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
         """What the command does; every refusal is an answer."""
-        parsed = parse(row.payload.text)
+        parsed, command = self._desk.registry.resolve(row.payload.text)
         assert parsed is not None, "only command lines are stored as commands"
-        command = self._desk.registry.find(parsed.name)
         role = self._desk.access.role_of(row.sender_ref)
         if role is None:
             return say("You have no access any more.")
@@ -137,8 +136,7 @@ class CommandRunner:
         return f"I do not know /{name}.{hint} /help lists what I know."
 
     def _kind_of(self, row: InboxRow) -> CommandKind:
-        parsed = parse(row.payload.text)
-        command = self._desk.registry.find(parsed.name) if parsed else None
+        _, command = self._desk.registry.resolve(row.payload.text)
         return command.kind if command is not None else CommandKind.READ
 
 

@@ -12,7 +12,7 @@ import structlog
 
 from gateway.access.pairing import PairingReply, offer_pairing, turn_down
 from gateway.access.permissions import AccessControl, AccessDecision
-from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand, parse
+from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
 from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, apply_deletion, apply_edit
 from gateway.inbound.offline_commands import OfflineCommands
@@ -91,8 +91,7 @@ class GatewayIntake:
         """See `platforms.base.Intake.overhear`."""
         if not isinstance(event, InboundMessage) or not self._access.admits(event):
             return
-        parsed = parse(event.text)
-        command = self._registry.find(parsed.name) if parsed is not None else None
+        _, command = self._registry.resolve(event.text)
         if command is None:
             return
         key = self._key_of(event.chat, event.chat_kind, event.sender)
@@ -122,20 +121,21 @@ class GatewayIntake:
     # ---- messages ---------------------------------------------------------------------------------------------
 
     async def _accept_message(self, message: InboundMessage, cursor: Cursor | None) -> None:
-        if message.is_bare_command and not self._is_known_command(message.text):
+        parsed, command = self._registry.resolve(message.text)
+        if message.is_bare_command and command is None:
             message = replace(message, is_addressed=False)  # for another bot of the group
         verdict = self._access.judge(message)
         if verdict is AccessDecision.ADMITTED:
-            await self._admit(message, cursor)
+            await self._admit(message, parsed, command, cursor)
         elif verdict is AccessDecision.STRANGER or (verdict is AccessDecision.DENIED and message.ticket is not None):
             await self._answer_stranger(message, verdict, cursor)
         elif cursor is not None:
             await self.mark_seen(cursor)
 
-    async def _admit(self, message: InboundMessage, cursor: Cursor | None) -> None:
+    async def _admit(
+        self, message: InboundMessage, parsed: ParsedCommand | None, command: Command | None, cursor: Cursor | None
+    ) -> None:
         key = self._key_of(message.chat, message.chat_kind, message.sender)
-        parsed = parse(message.text)
-        command = self._registry.find(parsed.name) if parsed is not None else None
         running = self._lanes.running_in(key)
         admission = self._admission(message, key, parsed, command, running, cursor)
         is_stop = command is not None and command.name == "stop"
@@ -207,16 +207,9 @@ class GatewayIntake:
 
     def _message_text(self, text: str) -> str:
         """What the model reads of a message: `/queue <words>` is a message made of its words."""
-        parsed = parse(text)
-        command = self._registry.find(parsed.name) if parsed is not None else None
-        is_message = (
-            parsed is not None and command is not None and command.kind is CommandKind.MESSAGE and parsed.argument
-        )
-        return parsed.argument if parsed is not None and is_message else text
-
-    def _is_known_command(self, text: str) -> bool:
-        parsed = parse(text)
-        return parsed is not None and self._registry.find(parsed.name) is not None
+        parsed, command = self._registry.resolve(text)
+        is_message = command is not None and command.kind is CommandKind.MESSAGE
+        return parsed.argument if parsed is not None and is_message and parsed.argument else text
 
     def _interrupts(self, admission: AcceptedEvent, running: RunningTurn) -> bool:
         return (
