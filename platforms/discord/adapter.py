@@ -33,7 +33,7 @@ from platforms.discord.files import FileRef
 from platforms.discord.inbound import PLATFORM
 from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
-from platforms.discord.slash import ButtonCommands, InteractionHandler, Tickets, publish_menu
+from platforms.discord.slash import InteractionHandler, Tickets, button_commands, publish_menu
 
 STOP_SECONDS = 0.5
 """How long the SDK may take to follow an order to stop before it is told again."""
@@ -81,7 +81,7 @@ class DiscordAdapter:
         self._menu = tuple(menu)
         self._clock = clock
         self._tickets = Tickets()
-        self._buttons = ButtonCommands(store)
+        self._buttons = button_commands(store)
         self._client: GatewayClient | None = None
         self._sender: DiscordSender | None = None
         self._state = AdapterState.STARTING

@@ -25,7 +25,8 @@ from hermes_state.values import (
     Sender,
 )
 from platforms.discord.files import FileRef
-from platforms.discord.rendering import LIMIT, utf16_units
+from platforms.discord.rendering import LIMIT
+from platforms.text import utf16_units
 
 PLATFORM = "discord"
 NEARLY_FULL = LIMIT - 200

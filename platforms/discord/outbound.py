@@ -17,10 +17,11 @@ from discord.http import HTTPClient, Route
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, Millis
 from platforms.base import Preview, SendRequest
+from platforms.buttons import ButtonCommands
 from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketExpired, rest_errors
 from platforms.discord.inbound import snowflake_at
 from platforms.discord.rendering import LIMIT, render
-from platforms.discord.slash import ButtonCommands, Ticket, Tickets
+from platforms.discord.slash import Ticket, Tickets, components
 
 NONCE_MS = 120_000
 """How long after the first attempt Discord surely still knows the nonce."""
@@ -92,7 +93,7 @@ class DiscordSender:
         text = request.part.plain if request.is_plain else request.part.text
         payload: dict[str, object] = {"content": text, "allowed_mentions": NO_MENTIONS}
         if request.part.buttons or request.replaces is not None:
-            payload["components"] = await self._buttons.components(request.part.buttons)
+            payload["components"] = await components(self._buttons, request.part.buttons)
         return payload
 
     async def _deliver(self, request: SendRequest, payload: dict[str, object]) -> str:

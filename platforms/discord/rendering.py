@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from hermes_state.values import OutboundPart
+from platforms.text import longest_prefix, utf16_units
 
 LIMIT = 2000
 """Longest Discord message in UTF-16 code units."""
@@ -61,11 +62,6 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
                 packer.add_code(language, lines)
     parts = [part for part in packer.finish() if not is_blank(part)] or [NOTHING]
     return tuple(OutboundPart(text=part, plain=part) for part in parts)
-
-
-def utf16_units(text: str) -> int:
-    """Length as platforms count it: characters outside the basic plane count twice."""
-    return len(text) + sum(character > "\uffff" for character in text)
 
 
 def is_blank(text: str) -> bool:
@@ -286,16 +282,10 @@ def _cut_hard(line: str, limit: int) -> Iterator[str]:
 
 def _head(line: str, limit: int) -> str:
     """The longest beginning within `limit` units that does not part a character from its marks."""
-    units = 0
-    end = 0
-    for end, character in enumerate(line):  # noqa: B007
-        units += 2 if character > "\uffff" else 1
-        if units > limit:
-            break
-    least = max(1, end - 16)
-    cut = end
-    while cut > least and (
+    end = cut = len(longest_prefix(line, limit))
+    min_cut = max(1, end - 16)
+    while cut > min_cut and (
         line[cut] in _JOINERS or line[cut - 1] == "\u200d" or line[cut - 1] == "\\" or unicodedata.combining(line[cut])
     ):
         cut -= 1
-    return line[:cut] if cut > least else line[:end]
+    return line[:cut] if cut > min_cut else line[:end]

@@ -18,6 +18,7 @@ from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Button, InputKind
 from platforms.base import CommandMenuItem
+from platforms.buttons import ButtonCommands
 from platforms.discord.errors import rest_errors
 from platforms.discord.event_queue import EventQueue, InteractionEvent
 from platforms.discord.inbound import Reader
@@ -41,8 +42,6 @@ DEFERRED_UPDATE = 6
 
 STRING_OPTION = 3
 ACTION_ROW, BUTTON, SECONDARY = 1, 2, 2
-
-_IN_PLACE, _NOTED = "c:", "n:"
 
 log = structlog.get_logger(__name__)
 
@@ -93,41 +92,26 @@ def _short(text: str, length: int) -> str:
 # Buttons
 
 
-class ButtonCommands:
-    """What a button carries: its command where 100 characters suffice, else the name of a durable note."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def components(self, buttons: Sequence[Button]) -> list[dict[str, object]]:
-        """Rows of buttons for the API. Raises `StoreUnavailable`."""
-        made: list[dict[str, object]] = []
-        for button in buttons[: BUTTONS_A_ROW * MAX_ROWS]:
-            custom_id = await self._custom_id(button.command)
-            label = _short(button.label, LABEL_LENGTH)
-            made.append({"type": BUTTON, "style": SECONDARY, "label": label, "custom_id": custom_id})
-        rows = [made[start : start + BUTTONS_A_ROW] for start in range(0, len(made), BUTTONS_A_ROW)]
-        return [{"type": ACTION_ROW, "components": row} for row in rows]
-
-    async def command(self, custom_id: str) -> str | None:
-        """The command of a pressed button, None if it is none of ours. Raises `StoreUnavailable`."""
-        if custom_id.startswith(_IN_PLACE):
-            return custom_id.removeprefix(_IN_PLACE)
-        if custom_id.startswith(_NOTED):
-            return await self._store.read(load_note, _note_key(custom_id))
-        return None
-
-    async def _custom_id(self, command: str) -> str:
-        custom_id = _IN_PLACE + command
-        if len(custom_id) <= CUSTOM_ID_LENGTH:
-            return custom_id
-        custom_id = _NOTED + hashlib.blake2s(command.encode(), digest_size=16).hexdigest()
-        await self._store.write(save_note, _note_key(custom_id), command)
-        return custom_id
+def button_commands(store: Store) -> ButtonCommands:
+    """The commands behind the buttons of Discord."""
+    return ButtonCommands(
+        store=store,
+        note_prefix="discord.button.",
+        hash_mark="n:",
+        fits=lambda data: len(data) <= CUSTOM_ID_LENGTH,
+        digest=lambda command: hashlib.blake2s(command, digest_size=16).hexdigest(),
+    )
 
 
-def _note_key(custom_id: str) -> str:
-    return f"discord.button.{custom_id.removeprefix(_NOTED)}"
+async def components(commands: ButtonCommands, buttons: Sequence[Button]) -> list[dict[str, object]]:
+    """Rows of buttons as Discord's API takes them. Raises `StoreUnavailable`."""
+    made: list[dict[str, object]] = []
+    for button in buttons[: BUTTONS_A_ROW * MAX_ROWS]:
+        custom_id = await commands.data_for(button.command)
+        label = _short(button.label, LABEL_LENGTH)
+        made.append({"type": BUTTON, "style": SECONDARY, "label": label, "custom_id": custom_id})
+    rows = [made[start : start + BUTTONS_A_ROW] for start in range(0, len(made), BUTTONS_A_ROW)]
+    return [{"type": ACTION_ROW, "components": row} for row in rows]
 
 
 # Interactions and the right to answer them in their place
@@ -217,7 +201,7 @@ class InteractionHandler:
 
     async def _pressed(self, interaction: discord.Interaction) -> str | None:
         try:
-            return await self._buttons.command(str(_data(interaction).get("custom_id", "")))
+            return await self._buttons.command_of(str(_data(interaction).get("custom_id", "")))
         except StoreUnavailable:
             log.warning("discord.button_lost")
             return None

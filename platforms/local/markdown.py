@@ -17,6 +17,8 @@ from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup, escape
 
+from platforms.text import longest_prefix, utf16_units
+
 _SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
 _LANGUAGE = re.compile(r"[\w+#.-]{1,30}")
 _OPENING_CHARS = 60
@@ -38,13 +40,13 @@ def split_parts(text: str, max_units: int) -> list[str]:
 
     A code block that is cut is closed at the end of its piece and opened again in the next. `max_units` is 200 or more.
     """
-    if _units(text) <= max_units:
+    if utf16_units(text) <= max_units:
         return [text]
     pieces: list[str] = []
     piece, opening = "", ""
     for line in _short_lines(text, max_units - 2 * (_OPENING_CHARS + 1)):
         after = _open_fence(opening, line)
-        if piece and _units(piece) + _units(line) + _units(_closing(after)) > max_units:
+        if piece and utf16_units(piece) + utf16_units(line) + utf16_units(_closing(after)) > max_units:
             pieces.append(piece + _closing(opening))
             piece = f"{opening}\n" if opening else ""
         piece += line
@@ -55,7 +57,7 @@ def split_parts(text: str, max_units: int) -> list[str]:
 
 def _short_lines(text: str, max_units: int) -> Iterator[str]:
     for line in text.splitlines(keepends=True):
-        while _units(line) > max_units:
+        while utf16_units(line) > max_units:
             head = _head(line, max_units)
             yield f"{head}\n"
             line = line[len(head) :]
@@ -64,9 +66,7 @@ def _short_lines(text: str, max_units: int) -> Iterator[str]:
 
 def _head(line: str, max_units: int) -> str:
     """The longest beginning of `line` that fits with a line end, cut after a space if there is one."""
-    head = line[: max_units - 1]
-    while _units(head) > max_units - 1:
-        head = head[: len(head) - (_units(head) - max_units + 2) // 2]
+    head = longest_prefix(line, max_units - 1)
     at = head.rfind(" ")
     return head[: at + 1] if at > 0 else head
 
@@ -89,10 +89,6 @@ def _closing(opening: str) -> str:
 
 def _marker(opening: str) -> str:
     return opening[: len(opening) - len(opening.lstrip(opening[0]))]
-
-
-def _units(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _is_safe_link(url: str) -> bool:

@@ -18,13 +18,12 @@ from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
 from platforms.telegram import rendering
-from platforms.telegram.buttons import ButtonCommands
 from platforms.telegram.errors import translated
 from platforms.telegram.files import fetch
 from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, BotIdentity
 from platforms.telegram.liveness import Liveness
 from platforms.telegram.menu import publish_menu
-from platforms.telegram.outbound import TelegramSender
+from platforms.telegram.outbound import TelegramSender, button_commands
 from platforms.telegram.polling import Poller
 from platforms.telegram.queue import UpdateQueue
 from platforms.telegram.settings import TelegramSettings
@@ -62,7 +61,7 @@ class TelegramAdapter:
         self._menu = menu
         self._clock = clock
         self._account = account
-        self._buttons = ButtonCommands(store, account)
+        self._buttons = button_commands(store, account)
         self._liveness = Liveness(clock, settings.stall_seconds)
         self._connection: _Connection | None = None
 

@@ -17,6 +17,7 @@ from hermes_state.values import (
     Quote,
     Sender,
 )
+from platforms.text import utf16_units
 
 PLATFORM: Final = "telegram"
 
@@ -189,7 +190,7 @@ def _millis(message: Message) -> Millis:
 
 def _is_near_limit(text: str) -> bool:
     # Half as many characters cannot reach the limit even if each took two units: most messages end here.
-    return len(text) * 2 >= MORE_FOLLOWS_UNITS and len(text.encode("utf-16-le")) // 2 >= MORE_FOLLOWS_UNITS
+    return len(text) * 2 >= MORE_FOLLOWS_UNITS and utf16_units(text) >= MORE_FOLLOWS_UNITS
 
 
 # Being addressed

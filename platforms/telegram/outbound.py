@@ -1,7 +1,9 @@
 """Sending: parts, previews and signals as calls of the Bot API."""
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import time
 from collections.abc import Awaitable, Iterator
 from typing import TypeVar
@@ -13,9 +15,10 @@ from telegram.constants import ChatAction
 from telegram.error import BadRequest, InvalidToken, TelegramError
 
 from hermes_state.errors import PlatformError, RateLimited, SendAmbiguous
+from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import Preview, SendRequest
-from platforms.telegram.buttons import ButtonCommands
+from platforms.buttons import ButtonCommands
 from platforms.telegram.errors import is_not_editable, is_not_modified, is_topic_gone, translated
 from platforms.telegram.rendering import marked_as_repeat, render
 
@@ -24,9 +27,23 @@ log = structlog.get_logger(__name__)
 LABEL_CHARACTERS = 64
 """Longer labels are cut by the apps anyway."""
 
+MAX_BUTTON_BYTES = 64
+"""Most that Telegram takes as a button's `callback_data`."""
+
 _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten sources is not about the first of them
 
 T = TypeVar("T")
+
+
+def button_commands(store: Store, account: str) -> ButtonCommands:
+    """The commands behind the buttons of one bot."""
+    return ButtonCommands(
+        store=store,
+        note_prefix=f"{account}.button.",
+        hash_mark="h:",
+        fits=lambda data: len(data.encode()) <= MAX_BUTTON_BYTES,
+        digest=lambda command: base64.urlsafe_b64encode(hashlib.sha256(command).digest()[:24]).decode(),
+    )
 
 
 class TelegramSender:

@@ -14,7 +14,7 @@ from telegram.error import NetworkError
 from hermes_state.errors import StoreUnavailable
 from hermes_state.values import Clock, InboundMessage
 from platforms.base import Intake
-from platforms.telegram.buttons import ButtonCommands
+from platforms.buttons import ButtonCommands
 from platforms.telegram.inbound import PLATFORM, BotIdentity, ChatMigration, Received, read_press, read_update
 
 log = structlog.get_logger(__name__)

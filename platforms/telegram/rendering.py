@@ -14,6 +14,7 @@ from telegramify_markdown import MessageEntity, RenderConfig, convert
 
 from hermes_state.values import OutboundPart
 from platforms.telegram.inbound import MESSAGE_UNITS
+from platforms.text import longest_prefix, utf16_units
 
 REPEAT_MARK = "(possibly a repeat) "
 """Begins a part that may be visible already."""
@@ -95,10 +96,6 @@ def marked_as_repeat(part: OutboundPart) -> OutboundPart:
         markup=orjson.dumps(entities).decode() if entities else "",
         buttons=part.buttons,
     )
-
-
-def utf16_units(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
 def _encodable(text: str) -> str:
@@ -216,9 +213,7 @@ def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntit
         formatted = entities[PART_ENTITIES].offset - unit
         if formatted >= STUB_UNITS:
             budget = min(budget, formatted)
-    window = text[start : start + budget]
-    if not window.isascii():
-        window = window.encode("utf-16-le")[: budget * 2].decode("utf-16-le", "ignore")  # no half of a pair
+    window = longest_prefix(text[start : start + budget], budget)
     end = start + max(1, len(window))
     if end >= len(text):
         return len(text)

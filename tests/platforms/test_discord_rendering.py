@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from platforms.base import SendRequest
-from platforms.discord.rendering import LIMIT, render, utf16_units
+from platforms.discord.rendering import LIMIT, render
+from platforms.text import utf16_units
 from tests.platforms.contract import RecordingIntake, running
 from tests.platforms.discord_harness import DiscordHarness, chat
 from tests.sampling import sample

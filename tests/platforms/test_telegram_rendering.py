@@ -21,8 +21,8 @@ from platforms.telegram.rendering import (
     PART_UNITS,
     marked_as_repeat,
     render,
-    utf16_units,
 )
+from platforms.text import utf16_units
 from tests.fakes import tg_markup
 from tests.sampling import sample
 
