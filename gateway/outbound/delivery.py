@@ -17,7 +17,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from gateway.outbound.adapters import AdapterRegistry
-from gateway.outbound.gates import Gate, GateRegistry
+from gateway.outbound.gates import FloodControl, GateRegistry
 from hermes_state import outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.chats import Chat, load_chat, move_chat
@@ -88,6 +88,7 @@ class Delivery:
         adapter = self._adapters.of(chat)
         if adapter is None:
             return False
+        flood = self._gates.flood_of(chat)
         digest = hashlib.sha256(asked.event_ref.encode()).hexdigest()[:16]
         try:
             for number, part in enumerate(await _render(adapter, outbox.SentParts(markdown=markdown))):
@@ -98,7 +99,8 @@ class Delivery:
                     reply_to=asked.message_ref if asked.chat_kind.is_shared else None,
                     ticket=asked.ticket,
                 )
-                await self._send_or_plain(adapter, request)
+                with flood.obeyed():
+                    await self._send_or_plain(adapter, request)
         except PlatformError as error:
             log.info("delivery.unstored_failed", chat=chat.name, error=type(error).__name__)
             return False
@@ -138,10 +140,11 @@ class Delivery:
 
     async def _send_next(self, chat_id: ChatId) -> float | None:
         """Send what is due first. Returns seconds to wait, 0 for none, or None when nothing is owed."""
-        gate = self._gates.of(chat_id)
         try:
-            async with gate.passing():  # what is read in here is what is sent: a preview may just have named its place
-                return await self._send_first(chat_id, gate)
+            async with self._gates.of(
+                chat_id
+            ).passing():  # what is read in here is what is sent: a preview may just have named its place
+                return await self._send_first(chat_id)
         except StateError as error:
             log.warning("delivery.delayed", error=str(error))
             return STORE_PAUSE_SECONDS
@@ -149,7 +152,7 @@ class Delivery:
             log.exception("delivery.crashed", chat_id=chat_id)
             return CRASH_PAUSE_SECONDS
 
-    async def _send_first(self, chat_id: ChatId, gate: Gate) -> float | None:
+    async def _send_first(self, chat_id: ChatId) -> float | None:
         chat, rows = await self._store.read(_load, chat_id)
         if not rows:
             return None
@@ -159,14 +162,15 @@ class Delivery:
             return None
         if adapter.health().state is AdapterState.STARTING:
             return STARTING_PAUSE_SECONDS  # an attempt now would certainly fail, and count as one that may be repeated
-        wait_ms = max(rows[0].next_at - self._clock.now(), math.ceil(gate.penalty_seconds * 1000))
+        flood = self._gates.flood_of(chat.key)
+        wait_ms = max(rows[0].next_at - self._clock.now(), math.ceil(flood.penalty_seconds * 1000))
         if wait_ms > 0:
             return wait_ms / 1000
         with bound_contextvars(chat=chat.key.name, outbox_id=rows[0].id):
-            await self._send(chat, rows[0], adapter, gate)
+            await self._send(chat, rows[0], adapter, flood)
         return 0.0
 
-    async def _send(self, chat: Chat, row: OutboxRow, adapter: PlatformAdapter, gate: Gate) -> None:
+    async def _send(self, chat: Chat, row: OutboxRow, adapter: PlatformAdapter, flood: FloodControl) -> None:
         parts = None if row.written is None else await _render(adapter, row.written)
         part = row.rendered if parts is None else parts[0]
         assert part is not None, "a row is either written or rendered"
@@ -184,10 +188,9 @@ class Delivery:
             first_tried_at=row.first_tried_at or now,
         )
         try:
-            with own_cancellation():
+            with own_cancellation(), flood.obeyed():
                 ref = await self._send_or_plain(adapter, request)
         except RateLimited as error:
-            gate.close_for(error.retry_after)
             log.info("delivery.rate_limited", retry_after=error.retry_after)
             await self._retry(row, is_repeat, error, Millis(self._clock.now() + int(error.retry_after * 1000)))
         except (ChatUnreachable, MessageRejected) as error:

@@ -1,16 +1,17 @@
-"""One gate per chat: everything that is sent to a chat goes through it, one thing at a time.
+"""Gates and flood control: how what is sent to a chat is throttled.
 
-What must arrive (the outbox) waits its turn and waits penalties out. What is only nice to have (previews,
-typing) passes when nobody waits and no penalty is on, and is shed otherwise.
+A gate lets one thing through at a time. What must arrive (the outbox) waits its turn and waits penalties out. What is
+only nice to have (previews, typing) passes when nobody waits and no penalty is on, and is shed otherwise.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from weakref import WeakValueDictionary
 
-from hermes_state.values import ChatId
+from hermes_state.errors import RateLimited
+from hermes_state.values import ChatId, ChatKey
 
 
 class Gate:
@@ -19,30 +20,15 @@ class Gate:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._waiting = 0
-        self._closed_until = 0.0
-
-    @property
-    def penalty_seconds(self) -> float:
-        """How long nothing may be sent; 0 when the gate is open."""
-        return max(0.0, self._closed_until - time.monotonic())
 
     @property
     def is_free(self) -> bool:
         """Whether something that may be shed can pass now."""
-        return not self._lock.locked() and self._waiting == 0 and self.penalty_seconds == 0
-
-    def close_for(self, seconds: float) -> None:
-        """The platform asked for silence; a shorter request never shortens a longer one."""
-        self._closed_until = max(self._closed_until, time.monotonic() + seconds)
-        # The timer holds on to the gate: a penalty must outlive those who are sending right now.
-        asyncio.get_running_loop().call_later(seconds, self._keep)
-
-    def _keep(self) -> None:
-        """Nothing: `penalty_seconds` looks at the time itself."""
+        return not self._lock.locked() and self._waiting == 0
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """Hold the gate while sending. Does not wait for a penalty to end: its owner looks at it first."""
+        """Hold the gate while sending."""
         self._waiting += 1
         try:
             await self._lock.acquire()
@@ -54,11 +40,44 @@ class Gate:
             self._lock.release()
 
 
+class FloodControl:
+    """Penalty that a platform has put on one of its chats: it holds for all topics and people of that chat."""
+
+    def __init__(self) -> None:
+        self._ends = 0.0
+
+    @property
+    def penalty_seconds(self) -> float:
+        """Seconds in which nothing may be sent; 0 when there is no penalty."""
+        return max(0.0, self._ends - time.monotonic())
+
+    def close_for(self, seconds: float) -> None:
+        """Note that the platform asked for silence; a shorter request never shortens a longer one."""
+        self._ends = max(self._ends, time.monotonic() + seconds)
+        # The timer holds on to this object: a penalty must outlive those who are sending right now.
+        asyncio.get_running_loop().call_later(seconds, self._keep)
+
+    def _keep(self) -> None:
+        """Nothing: `penalty_seconds` looks at the time itself."""
+
+    @contextmanager
+    def obeyed(self) -> Iterator[None]:
+        """Send within this block: raises `RateLimited` at once while a penalty is on, and notes a new one."""
+        if (seconds := self.penalty_seconds) > 0:
+            raise RateLimited(seconds)  # every request would make the penalty longer
+        try:
+            yield
+        except RateLimited as error:
+            self.close_for(error.retry_after)
+            raise
+
+
 class GateRegistry:
-    """The gates of all chats that are being sent to; a gate goes when nobody holds it and no penalty is on."""
+    """Gates and flood control of all chats that are being sent to; each goes when nobody needs it any more."""
 
     def __init__(self) -> None:
         self._gates: WeakValueDictionary[ChatId, Gate] = WeakValueDictionary()
+        self._floods: WeakValueDictionary[tuple[str, str, str], FloodControl] = WeakValueDictionary()
 
     def of(self, chat_id: ChatId) -> Gate:
         """The one gate of a chat."""
@@ -66,3 +85,11 @@ class GateRegistry:
         if gate is None:
             gate = self._gates[chat_id] = Gate()
         return gate
+
+    def flood_of(self, chat: ChatKey) -> FloodControl:
+        """The flood control of a chat as its platform counts: one for all topics and people in it."""
+        key = (chat.platform, chat.account, chat.chat_ref)
+        flood = self._floods.get(key)
+        if flood is None:
+            flood = self._floods[key] = FloodControl()
+        return flood

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from gateway.outbound.gates import Gate
+from gateway.outbound.gates import FloodControl, Gate
 from hermes_state.aio import own_cancellation, wait_until
-from hermes_state.errors import PlatformError, RateLimited, StateError
+from hermes_state.errors import PlatformError, StateError
 from hermes_state.journal import RunningTurn
 from platforms.base import Capabilities, PlatformAdapter, Preview
 
@@ -39,11 +39,13 @@ class LivePreview:
         turn: RunningTurn,
         adapter: PlatformAdapter | None,
         gate: Gate,
+        flood: FloodControl,
         note_ref: Callable[[str], Awaitable[None]],
     ) -> None:
         self._turn = turn
         self._adapter = adapter
         self._gate = gate
+        self._flood = flood
         self._note_ref = note_ref
         self._ref = self._noted_ref = turn.preview_ref
         self._changed = asyncio.Event()
@@ -85,8 +87,6 @@ class LivePreview:
                 with own_cancellation():
                     async with asyncio.timeout(REQUEST_SECONDS):
                         await self._show_something(adapter)
-            except RateLimited as error:
-                self._gate.close_for(error.retry_after)
             except (PlatformError, StateError, TimeoutError) as error:
                 log.debug("preview.failed", error=type(error).__name__)
             except Exception:  # an SDK's bug must not cost the answer, which this only foreshadows
@@ -95,7 +95,7 @@ class LivePreview:
             self._changed.clear()
             if self.text == self._shown and not self._closed.is_set():
                 await wait_until(self._changed, self._renewal_seconds(adapter.capabilities))
-            is_over = await wait_until(self._closed, max(interval, self._gate.penalty_seconds))
+            is_over = await wait_until(self._closed, max(interval, self._flood.penalty_seconds))
 
     def _interval(self, adapter: PlatformAdapter) -> float:
         capabilities = adapter.capabilities
@@ -103,14 +103,18 @@ class LivePreview:
         return capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
 
     async def _show_something(self, adapter: PlatformAdapter) -> None:
-        if not self._gate.is_free:
+        if not self._gate.is_free or self._flood.penalty_seconds > 0:
             return
         async with self._gate.passing():
-            if self.text.strip() and (self.text != self._shown or self._is_fading(adapter.capabilities)):
-                await self._show_text(adapter, self.text)
-            elif self._is_typing_due(adapter):
-                await adapter.show_typing(self._turn.chat)
-                self._typed_at = time.monotonic()
+            with self._flood.obeyed():
+                await self._show_text_or_typing(adapter)
+
+    async def _show_text_or_typing(self, adapter: PlatformAdapter) -> None:
+        if self.text.strip() and (self.text != self._shown or self._is_fading(adapter.capabilities)):
+            await self._show_text(adapter, self.text)
+        elif self._is_typing_due(adapter):
+            await adapter.show_typing(self._turn.chat)
+            self._typed_at = time.monotonic()
 
     async def _show_text(self, adapter: PlatformAdapter, text: str) -> None:
         preview = Preview(

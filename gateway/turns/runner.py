@@ -71,7 +71,9 @@ class TurnRunner:
         async def note(ref: str) -> None:
             await self._store.write(journal.note_preview, turn.id, ref)
 
-        return LivePreview(turn, self._adapters.of(turn.chat), self._gates.of(turn.chat_id), note)
+        return LivePreview(
+            turn, self._adapters.of(turn.chat), self._gates.of(turn.chat_id), self._gates.flood_of(turn.chat), note
+        )
 
     async def run(self, turn: RunningTurn, preview: LivePreview) -> None:
         """Take the turn to its end. Cancelled, it leaves the turn open with every finished step stored.

@@ -4,8 +4,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from typing import TypeVar
 
 import structlog
@@ -14,7 +13,7 @@ from telegram import InlineKeyboardButton, InlineKeyboardMarkup, LinkPreviewOpti
 from telegram.constants import ChatAction
 from telegram.error import BadRequest, InvalidToken, TelegramError
 
-from hermes_state.errors import PlatformError, RateLimited, SendAmbiguous
+from hermes_state.errors import PlatformError, SendAmbiguous
 from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import Preview, SendRequest
@@ -53,45 +52,11 @@ class TelegramSender:
         self._sdk = sdk
         self._buttons = buttons
         self._has_drafts = True
-        self._closed_until: dict[str, float] = {}
-        """Monotonic time at which flood control of a chat ends, by its `chat_ref`."""
         self._lost_placeholders: set[int] = set()
         """Turns whose placeholder was sent without our learning its id: a few, until the connection ends."""
 
     async def send(self, request: SendRequest) -> str:
         """Deliver one part: into the placeholder where there is one, else as a message of its own."""
-        with self._obeying(request.chat):
-            return await self._deliver(request)
-
-    async def show(self, preview: Preview) -> str | None:
-        """Show the newest message's worth of an unfinished answer; returns the placeholder's id, if one is known."""
-        with self._obeying(preview.chat):
-            return await self._show(preview, (await asyncio.to_thread(render, preview.text))[-1])
-
-    async def show_typing(self, chat: ChatKey) -> None:
-        """Show for five seconds that something is being written."""
-        with self._obeying(chat):
-            await _called(
-                self._sdk.send_chat_action(
-                    chat_id=int(chat.chat_ref), action=ChatAction.TYPING, message_thread_id=_thread(chat)
-                )
-            )
-
-    @contextlib.contextmanager
-    def _obeying(self, chat: ChatKey) -> Iterator[None]:
-        """Ask for nothing while flood control lasts: it is for the whole chat, whichever topic brought it on."""
-        left = self._closed_until.get(chat.chat_ref, 0.0) - time.monotonic()
-        if left > 0:
-            raise RateLimited(left)
-        self._closed_until.pop(chat.chat_ref, None)
-        try:
-            yield
-        except RateLimited as error:
-            ends = time.monotonic() + error.retry_after
-            self._closed_until[chat.chat_ref] = max(ends, self._closed_until.get(chat.chat_ref, ends))
-            raise
-
-    async def _deliver(self, request: SendRequest) -> str:
         keyboard = await self._keyboard(request.part.buttons)
         part = request.part
         if request.replaces is not None:
@@ -104,7 +69,9 @@ class TelegramSender:
         message = await self._send(request.chat, part, keyboard, reply_to=request.reply_to, is_plain=request.is_plain)
         return str(message.message_id)
 
-    async def _show(self, preview: Preview, part: OutboundPart) -> str | None:
+    async def show(self, preview: Preview) -> str | None:
+        """Show the newest message's worth of an unfinished answer; returns the placeholder's id, if one is known."""
+        part = (await asyncio.to_thread(render, preview.text))[-1]
         if not preview.is_shared and self._has_drafts and preview.ref is None:
             try:
                 await _called(self._draft(preview, part))
@@ -116,6 +83,14 @@ class TelegramSender:
             with contextlib.suppress(_PlaceholderNotFound):
                 return await self._edit(preview.chat, preview.ref, part, None)
         return await self._placeholder(preview, part)
+
+    async def show_typing(self, chat: ChatKey) -> None:
+        """Show for five seconds that something is being written."""
+        await _called(
+            self._sdk.send_chat_action(
+                chat_id=int(chat.chat_ref), action=ChatAction.TYPING, message_thread_id=_thread(chat)
+            )
+        )
 
     async def _placeholder(self, preview: Preview, part: OutboundPart) -> str | None:
         """Make the turn's placeholder, unless one may stand there already: nobody could take a second copy away."""

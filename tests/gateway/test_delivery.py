@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
 
@@ -23,7 +24,7 @@ from hermes_state.errors import (
 )
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
-from hermes_state.values import Button, ChatId, ChatKind, OutboundPart
+from hermes_state.values import Button, ChatId, ChatKey, ChatKind, OutboundPart
 from platforms.base import AdapterState
 from tests.gateway.helpers import (
     DIRECT,
@@ -37,10 +38,13 @@ from tests.gateway.helpers import (
 )
 
 
-async def owe(gateway: TestGateway, text: str, key: str = "k", buttons: tuple[Button, ...] = ()) -> ChatId:
-    """Owe a direct chat a reply and wake its delivery."""
+async def owe(
+    gateway: TestGateway, text: str, key: str = "k", buttons: tuple[Button, ...] = (), to: ChatKey = DIRECT
+) -> ChatId:
+    """Owe a chat a reply and wake its delivery."""
     now = gateway.clock.now()
-    chat = await gateway.store.write(ensure_chat, DIRECT, ChatKind.DIRECT, None, now)
+    kind = ChatKind.THREAD if to.thread_ref else ChatKind.DIRECT
+    chat = await gateway.store.write(ensure_chat, to, kind, None, now)
     reply = Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown=text, dedupe_key=key, buttons=buttons)
     await gateway.store.write(outbox.enqueue, reply, now)
     gateway.delivery.wake(chat)
@@ -250,6 +254,24 @@ async def test_a_later_part_that_was_under_way_at_a_crash_is_repeated_as_a_repea
         assert await again.replies(2) == ["bbb", "ccc"]
         assert [request.is_repeat for request in again.adapter.requests] == [True, False]
         assert again.adapter.requests[0].key == gateway.adapter.requests[1].key
+
+
+async def test_flood_control_of_a_group_holds_for_all_its_topics(store: Store, tmp_path: Path) -> None:
+    topics = [replace(GROUP, thread_ref=ref) for ref in ("17", "18")]
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.append(RateLimited(0.3))
+        began = time.monotonic()
+        await owe(gateway, "one", "one", to=topics[0])
+        await eventually(lambda: gateway.adapter.requests, "the first attempt")
+        await owe(gateway, "two", "two", to=topics[1])
+        unstored = gateway.message("/status", chat=topics[1])
+        assert not await gateway.delivery.say_unstored(unstored, topics[1], "all is well")
+        await owe(gateway, "elsewhere")
+        assert await gateway.replies(1) == ["elsewhere"]
+        assert len(gateway.adapter.requests) == 2, "every request would make the penalty longer"
+        assert [await gateway.replies(1, topic) for topic in topics] == [["one"], ["two"]]
+        assert time.monotonic() - began >= 0.29
+        assert [attempts for (attempts,) in await gateway.rows("SELECT attempts FROM outbox ORDER BY id")] == [2, 1, 1]
 
 
 async def test_one_chat_in_trouble_does_not_delay_another(store: Store, tmp_path: Path) -> None:

@@ -1,10 +1,15 @@
 import asyncio
 import gc
+from dataclasses import replace
 
 import pytest
 
-from gateway.outbound.gates import Gate, GateRegistry
-from hermes_state.values import ChatId
+from gateway.outbound.gates import FloodControl, Gate, GateRegistry
+from hermes_state.errors import RateLimited
+from hermes_state.values import ChatId, ChatKey
+
+GROUP = ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread_ref="17")
+OTHER = ChatKey(platform="telegram", account="telegram", chat_ref="-200")
 
 
 async def test_what_is_sent_passes_one_at_a_time_in_order() -> None:
@@ -51,15 +56,22 @@ async def test_who_stops_waiting_is_forgotten_and_a_failed_send_opens_the_gate()
     assert is_free(gate)
 
 
-async def test_a_penalty_closes_the_gate_and_a_shorter_one_does_not_shorten_it() -> None:
-    gate = Gate()
-    gate.close_for(0.1)
-    gate.close_for(0.01)
-    assert gate.penalty_seconds > 0.05
-    assert not is_free(gate)
+async def test_during_a_penalty_nothing_is_asked_for_and_a_shorter_one_does_not_shorten_it() -> None:
+    flood = FloodControl()
+    with pytest.raises(RateLimited), flood.obeyed():
+        raise RateLimited(0.1)
+    flood.close_for(0.01)
+    assert flood.penalty_seconds > 0.05
+    reached = False
+    with pytest.raises(RateLimited) as caught, flood.obeyed():
+        reached = True
+    assert not reached
+    assert 0.05 < caught.value.retry_after <= 0.1
     await asyncio.sleep(0.12)
-    assert is_free(gate)
-    assert gate.penalty_seconds == 0
+    assert flood.penalty_seconds == 0
+    with flood.obeyed():
+        reached = True
+    assert reached
 
 
 async def test_a_chat_has_one_gate_for_as_long_as_anybody_holds_it() -> None:
@@ -71,13 +83,22 @@ async def test_a_chat_has_one_gate_for_as_long_as_anybody_holds_it() -> None:
     assert gates.of(ChatId(2)) is not held
 
 
-async def test_a_penalty_is_remembered_when_nobody_holds_the_gate() -> None:
+async def test_a_penalty_is_remembered_when_nobody_holds_it() -> None:
     gates = GateRegistry()
-    gates.of(ChatId(1)).close_for(30)
-    gates.of(ChatId(2))
+    gates.flood_of(GROUP).close_for(30)
+    gates.flood_of(OTHER)
     gc.collect()
-    assert gates.of(ChatId(1)).penalty_seconds > 0
-    assert gates.of(ChatId(2)).penalty_seconds == 0
+    assert gates.flood_of(GROUP).penalty_seconds > 0
+    assert gates.flood_of(OTHER).penalty_seconds == 0
+
+
+async def test_flood_control_of_a_group_holds_for_all_its_topics_and_people() -> None:
+    gates = GateRegistry()
+    flood = gates.flood_of(GROUP)
+    assert gates.flood_of(replace(GROUP, thread_ref="18")) is flood
+    assert gates.flood_of(replace(GROUP, user_ref="7")) is flood
+    assert gates.flood_of(OTHER) is not flood
+    assert gates.flood_of(replace(GROUP, platform="discord", account="discord")) is not flood
 
 
 def is_free(gate: Gate) -> bool:

@@ -254,7 +254,7 @@ async def test_nothing_that_waits_is_taken_up_before_the_stop_is_stored(store: S
         assert stopping is not None
         await settled()
         assert await gateway.turns_of() == [("running", "q")]
-        stopping.settle()
+        stopping.settle_stop()
         assert await gateway.replies(1) == ["echo: q | next"]
         assert await gateway.turns_of() == [("stopped", "q"), ("finished", "next")]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from gateway.outbound.gates import Gate
+from gateway.outbound.gates import FloodControl, Gate
 from gateway.turns.previews import LivePreview
 from hermes_state.errors import PlatformUnavailable, RateLimited, StoreUnavailable
 from hermes_state.journal import RunningTurn
@@ -102,7 +102,7 @@ async def test_a_preview_that_fades_is_shown_again_while_tools_run(monkeypatch: 
         adapter = MemoryAdapter()
         adapter.makes_placeholders = makes_placeholders
         adapter.capabilities = replace(adapter.capabilities, preview_seconds=0.05)
-        preview = LivePreview(TURN, adapter, Gate(), nothing)
+        preview = LivePreview(TURN, adapter, Gate(), FloodControl(), nothing)
         preview.open()
         preview.show("the")
         if not makes_placeholders:
@@ -158,7 +158,7 @@ async def test_a_placeholder_that_cannot_be_noted_is_noted_at_the_end_or_let_go(
         noted.append(ref)
 
     for _ in range(2):
-        preview = LivePreview(TURN, MemoryAdapter(), Gate(), note)
+        preview = LivePreview(TURN, MemoryAdapter(), Gate(), FloodControl(), note)
         preview.open()
         preview.show("the")
         left = len(troubles)

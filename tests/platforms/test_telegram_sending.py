@@ -15,7 +15,6 @@ from hermes_state.errors import (
     FileTooLarge,
     MessageRejected,
     PlatformUnavailable,
-    RateLimited,
     SendAmbiguous,
 )
 from hermes_state.values import AttachmentKind, Button, ChatKey, IncomingAttachment
@@ -243,30 +242,6 @@ class TestTopics:
         async with running(telegram.adapter, intake):
             await telegram.adapter.send(request(topic("99"), "the answer"))
         assert await telegram.visible(topic()) == ["the answer"]
-
-    async def test_flood_control_of_a_group_holds_for_all_its_topics(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
-        for thread_id in (TOPIC, 18):
-            await telegram.post("chat", {"chat_id": FORUM, "thread_id": thread_id})
-        async with running(telegram.adapter, intake):
-            await telegram.fault(match="sendMessage", kind="429", retry_after=1)
-            with pytest.raises(RateLimited):
-                await telegram.adapter.send(request(topic(), "one"))
-            before = len(await telegram.calls(".*"))
-            for ask in (
-                telegram.adapter.send(request(topic("18"), "two")),
-                telegram.adapter.show(preview(topic("18"), "two")),
-                telegram.adapter.show_typing(topic("18")),
-            ):
-                with pytest.raises(RateLimited) as caught:
-                    await ask
-                assert 0 < caught.value.retry_after <= 1
-            asked = [row["method"] for row in (await telegram.calls(".*"))[before:]]
-            assert set(asked) <= {"getUpdates"}, "every request would make the penalty longer"
-            await telegram.adapter.send(request(telegram.direct_chat, "elsewhere"))
-            await asyncio.sleep(caught.value.retry_after)
-            await telegram.adapter.send(request(topic("18"), "two"))
 
 
 class TestReplies:
