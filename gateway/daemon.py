@@ -43,8 +43,8 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeListener, WaitNotice
-from gateway.schedules import Schedules
-from gateway.turns.attachments import AttachmentPreparer
+from gateway.schedules import ScheduleRunner
+from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneDispatcher
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
@@ -152,7 +152,7 @@ class _Daemon:
                 titles=self._titles,
                 clock=clock,
             ),
-            attachments=AttachmentPreparer(
+            attachments=AttachmentHandler(
                 store=store,
                 live=self._live,
                 adapters=self._adapters,
@@ -187,7 +187,9 @@ class _Daemon:
             clock=clock,
         )
         self._heartbeat = Heartbeat(store, self._adapters, environ)
-        self._schedules = Schedules(store=store, live=self._live, clock=clock, attachments_folder=loaded.attachments)
+        self._schedules = ScheduleRunner(
+            store=store, live=self._live, clock=clock, attachments_folder=loaded.attachments
+        )
         self._operator = OperatorHandler(
             loaded=lambda: self._loaded,
             live=self._live,

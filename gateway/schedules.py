@@ -25,7 +25,7 @@ LEFTOVER_MILLIS = 24 * 3_600_000
 """No file takes a day to fetch."""
 
 
-class Schedules:
+class ScheduleRunner:
     """The gateway's own jobs, on APScheduler as a timer; nothing of them is stored."""
 
     def __init__(self, *, store: Store, live: Runtime, clock: Clock, attachments_folder: Path) -> None:

@@ -26,7 +26,7 @@ NOT_TAKEN = (
 )
 STOPPED = "I have stopped working on this. My database takes nothing right now; I confirm it as soon as it does."
 
-REMEMBERED = 256
+MAX_EVENTS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class OfflineCommands:
         if known is not None:
             return known
         log.warning("command.from_memory", command=command.name, chat=key.name)
-        if len(self._heard) >= REMEMBERED:
+        if len(self._heard) >= MAX_EVENTS:
             del self._heard[next(iter(self._heard))]
         heard = self._heard[message.event_ref] = self._act(message, key, command, now)
         return heard

@@ -13,7 +13,7 @@ TOO_FAST = (
 )
 
 _WINDOW_MS = 60_000
-_REMEMBERED = 1_000
+_MAX_SENDERS = 1_000
 """People; of those whose last command is longest ago nothing is known."""
 
 
@@ -29,7 +29,7 @@ class CommandRateLimiter:
         sender = message.sender.ref
         taken = self._taken.pop(sender, None) or deque(maxlen=COMMANDS_PER_MINUTE)
         self._taken[sender] = taken
-        if len(self._taken) > _REMEMBERED:
+        if len(self._taken) > _MAX_SENDERS:
             del self._taken[next(iter(self._taken))]
         if any(event_ref == message.event_ref for event_ref, _ in taken):
             return True

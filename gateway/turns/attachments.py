@@ -111,7 +111,7 @@ class _PreparedParts:
     """What was said in recordings; it is in the message by now."""
 
 
-class AttachmentPreparer:
+class AttachmentHandler:
     """Fetches the files of waiting messages before their turn starts."""
 
     def __init__(

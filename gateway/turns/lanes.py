@@ -15,7 +15,7 @@ import structlog
 
 from gateway.access.permissions import AccessControl
 from gateway.models.runtime import Runtime
-from gateway.turns.attachments import AttachmentPreparer
+from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.bursts import Claim, Hold, QueuedCommand, next_work
 from gateway.turns.previews import LivePreview
 from gateway.turns.runner import MAX_RESTARTS, TurnRunner
@@ -233,7 +233,7 @@ class LaneDispatcher:
         live: Runtime,
         access: AccessControl,
         turns: TurnRunner,
-        attachments: AttachmentPreparer,
+        attachments: AttachmentHandler,
         clock: Clock,
         max_turns: int,
         group: asyncio.TaskGroup,

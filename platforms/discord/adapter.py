@@ -25,7 +25,7 @@ from platforms.base import (
     SendRequest,
 )
 from platforms.discord import files
-from platforms.discord.catch_up import CatchUp
+from platforms.discord.catch_up import HistoryReader
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import connection_errors
 from platforms.discord.event_queue import QUEUE_SIZE, EventQueue
@@ -33,7 +33,7 @@ from platforms.discord.files import FileRef
 from platforms.discord.inbound import PLATFORM
 from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
-from platforms.discord.slash import InteractionHandler, Tickets, button_commands, publish_menu
+from platforms.discord.slash import InteractionHandler, TicketRegistry, button_commands, publish_menu
 
 STOP_SECONDS = 0.5
 """How long the SDK may take to follow an order to stop before it is told again."""
@@ -80,7 +80,7 @@ class DiscordAdapter:
         self._store = store
         self._menu = tuple(menu)
         self._clock = clock
-        self._tickets = Tickets()
+        self._tickets = TicketRegistry()
         self._buttons = button_commands(store)
         self._client: GatewayClient | None = None
         self._sender: DiscordSender | None = None
@@ -160,7 +160,7 @@ class DiscordAdapter:
     # One connection
 
     @contextlib.asynccontextmanager
-    async def _connection(self, intake: Intake) -> AsyncIterator[tuple[GatewayClient, EventQueue, CatchUp]]:
+    async def _connection(self, intake: Intake) -> AsyncIterator[tuple[GatewayClient, EventQueue, HistoryReader]]:
         """Build everything that lives as long as one client, and take it down again."""
         settings = self._settings
         with _store_errors():
@@ -183,7 +183,7 @@ class DiscordAdapter:
             salt=salt,
             request_seconds=settings.request_seconds,
         )
-        history = CatchUp(
+        history = HistoryReader(
             client,
             client.reader,
             sender.say,

@@ -9,7 +9,7 @@ from hermes_state.errors import MessageRejected, PlatformError
 from hermes_state.values import Clock, Millis
 from platforms.discord.errors import rest_errors
 from platforms.discord.event_queue import MessageEvent
-from platforms.discord.inbound import Reader, snowflake_at
+from platforms.discord.inbound import EventReader, snowflake_at
 
 MILLIS_PER_HOUR = 3_600_000
 OVERLAP = 2_000 << 22
@@ -24,11 +24,18 @@ Announce = Callable[[str, str, str], Awaitable[object]]
 """Sends a sentence to a channel: channel, sentence, key."""
 
 
-class CatchUp:
+class HistoryReader:
     """Reads channel histories for one client; see `EventQueue` for how it is used."""
 
     def __init__(
-        self, client: discord.Client, reader: Reader, announce: Announce, *, clock: Clock, hours: float, messages: int
+        self,
+        client: discord.Client,
+        reader: EventReader,
+        announce: Announce,
+        *,
+        clock: Clock,
+        hours: float,
+        messages: int,
     ) -> None:
         self._client = client
         self._reader = reader

@@ -17,7 +17,7 @@ from discord.http import HTTPClient, Route
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import Clock
 from platforms.discord.event_queue import ChangeEvent, ChannelsEvent, ConnectedEvent, EventQueue, MessageEvent
-from platforms.discord.inbound import Reader
+from platforms.discord.inbound import EventReader
 
 RATE_LIMIT_SECONDS = 10.0
 """Longest wait for a rate limit inside the SDK; a longer one is raised, so that the gateway can shed previews."""
@@ -71,7 +71,7 @@ class GatewayClient(discord.Client):
         )
         self.http = self._connection.http = RestClient(self, api_url=api_url, gateway_url=gateway_url)
         self._inlet = inlet
-        self.reader = Reader(self, account=account, clock=clock)
+        self.reader = EventReader(self, account=account, clock=clock)
         self.on_slash_or_button: Callable[[discord.Interaction], Awaitable[None]] | None = None
         self.offline_since: float | None = time.monotonic()
         """Monotonic seconds at which the session was lost, None while it lives."""

@@ -87,7 +87,7 @@ class HistorySource(Protocol):
 
 
 @dataclass(slots=True)
-class _Gap:
+class _CatchUpState:
     """A channel that is being caught up."""
 
     seen: int
@@ -107,7 +107,7 @@ class EventQueue:
         self._queue: asyncio.Queue[Item] = asyncio.Queue(queue_size)
         self._fetches = PrioritySemaphore(PARALLEL_FETCHES)
         self._cursors: dict[str, int] | None = None
-        self._gaps: dict[str, _Gap] = {}
+        self._gaps: dict[str, _CatchUpState] = {}
         self._whole: set[str] = set()
         """Channels of which nothing is missing in this connection."""
         self._high_water = 0
@@ -195,17 +195,17 @@ class EventQueue:
             return
         seen = (self._cursors or {}).get(channel_ref)
         if seen is not None:
-            gap = _Gap(seen, None)
+            gap = _CatchUpState(seen, None)
         elif self._high_water:
             before = snowflake_at(Millis(self._connected_at + SKEW_MS))
-            gap = _Gap(max(0, self._high_water - (SKEW_MS << 22)), before)
+            gap = _CatchUpState(max(0, self._high_water - (SKEW_MS << 22)), before)
         else:
             self._whole.add(channel_ref)
             return
         self._gaps[channel_ref] = gap
         tasks.create_task(self._close(channel_ref, gap, history), name=f"discord catch-up {channel_ref}")
 
-    async def _close(self, channel_ref: str, gap: _Gap, history: HistorySource) -> None:
+    async def _close(self, channel_ref: str, gap: _CatchUpState, history: HistorySource) -> None:
         while True:
             if gap.is_open:
                 gap.is_open = False  # before the fetch: a reconnect during it opens the gap again
@@ -218,7 +218,7 @@ class EventQueue:
         del self._gaps[channel_ref]
         self._whole.add(channel_ref)
 
-    async def _fetch(self, channel_ref: str, gap: _Gap, history: HistorySource) -> Sequence[MessageEvent]:
+    async def _fetch(self, channel_ref: str, gap: _CatchUpState, history: HistorySource) -> Sequence[MessageEvent]:
         seen = max(gap.seen, (self._cursors or {}).get(channel_ref, 0))
         for delay in RETRY_BACKOFF:
             try:

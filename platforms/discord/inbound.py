@@ -29,7 +29,7 @@ from platforms.discord.rendering import LIMIT
 from platforms.text import utf16_units
 
 PLATFORM = "discord"
-NEARLY_FULL = LIMIT - 200
+EXPECTS_MORE_UNITS = LIMIT - 200
 """A message of this many units was probably cut by its writer; the next piece is on its way."""
 
 QUOTE_LENGTH = 500
@@ -47,7 +47,7 @@ def snowflake_at(moment: Millis) -> int:
     return max(0, moment - discord.utils.DISCORD_EPOCH) << 22
 
 
-class Reader:
+class EventReader:
     """Reads events for one client. What it makes of a message is the same live and from history."""
 
     def __init__(self, client: discord.Client, *, account: str, clock: Clock) -> None:
@@ -70,7 +70,7 @@ class Reader:
             message_ref=str(message.id),
             sent_at=millis_of(message.id),
             is_addressed=is_direct or self._is_named(message) or self._is_answered(message),
-            expects_more=utf16_units(message.content) >= NEARLY_FULL,
+            expects_more=utf16_units(message.content) >= EXPECTS_MORE_UNITS,
             chat_title=_title(message.channel),
             attachments=files,
             quote=self._quote(message),

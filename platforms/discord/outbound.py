@@ -21,7 +21,7 @@ from platforms.buttons import ButtonCommands
 from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketExpired, rest_errors
 from platforms.discord.inbound import snowflake_at
 from platforms.discord.rendering import LIMIT, render
-from platforms.discord.slash import Ticket, Tickets, components
+from platforms.discord.slash import Ticket, TicketRegistry, components
 
 NONCE_MS = 120_000
 """How long after the first attempt Discord surely still knows the nonce."""
@@ -31,7 +31,7 @@ SKEW_MS = 10_000
 
 PAGE = 100
 MAX_PAGES = 5
-REMEMBERED = 2_000
+MAX_DELIVERED = 2_000
 NO_MENTIONS: Mapping[str, object] = {"parse": [], "replied_user": False}
 
 log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ class DiscordSender:
     def __init__(
         self,
         client: discord.Client,
-        tickets: Tickets,
+        tickets: TicketRegistry,
         buttons: ButtonCommands,
         *,
         clock: Clock,
@@ -65,7 +65,7 @@ class DiscordSender:
         payload = await self._payload(request)
         ref = await self._deliver(request, payload)
         self._delivered[ref] = request.key
-        while len(self._delivered) > REMEMBERED:
+        while len(self._delivered) > MAX_DELIVERED:
             self._delivered.popitem(last=False)
         return ref
 

@@ -22,7 +22,7 @@ LIMIT = 2000
 """Longest Discord message in UTF-16 code units."""
 
 FENCE = "```"
-NOTHING = "…"
+EMPTY_TEXT = "…"
 """Stands for an answer without anything visible, which Discord would refuse."""
 
 _PARSER = MarkdownIt("commonmark").enable("table")
@@ -53,14 +53,14 @@ _Block: TypeAlias = _ProseBlock | _CodeBlock
 def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
     """At least one part, each within `limit` UTF-16 units, visible, and with balanced code fences."""
     clean = text.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "")
-    packer = _Packer(limit)
+    packer = _PartWriter(limit)
     for block in _blocks(clean):
         match block:
             case _ProseBlock(lines=lines):
                 packer.add_prose(lines)
             case _CodeBlock(language=language, lines=lines):
                 packer.add_code(language, lines)
-    parts = [part for part in packer.finish() if not is_blank(part)] or [NOTHING]
+    parts = [part for part in packer.finish() if not is_blank(part)] or [EMPTY_TEXT]
     return tuple(OutboundPart(text=part, plain=part) for part in parts)
 
 
@@ -151,7 +151,7 @@ def _columns(text: str) -> int:
 # Parts: packing blocks into messages
 
 
-class _Packer:
+class _PartWriter:
     """Fills messages line by line; `_open` is the opening fence while the last line is inside code."""
 
     def __init__(self, limit: int) -> None:

@@ -21,7 +21,7 @@ from platforms.base import CommandMenuItem
 from platforms.buttons import ButtonCommands
 from platforms.discord.errors import rest_errors
 from platforms.discord.event_queue import EventQueue, InteractionEvent
-from platforms.discord.inbound import Reader
+from platforms.discord.inbound import EventReader
 
 TICKET_SECONDS = 14 * 60.0
 """Discord takes answers to an interaction for 15 minutes; a minute is left for sending."""
@@ -132,7 +132,7 @@ class Ticket:
     is_valid: bool = True
 
 
-class Tickets:
+class TicketRegistry:
     """Tickets of this process by the name that `InboundMessage.ticket` carries."""
 
     def __init__(self) -> None:
@@ -176,7 +176,12 @@ class InteractionHandler:
     """Hands slash commands and buttons of one client over, and acknowledges them."""
 
     def __init__(
-        self, client: discord.Client, inlet: EventQueue, reader: Reader, tickets: Tickets, buttons: ButtonCommands
+        self,
+        client: discord.Client,
+        inlet: EventQueue,
+        reader: EventReader,
+        tickets: TicketRegistry,
+        buttons: ButtonCommands,
     ) -> None:
         self._client = client
         self._inlet = inlet

@@ -23,10 +23,10 @@ TOKEN_MS = 24 * 3600 * 1000
 COOKIE_SECONDS = 90 * 24 * 3600
 """How long a browser stays signed in."""
 
-MOST_COOKIES = 20
+MAX_COOKIES = 20
 """Browsers that are signed in at the same time; the oldest gives way."""
 
-MOST_TOKENS = 5
+MAX_TOKENS = 5
 
 _NOTE = "local.cookies"
 
@@ -46,16 +46,16 @@ HEADERS = {
 }
 
 
-class _Cookie(msgspec.Struct, frozen=True):
+class _CookieRow(msgspec.Struct, frozen=True):
     digest: str
     since: int
 
 
-_decode = msgspec.json.Decoder(list[_Cookie]).decode
+_decode = msgspec.json.Decoder(list[_CookieRow]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class BrowserAccess:
+class BrowserAccessControl:
     """The open tokens and the valid cookies."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -72,7 +72,7 @@ class BrowserAccess:
         """A new token; the oldest unused one gives way when there are too many."""
         token = secrets.token_urlsafe(32)
         self._tokens[_digest(token)] = self._clock.now()
-        while len(self._tokens) > MOST_TOKENS:
+        while len(self._tokens) > MAX_TOKENS:
             del self._tokens[next(iter(self._tokens))]
         return token
 
@@ -87,7 +87,7 @@ class BrowserAccess:
             return None
         cookie = secrets.token_urlsafe(32)
         try:
-            kept = await self._store.write(_add, _Cookie(_digest(cookie), self._clock.now()))
+            kept = await self._store.write(_add, _CookieRow(_digest(cookie), self._clock.now()))
         except BaseException:
             self._tokens[digest] = minted_at
             raise
@@ -142,15 +142,15 @@ def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _load(db: Connection) -> list[_Cookie]:
+def _load(db: Connection) -> list[_CookieRow]:
     note = load_note(db, _NOTE)
     return _decode(note) if note else []
 
 
-def _add(db: Connection, cookie: _Cookie) -> list[_Cookie]:
+def _add(db: Connection, cookie: _CookieRow) -> list[_CookieRow]:
     """Keep a new cookie, and the newest of those that still count."""
     oldest = cookie.since - COOKIE_SECONDS * 1000
     kept = [one for one in _load(db) if one.since >= oldest]
-    kept = [*kept[1 - MOST_COOKIES :], cookie]
+    kept = [*kept[1 - MAX_COOKIES :], cookie]
     save_note(db, _NOTE, _encode(kept).decode())
     return kept

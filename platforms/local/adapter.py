@@ -20,15 +20,15 @@ from platforms.base import (
     Preview,
     SendRequest,
 )
-from platforms.local.access import BrowserAccess, address, host_names
+from platforms.local.access import BrowserAccessControl, address, host_names
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import load_tool_lines
 from platforms.local.live import ChatRegistry, LiveChat
 from platforms.local.markdown import split_parts, to_html
 from platforms.local.pages import PageRenderer
 from platforms.local.remembered import load_entries, note_entries
-from platforms.local.routes import Routes
-from platforms.local.uploads import Spool
+from platforms.local.routes import RouteHandler
+from platforms.local.uploads import UploadStore
 
 log = structlog.get_logger()
 
@@ -85,10 +85,10 @@ class LocalAdapter:
         self._store = store
         self._clock = clock
         self._on_ready = on_ready
-        self._access = BrowserAccess(store, clock)
+        self._access = BrowserAccessControl(store, clock)
         self._pages = PageRenderer(menu=menu, max_file_bytes=settings.max_file_bytes)
         self._chats = ChatRegistry(self._pages)
-        self._spool = Spool(settings.state_dir / "spool" / "local", max_file_bytes=settings.max_file_bytes)
+        self._spool = UploadStore(settings.state_dir / "spool" / "local", max_file_bytes=settings.max_file_bytes)
         self._port: int | None = None
 
     @property
@@ -117,7 +117,7 @@ class LocalAdapter:
         except (OSError, StateError) as error:
             raise PlatformUnavailable(f"the web chat cannot start: {error}") from error
         self._chats.reopen()
-        routes = Routes(
+        routes = RouteHandler(
             intake=intake,
             store=self._store,
             clock=self._clock,
@@ -139,7 +139,7 @@ class LocalAdapter:
             await runner.cleanup()
             await self._note_entries()
 
-    async def _serve(self, runner: web.AppRunner, routes: Routes) -> None:
+    async def _serve(self, runner: web.AppRunner, routes: RouteHandler) -> None:
         settings = self._settings
         site = web.TCPSite(runner, settings.host.strip("[]"), settings.port)
         try:

@@ -11,7 +11,7 @@ from platforms.local.entries import Entry, EntryKind
 from platforms.local.pages import PageRenderer
 from platforms.local.stream import ChatStream
 
-REMEMBERED_ENTRIES = 50
+MAX_RECENT_ENTRIES = 50
 """Per chat; what matters longer is in the transcript."""
 
 _WRITING = "writing"
@@ -61,7 +61,7 @@ class LiveChat:
             self._preview = None
             self.stream.forget(_PREVIEW)
         self._recent[entry.ref] = entry
-        if len(self._recent) > REMEMBERED_ENTRIES:
+        if len(self._recent) > MAX_RECENT_ENTRIES:
             self._recent.popitem(last=False)
         if is_over:
             self.stream.forget(_WRITING)

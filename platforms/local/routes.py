@@ -14,13 +14,13 @@ from hermes_state.errors import StateError
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKind, Clock, InboundMessage, InputKind, Sender
 from platforms.base import Intake
-from platforms.local.access import COOKIE_SECONDS, HEADERS, BrowserAccess, host_names, is_same_origin
+from platforms.local.access import COOKIE_SECONDS, HEADERS, BrowserAccessControl, host_names, is_same_origin
 from platforms.local.entries import Entry, EntryKind, merge
 from platforms.local.history import ChatLink, chat_key, load_chats, load_history
 from platforms.local.live import ChatRegistry, LiveChat
 from platforms.local.pages import ChatView, PageRenderer
 from platforms.local.stream import encode
-from platforms.local.uploads import FormError, Spool, Submission, read_form
+from platforms.local.uploads import FormError, SubmittedMessage, UploadStore, read_form
 
 log = structlog.get_logger()
 
@@ -41,7 +41,7 @@ _NOT_READ = "The gateway cannot use its database right now: try again in a momen
 _NOT_STORED = "The gateway cannot store anything right now. Your text is kept here: try again in a moment."
 
 
-class Routes:
+class RouteHandler:
     """The handlers of one run of the adapter."""
 
     def __init__(
@@ -50,10 +50,10 @@ class Routes:
         intake: Intake,
         store: Store,
         clock: Clock,
-        access: BrowserAccess,
+        access: BrowserAccessControl,
         chats: ChatRegistry,
         pages: PageRenderer,
-        spool: Spool,
+        spool: UploadStore,
         max_characters: int,
     ) -> None:
         self._intake = intake
@@ -177,7 +177,7 @@ class Routes:
             raise web.HTTPSeeOther(f"/chat/{name}")
         return _html(self._pages.upsert(name, [entry], is_writing=None) + self._pages.complaint(""))
 
-    async def _accept(self, name: str, submission: Submission) -> Entry:
+    async def _accept(self, name: str, submission: SubmittedMessage) -> Entry:
         now = self._clock.now()
         ref = f"c-{submission.client_id}"
         message = InboundMessage(

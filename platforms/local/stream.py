@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-KEPT_EVENTS = 200
+MAX_EVENTS = 200
 """Events that a page may have missed before it is given everything anew."""
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -65,7 +65,7 @@ class ChatStream:
             self._latest[slot] = (self._position, render())
         else:
             self._events.append((self._position, render()))
-            if len(self._events) > KEPT_EVENTS:
+            if len(self._events) > MAX_EVENTS:
                 self._floor = self._events.popleft()[0]
         self._wake()
 

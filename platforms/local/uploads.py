@@ -18,7 +18,7 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
 from hermes_state.values import AttachmentKind, IncomingAttachment
 
-MOST_FILES = 10
+MAX_FILES = 10
 """In one message."""
 
 SPOOL_SECONDS = 7 * 24 * 3600
@@ -47,7 +47,7 @@ class FormError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class SubmittedMessage:
     """What a person sent with the composer or a button."""
 
     text: str
@@ -57,7 +57,7 @@ class Submission:
     files: tuple[IncomingAttachment, ...]
 
 
-class Spool:
+class UploadStore:
     """A folder of files under random names."""
 
     def __init__(self, folder: Path, *, max_file_bytes: int) -> None:
@@ -128,7 +128,7 @@ class Spool:
         return size
 
 
-async def read_form(request: web.Request, spool: Spool, *, max_characters: int) -> Submission:
+async def read_form(request: web.Request, spool: UploadStore, *, max_characters: int) -> SubmittedMessage:
     """The fields and files of a submitted form.
 
     Raises `FormError`, and `OSError` when a file cannot be written; files read so far are gone then.
@@ -158,7 +158,7 @@ async def _parts_of(request: web.Request) -> MultipartReader:
 
 
 async def _read_parts(
-    reader: MultipartReader, spool: Spool, fields: dict[str, str], files: list[IncomingAttachment]
+    reader: MultipartReader, spool: UploadStore, fields: dict[str, str], files: list[IncomingAttachment]
 ) -> None:
     while (part := await reader.next()) is not None:
         if not isinstance(part, BodyPartReader) or part.name is None:
@@ -166,8 +166,8 @@ async def _read_parts(
         if part.filename is None:
             fields[part.name] = await _read_field(part)
         elif part.filename:
-            if len(files) >= MOST_FILES:
-                raise FormError(413, f"A message may have at most {MOST_FILES} files.")
+            if len(files) >= MAX_FILES:
+                raise FormError(413, f"A message may have at most {MAX_FILES} files.")
             files.append(await spool.keep(part))
 
 
@@ -180,7 +180,7 @@ async def _read_field(part: BodyPartReader) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_characters: int) -> Submission:
+def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_characters: int) -> SubmittedMessage:
     client_id = fields.get("client_id", "")
     if not re.fullmatch(r"[A-Za-z0-9-]{8,64}", client_id):
         raise FormError(400, "That was not a message from this page. Reload it and send again.")
@@ -193,7 +193,7 @@ def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_cha
         raise FormError(413, f"That text is longer than {max_characters:,} characters. Send it as a file.")
     if not text.strip() and not files:
         raise FormError(422, "Write something first, or choose a file.")
-    return Submission(text=text, client_id=client_id, is_press=is_press, files=tuple(files))
+    return SubmittedMessage(text=text, client_id=client_id, is_press=is_press, files=tuple(files))
 
 
 def readable_size(size: int) -> str:

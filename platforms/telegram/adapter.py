@@ -21,7 +21,7 @@ from platforms.telegram import rendering
 from platforms.telegram.errors import translated
 from platforms.telegram.files import fetch
 from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, BotIdentity
-from platforms.telegram.liveness import Liveness
+from platforms.telegram.liveness import HealthState
 from platforms.telegram.menu import publish_menu
 from platforms.telegram.outbound import TelegramSender, button_commands
 from platforms.telegram.polling import Poller
@@ -62,7 +62,7 @@ class TelegramAdapter:
         self._clock = clock
         self._account = account
         self._buttons = button_commands(store, account)
-        self._liveness = Liveness(clock, settings.stall_seconds)
+        self._liveness = HealthState(clock, settings.stall_seconds)
         self._connection: _Connection | None = None
 
     @property

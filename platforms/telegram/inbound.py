@@ -23,7 +23,7 @@ PLATFORM: Final = "telegram"
 
 MESSAGE_UNITS = 4096
 """Longest text that Telegram takes in one message, in UTF-16 code units; apps cut longer pastes there."""
-MORE_FOLLOWS_UNITS = MESSAGE_UNITS - 200
+EXPECTS_MORE_UNITS = MESSAGE_UNITS - 200
 """From this length on a message is probably the first piece of a cut paste: apps cut at the last line break."""
 QUOTE_CHARACTERS = 500
 
@@ -190,7 +190,7 @@ def _millis(message: Message) -> Millis:
 
 def _is_near_limit(text: str) -> bool:
     # Half as many characters cannot reach the limit even if each took two units: most messages end here.
-    return len(text) * 2 >= MORE_FOLLOWS_UNITS and utf16_units(text) >= MORE_FOLLOWS_UNITS
+    return len(text) * 2 >= EXPECTS_MORE_UNITS and utf16_units(text) >= EXPECTS_MORE_UNITS
 
 
 # Being addressed

@@ -6,7 +6,7 @@ from hermes_state.values import Clock, Millis
 from platforms.base import AdapterHealth, AdapterState
 
 
-class Liveness:
+class HealthState:
     """The last sign of life of the platform. Silence for `stall_seconds` counts as stalled, whoever is to blame."""
 
     def __init__(self, clock: Clock, stall_seconds: float) -> None:

@@ -19,7 +19,7 @@ from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
 from hermes_state.aio import cancel_all
 from hermes_state.errors import TokenRejected
 from platforms.telegram.inbound import ALLOWED_UPDATES
-from platforms.telegram.liveness import Liveness
+from platforms.telegram.liveness import HealthState
 from platforms.telegram.queue import NotStoredError, UpdateQueue
 from platforms.telegram.settings import TelegramSettings
 from platforms.telegram.transport import AmbiguousRequestError, BotApiRequest, FloodControl
@@ -52,7 +52,7 @@ class Poller:
         base_url: str,
         request: BotApiRequest,
         queue: UpdateQueue,
-        liveness: Liveness,
+        liveness: HealthState,
         settings: TelegramSettings,
     ) -> None:
         self._url = f"{base_url}/getUpdates"

@@ -26,7 +26,7 @@ _UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What reading raises when Telegram sends a shape that neither the SDK nor we expect."""
 
 
-REMEMBERED_ALBUMS = 64
+MAX_ALBUMS = 64
 """The pieces of one arrive within a second or two."""
 
 
@@ -53,7 +53,7 @@ class UpdateQueue:
         self._buttons = buttons
         self._clock = clock
         self._answer_press = answer_press
-        self._albums: deque[str] = deque(maxlen=REMEMBERED_ALBUMS)
+        self._albums: deque[str] = deque(maxlen=MAX_ALBUMS)
         """Those that are meant for us."""
 
     async def put(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it

@@ -14,7 +14,7 @@ from telegram.error import BadRequest, InvalidToken, NetworkError, TelegramError
 
 from hermes_state.errors import PlatformUnavailable, TokenRejected
 from platforms.telegram.inbound import ALLOWED_UPDATES
-from platforms.telegram.liveness import Liveness
+from platforms.telegram.liveness import HealthState
 from platforms.telegram.queue import UpdateQueue
 from platforms.telegram.settings import TelegramSettings, WebhookSettings
 
@@ -33,7 +33,7 @@ class WebhookServer:
     Raises `PlatformUnavailable` on entering when the port cannot be had.
     """
 
-    def __init__(self, webhook: WebhookSettings, queue: UpdateQueue, liveness: Liveness) -> None:
+    def __init__(self, webhook: WebhookSettings, queue: UpdateQueue, liveness: HealthState) -> None:
         self._webhook = webhook
         self._secret = webhook.secret.encode()
         self._queue = queue
@@ -80,7 +80,7 @@ class WebhookServer:
 
 
 async def keep_webhook(
-    sdk: telegram.Bot, settings: TelegramSettings, webhook: WebhookSettings, liveness: Liveness
+    sdk: telegram.Bot, settings: TelegramSettings, webhook: WebhookSettings, liveness: HealthState
 ) -> None:
     """Set the webhook, then look after it until cancelled. Raises `TokenRejected`."""
     failures = 0

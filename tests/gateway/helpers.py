@@ -28,7 +28,7 @@ from gateway.models.runtime import Runtime
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
-from gateway.turns.attachments import AttachmentPreparer
+from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneDispatcher
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
@@ -347,7 +347,7 @@ class TestGateway:
             titles=self.titles,
             clock=clock,
         )
-        self.files = AttachmentPreparer(
+        self.files = AttachmentHandler(
             store=store,
             live=live,
             adapters=self.adapters,

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from gateway.schedules import Schedules
+from gateway.schedules import ScheduleRunner
 from gateway.turns.attachments import INCOMING_PREFIX
 from hermes_state import attachments, inbox
 from hermes_state.attachments import StoredFile
@@ -31,9 +31,11 @@ def seen_count(gateway: TestGateway) -> int:
     return len(gateway.model.requests[-1].transcript)
 
 
-def schedules(gateway: TestGateway, folder: Path, ahead: int = 0) -> Schedules:
+def schedules(gateway: TestGateway, folder: Path, ahead: int = 0) -> ScheduleRunner:
     clock = LaterClock(gateway, ahead)
-    return Schedules(store=gateway.store, live=gateway.live, clock=clock, attachments_folder=folder / "attachments")
+    return ScheduleRunner(
+        store=gateway.store, live=gateway.live, clock=clock, attachments_folder=folder / "attachments"
+    )
 
 
 async def test_silence_ends_a_conversation_only_when_that_is_switched_on(store: Store, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
-from platforms.local.access import CONTENT_POLICY, TOKEN_MS, BrowserAccess, host_names, is_same_origin
+from platforms.local.access import CONTENT_POLICY, TOKEN_MS, BrowserAccessControl, host_names, is_same_origin
 from tests.platforms.contract import RecordingIntake, request, running
 from tests.platforms.local_harness import LocalHarness, Screen
 
@@ -138,7 +138,7 @@ async def test_a_cookie_ends_some_day(local: LocalHarness, clock: SetClock) -> N
 async def test_a_token_stays_open_when_its_cookie_could_not_be_stored(tmp_path: Path, clock: SetClock) -> None:
     path = tmp_path / "state.db"
     store = await Store.open(path, busy_seconds=0.1)
-    access = BrowserAccess(store, clock)
+    access = BrowserAccessControl(store, clock)
     token = access.mint()
     try:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:

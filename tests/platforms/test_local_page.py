@@ -14,7 +14,7 @@ from hermes_state.values import AttachmentKind, Button, IncomingAttachment, Inpu
 from platforms.base import Preview, SendRequest
 from platforms.local import uploads
 from platforms.local.history import chat_key
-from platforms.local.uploads import MOST_FILES
+from platforms.local.uploads import MAX_FILES
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.local_harness import LocalHarness, Screen
 
@@ -189,10 +189,10 @@ async def test_a_body_that_is_far_too_large_is_refused_before_it_is_read(local: 
 
 
 async def test_too_many_files_are_refused_together(local: LocalHarness, tmp_path: Path) -> None:
-    files = [(f"{number}.txt", b"x") for number in range(MOST_FILES + 1)]
+    files = [(f"{number}.txt", b"x") for number in range(MAX_FILES + 1)]
     status, body = await local.post({"text": "", "client_id": new_id()}, files=files)
     assert status == 413
-    assert f"at most {MOST_FILES} files" in body
+    assert f"at most {MAX_FILES} files" in body
     assert spooled(tmp_path) == []
 
 

@@ -28,7 +28,7 @@ from hermes_state.values import (
 )
 from platforms.base import Preview, SendRequest
 from platforms.local.routes import PAGE_ROWS
-from platforms.local.stream import KEPT_EVENTS, ChatStream, encode
+from platforms.local.stream import MAX_EVENTS, ChatStream, encode
 from tests.platforms.contract import RecordingIntake, request, running
 from tests.platforms.local_harness import LocalHarness, Screen
 
@@ -448,12 +448,12 @@ def test_of_what_changes_often_a_slow_page_finds_only_the_newest() -> None:
 def test_a_page_that_missed_too_much_is_told_so() -> None:
     stream = ChatStream()
     stream.watch()
-    for number in range(KEPT_EVENTS + 1):
+    for number in range(MAX_EVENTS + 1):
         stream.publish(partial(str, number))
     assert stream.after(0) is None
     batch = stream.after(1)
     assert batch is not None
-    assert len(batch.fragments) == KEPT_EVENTS
+    assert len(batch.fragments) == MAX_EVENTS
 
 
 def test_nothing_is_rendered_while_nobody_looks() -> None:
