@@ -30,6 +30,7 @@ from gateway.config import ConfigRejected, LoadedConfig, load_config, merge_for_
 from gateway.config.context_settings import NoticeConfig
 from gateway.config.files import prepare_home
 from gateway.config.settings import Config
+from gateway.health import Heartbeat
 from gateway.inbound.intake import GatewayIntake
 from gateway.logs import update_logging
 from gateway.models.agents import Agents
@@ -49,7 +50,6 @@ from gateway.turns.lanes import LaneDispatcher
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import Transcriber, transcription_line
-from gateway.vitals import Heartbeat
 from hermes_state.aio import run_until
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor

@@ -10,6 +10,7 @@ from agent.model.client import ModelClient, OpenCircuit
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
 from gateway.access.permissions import AccessControl, AccessDecision
 from gateway.config import LoadedConfig
+from gateway.health import Heartbeat
 from gateway.models.runtime import Runtime
 from gateway.models.window import Window
 from gateway.operator.doctor import Finding, Severity, context_finding, database_finding
@@ -20,7 +21,6 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.times import when
 from gateway.turns.lanes import LaneDispatcher
-from gateway.vitals import Heartbeat
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError

@@ -21,12 +21,11 @@ from platforms.base import (
     SendRequest,
 )
 from platforms.local.access import BrowserAccessControl, address, host_names
+from platforms.local.chats import ChatRegistry, LiveChat, load_entries, note_entries
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import load_tool_lines
-from platforms.local.live import ChatRegistry, LiveChat
 from platforms.local.markdown import split_parts, to_html
 from platforms.local.pages import PageRenderer
-from platforms.local.remembered import load_entries, note_entries
 from platforms.local.routes import RouteHandler
 from platforms.local.uploads import UploadStore
 

@@ -15,9 +15,9 @@ from hermes_state.store.writer import Store
 from hermes_state.values import ChatKind, Clock, InboundMessage, InputKind, Sender
 from platforms.base import Intake
 from platforms.local.access import COOKIE_SECONDS, HEADERS, BrowserAccessControl, host_names, is_same_origin
+from platforms.local.chats import ChatRegistry, LiveChat
 from platforms.local.entries import Entry, EntryKind, merge
 from platforms.local.history import ChatLink, chat_key, load_chats, load_history
-from platforms.local.live import ChatRegistry, LiveChat
 from platforms.local.pages import ChatView, PageRenderer
 from platforms.local.stream import encode
 from platforms.local.uploads import FormError, SubmittedMessage, UploadStore, read_form

@@ -20,8 +20,8 @@ from platforms.base import AdapterHealth, Capabilities, CommandMenuItem, Intake,
 from platforms.telegram import rendering
 from platforms.telegram.errors import translated
 from platforms.telegram.files import fetch
+from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, BotIdentity
-from platforms.telegram.liveness import HealthState
 from platforms.telegram.menu import publish_menu
 from platforms.telegram.outbound import TelegramSender, button_commands
 from platforms.telegram.polling import Poller

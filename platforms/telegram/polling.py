@@ -18,8 +18,8 @@ from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
 
 from hermes_state.aio import cancel_all
 from hermes_state.errors import TokenRejected
+from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
-from platforms.telegram.liveness import HealthState
 from platforms.telegram.queue import NotStoredError, UpdateQueue
 from platforms.telegram.settings import TelegramSettings
 from platforms.telegram.transport import AmbiguousRequestError, BotApiRequest, FloodControl

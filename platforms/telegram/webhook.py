@@ -13,8 +13,8 @@ from aiohttp import web
 from telegram.error import BadRequest, InvalidToken, NetworkError, TelegramError
 
 from hermes_state.errors import PlatformUnavailable, TokenRejected
+from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
-from platforms.telegram.liveness import HealthState
 from platforms.telegram.queue import UpdateQueue
 from platforms.telegram.settings import TelegramSettings, WebhookSettings
 

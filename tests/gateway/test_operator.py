@@ -4,9 +4,9 @@ import orjson
 import pytest
 
 from gateway.config import LoadedConfig
+from gateway.health import Heartbeat
 from gateway.operator.handlers import OperatorHandler
 from gateway.outbound.adapters import AdapterRegistry
-from gateway.vitals import Heartbeat
 from hermes_state.errors import AuthRejected, CommandError
 from hermes_state.store.writer import Store
 from platforms.local.adapter import LocalAdapter, LocalSettings
