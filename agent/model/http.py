@@ -1,57 +1,48 @@
-"""Where a model is, and connections to it for any number of calls at once, whichever SDK makes them.
+"""HTTP calls to model providers: where a model is, pooled connections, and bounded, fair reading of answers.
 
-The HTTP library looks at every connection of a pool for every request, so one pool for 300 calls costs 4 ms of the
-event loop a call; pools of 32 keep it under 2. Calls fill the first pool before the next, so that a quiet gateway
-reuses the same few connections.
-
-Connections to one provider through the OpenAI SDK, and what is sent and read over them.
-
-The SDK brings the connection, the event stream and the error classes. Its typed request transform and its typed
-chunks are avoided: they cost 0.1 ms a message and 0.06 ms a chunk on the event loop, a hundred times what the plain
-JSON costs. Its own retries are off.
-
-The event loop is shared: a stream that comes as fast as it can be read gives way to others now and then.
-
-What has been received already is read without ever waiting, tens of kilobytes at a time; twenty such streams would
-hold up everything else for a tenth of a second, again and again.
+The providers' SDKs bring the connection, the event stream and the error classes. Their typed request transform and
+typed chunks are avoided: they cost 0.1 ms a message and 0.06 ms a chunk on the event loop, a hundred times what the
+plain JSON costs. Their own retries are off.
 """
 
 import asyncio
 import functools
 import json
-import re
 import ssl
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
 import httpx2
-import openai
-from openai import AsyncOpenAI, AsyncStream
 
-from agent.model.errors import error_text, status_error, stream_error
-from hermes_state.errors import ModelError, ModelNotFound, ModelTimeout, ModelUnavailable, ReplyMalformed
+from agent.model.base import ModelReply
+from agent.model.errors import with_usage
+from agent.model.replies import ReplyBuilder
+from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, ReplyMalformed
 
-CALLS_PER_POOL = 32
+CALLS_PER_POOL: Final = 32
+"""Calls that share one connection pool.
 
-CONNECTION_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=CALLS_PER_POOL)
+The HTTP library looks at every connection of a pool for every request, so one pool for 300 calls costs 4 ms of the
+event loop a call; pools of 32 keep it under 2.
+"""
+CONNECTION_LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=CALLS_PER_POOL)
 """`sessions.max_turns` is the limit on concurrent calls; another one here would be hidden."""
 
 MAX_BODY_BYTES: Final = 32_000_000
-"""Of a reply that comes as a whole: several times what the longest reply takes, with what stands around it."""
+"""Largest reply that comes as a whole, in bytes: several times the longest reply, with what stands around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a model is and how long to wait for it; times in seconds."""
+    """Address of a model, and how long to wait for it; times in seconds."""
 
     model: str
     api_key: str
     base_url: str | None = None
-    """None: that of the protocol's inventor."""
+    """Root of the API; None: that of the protocol's inventor."""
     connect_seconds: float = 5.0
     read_seconds: float = 120.0
     """Longest silence, before the first byte and between two chunks; without streaming, until the reply is whole."""
@@ -67,56 +58,142 @@ class Endpoint:
         )
 
 
-@functools.cache
-def ssl_context() -> ssl.SSLContext:
-    """One for all connections to models: another one takes some 20 ms of the event loop, and a megabyte."""
-    return httpx2.create_ssl_context()
+S = TypeVar("S", bound="SdkStream")
 
 
-class _Client(Protocol):
-    async def close(self) -> None: ...
+class SdkStream(Protocol):
+    """Answer of a provider as its SDK reads it: an event stream, and below it the HTTP response."""
+
+    response: httpx2.Response
+
+    def __aiter__(self) -> AsyncIterator[object]: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None: ...  # as each SDK annotates them
 
 
-C = TypeVar("C", bound=_Client)
-
-
-@dataclass(slots=True)
-class _Pool(Generic[C]):
-    client: C
-    running: int = 0
-
-
-class Pools(Generic[C]):
-    """SDK clients of one provider, each with a pool of its own; `make` makes another."""
-
-    def __init__(self, make: Callable[[], C]) -> None:
-        self._make = make
-        self._pools = [_Pool(make())]
+class SdkClient(Protocol[S]):
+    """Methods of an SDK's client that are used here; both SDKs have them."""
 
     @property
-    def first(self) -> C:
-        """The client that is always there."""
-        return self._pools[0].client
+    def base_url(self) -> httpx2.URL: ...
+
+    async def close(self) -> None: ...
+
+    async def get(self, path: str, *, cast_to: type[object], stream: Literal[True], stream_cls: type[S]) -> S: ...
+
+    async def post(
+        self, path: str, *, cast_to: type[object], content: bytes, stream: Literal[True], stream_cls: type[S]
+    ) -> S: ...
+
+
+C = TypeVar("C", bound=SdkClient[Any])  # each SDK takes its own kind of stream only
+
+
+class Transport(Generic[C]):
+    """HTTP calls to one provider through its SDK, any number at once.
+
+    Calls fill the first connection pool before the next, so that a quiet gateway reuses the same few connections.
+    """
+
+    def __init__(
+        self,
+        make_client: Callable[[], C],
+        stream_class: type[SdkStream],
+        errors_translated: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`errors_translated`: turns what the SDK raises into the kinds of `ModelError`."""
+        self._make_client = make_client
+        self._stream_class = stream_class
+        self._errors_translated = errors_translated
+        self._clients = [make_client()]
+        self._running = [0]
+
+    @property
+    def base_url(self) -> str:
+        """Root of the API."""
+        return str(self._clients[0].base_url)
+
+    @property
+    def host(self) -> str | None:
+        """Host of the provider, without credentials or path."""
+        return httpx2.URL(self.base_url).host
 
     @contextmanager
     def client(self) -> Iterator[C]:
-        """A client with room for one more call, for the length of that call."""
-        pool = next((pool for pool in self._pools if pool.running < CALLS_PER_POOL), None)
-        if pool is None:
-            pool = _Pool(self._make())
-            self._pools.append(pool)
-        pool.running += 1
+        """SDK client with room for one more call, for the length of that call.
+
+        Raises the kinds of `ModelError` for whatever goes wrong in it.
+        """
+        index = next((index for index, running in enumerate(self._running) if running < CALLS_PER_POOL), None)
+        if index is None:
+            index = len(self._clients)
+            self._clients.append(self._make_client())
+            self._running.append(0)
+        self._running[index] += 1
         try:
-            yield pool.client
+            with _http_errors_translated(), self._errors_translated():
+                yield self._clients[index]
         finally:
-            pool.running -= 1
+            self._running[index] -= 1
+
+    async def fetch_json(self, address: str, max_bytes: int) -> object:
+        """The JSON at an address of the provider's host. Raises the kinds of `ModelError`."""
+        with self.client() as client:
+            stream = await client.get(address, cast_to=object, stream=True, stream_cls=self._stream_class)
+            async with stream:
+                return await read_json(stream.response, max_bytes)
+
+    async def complete(self, path: str, payload: bytes, reply: ReplyBuilder, *, streams: bool) -> ModelReply:
+        """Send a request and read its reply, whatever the protocol. Cancelling it closes the connection.
+
+        Raises the kinds of `ModelError`, with the usage that was reported before.
+        """
+        try:
+            async with self._posted(path, payload, streams=streams) as events:
+                budget = LoopBudget()
+                async for event in events:
+                    reply.add(event)
+                    await budget.checkpoint()
+            return reply.finished()
+        except ModelError as error:
+            with_usage(error, reply.usage, reply.cost)
+            raise
+
+    @asynccontextmanager
+    async def _posted(self, path: str, payload: bytes, *, streams: bool) -> AsyncIterator[AsyncIterable[object]]:
+        """The events of the answer, or the one whole body as the only event."""
+        with self.client() as client:
+            stream = await client.post(
+                path, cast_to=object, content=payload, stream=True, stream_cls=self._stream_class
+            )
+            async with stream:
+                yield stream if streams else _only(await read_json(stream.response))
 
     async def close(self) -> None:
-        for pool in self._pools:
-            await pool.client.close()
+        for client in self._clients:
+            await client.close()
 
 
-async def read_json(response: httpx2.Response, most_bytes: int = MAX_BODY_BYTES) -> object:
+async def _only(event: object) -> AsyncIterator[object]:
+    yield event
+
+
+@contextmanager
+def _http_errors_translated() -> Iterator[None]:
+    """Translates what comes past the SDK: errors while a body is read, and JSON that is none."""
+    try:
+        yield
+    except httpx2.TimeoutException as error:
+        raise ModelTimeout("the provider stopped answering") from error
+    except httpx2.HTTPError as error:
+        raise ModelUnavailable("the connection to the provider failed") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ReplyMalformed("the provider's answer is not JSON") from error
+
+
+async def read_json(response: httpx2.Response, max_bytes: int = MAX_BODY_BYTES) -> object:
     """A body that is one JSON value, read within a bound: the SDKs would read whatever comes.
 
     Raises `ReplyMalformed` for one that is too long, `ValueError` for what is no JSON.
@@ -125,157 +202,41 @@ async def read_json(response: httpx2.Response, most_bytes: int = MAX_BODY_BYTES)
         body = bytearray()
         async for piece in response.aiter_bytes():
             body += piece
-            if len(body) > most_bytes:
-                raise ReplyMalformed(f"a reply with more than {most_bytes:,} bytes")
+            if len(body) > max_bytes:
+                raise ReplyMalformed(f"a reply with more than {max_bytes:,} bytes")
         whole: object = json.loads(body)
         return whole
     finally:
         await response.aclose()
 
 
-OPENAI_HOST: Final = "api.openai.com"
-BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
-MAX_CACHE_KEY_CHARACTERS: Final = 64
-"""Characters; OpenAI refuses longer ones."""
-
-
-class Connections:
-    """SDK clients of one provider, for any number of calls at once."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        def make() -> AsyncOpenAI:
-            http = openai.DefaultAsyncHttpxClient(
-                timeout=endpoint.timeout, limits=CONNECTION_LIMITS, verify=ssl_context()
-            )
-            return AsyncOpenAI(
-                api_key=endpoint.api_key or "none",  # local servers want no key, the SDK insists on one
-                base_url=endpoint.base_url or BASE_URL,  # else the SDK looks for one of whoever runs us
-                timeout=endpoint.timeout,
-                max_retries=0,
-                http_client=http,
-            )
-
-        self._pools = Pools(make)
-
-    @property
-    def host(self) -> str | None:
-        """Where the provider is, without credentials or path."""
-        return httpx2.URL(str(self._pools.first.base_url)).host
-
-    def client(self) -> AbstractContextManager[AsyncOpenAI]:
-        """A client with room for one more call, for the length of that call."""
-        return self._pools.client()
-
-    @property
-    def base_url(self) -> str:
-        """The root of the API."""
-        return str(self._pools.first.base_url)
-
-    async def fetched(self, address: str, most_bytes: int) -> object:
-        """The JSON at an address of the provider's host. Raises the kinds of `ModelError`."""
-        with self.client() as client, errors_translated():
-            stream = await client.get(address, cast_to=object, stream=True, stream_cls=AsyncStream[object])
-            async with stream:
-                return await read_json(stream.response, most_bytes)
-
-    @asynccontextmanager
-    async def posted(self, path: str, payload: bytes, *, streams: bool) -> AsyncIterator[AsyncIterable[object]]:
-        """Send a request; what comes back is JSON: the events of a stream, or one whole body.
-
-        Raises the kinds of `ModelError`, while it is read, too. Leaving it, however, closes the connection.
-        """
-        kind = AsyncStream[object] if streams else WholeBody
-        with self.client() as client, errors_translated():
-            stream = await client.post(path, cast_to=object, content=payload, stream=True, stream_cls=kind)
-            async with stream:
-                yield stream
-
-    async def close(self) -> None:
-        await self._pools.close()
-
-
-class WholeBody(AsyncStream[object]):
-    """A reply that comes as a whole, as the only event of a stream."""
-
-    async def __stream__(self) -> AsyncIterator[object]:
-        whole = await read_json(self.response)
-        if isinstance(whole, dict) and (error := whole.get("error")):
-            raise openai.APIError("an error in place of a reply", self.response.request, body=error)
-        yield whole
+@functools.cache
+def ssl_context() -> ssl.SSLContext:
+    """One for all connections to models: another one takes some 20 ms of the event loop, and a megabyte."""
+    return httpx2.create_ssl_context()
 
 
 SLICE_SECONDS: Final = 0.0002
-"""How long one stream keeps the event loop: some ten events. With twenty streams everything else waits for some ten
-milliseconds; giving way after every event would take a fifth more processor time."""
+"""Longest time that one stream keeps the event loop, in seconds: some ten events.
+
+With twenty streams everything else waits for some ten milliseconds; a checkpoint after every event would take a fifth
+more processor time.
+"""
 
 
 class LoopBudget:
-    """What one stream takes of the event loop's time."""
+    """Event loop time of one stream.
+
+    What has been received already is read without ever waiting, tens of kilobytes at a time; twenty such streams
+    would hold up everything else for a tenth of a second, again and again.
+    """
 
     def __init__(self, slice_seconds: float = SLICE_SECONDS) -> None:
-        self._slice = slice_seconds
-        self._over_at = time.perf_counter() + slice_seconds
+        self._slice_seconds = slice_seconds
+        self._spent_at = time.perf_counter() + slice_seconds
 
     async def checkpoint(self) -> None:
-        """Let others go first if this stream has had its slice; asked after each event."""
-        if time.perf_counter() >= self._over_at:
+        """Let other tasks run if this stream has had its slice; called after each event."""
+        if time.perf_counter() >= self._spent_at:
             await asyncio.sleep(0)
-            self._over_at = time.perf_counter() + self._slice
-
-
-_NEWER_LIMIT = re.compile(r"max_tokens\b.{0,80}\buse\b.{0,10}max_completion_tokens", re.IGNORECASE)
-"""Servers that pass on what OpenAI said may leave its codes out."""
-_UNSUPPORTED_ENCRYPTION = re.compile(r"encrypted[ _]content is not supported", re.IGNORECASE)
-_MISSING_REASONING = re.compile(r"reasoning_content.{0,60}must be passed back", re.IGNORECASE | re.DOTALL)
-_REASONING = re.compile(r"\b(?:reasoning|thinking|encrypted[ _]content)", re.IGNORECASE)
-
-
-class RequestFault(StrEnum):
-    """What about a request a provider does not take, where the same can be asked in another way."""
-
-    LIMIT_NAME = "limit_name"
-    """The output limit goes by another name there."""
-    STREAM_OPTIONS = "stream_options"
-    """A stream cannot be asked to end with what it used: it does so anyway, or never."""
-    ENCRYPTED_REASONING = "encrypted_reasoning"
-    """The model has no reasoning that could be sent along."""
-    MISSING_REASONING = "missing_reasoning"
-    """Every answer has to say what was thought before it, if only that nothing was."""
-    REPLAYED_REASONING = "replayed_reasoning"
-    """Reasoning that came from there is not taken back: it was made for another account, say."""
-
-
-@contextmanager
-def errors_translated() -> Iterator[None]:
-    """What the SDK raises while a call is made or its answer is read becomes a kind of `ModelError`."""
-    try:
-        yield
-    except (openai.APITimeoutError, httpx2.TimeoutException) as error:
-        raise ModelTimeout("the provider stopped answering") from error
-    except (openai.APIConnectionError, httpx2.HTTPError) as error:
-        raise ModelUnavailable("the connection to the provider failed") from error
-    except openai.APIStatusError as error:
-        raise status_error(error.status_code, error.response.headers, error.body) from error
-    except openai.APIError as error:
-        raise stream_error(error.body) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ReplyMalformed("the provider's answer is not JSON") from error
-
-
-def fault_of(error: ModelError) -> RequestFault | None:
-    """What the provider did not take, if asking in another way may help."""
-    cause = error.__cause__
-    if type(error) not in (ModelError, ModelNotFound) or not isinstance(cause, openai.APIStatusError):
-        return None
-    text, param = error_text(cause.body), str(cause.param or "")
-    if (cause.code == "unsupported_parameter" and param == "max_tokens") or _NEWER_LIMIT.search(text):
-        return RequestFault.LIMIT_NAME
-    if "stream_options" in text or param.startswith("stream_options"):
-        return RequestFault.STREAM_OPTIONS
-    if param.startswith("include") or _UNSUPPORTED_ENCRYPTION.search(text):
-        return RequestFault.ENCRYPTED_REASONING
-    if _MISSING_REASONING.search(text):
-        return RequestFault.MISSING_REASONING
-    if cause.code == "invalid_encrypted_content" or _REASONING.search(text):
-        return RequestFault.REPLAYED_REASONING
-    return None
+            self._spent_at = time.perf_counter() + self._slice_seconds

@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from openai import AsyncStream
+
 from agent.model.base import Caps, Payer
 from agent.model.client import BaseClient, RecordFailure, RetryPolicy
-from agent.model.errors import OUTCOME_OK
-from agent.model.http import Connections, Endpoint, WholeBody, errors_translated
+from agent.model.errors import OUTCOME_OK, stream_error
+from agent.model.http import Endpoint, read_json
 from agent.model.prices import Price
+from agent.model.protocols.openai import openai_transport
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed
 from hermes_state.values import CanonicalUsage, ModelCallRecord, well_formed
@@ -33,11 +36,11 @@ class TranscriptionModel:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.name = endpoint.model
-        self._connections = Connections(endpoint)
-        self.route = f"transcription:{self._connections.host}"
+        self._transport = openai_transport(endpoint)
+        self.route = f"transcription:{self._transport.host}"
 
     async def close(self) -> None:
-        await self._connections.close()
+        await self._transport.close()
 
     async def transcribe(self, recording: bytes, name: str) -> tuple[str, CanonicalUsage | None]:
         """What was said, and what it used where the provider says so in tokens. The end of `name` tells the format.
@@ -45,6 +48,8 @@ class TranscriptionModel:
         Raises the kinds of `ModelError`.
         """
         answer = await self._answer(recording, name)
+        if isinstance(answer, Mapping) and (error := answer.get("error")):
+            raise stream_error(error)
         if not isinstance(answer, Mapping) or not isinstance(text := answer.get("text"), str):
             raise ReplyMalformed("the provider's transcription has an unknown shape")
         if len(text) > MAX_CHARACTERS:
@@ -53,7 +58,7 @@ class TranscriptionModel:
 
     async def _answer(self, recording: bytes, name: str) -> object:
         """The body of the answer, read within the bound of all that comes as a whole."""
-        with self._connections.client() as client, errors_translated():
+        with self._transport.client() as client:
             stream = await client.post(
                 "/audio/transcriptions",
                 cast_to=object,
@@ -61,10 +66,10 @@ class TranscriptionModel:
                 files=[("file", (name, recording))],
                 options={"headers": {"Content-Type": "multipart/form-data"}},
                 stream=True,
-                stream_cls=WholeBody,
+                stream_cls=AsyncStream[object],
             )
             async with stream:
-                return await anext(aiter(stream))
+                return await read_json(stream.response)
 
 
 class TranscriptionClient(BaseClient):

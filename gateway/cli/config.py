@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import SecretStr
 
-from agent.model.protocols.extras import missing_extra
+from agent.model.protocols import missing_extra
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from agent.model.protocols.extras import missing_extra
+from agent.model.protocols import missing_extra
 from gateway.config import LoadedConfig, load_config, process_environment
 from gateway.config.files import check_home, locate_home, prepare_home
 from gateway.operator.probes import ProbeResult, probe_discord, probe_model, probe_telegram

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from agent.model.base import ChatModel
 from agent.model.caching import CacheState, CacheTtl, cache_state
 from agent.model.client import ModelClient
+from agent.model.protocols import missing_extra
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-from agent.model.protocols.extras import missing_extra
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
 from gateway.config.routes import CONFIGURED, RouteConfig, completed

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agent.engines.loader import load_engine
-from agent.model.protocols.extras import missing_extra
+from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.files import StateDirectory, locate_home

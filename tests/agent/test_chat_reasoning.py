@@ -5,15 +5,15 @@ import time
 
 import pytest
 
-from agent.model.protocols.chat_completions import ReasoningBuilder
-from agent.model.replies import MAX_CHARACTERS, ReplyBuilder
+from agent.model.protocols.chat_completions import ChatReplyBuilder, ReasoningBuilder
+from agent.model.replies import MAX_CHARACTERS
 from hermes_state.errors import ReplyMalformed
 
 KIND = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
 
 
 def pieces() -> ReasoningBuilder:
-    return ReasoningBuilder(ReplyBuilder(lambda _text: None).counted)
+    return ReasoningBuilder(ChatReplyBuilder(lambda _text: None, "").counted)
 
 
 def test_long_reasoning_counts_by_its_text_and_not_by_what_its_pieces_come_in() -> None:
@@ -22,9 +22,9 @@ def test_long_reasoning_counts_by_its_text_and_not_by_what_its_pieces_come_in() 
     for _ in range(count):
         reasoning.add({"reasoning": " word", "reasoning_details": [KIND | {"text": " word"}]}, is_piece=True)
     reasoning.add({"reasoning_details": [KIND | {"signature": "c2ln"}]}, is_piece=True)
-    whole = reasoning.whole("chat_completions:m")
-    assert whole is not None
-    assert json.loads(whole.blocks) == [{"reasoning_details": [KIND | {"text": " word" * count, "signature": "c2ln"}]}]
+    stored = reasoning.serialized("chat_completions:m")
+    assert stored is not None
+    assert json.loads(stored.blocks) == [{"reasoning_details": [KIND | {"text": " word" * count, "signature": "c2ln"}]}]
     assert time.perf_counter() - began < 5, "no piece copies all that came before it"
 
 

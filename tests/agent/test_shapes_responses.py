@@ -15,8 +15,8 @@ from agent.model.protocols.responses import (
     ResponsesDialect,
     encoded_request,
     instructions_and_items,
-    kept_thought,
-    stored_thoughts,
+    replayed_item,
+    stored_reasoning,
 )
 from agent.model.wire import LOST_RESULT, WireSettings, chat_messages
 from hermes_state.values import Image, Message, MessageBody, Reasoning, ToolCall
@@ -129,9 +129,9 @@ def test_no_other_model_is_given_what_this_one_thought(style: WireSettings) -> N
 
 
 def test_only_what_can_be_read_again_is_kept_of_a_thought() -> None:
-    assert kept_thought({"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed"}) is None
-    assert kept_thought(thought(1, status="completed", content=None)) == thought(1)
-    assert kept_thought({"type": "reasoning", "encrypted_content": "gAAA"}) == {
+    assert replayed_item({"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed"}) is None
+    assert replayed_item(thought(1, status="completed", content=None)) == thought(1)
+    assert replayed_item({"type": "reasoning", "encrypted_content": "gAAA"}) == {
         "type": "reasoning",
         "encrypted_content": "gAAA",
         "summary": [],
@@ -139,10 +139,10 @@ def test_only_what_can_be_read_again_is_kept_of_a_thought() -> None:
 
 
 def test_a_thought_behind_the_last_call_led_to_nothing() -> None:
-    stored = stored_thoughts([(0, thought(1)), (2, thought(2))], 2, MAKER)
+    stored = stored_reasoning([(0, thought(1)), (2, thought(2))], 2, MAKER)
     assert stored is not None
     assert json.loads(stored.blocks) == [[0, thought(1)]]
-    assert stored_thoughts([(1, thought(1))], 1, MAKER) is None
+    assert stored_reasoning([(1, thought(1))], 1, MAKER) is None
 
 
 # ---- the request

@@ -1,56 +1,35 @@
-"""Anthropic's messages protocol. Its SDK is an extra, so this module is imported only where the protocol is configured.
+"""Anthropic's messages protocol. Its SDK is an extra: import this module only where the protocol is configured."""
 
-As with chat completions the SDK brings the connection, the event stream and the error classes, and the request goes
-past its typed transform as prepared bytes.
-"""
-
-import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
 import anthropic
-import httpx2
 import orjson
 from anthropic import AsyncAnthropic, AsyncStream
 
 from agent.model import wire
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, supports_cache_control
-from agent.model.errors import with_usage
-from agent.model.http import CONNECTION_LIMITS, Endpoint, LoopBudget, Pools, read_json, ssl_context
-from agent.model.protocols.anthropic_wire import (
-    CollectedReply,
-    ReasoningRejected,
-    answered_error,
-    body_parts,
-    stored_reasoning,
-)
-from agent.model.protocols.offered_sizes import MAX_BYTES, bounded_limits
-from hermes_state.errors import (
-    ModelError,
-    ModelTimeout,
-    ModelUnavailable,
-    OutputCapTooLarge,
-    ReplyMalformed,
-)
-from hermes_state.values import Tokens
+from agent.model.http import CONNECTION_LIMITS, Endpoint, Transport, ssl_context
+from agent.model.protocols.anthropic_wire import AnthropicReplyBuilder, ReasoningRejected, body_parts, response_error
+from agent.model.sizes import MAX_FETCH_BYTES, UNKNOWN_LIMITS, bounded_limits, limits_in
+from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, OutputCapTooLarge
 
 BASE_URL: Final = "https://api.anthropic.com"
 DEFAULT_MAX_TOKENS: Final = 32_000
-"""Asked for where a reply must not be cut off and nothing is known of the model: every current one allows it."""
+"""Output limit where a reply must not be cut off and nothing is known of the model: every current one allows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnthropicSettings(Endpoint):
-    """Where the model is, and what this API has to be told of it."""
+    """Address of the model, and what this API has to be told of it."""
 
     default_max_tokens: int = DEFAULT_MAX_TOKENS
-    """What is asked for where a request sets no output limit; best the model's whole output limit."""
+    """Output limit where a request sets none; best the model's whole output limit."""
     cache_ttl: CacheTtl = "5m"
     """For Claude models, see `caching`."""
 
@@ -62,29 +41,25 @@ class AnthropicModel:
         self.name = settings.model
         self._streams = settings.streams
         self._default_max_tokens = settings.default_max_tokens
-        self._pools = _pools(settings)
-        host = httpx2.URL(str(self._pools.first.base_url)).host
+        self._transport = _transport(settings)
+        host = self._transport.host
         self.route = f"anthropic:{host}"
-        self._maker = made_by(self.route, self.name)
+        self._made_by = made_by(self.route, self.name)
         self._cache_ttl = settings.cache_ttl if supports_cache_control(self.name, "anthropic", host) else None
 
     async def close(self) -> None:
-        await self._pools.close()
+        await self._transport.close()
 
     async def fetch_limits(self) -> ModelLimits | None:
         """See `ChatModel.fetch_limits`."""
-        return await bounded_limits(self.name, self._asked_for_limits)
+        return await bounded_limits(self.name, self._fetched_limits)
 
-    async def _asked_for_limits(self) -> ModelLimits:
-        path = f"/v1/models/{quote(self.name, safe='/:@')}"
-        with self._pools.client() as client, _errors_translated():
-            stream = await client.get(path, cast_to=object, stream=True, stream_cls=AsyncStream[object])
-            async with stream:
-                said = await read_json(stream.response, MAX_BYTES)
-        if not isinstance(said, Mapping):
-            return ModelLimits()
-        return ModelLimits(
-            context_length=_size(said.get("max_input_tokens")), max_output_tokens=_size(said.get("max_tokens"))
+    async def _fetched_limits(self) -> ModelLimits:
+        answer = await self._transport.fetch_json(f"/v1/models/{quote(self.name, safe='/:@')}", MAX_FETCH_BYTES)
+        if not isinstance(answer, Mapping):
+            return UNKNOWN_LIMITS
+        return limits_in(
+            {"max_input_tokens": answer.get("max_input_tokens"), "max_output_tokens": answer.get("max_tokens")}
         )
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
@@ -93,15 +68,15 @@ class AnthropicModel:
         A refusal that says how to ask instead is followed: without what was thought before, or, where the request
         itself sets no output limit, with a smaller one.
         """
-        asked = replace(request, style=replace(request.style, reasoning_of=self._maker))
+        current = replace(request, style=replace(request.style, reasoning_of=self._made_by))
         while True:
             try:
-                return await self._complete(asked, on_text)
+                return await self._complete(current, on_text)
             except ModelError as error:
-                other = _asked_otherwise(asked, error, may_lower_cap=request.max_output_tokens is None)
-                if other is None:
+                changed = _without_fault(current, error, may_lower_cap=request.max_output_tokens is None)
+                if changed is None:
                     raise
-                asked = other
+                current = changed
 
     async def _complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         parts = body_parts(wire.chat_messages(request.system, request.transcript, request.style), request)
@@ -112,37 +87,15 @@ class AnthropicModel:
             **(parts if cache_ttl is None else with_cache_control(parts, cache_ttl)),
             "stream": self._streams,
         }
-        reply = CollectedReply(on_text, partial(stored_reasoning, parts=parts, made_by=self._maker))
-        try:
-            async with self._posted(orjson.dumps(body)) as said:
-                if self._streams:
-                    share = LoopBudget()
-                    async for event in said:
-                        reply.add(event)
-                        await share.checkpoint()
-                else:
-                    reply.add_whole(await read_json(said.response))
-            return reply.finished()
-        except ModelError as error:
-            with_usage(error, reply.usage)
-            raise
-
-    @asynccontextmanager
-    async def _posted(self, payload: bytes) -> AsyncIterator[AsyncStream[object]]:
-        """Send a request. Leaving it, however, closes the connection."""
-        with self._pools.client() as client, _errors_translated():
-            stream = await client.post(
-                "/v1/messages", cast_to=object, content=payload, stream=True, stream_cls=AsyncStream[object]
-            )
-            async with stream:
-                yield stream
+        reply = AnthropicReplyBuilder(on_text, parts=parts, made_by=self._made_by)
+        return await self._transport.complete("/v1/messages", orjson.dumps(body), reply, streams=self._streams)
 
 
-def _pools(settings: AnthropicSettings) -> Pools[AsyncAnthropic]:
+def _transport(settings: AnthropicSettings) -> Transport[AsyncAnthropic]:
     # The SDK adds the version to the path itself; people who are used to other SDKs have it in the address.
     base_url = re.sub(r"/v1/?$", "", settings.base_url or BASE_URL)
 
-    def make() -> AsyncAnthropic:
+    def make_client() -> AsyncAnthropic:
         return AsyncAnthropic(
             api_key=settings.api_key or "none",  # else the SDK looks for credentials of whoever runs us
             base_url=base_url,
@@ -153,7 +106,7 @@ def _pools(settings: AnthropicSettings) -> Pools[AsyncAnthropic]:
             ),
         )
 
-    return Pools(make)
+    return Transport(make_client, AsyncStream[object], _errors_translated)
 
 
 def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any]:
@@ -164,35 +117,24 @@ def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any
     return {**parts, **changed} | ({"system": marked[0]["content"]} if system else {})
 
 
-def _without_reasoning(request: ModelRequest) -> ModelRequest:
-    return replace(request, style=replace(request.style, reasoning_of=""))
-
-
-def _asked_otherwise(asked: ModelRequest, error: ModelError, *, may_lower_cap: bool) -> ModelRequest | None:
+def _without_fault(request: ModelRequest, error: ModelError, *, may_lower_cap: bool) -> ModelRequest | None:
     """The request as the provider may take it; None where nothing is left to change."""
-    if isinstance(error, ReasoningRejected) and asked.style.reasoning_of:
-        return _without_reasoning(asked)
+    if isinstance(error, ReasoningRejected) and request.style.reasoning_of:
+        return replace(request, style=replace(request.style, reasoning_of=""))
     if isinstance(error, OutputCapTooLarge) and error.cap and may_lower_cap:
         # It may be lowered twice: to what the model writes at most, and to what the prompt leaves of its window.
-        known = asked.max_output_tokens
-        return replace(asked, max_output_tokens=error.cap) if known is None or error.cap < known else None
+        known = request.max_output_tokens
+        return replace(request, max_output_tokens=error.cap) if known is None or error.cap < known else None
     return None
-
-
-def _size(value: object) -> Tokens | None:
-    return Tokens(value) if type(value) is int and value > 0 else None
 
 
 @contextmanager
 def _errors_translated() -> Iterator[None]:
-    """What the SDK raises while a call is made or its answer is read becomes ours."""
     try:
         yield
-    except (anthropic.APITimeoutError, httpx2.TimeoutException) as error:
+    except anthropic.APITimeoutError as error:
         raise ModelTimeout("the provider stopped answering") from error
-    except (anthropic.APIConnectionError, httpx2.HTTPError) as error:
+    except anthropic.APIConnectionError as error:
         raise ModelUnavailable("the connection to the provider failed") from error
     except anthropic.APIStatusError as error:
-        raise answered_error(error.status_code, error.response.headers, error.body) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ReplyMalformed("the provider's answer is not JSON") from error
+        raise response_error(error.status_code, error.response.headers, error.body) from error

@@ -1,21 +1,17 @@
-"""The messages API's form of a request, made of the neutral list of `wire`.
+"""Anthropic's messages API as JSON: request bodies, replies and errors. It knows nothing of the SDK.
 
-Pure functions, and as stable as `wire`: the same rows give the same bytes. Calls and results are blocks of messages;
-all results of one answer stand at the beginning of one user message, and what people write next follows them there.
+Request bodies are made of the neutral list of `wire` by pure functions, as stable as it: the same rows give the same
+bytes. Calls and results are blocks of messages; all results of one answer stand at the beginning of one user message,
+and what people write next follows them there.
 
 What a model thought is sent back in front of its calls. Newer models take it only behind the very prompt that it was
 thought behind, so it is stored with a fingerprint of that prompt, and left out when the prompt has been compressed,
 edited or pruned since.
-
-What Anthropic's messages API answers: the events of a reply put together, and its errors told apart.
-
-It knows the JSON, not the SDK.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
@@ -27,7 +23,7 @@ from agent.model.replies import MAX_CALLS, ReplyBuilder
 from agent.model.usage import UsageFormat, normalize_usage
 from agent.model.wire import NOTICE, REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ContextOverflow, ModelError, QuotaExceeded, ReplyMalformed
-from hermes_state.values import CanonicalUsage, Reasoning, well_formed
+from hermes_state.values import Reasoning, well_formed
 
 _Block: TypeAlias = dict[str, Any]
 
@@ -57,23 +53,23 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
         parts["tools"] = tools
         if not may_call:
             parts["tool_choice"] = {"type": "none"}
-    parts["messages"] = _messages(messages, _PromptKey(parts))
+    parts["messages"] = _messages(messages, _Fingerprint(parts))
     return parts
 
 
-def stored_reasoning(blocks: Sequence[dict[str, str]], parts: dict[str, Any], made_by: str) -> Reasoning:
+def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, Any], made_by: str) -> Reasoning:
     """What a model thought behind the request with these `body_parts`, to be kept beside its calls."""
-    fingerprint = _PromptKey(parts)
+    fingerprint = _Fingerprint(parts)
     for message in parts["messages"]:
         fingerprint.add(message)
     stored = {"behind": fingerprint.text, "blocks": list(blocks)}
     return Reasoning(made_by=made_by, blocks=orjson.dumps(stored).decode())
 
 
-class _PromptKey:
-    """Of everything that a model has read: system prompt, tools, and the messages so far."""
+class _Fingerprint:
+    """Digest of everything that a model has read: system prompt, tools, and the messages so far."""
 
-    def __init__(self, parts: dict[str, Any]) -> None:
+    def __init__(self, parts: Mapping[str, Any]) -> None:
         self._digest = blake2b(digest_size=12)
         self.add([parts.get("system"), parts.get("tools")])
 
@@ -97,7 +93,7 @@ def _called_names(messages: Sequence[WireMessage]) -> list[str]:
 # --- messages
 
 
-def _messages(messages: Sequence[WireMessage], fingerprint: _PromptKey) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[WireMessage], fingerprint: _Fingerprint) -> list[dict[str, Any]]:
     """Messages whose roles alternate, the user's first and last."""
     ids = _CallIds()
     remembers = any(REASONING in message for message in messages)
@@ -121,7 +117,7 @@ def _messages(messages: Sequence[WireMessage], fingerprint: _PromptKey) -> list[
     return sent
 
 
-def _thought(message: WireMessage, fingerprint: _PromptKey) -> list[_Block]:
+def _thought(message: WireMessage, fingerprint: _Fingerprint) -> list[_Block]:
     stored = message.get(REASONING)
     if not isinstance(stored, dict) or stored.get("behind") != fingerprint.text:
         return []
@@ -188,78 +184,55 @@ _CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded", "pause_turn
 """Reasons after which more would have come. The last one is of tools at the provider, which are not offered."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ThinkingBlock:
-    """A block of what the model thought, in the making."""
+class AnthropicReplyBuilder(ReplyBuilder):
+    """A reply made of the events of one stream, or of the message that is whole."""
 
-    kind: str
-    texts: dict[str, list[str]]
-
-    @property
-    def block(self) -> dict[str, str]:
-        return {"type": self.kind} | {key: "".join(pieces) for key, pieces in self.texts.items()}
-
-
-class CollectedReply:
-    """Collects the events of one stream, or one whole message."""
-
-    def __init__(self, on_text: Callable[[str], None], store: Callable[[list[dict[str, str]]], Reasoning]) -> None:
-        self._reply = ReplyBuilder(on_text)
-        self._store = store
+    def __init__(self, on_text: Callable[[str], None], *, parts: Mapping[str, Any], made_by: str) -> None:
+        """`parts`: those of the request's body, see `body_parts`."""
+        super().__init__(on_text)
+        self._parts = parts
+        self._made_by = made_by
         self._stop: str | None = None
         self._is_whole = False
         self._has_content = False
         self._usage: dict[str, Any] = {}
-        self._thoughts: dict[int, _ThinkingBlock] = {}
+        self._thoughts: dict[int, tuple[str, dict[str, list[str]]]] = {}
+        """Type and texts, in pieces, of each block that holds what the model thought."""
         self._inputs: dict[int, object] = {}
-        """Of calls whose arguments have not come in pieces (yet)."""
-        self._calls: set[int] = set()
+        """Arguments of calls for which they have not come in pieces (yet)."""
+        self._call_indexes: set[int] = set()
         self._is_interleaved = False
 
-    @property
-    def usage(self) -> CanonicalUsage | None:
-        """As far as it was reported."""
-        return normalize_usage(self._usage, UsageFormat.ANTHROPIC)
-
-    def add(self, event: object) -> None:
-        """Take in one event. Raises `ReplyMalformed` when it is not shaped like one."""
-        try:
-            self._add(event)
-        except (AttributeError, TypeError, KeyError, ValueError) as error:
-            raise ReplyMalformed("an event of the provider's stream has an unknown shape") from error
-
-    def add_whole(self, message: object) -> None:
-        """Take in a message that did not come as a stream. Raises `ReplyMalformed` as `add` does."""
-        try:
-            self._add_whole(message)
-        except (AttributeError, TypeError, KeyError, ValueError) as error:
-            raise ReplyMalformed("the provider's message has an unknown shape") from error
-
-    def _add(self, event: Any) -> None:
+    def read_event(self, event: Any) -> None:
         match event["type"]:
             case "error":
-                raise answered_error(200, {}, event)
+                raise response_error(200, {}, event)
+            case "message":
+                self._read_message(event)
             case "message_start":
-                self._usage.update(event["message"].get("usage") or {})
+                self._add_usage(event["message"])
             case "content_block_start":
                 self._begin(event["index"], event["content_block"])
             case "content_block_delta":
                 self._go_on(event["index"], event["delta"])
             case "message_delta":
                 self._end(event["delta"].get("stop_reason"))
-                told = event.get("usage") or {}
-                self._usage.update({key: value for key, value in told.items() if value is not None})
+                self._add_usage(event)
             case "message_stop":
                 self._is_whole = True
 
-    def _add_whole(self, message: Any) -> None:
-        if message["type"] == "error":
-            raise answered_error(200, {}, message)
+    def _read_message(self, message: Any) -> None:
+        """Take in a message that did not come as a stream."""
         for index, block in enumerate(message["content"]):
             self._begin(index, block)
         self._end(message["stop_reason"])
-        self._usage.update(message.get("usage") or {})
+        self._add_usage(message)
         self._is_whole = True
+
+    def _add_usage(self, holder: Mapping[str, Any]) -> None:
+        reported = holder.get("usage") or {}
+        self._usage.update({key: value for key, value in reported.items() if value is not None})
+        self.usage = normalize_usage(self._usage, UsageFormat.ANTHROPIC)
 
     def _end(self, reason: str | None) -> None:
         if reason is not None and not isinstance(reason, str):
@@ -273,12 +246,12 @@ class CollectedReply:
             case "text":
                 self._has_content = True
                 if block["text"]:
-                    self._reply.add_text(block["text"])
+                    self.add_text(block["text"])
             case "tool_use":
                 self._has_content = True
-                self._calls.add(index)
+                self._call_indexes.add(index)
                 self._inputs[index] = block.get("input")
-                self._reply.add_call(index, call_id=block["id"], name=block["name"])
+                self.add_call(index, call_id=block["id"], name=block["name"])
             case "thinking":
                 self._think(index, "thinking", block, "thinking", "signature")
             case "redacted_thinking":
@@ -288,23 +261,22 @@ class CollectedReply:
         if len(self._thoughts) >= MAX_CALLS:
             raise ReplyMalformed(f"a reply with more than {MAX_CALLS} thoughts")
         self._is_interleaved = self._is_interleaved or self._has_content
-        self._thoughts[index] = _ThinkingBlock(kind, {key: [self._reply.counted(block.get(key) or "")] for key in keys})
+        self._thoughts[index] = (kind, {key: [self.counted(block.get(key) or "")] for key in keys})
 
     def _go_on(self, index: int, delta: Mapping[str, Any]) -> None:
         match delta["type"]:
             case "text_delta":
-                self._reply.add_text(delta["text"])
-            case "input_json_delta" if index in self._calls:
+                self.add_text(delta["text"])
+            case "input_json_delta" if index in self._call_indexes:
                 if delta["partial_json"]:
                     self._inputs.pop(index, None)
-                    self._reply.add_call(index, arguments=delta["partial_json"])
+                    self.add_call(index, arguments=delta["partial_json"])
             case "thinking_delta":
-                self._thoughts[index].texts["thinking"].append(self._reply.counted(delta["thinking"]))
+                self._thoughts[index][1]["thinking"].append(self.counted(delta["thinking"]))
             case "signature_delta":
-                self._thoughts[index].texts["signature"].append(self._reply.counted(delta["signature"]))
+                self._thoughts[index][1]["signature"].append(self.counted(delta["signature"]))
 
     def finished(self) -> ModelReply:
-        """The whole reply. Raises `ReplyMalformed` when the stream broke off, `ContentFiltered` when it was refused."""
         if self._stop is None or not self._is_whole:
             raise ReplyMalformed("the stream ended without a stop reason")
         if self._stop == "refusal":
@@ -312,22 +284,19 @@ class CollectedReply:
         if self._stop == "model_context_window_exceeded" and not self._has_content:
             raise ContextOverflow("the prompt leaves no room for a reply")
         for index, given in self._inputs.items():
-            self._reply.add_call(index, arguments=json.dumps(given or {}, ensure_ascii=False))
-        return self._reply.finished(
-            is_cut_off=self._stop in _CUT_OFF,
-            usage=self.usage,
-            reasoning=self._reasoning(),
-        )
+            self.add_call(index, arguments=json.dumps(given or {}, ensure_ascii=False))
+        return self.built(is_cut_off=self._stop in _CUT_OFF, reasoning=self._stored_reasoning)
 
-    def _reasoning(self) -> Reasoning | None:
-        """What was thought, if it can go back in front of the calls.
+    def _stored_reasoning(self) -> Reasoning | None:
+        """Reasoning that can go back in front of the calls.
 
-        Not if it was thought between text and calls: it would have to stand there again.
+        None if it was thought between text and calls: it would have to stand there again.
         """
-        blocks = [self._thoughts[index].block for index in sorted(self._thoughts)]
-        if not blocks or not self._calls or self._is_interleaved or not all(map(_can_go_back, blocks)):
+        thoughts = [self._thoughts[index] for index in sorted(self._thoughts)]
+        blocks = [{"type": kind} | {key: "".join(pieces) for key, pieces in texts.items()} for kind, texts in thoughts]
+        if not blocks or self._is_interleaved or not all(map(_can_go_back, blocks)):
             return None
-        return self._store(blocks)
+        return stored_reasoning(blocks, self._parts, self._made_by)
 
 
 def _can_go_back(block: Mapping[str, str]) -> bool:
@@ -361,7 +330,7 @@ _STATUS_OF_TYPE: Final = {
 """What an error would have as its status, had it not come inside a stream, after a 200."""
 
 
-def answered_error(status: int, headers: Mapping[str, str], body: object) -> ModelError:
+def response_error(status: int, headers: Mapping[str, str], body: object) -> ModelError:
     """The kind of an error, by its status and body; of one that came after a 200, by what it calls itself."""
     error = body.get("error") if isinstance(body, Mapping) else None
     fields = error if isinstance(error, Mapping) else {}

@@ -1,9 +1,8 @@
 """The chat completions protocol: OpenAI and everything compatible with it.
 
-Reasoning beside chat completions: collected while it arrives, and handed back in front of the calls it led to.
-
-The API itself has no place for it, so servers have their own: `reasoning_details` (OpenRouter), `reasoning_content`
-(DeepSeek, and many local servers) or `reasoning`. A block that is stored is the fields of one message.
+The API itself has no place for reasoning, so servers have their own: `reasoning_details` (OpenRouter),
+`reasoning_content` (DeepSeek, and many local servers) or `reasoning`. It is collected while it arrives and handed back
+in front of the calls it led to; a block that is stored is the fields of one message.
 """
 
 import json
@@ -16,13 +15,14 @@ import orjson
 from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, supports_cache_control
-from agent.model.http import MAX_CACHE_KEY_CHARACTERS, OPENAI_HOST, Endpoint, RequestFault
-from agent.model.protocols.openai import OpenAIModel, ReplyReader
+from agent.model.errors import stream_error
+from agent.model.http import Endpoint
+from agent.model.protocols.openai import MAX_CACHE_KEY_CHARACTERS, OPENAI_HOST, OpenAIModel, RequestFault
 from agent.model.replies import ReplyBuilder, serialized_reasoning
 from agent.model.usage import UsageFormat, normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ModelUnavailable, ReplyMalformed
-from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning
+from hermes_state.values import Reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +42,16 @@ _NEWER_LIMIT_KEY: Final = "max_completion_tokens"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDialect:
-    """What servers differ in. Starts out as most of them take it, and learns from what is refused."""
+    """Differences between servers. Starts out as most of them take a request, and learns from what is refused."""
 
     limit_key: str = _LIMIT_KEY
     has_stream_options: bool = True
     replays_reasoning: bool = True
     insists_on_reasoning: bool = False
 
-    def after(self, refusal: RequestFault) -> "ChatDialect":
-        """Without what was refused."""
-        match refusal:
+    def without(self, fault: RequestFault) -> "ChatDialect":
+        """See `Dialect.without`."""
+        match fault:
             case RequestFault.LIMIT_NAME:
                 return replace(self, limit_key=_NEWER_LIMIT_KEY)
             case RequestFault.STREAM_OPTIONS:
@@ -81,8 +81,8 @@ class ChatCompletionsModel(OpenAIModel[ChatDialect]):
             request = replace(request, cache_key="")
         return encoded_request(self.name, request, dialect, streams=self._streams, cache_ttl=cache_ttl)
 
-    def _begun(self, on_text: Callable[[str], None]) -> ReplyReader:
-        return _Reply(on_text, self._maker)
+    def _new_reply(self, on_text: Callable[[str], None]) -> ReplyBuilder:
+        return ChatReplyBuilder(on_text, self._made_by)
 
 
 def encoded_request(
@@ -95,9 +95,9 @@ def encoded_request(
 ) -> bytes:
     """The body of the HTTP request. `cache_ttl`: None marks nothing for caching."""
     dialect = dialect or ChatDialect()
-    maker = made_by("chat_completions", model) if dialect.replays_reasoning else ""
-    messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=maker))
-    put_back(messages, always=dialect.insists_on_reasoning)
+    reasoning_of = made_by("chat_completions", model) if dialect.replays_reasoning else ""
+    messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=reasoning_of))
+    restore_reasoning(messages, always=dialect.insists_on_reasoning)
     if cache_ttl is not None:
         messages = apply_anthropic_cache_control(messages, cache_ttl)
     body: dict[str, Any] = {"model": model, "messages": messages}
@@ -121,66 +121,54 @@ def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-class _Reply:
-    """Collects the chunks of one stream, or takes the one that is whole."""
+class ChatReplyBuilder(ReplyBuilder):
+    """A reply made of the chunks of one stream, or of the completion that is whole."""
 
-    def __init__(self, on_text: Callable[[str], None], maker: str) -> None:
-        self._reply = ReplyBuilder(on_text)
-        self._reasoning = ReasoningBuilder(self._reply.counted)
-        self._maker = maker
+    def __init__(self, on_text: Callable[[str], None], made_by: str) -> None:
+        super().__init__(on_text)
+        self._reasoning = ReasoningBuilder(self.counted)
+        self._made_by = made_by
         self._finish: str | None = None
-        self.usage: CanonicalUsage | None = None
-        self.cost: MicroUsd | None = None
 
-    def add(self, chunk: object) -> None:
-        """Take in one chunk. Raises `ReplyMalformed` when it is not shaped like one."""
-        try:
-            self._add(chunk)
-        except (AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
-            raise ReplyMalformed("a chunk of the provider's reply has an unknown shape") from error
-
-    def _add(self, chunk: Any) -> None:
-        if usage := chunk.get("usage"):
+    def read_event(self, event: Any) -> None:
+        if error := event.get("error"):
+            raise stream_error(error)
+        if usage := event.get("usage"):
             self.usage = normalize_usage(usage, UsageFormat.CHAT_COMPLETIONS)
             self.cost = reported_cost(usage)
-        if not (choices := chunk.get("choices")):
+        if not (choices := event.get("choices")):
             return
         choice = choices[0]
         delta: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
         self._reasoning.add(delta, is_piece="delta" in choice)
         for text in (delta.get("content"), delta.get("refusal")):
             if text:
-                self._reply.add_text(text)
+                self.add_text(text)
         for piece in delta.get("tool_calls") or ():
-            self._add_call(piece)
+            self._add_call_piece(piece)
         self._finish = choice.get("finish_reason") or self._finish
 
-    def _add_call(self, piece: Mapping[str, Any]) -> None:
-        place = piece.get("index")
-        if place is not None and not isinstance(place, int):
+    def _add_call_piece(self, piece: Mapping[str, Any]) -> None:
+        index = piece.get("index")
+        if index is not None and not isinstance(index, int):
             raise TypeError("a call's index is a number")
         function: Mapping[str, Any] = piece.get("function") or {}
-        self._reply.add_call(
-            place,
+        self.add_call(
+            index,
             call_id=piece.get("id") or "",
             name=function.get("name") or "",
             arguments=function.get("arguments") or "",
         )
 
     def finished(self) -> ModelReply:
-        """The whole reply. Raises `ReplyMalformed` when it broke off, `ContentFiltered` when it was stopped."""
         if self._finish is None:
             raise ReplyMalformed("the reply ended without a finish reason")
         if self._finish == "content_filter":
             raise ContentFiltered("the provider stopped its reply")
         if self._finish == "error":
             raise ModelUnavailable("the provider broke its reply off")
-        reasoning = self._reasoning.whole(self._maker) if self._reply.has_calls else None
-        return self._reply.finished(
-            is_cut_off=self._finish == "length",
-            usage=self.usage,
-            reasoning=reasoning,
-            cost=self.cost,
+        return self.built(
+            is_cut_off=self._finish == "length", reasoning=lambda: self._reasoning.serialized(self._made_by)
         )
 
 
@@ -228,7 +216,7 @@ class ReasoningBuilder:
             before |= news
         return True
 
-    def whole(self, made_by: str) -> Reasoning | None:
+    def serialized(self, made_by: str) -> Reasoning | None:
         """What is to be stored beside the calls. Details say everything that the text beside them says."""
         fields: dict[str, Any] = {}
         if self._details:
@@ -248,7 +236,7 @@ def _joined(detail: Mapping[str, Any], further: Sequence[str]) -> Mapping[str, A
     return {**detail, field: (detail.get(field) or "") + "".join(further)}
 
 
-def put_back(messages: Sequence[WireMessage], *, always: bool) -> None:
+def restore_reasoning(messages: Sequence[WireMessage], *, always: bool) -> None:
     """Give each message of the list its reasoning in the server's own form.
 
     `always`: every answer gets some, empty where there is none. DeepSeek insists, also for the answers of other models.

@@ -1,36 +1,51 @@
-"""What the protocols of the OpenAI SDK have in common: one call, in the dialect that the server takes."""
+"""Calls through the OpenAI SDK: what its two protocols share.
 
+A server that does not take a request may take it put in another way; a `Dialect` is what was learned of its ways.
+"""
+
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Generic, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Final, Generic, Protocol, Self, TypeVar
+
+import openai
+from openai import AsyncOpenAI, AsyncStream
 
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
-from agent.model.errors import with_usage
-from agent.model.http import Connections, Endpoint, LoopBudget, RequestFault, fault_of
-from agent.model.protocols.offered_sizes import MAX_BYTES, offered_limits
-from hermes_state.errors import ModelError
-from hermes_state.values import CanonicalUsage, MicroUsd
+from agent.model.errors import error_text, status_error, stream_error
+from agent.model.http import CONNECTION_LIMITS, Endpoint, Transport, ssl_context
+from agent.model.replies import ReplyBuilder
+from agent.model.sizes import MAX_FETCH_BYTES, fetch_model_limits
+from hermes_state.errors import ModelError, ModelNotFound, ModelTimeout, ModelUnavailable
+
+OPENAI_HOST: Final = "api.openai.com"
+BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
+MAX_CACHE_KEY_CHARACTERS: Final = 64
+"""Longest cache key, in characters; OpenAI refuses longer ones."""
+
+
+class RequestFault(StrEnum):
+    """Part of a request that a server did not take, where the same can be asked in another way."""
+
+    LIMIT_NAME = "limit_name"
+    """The output limit goes by another name there."""
+    STREAM_OPTIONS = "stream_options"
+    """A stream cannot be asked to end with what it used: it does so anyway, or never."""
+    ENCRYPTED_REASONING = "encrypted_reasoning"
+    """The model has no reasoning that could be sent along."""
+    MISSING_REASONING = "missing_reasoning"
+    """Every answer has to say what was thought before it, if only that nothing was."""
+    REPLAYED_REASONING = "replayed_reasoning"
+    """Reasoning that came from there is not taken back: it was made for another account, say."""
 
 
 class Dialect(Protocol):
-    """How a server wants to be asked."""
+    """Form of request that a server takes."""
 
-    def after(self, refusal: RequestFault) -> Self:
-        """Without what was refused."""
-
-
-class ReplyReader(Protocol):
-    """A reply in the making."""
-
-    usage: CanonicalUsage | None
-    """As far as it was reported."""
-    cost: MicroUsd | None
-
-    def add(self, event: object) -> None:
-        """Take in one event of a stream, or the one body. Raises the kinds of `ModelError`."""
-
-    def finished(self) -> ModelReply:
-        """The whole reply. Raises `ReplyMalformed` when it broke off."""
+    def without(self, fault: RequestFault) -> Self:
+        """The dialect in which a request does not have this fault."""
 
 
 D = TypeVar("D", bound=Dialect)
@@ -42,23 +57,23 @@ class OpenAIModel(ABC, Generic[D]):
     def __init__(self, endpoint: Endpoint, *, protocol: str, path: str, dialect: D) -> None:
         self.name = endpoint.model
         self._streams = endpoint.streams
-        self._connections = Connections(endpoint)
+        self._transport = openai_transport(endpoint)
         self._path = path
         self._dialect = dialect
-        self.host = self._connections.host
+        self.host = self._transport.host
         self.route = f"{protocol}:{self.host}"
-        self._maker = made_by(self.route, self.name)
+        self._made_by = made_by(self.route, self.name)
 
     async def fetch_limits(self) -> ModelLimits | None:
         """See `ChatModel.fetch_limits`."""
 
         async def get(address: str) -> object:
-            return await self._connections.fetched(address, MAX_BYTES)
+            return await self._transport.fetch_json(address, MAX_FETCH_BYTES)
 
-        return await offered_limits(get, self.name, self._connections.base_url)
+        return await fetch_model_limits(get, self.name, self._transport.base_url)
 
     async def close(self) -> None:
-        await self._connections.close()
+        await self._transport.close()
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """See `ChatModel.complete`.
@@ -68,13 +83,14 @@ class OpenAIModel(ABC, Generic[D]):
         known = dialect = self._dialect
         payload = self._encoded(request, dialect)
         while True:
+            builder = self._new_reply(on_text)
             try:
-                reply = await self._asked(payload, self._begun(on_text))
+                reply = await self._transport.complete(self._path, payload, builder, streams=self._streams)
             except ModelError as error:
-                refusal = fault_of(error)
-                if refusal is None:
+                fault = fault_of(error)
+                if fault is None:
                     raise
-                dialect = dialect.after(refusal)
+                dialect = dialect.without(fault)
                 refused, payload = payload, self._encoded(request, dialect)
                 if payload == refused:
                     raise
@@ -83,22 +99,67 @@ class OpenAIModel(ABC, Generic[D]):
                 self._dialect = dialect
             return reply
 
-    async def _asked(self, payload: bytes, reply: ReplyReader) -> ModelReply:
-        try:
-            async with self._connections.posted(self._path, payload, streams=self._streams) as events:
-                share = LoopBudget()
-                async for event in events:
-                    reply.add(event)
-                    await share.checkpoint()
-            return reply.finished()
-        except ModelError as error:
-            with_usage(error, reply.usage, reply.cost)
-            raise
-
     @abstractmethod
     def _encoded(self, request: ModelRequest, dialect: D) -> bytes:
         """The body of the HTTP request."""
 
     @abstractmethod
-    def _begun(self, on_text: Callable[[str], None]) -> ReplyReader:
+    def _new_reply(self, on_text: Callable[[str], None]) -> ReplyBuilder:
         """A reply of which nothing has come yet."""
+
+
+def openai_transport(endpoint: Endpoint) -> Transport[AsyncOpenAI]:
+    """Calls to the endpoint through the OpenAI SDK."""
+
+    def make_client() -> AsyncOpenAI:
+        return AsyncOpenAI(
+            api_key=endpoint.api_key or "none",  # local servers want no key, the SDK insists on one
+            base_url=endpoint.base_url or BASE_URL,  # else the SDK looks for one of whoever runs us
+            timeout=endpoint.timeout,
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(
+                timeout=endpoint.timeout, limits=CONNECTION_LIMITS, verify=ssl_context()
+            ),
+        )
+
+    return Transport(make_client, AsyncStream[object], _errors_translated)
+
+
+@contextmanager
+def _errors_translated() -> Iterator[None]:
+    try:
+        yield
+    except openai.APITimeoutError as error:
+        raise ModelTimeout("the provider stopped answering") from error
+    except openai.APIConnectionError as error:
+        raise ModelUnavailable("the connection to the provider failed") from error
+    except openai.APIStatusError as error:
+        raise status_error(error.status_code, error.response.headers, error.body) from error
+    except openai.APIError as error:
+        raise stream_error(error.body) from error
+
+
+_NEWER_LIMIT = re.compile(r"max_tokens\b.{0,80}\buse\b.{0,10}max_completion_tokens", re.IGNORECASE)
+"""Wording for servers that pass on what OpenAI said and leave its codes out."""
+_UNSUPPORTED_ENCRYPTION = re.compile(r"encrypted[ _]content is not supported", re.IGNORECASE)
+_MISSING_REASONING = re.compile(r"reasoning_content.{0,60}must be passed back", re.IGNORECASE | re.DOTALL)
+_REASONING = re.compile(r"\b(?:reasoning|thinking|encrypted[ _]content)", re.IGNORECASE)
+
+
+def fault_of(error: ModelError) -> RequestFault | None:
+    """The part of the request that the provider did not take, if asking in another way may help."""
+    cause = error.__cause__
+    if type(error) not in (ModelError, ModelNotFound) or not isinstance(cause, openai.APIStatusError):
+        return None
+    text, param = error_text(cause.body), str(cause.param or "")
+    if (cause.code == "unsupported_parameter" and param == "max_tokens") or _NEWER_LIMIT.search(text):
+        return RequestFault.LIMIT_NAME
+    if "stream_options" in text or param.startswith("stream_options"):
+        return RequestFault.STREAM_OPTIONS
+    if param.startswith("include") or _UNSUPPORTED_ENCRYPTION.search(text):
+        return RequestFault.ENCRYPTED_REASONING
+    if _MISSING_REASONING.search(text):
+        return RequestFault.MISSING_REASONING
+    if cause.code == "invalid_encrypted_content" or _REASONING.search(text):
+        return RequestFault.REPLAYED_REASONING
+    return None

@@ -1,8 +1,7 @@
 """OpenAI's Responses protocol. Nothing is kept on the provider's side: every call brings the whole conversation.
 
-The neutral message list in the shape of OpenAI's Responses API: instructions, then items.
-
-Pure functions. A call and its result are items of their own there, and so is what was thought before them.
+A request is instructions, then items: a call and its result are items of their own there, and so is what was thought
+before them.
 """
 
 import hashlib
@@ -16,32 +15,32 @@ import orjson
 from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
 from agent.model.errors import stream_error
-from agent.model.http import MAX_CACHE_KEY_CHARACTERS, Endpoint, RequestFault
-from agent.model.protocols.openai import OpenAIModel, ReplyReader
+from agent.model.http import Endpoint
+from agent.model.protocols.openai import MAX_CACHE_KEY_CHARACTERS, OpenAIModel, RequestFault
 from agent.model.replies import ReplyBuilder, serialized_reasoning
 from agent.model.usage import UsageFormat, normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ReplyMalformed
-from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning
+from hermes_state.values import Reasoning
 
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesSettings(Endpoint):
-    """Where the model is."""
+    """Address of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesDialect:
-    """What models and servers differ in. Starts out as reasoning models take it, and learns from what is refused."""
+    """Differences between models. Starts out as reasoning models take a request, and learns from what is refused."""
 
     asks_for_reasoning: bool = True
     replays_reasoning: bool = True
 
-    def after(self, refusal: RequestFault) -> "ResponsesDialect":
-        """Without what was refused."""
-        match refusal:
+    def without(self, fault: RequestFault) -> "ResponsesDialect":
+        """See `Dialect.without`."""
+        match fault:
             case RequestFault.ENCRYPTED_REASONING:
                 return replace(self, asks_for_reasoning=False)
             case RequestFault.REPLAYED_REASONING:
@@ -59,8 +58,8 @@ class ResponsesModel(OpenAIModel[ResponsesDialect]):
     def _encoded(self, request: ModelRequest, dialect: ResponsesDialect) -> bytes:
         return encoded_request(self.name, request, dialect, streams=self._streams)
 
-    def _begun(self, on_text: Callable[[str], None]) -> ReplyReader:
-        return _Reply(on_text, self._maker)
+    def _new_reply(self, on_text: Callable[[str], None]) -> ReplyBuilder:
+        return ResponsesReplyBuilder(on_text, self._made_by)
 
 
 def encoded_request(
@@ -68,8 +67,8 @@ def encoded_request(
 ) -> bytes:
     """The body of the HTTP request."""
     dialect = dialect or ResponsesDialect()
-    maker = made_by("responses", model) if dialect.replays_reasoning else ""
-    messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=maker))
+    reasoning_of = made_by("responses", model) if dialect.replays_reasoning else ""
+    messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=reasoning_of))
     instructions, items = instructions_and_items(messages)
     body: dict[str, Any] = {"model": model, "input": items, "store": False, "stream": streams}
     if instructions:
@@ -97,108 +96,14 @@ def _tool(tool: ToolSchema) -> dict[str, Any]:
     }
 
 
-class _Reply:
-    """Collects the events of one stream, or takes the response that is whole; only the latter is of no type."""
-
-    def __init__(self, on_text: Callable[[str], None], maker: str) -> None:
-        self._reply = ReplyBuilder(on_text)
-        self._maker = maker
-        self._spoken: list[object] = []  # places of messages whose text came in pieces
-        self._taken: set[object] = set()  # places of whole items
-        self._outputs = 0
-        self._thoughts: list[Thought] = []
-        self._is_cut_off: bool | None = None
-        self.usage: CanonicalUsage | None = None
-        self.cost: MicroUsd | None = None
-
-    def add(self, event: object) -> None:
-        """Take in one event.
-
-        Raises what the provider says went wrong, and `ReplyMalformed` when it is not shaped like an event.
-        """
-        try:
-            self._add(event)
-        except (AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
-            raise ReplyMalformed("an event of the provider's reply has an unknown shape") from error
-
-    def _add(self, event: Any) -> None:
-        match kind := event.get("type", ""):
-            case "response.output_text.delta" | "response.refusal.delta":
-                self._say(event.get("output_index"), event["delta"])
-            case "response.function_call_arguments.delta":
-                self._reply.counted(event["delta"])  # they come again with the whole call
-            case "response.output_item.done":
-                self._take(event.get("output_index", len(self._taken)), event["item"])
-            case "response.completed" | "response.incomplete" | "response.failed":
-                self._end(event["response"], kind.removeprefix("response."))
-            case "":
-                self._end(event, event["status"])
-            case "error":
-                raise stream_error(event)
-
-    def _say(self, place: object, text: object) -> None:
-        if place not in self._spoken:
-            if self._spoken:
-                self._reply.add_text("\n\n")
-            else:
-                self._outputs += 1
-            self._spoken.append(place)
-        self._reply.add_text(text)
-
-    def _take(self, place: object, item: Mapping[str, Any]) -> None:
-        """An item that is whole."""
-        if place in self._taken:
-            return
-        self._taken.add(place)
-        match item.get("type"):
-            case "message" if place not in self._spoken and None not in self._spoken:
-                for part in item.get("content") or ():
-                    if text := part.get("text") or part.get("refusal"):
-                        self._say(place, text)
-            case "function_call":
-                self._outputs += 1
-                self._reply.add_call(
-                    place, call_id=item.get("call_id") or "", name=item["name"], arguments=item["arguments"]
-                )
-            case "reasoning":
-                self._reply.counted(json.dumps(item))
-                if (thought := kept_thought(item)) is not None:
-                    self._thoughts.append((self._outputs, thought))
-
-    def _end(self, response: Mapping[str, Any], status: str) -> None:
-        usage = response.get("usage")
-        self.usage, self.cost = normalize_usage(usage, UsageFormat.RESPONSES), reported_cost(usage)
-        if status == "failed":
-            raise stream_error(response.get("error"))
-        output: Sequence[Mapping[str, Any]] = response.get("output") or ()
-        for place, item in enumerate(output):
-            self._take(place, item)
-        reason = (response.get("incomplete_details") or {}).get("reason")
-        if status == "incomplete" and reason == "content_filter":
-            raise ContentFiltered("the provider stopped its reply")
-        if status == "completed" or (status == "incomplete" and reason == "max_output_tokens"):
-            self._is_cut_off = status == "incomplete"
-
-    def finished(self) -> ModelReply:
-        """The whole reply. Raises `ReplyMalformed` when it broke off."""
-        if self._is_cut_off is None:
-            raise ReplyMalformed("the reply ended before it was complete")
-        has_calls = self._reply.has_calls
-        return self._reply.finished(
-            is_cut_off=self._is_cut_off,
-            usage=self.usage,
-            reasoning=stored_thoughts(self._thoughts, self._outputs, self._maker) if has_calls else None,
-            cost=self.cost,
-        )
-
-
 Item: TypeAlias = dict[str, Any]  # the API's JSON: it is only serialised
-Thought: TypeAlias = tuple[int, Item]
-"""A reasoning item, and how many outputs of the same answer (its text, its calls) stood before it."""
+ReasoningItem: TypeAlias = tuple[int, Item]
+"""A reasoning item behind the number of outputs of the same answer (its text, its calls) that stood before it."""
 
 MAX_CALL_ID_CHARACTERS: Final = 64
-"""The API refuses longer ones; other providers make them, and a conversation may go on from one to the next."""
-_KEPT: Final = ("type", "id", "summary", "content", "encrypted_content")
+"""Longest call id that the API takes; other providers make longer ones, and a conversation may go on from one to the
+next."""
+_REPLAYED_FIELDS: Final = ("type", "id", "summary", "content", "encrypted_content")
 
 
 def instructions_and_items(messages: Sequence[WireMessage]) -> tuple[str, list[Item]]:
@@ -212,7 +117,7 @@ def instructions_and_items(messages: Sequence[WireMessage]) -> tuple[str, list[I
             case "user":
                 items.append({"type": "message", "role": "user", "content": _content(message["content"])})
             case "assistant":
-                items += _answer(message)
+                items += _answer_items(message)
             case "tool":
                 items.append(
                     {
@@ -235,7 +140,7 @@ def _content(content: str | list[dict[str, Any]]) -> str | list[Item]:
     ]
 
 
-def _answer(message: WireMessage) -> list[Item]:
+def _answer_items(message: WireMessage) -> list[Item]:
     """An answer's text and calls, each behind what was thought before it."""
     outputs: list[Item] = []
     if message["content"]:
@@ -251,8 +156,8 @@ def _answer(message: WireMessage) -> list[Item]:
             }
         )
     last = len(outputs) - 1
-    for place, item in reversed(message.get(REASONING, ())):
-        outputs.insert(min(place, last), item)  # one with nothing behind it would be refused
+    for index, item in reversed(message.get(REASONING, ())):
+        outputs.insert(min(index, last), item)  # one with nothing behind it would be refused
     return outputs
 
 
@@ -262,17 +167,97 @@ def _call_id(call_id: str) -> str:
     return f"call_{hashlib.sha256(call_id.encode()).hexdigest()[:40]}"
 
 
-def kept_thought(item: Mapping[str, Any]) -> Item | None:
-    """What is sent back of a reasoning item; None for one that holds nothing: nobody keeps it for us."""
+class ResponsesReplyBuilder(ReplyBuilder):
+    """A reply made of the events of one stream, or of the response that is whole; only the latter is of no type."""
+
+    def __init__(self, on_text: Callable[[str], None], made_by: str) -> None:
+        super().__init__(on_text)
+        self._made_by = made_by
+        self._streamed: list[object] = []
+        """Indexes of messages whose text came in pieces."""
+        self._done: set[object] = set()
+        """Indexes of items that are whole."""
+        self._outputs = 0
+        self._reasoning: list[ReasoningItem] = []
+        self._is_cut_off: bool | None = None
+
+    def read_event(self, event: Any) -> None:
+        match kind := event.get("type", ""):
+            case "response.output_text.delta" | "response.refusal.delta":
+                self._add_message_text(event.get("output_index"), event["delta"])
+            case "response.function_call_arguments.delta":
+                self.counted(event["delta"])  # they come again with the whole call
+            case "response.output_item.done":
+                self._add_item(event.get("output_index", len(self._done)), event["item"])
+            case "response.completed" | "response.incomplete" | "response.failed":
+                self._end(event["response"], kind.removeprefix("response."))
+            case "" if error := event.get("error"):
+                raise stream_error(error)
+            case "":
+                self._end(event, event["status"])
+            case "error":
+                raise stream_error(event)
+
+    def _add_message_text(self, index: object, text: object) -> None:
+        if index not in self._streamed:
+            if self._streamed:
+                self.add_text("\n\n")
+            else:
+                self._outputs += 1
+            self._streamed.append(index)
+        self.add_text(text)
+
+    def _add_item(self, index: object, item: Mapping[str, Any]) -> None:
+        if index in self._done:
+            return
+        self._done.add(index)
+        match item.get("type"):
+            case "message" if index not in self._streamed and None not in self._streamed:
+                for part in item.get("content") or ():
+                    if text := part.get("text") or part.get("refusal"):
+                        self._add_message_text(index, text)
+            case "function_call":
+                self._outputs += 1
+                self.add_call(index, call_id=item.get("call_id") or "", name=item["name"], arguments=item["arguments"])
+            case "reasoning":
+                self.counted(json.dumps(item))
+                if (sent_back := replayed_item(item)) is not None:
+                    self._reasoning.append((self._outputs, sent_back))
+
+    def _end(self, response: Mapping[str, Any], status: str) -> None:
+        usage = response.get("usage")
+        self.usage, self.cost = normalize_usage(usage, UsageFormat.RESPONSES), reported_cost(usage)
+        if status == "failed":
+            raise stream_error(response.get("error"))
+        output: Sequence[Mapping[str, Any]] = response.get("output") or ()
+        for index, item in enumerate(output):
+            self._add_item(index, item)
+        reason = (response.get("incomplete_details") or {}).get("reason")
+        if status == "incomplete" and reason == "content_filter":
+            raise ContentFiltered("the provider stopped its reply")
+        if status == "completed" or (status == "incomplete" and reason == "max_output_tokens"):
+            self._is_cut_off = status == "incomplete"
+
+    def finished(self) -> ModelReply:
+        if self._is_cut_off is None:
+            raise ReplyMalformed("the reply ended before it was complete")
+        return self.built(
+            is_cut_off=self._is_cut_off,
+            reasoning=lambda: stored_reasoning(self._reasoning, self._outputs, self._made_by),
+        )
+
+
+def replayed_item(item: Mapping[str, Any]) -> Item | None:
+    """The fields of a reasoning item that are sent back; None for one that holds nothing: nobody keeps it for us."""
     if not item.get("encrypted_content") and not item.get("content"):
         return None
-    kept = {key: item[key] for key in _KEPT if item.get(key) is not None}
-    return kept | {"summary": kept.get("summary") or []}  # required, if only to say that there is none
+    sent_back = {key: item[key] for key in _REPLAYED_FIELDS if item.get(key) is not None}
+    return sent_back | {"summary": sent_back.get("summary") or []}  # required, if only to say that there is none
 
 
-def stored_thoughts(thoughts: Sequence[Thought], outputs: int, made_by: str) -> Reasoning | None:
+def stored_reasoning(items: Sequence[ReasoningItem], outputs: int, made_by: str) -> Reasoning | None:
     """The reasoning items of an answer with so many outputs, to be stored beside its calls."""
-    useful = [thought for thought in thoughts if thought[0] < outputs]
+    useful = [item for item in items if item[0] < outputs]
     if not useful:
         return None
     return serialized_reasoning(made_by, useful)
