@@ -1,6 +1,4 @@
-"""What can go wrong with a model call, and what then: one row a kind.
-
-From a provider's error answer to our error tree.
+"""Failed model calls: what follows from each kind of error, and which kind a provider's error answer is.
 
 Providers agree on little more than the status, so codes and wordings are looked at too. Nothing of the provider's
 text goes into our errors: it may quote a key or the prompt.
@@ -32,23 +30,26 @@ from hermes_state.values import CanonicalUsage, MicroUsd, dollars
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """What follows from one kind of failure."""
+    """Consequences of one kind of failure: for the ledger, the retries, the person and the route."""
 
     kind: type[ModelError]
     outcome: str
-    """How the ledger calls it."""
+    """Name of the failure in the ledger."""
     attempts: int
-    """How often a call may fail so before it is given up; 1 means that it is not repeated."""
+    """Number of such failures after which a call is given up; 1 means that it is not repeated."""
     sentence: str
-    """What the person reads. It holds nothing of the provider's own text, which may quote a key or a prompt."""
+    """Sentence for the person, with nothing of the provider's own text, which may quote a key or a prompt."""
     trouble: str | None = None
-    """What is wrong with the route, as the end of a sentence that begins with the model's name: another route may do
-    better, and this one rests when it goes on. None: the request would fare alike elsewhere."""
+    """Fault of the route, as the end of a sentence that begins with the model's name.
+
+    Another route may do better, and this one's circuit breaker opens when it goes on. None: the request would fare
+    alike elsewhere.
+    """
 
 
 OUTCOME_OK = "ok"
 OUTCOME_CANCELLED = "cancelled"
-"""Nobody waits for the reply any more: it was stopped, or its time was up."""
+"""Outcome of a call for whose reply nobody waits any more: it was stopped, or its time was up."""
 
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
@@ -145,21 +146,18 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
 )
 _BY_KIND = {remedy.kind: remedy for remedy in REMEDIES}
-
-
 _SPENDING = {
     "costs.daily_cap": ("What may be spent in a day", "it opens again tomorrow"),
     "costs.chat_daily_cap": ("What this chat may spend in a day", "it opens again tomorrow"),
     "costs.conversation_cap": ("What one conversation may cost", "/new starts another one"),
 }
-"""What a cap bounds, and what helps, by its key in the configuration."""
-
+"""Bounded spending and what helps against the cap, by its key in the configuration."""
 
 E = TypeVar("E", bound=ModelError)
 
 
 def with_usage(error: E, usage: CanonicalUsage | None, cost: MicroUsd | None = None) -> E:
-    """`error`, with what the provider reported of the call before it failed."""
+    """The same error, with what the provider reported of the call before it failed."""
     error.usage, error.reported_cost = usage, cost
     return error
 
@@ -170,12 +168,16 @@ def remedy_for(error: ModelError) -> Remedy:
 
 
 def retry_after_of(error: ModelError) -> float | None:
-    """Seconds for which the provider wants to be left alone; None where it does not say."""
+    """Seconds for which the provider asks not to be called; None where it does not say."""
     return error.retry_after if isinstance(error, (ModelRateLimited, ModelUnavailable)) else None
 
 
 def sentence_for(error: ModelError) -> str:
-    """One sentence for the person: what happened and what helps."""
+    """One sentence for the person: what happened and what helps.
+
+    >>> sentence_for(ModelRateLimited("HTTP 429", retry_after=20.0))
+    'The model provider limits how often it may be asked; please send /retry in 20 seconds.'
+    """
     wait = window = cap = key = spending = spent = opens = model = ""
     if isinstance(error, (ModelRateLimited, ModelUnavailable)):
         wait = _duration_text(retry_after_of(error))
@@ -205,65 +207,18 @@ def _duration_text(seconds: float | None) -> str:
     return f"{minutes} minutes" if minutes < 90 else f"{round(minutes / 60)} hours"
 
 
-_OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "request_too_large"})
-_OVERFLOW = re.compile(
-    r"maximum (?:context|prompt) length|context[_ ]length[_ ]exceeded|prompt is too long|input is too long"
-    r"|exceeds the available context size|input token count .{0,40}exceeds|context window|exceed context limit"
-    r"|greater than the context length|model token limit|reduce the length of the (?:messages|input)",
-    re.IGNORECASE,
-)
-_LIMIT_NAME = r"\bmax_(?:completion_|output_|new_)?tokens\b[`'\"]?"
-_OUTPUT_CAP = re.compile(
-    rf"{_LIMIT_NAME} (?:is too large|(?:value|must be) .{{0,40}}(?:range|less than|at most))|^max_tokens: \d+ >"
-    rf"|valid range of {_LIMIT_NAME}|{_LIMIT_NAME}: integer above maximum value",
-    re.IGNORECASE,
-)
 MIN_OUTPUT_ROOM = 256
-"""A prompt that leaves less room than this for an answer is too long, whatever output was asked for."""
-_REQUEST_FAULTS = (400, 422)
-"""Without a reason it may be anything about the request, its length too."""
-_QUOTA_CODES = frozenset({"insufficient_quota", "insufficient_credits", "billing_hard_limit_reached"})
-_FILTER_CODES = frozenset(
-    {
-        *("content_filter", "content_policy_violation", "image_content_policy_violation"),
-        *("invalid_prompt", "bio_policy", "misalignment_policy_violation"),
-    }
-)
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
-"""A code as providers write them. Anything else may be a sentence, or a key."""
-_COUNT = r"(\d{1,9})(?!\d)"
-_WINDOW = re.compile(
-    rf"(?:context|prompt) length (?:is|of)(?: only)? {_COUNT}|> {_COUNT} maximum|allowed \({_COUNT}\)"
-    rf"|context limit: \d{{1,9}} \+ \d{{1,9}} > {_COUNT}"
-    rf"|token limit: {_COUNT}|model with {_COUNT} maximum",
-    re.IGNORECASE,
-)
-_PROMPT = re.compile(
-    rf"resulted in {_COUNT}|too long: {_COUNT}|count \({_COUNT}\)|context limit: {_COUNT} \+"
-    rf"|\({_COUNT} (?:in the messages|in your prompt|of text input)|(?:request has|contains) {_COUNT}",
-    re.IGNORECASE,
-)
-_PROMPT_TOOLS = re.compile(rf", {_COUNT} of tool input", re.IGNORECASE)
-"""What is named beside the text and belongs to the prompt, too."""
-_ABOVE_ALLOWANCE = re.compile(
-    rf"request too large\b.{{0,300}}\btokens per min.{{0,20}}: limit {_COUNT}, requested {_COUNT}", re.IGNORECASE
-)
-_WINDOW_LESS_OUTPUT = re.compile(r"request has \d{1,9} input tokens\.", re.IGNORECASE)
-"""Some servers of this wording state the window less the wanted output: nothing to remember it by."""
-_CAP = re.compile(
-    rf"at most {_COUNT}|> {_COUNT}, which is the maximum|less than or equal to [`'\"]?{_COUNT}"
-    rf"|\[\d{{1,9}}, ?{_COUNT}\]|expected a value <= {_COUNT}",
-    re.IGNORECASE,
-)
-_TRY_AGAIN = re.compile(r"try again in (\d{1,9}(?:\.\d{1,9})?) ?(ms|s)\b", re.IGNORECASE)
-"""Where there are no headers any more."""
-_BLAMING_CODE = re.compile(r"invalid_|unsupported_|empty_|image_|context_length_exceeded")
-_MAX_WAIT_SECONDS = 31 * 86_400.0
-"""Quotas are counted by the month at most. What is longer, `inf` included, is no time to tell a person."""
+"""Smallest room for an answer, in tokens: a prompt that leaves less is too long, whatever output was asked for."""
 
 
 def status_error(status: int, headers: Mapping[str, str], body: object) -> ModelError:
-    """The kind that an HTTP error answer stands for; `body` is the decoded `error` object, or the text."""
+    """The kind of error that an HTTP error answer stands for; `body` is the decoded `error` object, or the text.
+
+    >>> status_error(429, {"retry-after": "20"}, {"code": "rate_limit_exceeded"}).retry_after
+    20.0
+    >>> status_error(400, {}, "This model's maximum context length is 8192 tokens.").window
+    8192
+    """
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
     text = error_text(body)
@@ -280,18 +235,12 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
     if status == 429:
         return ModelRateLimited(what, retry_after=retry_after_seconds(headers))
     if status in (400, 422) and _OUTPUT_CAP.search(text) and _WINDOW.search(text) is None:
-        return OutputCapTooLarge(what, cap=_number(_CAP, text))
+        return OutputCapTooLarge(what, cap=_matched_number(_CAP, text))
     if status == 413 or code in _OVERFLOW_CODES or kind in _OVERFLOW_CODES or _is_overflow(status, fields, text):
         return _too_long(what, fields, text)
     if status >= 500 or status in (408, 409, 425):
         return ModelUnavailable(what, retry_after=retry_after_seconds(headers))
     return ModelError(what) if status in _REQUEST_FAULTS else ModelNotFound(what)
-
-
-def error_text(body: object) -> str:
-    """What a provider says, wherever it says it: some answer with a bare text, some with FastAPI's `detail`."""
-    said = (body.get("message") or body.get("detail")) if isinstance(body, Mapping) else body
-    return str(said or "")[:2_000]
 
 
 def stream_error(body: object) -> ModelError:
@@ -311,7 +260,7 @@ def stream_error(body: object) -> ModelError:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """How long an answer asks to be left alone, in seconds or until a date; None where it does not say, or nonsense."""
+    """Seconds for which an answer asks not to be called again; None where it names neither a number nor a date."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit
@@ -322,39 +271,103 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     return _seconds_until(headers)
 
 
+def error_text(body: object) -> str:
+    """The provider's own words, wherever they stand: some answer with a bare text, some with FastAPI's `detail`."""
+    text = (body.get("message") or body.get("detail")) if isinstance(body, Mapping) else body
+    return str(text or "")[:2_000]
+
+
+_OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "request_too_large"})
+_OVERFLOW = re.compile(
+    r"maximum (?:context|prompt) length|context[_ ]length[_ ]exceeded|prompt is too long|input is too long"
+    r"|exceeds the available context size|input token count .{0,40}exceeds|context window|exceed context limit"
+    r"|greater than the context length|model token limit|reduce the length of the (?:messages|input)",
+    re.IGNORECASE,
+)
+_LIMIT_NAME = r"\bmax_(?:completion_|output_|new_)?tokens\b[`'\"]?"
+_OUTPUT_CAP = re.compile(
+    rf"{_LIMIT_NAME} (?:is too large|(?:value|must be) .{{0,40}}(?:range|less than|at most))|^max_tokens: \d+ >"
+    rf"|valid range of {_LIMIT_NAME}|{_LIMIT_NAME}: integer above maximum value",
+    re.IGNORECASE,
+)
+_REQUEST_FAULTS = (400, 422)
+"""Statuses that blame the request: without a reason it may be anything about it, its length too."""
+_QUOTA_CODES = frozenset({"insufficient_quota", "insufficient_credits", "billing_hard_limit_reached"})
+_FILTER_CODES = frozenset(
+    {
+        *("content_filter", "content_policy_violation", "image_content_policy_violation"),
+        *("invalid_prompt", "bio_policy", "misalignment_policy_violation"),
+    }
+)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
+"""Form of a code as providers write them. Anything else may be a sentence, or a key."""
+_COUNT = r"(\d{1,9})(?!\d)"
+_WINDOW = re.compile(
+    rf"(?:context|prompt) length (?:is|of)(?: only)? {_COUNT}|> {_COUNT} maximum|allowed \({_COUNT}\)"
+    rf"|context limit: \d{{1,9}} \+ \d{{1,9}} > {_COUNT}"
+    rf"|token limit: {_COUNT}|model with {_COUNT} maximum",
+    re.IGNORECASE,
+)
+_PROMPT = re.compile(
+    rf"resulted in {_COUNT}|too long: {_COUNT}|count \({_COUNT}\)|context limit: {_COUNT} \+"
+    rf"|\({_COUNT} (?:in the messages|in your prompt|of text input)|(?:request has|contains) {_COUNT}",
+    re.IGNORECASE,
+)
+_PROMPT_TOOLS = re.compile(rf", {_COUNT} of tool input", re.IGNORECASE)
+"""Tokens that are named beside those of the text and belong to the prompt, too."""
+_ABOVE_ALLOWANCE = re.compile(
+    rf"request too large\b.{{0,300}}\btokens per min.{{0,20}}: limit {_COUNT}, requested {_COUNT}", re.IGNORECASE
+)
+_WINDOW_LESS_OUTPUT = re.compile(r"request has \d{1,9} input tokens\.", re.IGNORECASE)
+"""Wording of servers that state the window less the wanted output: nothing to remember it by."""
+_CAP = re.compile(
+    rf"at most {_COUNT}|> {_COUNT}, which is the maximum|less than or equal to [`'\"]?{_COUNT}"
+    rf"|\[\d{{1,9}}, ?{_COUNT}\]|expected a value <= {_COUNT}",
+    re.IGNORECASE,
+)
+_TRY_AGAIN = re.compile(r"try again in (\d{1,9}(?:\.\d{1,9})?) ?(ms|s)\b", re.IGNORECASE)
+"""Wording of a pause inside a stream, where there are no headers any more."""
+_BLAMING_CODE = re.compile(r"invalid_|unsupported_|empty_|image_|context_length_exceeded")
+_MAX_WAIT_SECONDS = 31 * 86_400.0
+"""Longest pause that is believed, in seconds: quotas are counted by the month at most.
+
+More, `inf` included, is no time to tell a person.
+"""
+
+
 def _seconds_until(headers: Mapping[str, str]) -> float | None:
-    """As far as the date lies behind that of the answer itself: clocks differ."""
+    """Seconds between the date of the answer and the one it names: clocks differ."""
     try:
-        named, said = (parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
-        seconds = (named - said).total_seconds()
+        named, sent = (parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
+        seconds = (named - sent).total_seconds()
     except (KeyError, ValueError, TypeError):
         return None
     return seconds if 0 <= seconds <= _MAX_WAIT_SECONDS else None
 
 
 def _is_flagged(fields: Mapping[str, Any]) -> bool:
-    """OpenRouter says so of a prompt that its moderation refuses, and by nothing else than this."""
+    """True for a prompt that OpenRouter's moderation refuses; it says so by nothing else than this."""
     metadata = fields.get("metadata")
     return isinstance(metadata, Mapping) and "flagged_input" in metadata
 
 
 def _allowance(text: str) -> int | None:
-    """What may be sent in a minute, where one request alone is more: it would be refused for ever."""
+    """Tokens that may be sent in a minute, where one request alone is more: it would be refused for ever."""
     found = _ABOVE_ALLOWANCE.search(text)
     return int(found[1]) if found is not None and int(found[1]) < int(found[2]) else None
 
 
 def _is_overflow(status: int, fields: Mapping[str, Any], text: str) -> bool:
-    """By wording. An error on the provider's side counts only as an object: a proxy's page may say anything."""
+    """Judges by the wording; a server error counts only as an object: a proxy's page may say anything."""
     return (status < 500 or bool(fields)) and _OVERFLOW.search(text) is not None
 
 
 def _too_long(what: str, fields: Mapping[str, Any], text: str) -> ContextOverflow | OutputCapTooLarge:
-    """Prompt and output are too long together: the output's fault if the prompt leaves room for an answer."""
-    window = _count(fields.get("n_ctx")) or _number(_WINDOW, text)
-    prompt = _count(fields.get("n_prompt_tokens")) or _number(_PROMPT, text)
+    """Error for prompt and output that are too long together: the output's fault if the prompt leaves room."""
+    window = _token_count(fields.get("n_ctx")) or _matched_number(_WINDOW, text)
+    prompt = _token_count(fields.get("n_prompt_tokens")) or _matched_number(_PROMPT, text)
     if prompt is not None:
-        prompt += _number(_PROMPT_TOOLS, text) or 0
+        prompt += _matched_number(_PROMPT_TOOLS, text) or 0
     if _WINDOW_LESS_OUTPUT.search(text):
         window = None
     if prompt is not None and window is not None:
@@ -365,14 +378,14 @@ def _too_long(what: str, fields: Mapping[str, Any], text: str) -> ContextOverflo
 
 
 def _uncertainty(prompt: int) -> int:
-    """How far a stated prompt may be off: some providers say "about", and count the answer's frame later."""
+    """Tokens by which a stated prompt may be off: some providers say "about", and count the answer's frame later."""
     return 16 + prompt // 100
 
 
-def _number(pattern: re.Pattern[str], text: str) -> int | None:
+def _matched_number(pattern: re.Pattern[str], text: str) -> int | None:
     found = pattern.search(text)
     return next((int(group) for group in found.groups() if group), None) if found else None
 
 
-def _count(value: object) -> int | None:
+def _token_count(value: object) -> int | None:
     return value if type(value) is int and 0 < value < 1_000_000_000 else None
