@@ -21,8 +21,8 @@ from agent.turn import Agent, AgentSettings
 from gateway.config import LoadedConfig
 from gateway.config.fields import secrets_of
 from gateway.config.routes import RouteConfig
-from gateway.config.section import Section
 from gateway.config.settings import Config
+from gateway.config.types import BaseConfig
 from gateway.models.agents import Agents
 from gateway.models.auxiliary import route_for
 from gateway.models.capacity import capacity_in, configured_limits
@@ -199,7 +199,7 @@ def _engine_maker(
     return around
 
 
-def agent_inputs(config: Config) -> tuple[Section, ...]:
+def agent_inputs(config: Config) -> tuple[BaseConfig, ...]:
     """The blocks of the configuration that an agent is made from: when one changes, there has to be another agent."""
     return (
         *(config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context),

@@ -6,7 +6,6 @@ is configured.
 """
 
 import copy
-import difflib
 import importlib.util
 import inspect
 import re
@@ -26,6 +25,7 @@ from agent.engines.contract import ContextEngine
 from agent.engines.instances import ModelInfo
 from agent.model.base import ToolSchema
 from hermes_state.errors import ConfigError
+from hermes_state.text import closest
 from hermes_state.values import Clock
 
 BUILT_IN: Final = "compressor"
@@ -135,9 +135,8 @@ def list_plugins(home: Path, active: str) -> list[PluginReport]:
 def unknown_engine(name: str, known: Iterable[str]) -> str:
     """The sentence about a name in `context.engine` that nobody has."""
     names = list(dict.fromkeys([BUILT_IN, *known]))
-    nearest = difflib.get_close_matches(name.lower(), [one.lower() for one in names], n=1, cutoff=0.5)
-    if nearest:
-        meant = next(one for one in names if one.lower() == nearest[0])
+    meant = closest(name, names, cutoff=0.5)
+    if meant is not None:
         return f"context.engine: there is no engine named {name!r}; did you mean {meant}?"
     return f"context.engine: there is no engine named {name!r}; there are: {', '.join(names)}"
 

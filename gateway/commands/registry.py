@@ -1,6 +1,5 @@
 """The one table of commands: parsing, help and the platforms' menus all come from it."""
 
-import difflib
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from hermes_state.inbox import InboxRow
 from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
+from hermes_state.text import closest
 from hermes_state.values import Button, ChatId, ChatKey, Clock, Millis
 from platforms.base import AdapterHealth, CommandMenuItem
 
@@ -167,10 +167,9 @@ class CommandRegistry:
         parsed = parse(text)
         return parsed, self.find(parsed.name) if parsed is not None else None
 
-    def nearest(self, name: str) -> str | None:
+    def closest(self, name: str) -> str | None:
         """The known name that a misspelt one most likely meant."""
-        close = difflib.get_close_matches(name, self._by_name, n=1)
-        return close[0] if close else None
+        return closest(name, self._by_name)
 
     def menu(self) -> list[CommandMenuItem]:
         """What platforms show in their menus: everything that is not for admins alone."""

@@ -131,8 +131,8 @@ class CommandRunner:
         return await _handle(command, invocation)
 
     def _unknown(self, name: str) -> str:
-        nearest = self._desk.registry.nearest(name)
-        hint = f" Did you mean /{nearest}?" if nearest else ""
+        meant = self._desk.registry.closest(name)
+        hint = f" Did you mean /{meant}?" if meant is not None else ""
         return f"I do not know /{name}.{hint} /help lists what I know."
 
     def _kind_of(self, row: InboxRow) -> CommandKind:

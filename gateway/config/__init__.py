@@ -1,8 +1,8 @@
 """Configuration: one table of settings, one loader for start, check and reload."""
 
+from gateway.config.errors import ConfigRejected
 from gateway.config.loader import (
     CUSTOMARY,
-    ConfigRejected,
     LoadedConfig,
     ReloadPlan,
     load_config,

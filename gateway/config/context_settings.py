@@ -1,17 +1,15 @@
 """Settings of what keeps conversations inside the window: compression, hygiene, who summarises, what is told."""
 
-import difflib
 import fnmatch
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from gateway.config.errors import first_problem, unknown_key
 from gateway.config.routes import Protocol
-from gateway.config.section import Section, setting
-from gateway.config.types import AnyCase, Fractions, Secret, Url
+from gateway.config.types import AnyCase, BaseConfig, Fractions, Secret, Url, setting
 
-MODEL_KEYS_NOT = ("models", "enabled", "mode")
+GLOBAL_KEYS = ("models", "enabled", "mode")
 """Keys of `compression` that hold for every model."""
 
 
@@ -21,7 +19,7 @@ def _existing_mode(value: object) -> object:
     return value
 
 
-class CompressionConfig(Section):
+class CompressionConfig(BaseConfig):
     """Compressing conversations before they outgrow the model's window."""
 
     enabled: bool = setting(True, text="Compress by itself. Off: only `/compress` does.")
@@ -107,16 +105,17 @@ class CompressionConfig(Section):
     def _has_usable_overrides(cls, models: object) -> object:
         if not isinstance(models, dict) or not all(isinstance(values, dict) for values in models.values()):
             raise ValueError("must be a block of patterns, each with a block of keys below it")
+        known = [key for key in cls.model_fields if key not in GLOBAL_KEYS]
         for pattern, values in models.items():
             for key in values:
-                if key in MODEL_KEYS_NOT:
+                if key in GLOBAL_KEYS:
                     raise ValueError(f"{pattern}.{key} cannot be set for one model")
-                if key not in cls.model_fields:
-                    raise ValueError(f"{pattern}: there is no key {key}{_nearest(key, cls.model_fields)}")
+                if key not in known:
+                    raise ValueError(f"{pattern}: {unknown_key(key, known)}")
             try:
                 cls.model_validate(values)
             except ValidationError as error:
-                raise ValueError(f"{pattern}.{_first_complaint(error)}") from None
+                raise ValueError(f"{pattern}.{first_problem(error, cls)}") from None
         return models
 
     def for_model(self, name: str) -> "CompressionConfig":
@@ -131,24 +130,7 @@ class CompressionConfig(Section):
         return CompressionConfig.model_validate({**self.model_dump(exclude={"models"}), **values})
 
 
-def _nearest(key: object, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(str(key), list(known), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
-def _first_complaint(error: ValidationError) -> str:
-    """One problem in the values for one model, with the range where there is one."""
-    found = error.errors()[0]
-    key = str(found["loc"][0])
-    marks = CompressionConfig.model_fields[key].metadata
-    low = next((mark.ge for mark in marks if hasattr(mark, "ge")), None)
-    high = next((mark.le for mark in marks if hasattr(mark, "le")), None)
-    if low is None or high is None:
-        return f"{key}: {found['msg'].removeprefix('Value error, ')}"
-    return f"{key}: must be between {low:,} and {high:,}"
-
-
-class HygieneConfig(Section):
+class HygieneConfig(BaseConfig):
     """The gateway's own look at a conversation, before a turn begins."""
 
     threshold: float = setting(
@@ -178,7 +160,7 @@ def _mode_or_off(value: object) -> object:
     return "off" if value is False or value == "false" else value
 
 
-class AuxiliaryTask(Section):
+class AuxiliaryTask(BaseConfig):
     """A model of its own for a task of the gateway."""
 
     mode: Annotated[Mode | None, AnyCase] = setting(
@@ -222,7 +204,7 @@ class TitleTask(AuxiliaryTask):
     )
 
 
-class AuxiliaryConfig(Section):
+class AuxiliaryConfig(BaseConfig):
     """Which model does the gateway's own work, such as summaries."""
 
     mode: Annotated[Mode, AnyCase] = setting(
@@ -250,7 +232,7 @@ def _engine_name(value: object) -> object:
     return value.strip() if isinstance(value, str) else value
 
 
-class ContextEngineConfig(Section):
+class ContextEngineConfig(BaseConfig):
     """Who compresses."""
 
     engine: Annotated[str, BeforeValidator(_engine_name)] = setting(
@@ -258,7 +240,7 @@ class ContextEngineConfig(Section):
     )
 
 
-class NoticeConfig(Section):
+class NoticeConfig(BaseConfig):
     """What a chat is told about its conversation's room; never the model."""
 
     pressure: bool = setting(True, text="At 85 % of the threshold, once each time it is crossed.")

@@ -1,16 +1,15 @@
 """Settings of what model calls cost and how much may be spent."""
 
-import difflib
 import json
 import math
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from gateway.config.section import Section, setting
-from gateway.config.types import OffOrNumber
+from gateway.config.errors import unknown_key
+from gateway.config.types import BaseConfig, OffOrNumber, setting
 
-MOST_DOLLARS = 1_000_000
+MAX_DOLLARS = 1_000_000
 NEEDED = ("input", "output")
 KNOWN = (*NEEDED, "cache_read", "cache_write")
 
@@ -30,9 +29,7 @@ def _price_list(value: object) -> object:
 def _prices(pattern: str, prices: dict[Any, Any]) -> dict[str, float]:
     for key in prices:
         if key not in KNOWN:
-            nearest = difflib.get_close_matches(str(key), KNOWN, n=1)
-            meant = f"; did you mean {nearest[0]}?" if nearest else ""
-            raise ValueError(f"{pattern}: there is no key {key}{meant}")
+            raise ValueError(f"{pattern}: {unknown_key(key, KNOWN)}")
     for key in NEEDED:
         if prices.get(key) is None:
             raise ValueError(f"{pattern}.{key} is missing: write it in US dollars for a million tokens")
@@ -41,7 +38,7 @@ def _prices(pattern: str, prices: dict[Any, Any]) -> dict[str, float]:
 
 def _dollars(key: str, value: object) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not 0 <= float(value) <= MOST_DOLLARS:  # type: ignore[arg-type]  # it is a number
+    if not is_number or not 0 <= float(value) <= MAX_DOLLARS:  # type: ignore[arg-type]  # it is a number
         raise ValueError(f"{key} must be US dollars for a million tokens, such as 2.50")
     return float(value)  # type: ignore[arg-type]
 
@@ -49,7 +46,7 @@ def _dollars(key: str, value: object) -> float:
 Prices = Annotated[dict[str, dict[str, float]], BeforeValidator(_price_list)]
 
 
-class CostConfig(Section):
+class CostConfig(BaseConfig):
     """What model calls cost, and how much may be spent."""
 
     prices: Prices = setting(
@@ -61,7 +58,7 @@ class CostConfig(Section):
     daily_cap: OffOrNumber = setting(
         None,
         ge=0.0001,
-        le=MOST_DOLLARS,
+        le=MAX_DOLLARS,
         unit="US dollars",
         default_text="off",
         text="What the whole gateway may spend in a day, which begins at midnight in `agent.time_zone`.",
@@ -69,7 +66,7 @@ class CostConfig(Section):
     chat_daily_cap: OffOrNumber = setting(
         None,
         ge=0.0001,
-        le=MOST_DOLLARS,
+        le=MAX_DOLLARS,
         unit="US dollars",
         default_text="off",
         text="What one chat may spend in a day.",
@@ -77,7 +74,7 @@ class CostConfig(Section):
     conversation_cap: OffOrNumber = setting(
         None,
         ge=0.0001,
-        le=MOST_DOLLARS,
+        le=MAX_DOLLARS,
         unit="US dollars",
         default_text="off",
         text="What one conversation may cost, from `/new` to `/new`.",

@@ -6,17 +6,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.config.fields import (
-    FIELDS,
-    dotted,
-    field_choices,
-    field_notes,
-    field_range,
-    is_secret,
-    needs_restart,
-    variable_name,
-)
+from gateway.config.fields import FIELDS, dotted, needs_restart, variable_name
 from gateway.config.settings import Config
+from gateway.config.types import field_choices, field_notes, field_range, is_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

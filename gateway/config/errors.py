@@ -1,76 +1,62 @@
-"""What is wrong with a configuration, in words: where the value stands, which key, what would be right."""
+"""Problems of settings, in words: what is wrong with a value, what would be right, which key was meant."""
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
 
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from gateway.config.fields import DEFAULT_SOURCE, FIELDS, SECTIONS, dotted, field_choices, field_range, is_secret
-from gateway.config.files import KeyPath, YamlFile
-from hermes_state.redaction import redact
-
-_ALIKE = 0.65
-"""From this likeness on (1 is equal) another key is offered as what was meant."""
+from gateway.config.types import field_choices, field_range
+from hermes_state.errors import ConfigError
+from hermes_state.text import closest
 
 
-def unknown_keys(file: Path, parsed: YamlFile, values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[str]:
-    """A line for every key in the file that is no setting, with the nearest one that is."""
-    for name, value in values.items():
-        key = (*above, str(name))
-        line = f" line {parsed.lines[key]}" if key in parsed.lines else ""
-        if key in SECTIONS:
-            if isinstance(value, Mapping):
-                yield from unknown_keys(file, parsed, value, key)
-            elif value is not None:
-                inner = ", ".join(dotted(known) for known in FIELDS if known[: len(key)] == key)
-                yield f"{file}{line}: {dotted(key)} is a block of keys ({inner}), not a value"
-        elif key not in FIELDS:
-            yield f"{file}{line}: unknown key {dotted(key)}{_suggestion(key)}"
+class ConfigRejected(ConfigError):
+    """Settings that cannot be used: one line for each problem, and beside them what would only have been warned of."""
+
+    def __init__(self, problems: Iterable[str], warnings: Sequence[str]) -> None:
+        super().__init__("\n".join(dict.fromkeys(problems)))
+        self.warnings = tuple(warnings)
 
 
-def explain(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], parsed: YamlFile, file: Path) -> str:
-    """One line for one problem: where the value came from, the key, what is wrong with it."""
-    key = _known_part(detail["loc"])
-    text = detail["msg"].removeprefix("Value error, ")
-    if key is None:  # a check over several keys; its sentence names them
-        return text
-    field, (value, source) = FIELDS[key], chosen.get(key, (None, DEFAULT_SOURCE))
-    where = f"{file} line {parsed.lines[key]}" if source == str(file) and key in parsed.lines else source
-    shown = "" if is_secret(field) or isinstance(value, (dict, list)) else f" (is {value!r})"
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`; did you mean port?`; empty when no known name is alike."""
+    meant = closest(name, known, cutoff)
+    return f"; did you mean {meant}?" if meant is not None else ""
+
+
+def unknown_key(key: object, known: Iterable[str]) -> str:
+    """The sentence about a key that a block does not have, with the one that was meant or all that there are."""
+    names = list(known)
+    return f"there is no key {key}{did_you_mean(str(key), names) or '; known here: ' + ', '.join(names)}"
+
+
+def details_of(error: ValidationError) -> list[ErrorDetails]:
+    """Every problem that pydantic found, less those that only follow from another one."""
+    details = error.errors(include_url=False, include_context=False)
+    return [detail for detail in details if detail["type"] != "default_factory_not_called"]
+
+
+def problem(detail: ErrorDetails, field: FieldInfo) -> str:
+    """Sentence about a value that `field` cannot have; without the value, which may be a secret."""
+    kind = detail["type"]
     low, high = field_range(field)
-    if detail["type"] in ("greater_than_equal", "less_than_equal", "finite_number"):
-        text = f"must be between {low:,} and {high:,}" if low is not None else text
-    elif detail["type"] in ("int_parsing", "int_type", "int_from_float", "float_parsing", "float_type"):
-        number = "a whole number" if detail["type"].startswith("int") else "a number"
-        text = f"must be {number}" + (f" between {low:,} and {high:,}" if low is not None else "")
-    elif detail["type"] == "literal_error":
-        text = f"must be one of {', '.join(field_choices(field))}"
-    elif detail["type"] in ("bool_parsing", "bool_type"):
-        text = "must be true or false"
-    elif detail["type"] == "value_error":
-        shown = ""
-    return f"{where}: {dotted(key)}: {text}{redact(shown)}"  # an address may carry a password
+    is_outside = kind in ("greater_than_equal", "less_than_equal", "finite_number") and low is not None
+    if is_outside or kind in ("int_parsing", "int_type", "int_from_float", "float_parsing", "float_type"):
+        is_whole = "int" in str(field.annotation)
+        words = ["a whole number"] if is_whole else [] if is_outside else ["a number"]
+        if low is not None and high is not None:
+            words.append(f"between {low:,} and {high:,}")
+        return f"must be {' '.join(words)}"
+    if kind in ("bool_parsing", "bool_type"):
+        return "must be true or false"
+    if kind == "literal_error":
+        return f"must be one of {', '.join(field_choices(field))}"
+    return detail["msg"].removeprefix("Value error, ")
 
 
-def _known_part(location: Iterable[int | str]) -> KeyPath | None:
-    """The key that a location of pydantic's begins with; what follows is an index or a member of a union."""
-    names = tuple(str(part) for part in location)
-    return next((names[:end] for end in range(len(names), 0, -1) if names[:end] in FIELDS), None)
-
-
-def _suggestion(key: KeyPath) -> str:
-    """The most similar key, with a preference for the same block; failing that, what the block may hold."""
-    known = (*FIELDS, *sorted(SECTIONS))
-
-    def likeness(other: KeyPath) -> float:
-        same_name = other[-1] == key[-1]
-        same_block = 0.1 if other[:-1] == key[:-1] else 0.0
-        return same_name + same_block + difflib.SequenceMatcher(a=dotted(other), b=dotted(key)).ratio()
-
-    nearest = max(known, key=likeness)
-    if likeness(nearest) >= _ALIKE:
-        return f"; did you mean {dotted(nearest)}?"
-    siblings = ", ".join(dotted(other) for other in known if other[:-1] == key[:-1])
-    return f"; known here: {siblings}" if siblings else ""
+def first_problem(error: ValidationError, block: type[BaseModel]) -> str:
+    """`key: what is wrong with it`, for a block that stands in a list or behind a name."""
+    detail = details_of(error)[0]
+    key = str(detail["loc"][0])
+    return f"{key}: {problem(detail, block.model_fields[key])}"

@@ -4,13 +4,14 @@ A key path is the names from the top down (`("local", "port")`); people read it 
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from gateway.config.files import KeyPath
 from gateway.config.settings import Config
+from gateway.config.types import field_notes
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -73,39 +74,6 @@ def with_values(model: Model, kept: Mapping[KeyPath, Any], above: KeyPath = ()) 
 def needs_restart(key: KeyPath) -> bool:
     """Whether a running daemon keeps the old value of `key`."""
     return bool(field_notes(FIELDS[key])["restart"])
-
-
-def field_notes(field: FieldInfo) -> Mapping[str, Any]:
-    """What `setting()` noted about a field: `unit`, `restart`, `default_text`."""
-    return cast(Mapping[str, Any], field.json_schema_extra or {"unit": "", "restart": False, "default_text": ""})
-
-
-def field_range(field: FieldInfo) -> tuple[float | None, float | None]:
-    """Least and greatest value allowed, None where there is no bound."""
-    low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
-    high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
-    return low, high
-
-
-def is_secret(field: FieldInfo) -> bool:
-    """Whether the value is masked wherever it is shown."""
-    return "SecretStr" in str(field.annotation)
-
-
-def field_choices(field: FieldInfo) -> list[str]:
-    """The words that a setting may have; empty when it takes more than words."""
-    found: list[str] = []
-    pending = [field.annotation]
-    while pending:
-        kind = pending.pop()
-        for part in getattr(kind, "__args__", ()):
-            if isinstance(part, str):
-                found.append(part)
-            else:
-                pending.append(part)
-        if kind is bool:
-            found += ["true", "false"]
-    return found
 
 
 def _fields(model: type[BaseModel], above: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:

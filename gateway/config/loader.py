@@ -14,14 +14,15 @@ An empty value counts as not set.
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from gateway.config.errors import explain, unknown_keys
+from gateway.config.errors import ConfigRejected, details_of, did_you_mean, problem
 from gateway.config.fields import (
     DEFAULT_SOURCE,
     FIELDS,
@@ -45,7 +46,9 @@ from gateway.config.files import (
     read_yaml,
 )
 from gateway.config.settings import Config
+from gateway.config.types import is_secret
 from hermes_state.errors import ConfigError
+from hermes_state.redaction import redact
 
 CUSTOMARY: Mapping[str, KeyPath] = {
     "TELEGRAM_BOT_TOKEN": ("telegram", "token"),
@@ -58,13 +61,11 @@ CUSTOMARY: Mapping[str, KeyPath] = {
 
 HOME_VARIABLE = "HERMES_HOME"
 
+_MIN_KEY_LIKENESS = 0.65
+"""Likeness of a key of the file to what may have been meant, 1 for the same name in another block and more."""
 
-class ConfigRejected(ConfigError):
-    """Settings that cannot be used: one line for each problem, and beside them what would only have been warned of."""
-
-    def __init__(self, problems: Iterable[str], warnings: Sequence[str]) -> None:
-        super().__init__("\n".join(dict.fromkeys(problems)))
-        self.warnings = tuple(warnings)
+_MIN_LIKENESS = 0.75
+"""Likeness of a variable to a setting's; variables that look less alike are other programs'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,7 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     warnings = (*warnings, *strange, *_foreign_names(places))
     chosen = _choose(places, parsed, file)
     config, problems = _checked(chosen, parsed, file)
-    unknown = list(unknown_keys(file, parsed, parsed.values))
+    unknown = list(_unknown_keys(file, parsed, parsed.values))
     if config is None or unknown:
         raise ConfigRejected([*unknown, *problems], warnings)
     return LoadedConfig(
@@ -165,7 +166,7 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
             if known in VARIABLES or known in CUSTOMARY:
                 found[known] = path.read_text(encoding="utf-8").strip()
             else:
-                strange.append(f"credential {path.name} is not a setting and is ignored{_meant(known)}")
+                strange.append(f"credential {path.name} {_not_a_setting(known)}")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{directory}: credentials cannot be read: {getattr(error, 'strerror', None) or error}"
@@ -237,12 +238,51 @@ def _checked(
     try:
         return Config(**nested), []
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)
-        return None, [
-            explain(detail, chosen, parsed, file)
-            for detail in details
-            if detail["type"] != "default_factory_not_called"  # only follows from another problem
-        ]
+        return None, [_explained(detail, chosen, parsed, file) for detail in details_of(error)]
+
+
+def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], parsed: YamlFile, file: Path) -> str:
+    """One line for one problem: where the value came from, the key, what is wrong with it."""
+    location = tuple(str(part) for part in detail["loc"])  # behind a key: an index or a member of a union
+    key = next((location[:end] for end in range(len(location), 0, -1) if location[:end] in FIELDS), None)
+    if key is None:  # a check over several keys; its sentence names them
+        return detail["msg"].removeprefix("Value error, ")
+    field, (value, source) = FIELDS[key], chosen.get(key, (None, DEFAULT_SOURCE))
+    where = f"{file} line {parsed.lines[key]}" if source == str(file) and key in parsed.lines else source
+    is_hidden = is_secret(field) or isinstance(value, (dict, list)) or detail["type"] == "value_error"
+    shown = "" if is_hidden else redact(f" (is {value!r})")  # an address may carry a password
+    return f"{where}: {dotted(key)}: {problem(detail, field)}{shown}"
+
+
+def _unknown_keys(file: Path, parsed: YamlFile, values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[str]:
+    """A line for every key in the file that is no setting, with the nearest one that is."""
+    for name, value in values.items():
+        key = (*above, str(name))
+        line = f" line {parsed.lines[key]}" if key in parsed.lines else ""
+        if key in SECTIONS:
+            if isinstance(value, Mapping):
+                yield from _unknown_keys(file, parsed, value, key)
+            elif value is not None:
+                inner = ", ".join(dotted(known) for known in FIELDS if known[: len(key)] == key)
+                yield f"{file}{line}: {dotted(key)} is a block of keys ({inner}), not a value"
+        elif key not in FIELDS:
+            yield f"{file}{line}: unknown key {dotted(key)}{_suggestion(key)}"
+
+
+def _suggestion(key: KeyPath) -> str:
+    """The most similar key, with a preference for the same block; failing that, what the block may hold."""
+    known = (*FIELDS, *sorted(SECTIONS))
+
+    def likeness(other: KeyPath) -> float:
+        same_name = other[-1] == key[-1]
+        same_block = 0.1 if other[:-1] == key[:-1] else 0.0
+        return same_name + same_block + difflib.SequenceMatcher(a=dotted(other), b=dotted(key)).ratio()
+
+    nearest = max(known, key=likeness)
+    if likeness(nearest) >= _MIN_KEY_LIKENESS:
+        return f"; did you mean {dotted(nearest)}?"
+    siblings = ", ".join(dotted(other) for other in known if other[:-1] == key[:-1])
+    return f"; known here: {siblings}" if siblings else ""
 
 
 def _nothing_served(config: Config) -> Iterator[str]:
@@ -258,9 +298,8 @@ def _foreign_names(places: Iterable[_Source]) -> Iterator[str]:
                 if place.label:
                     yield f"{place.label}{name} works only in the environment"
             elif name.startswith(PREFIX) and name not in VARIABLES:
-                yield f"{place.label}{name} is not a setting and is ignored{_meant(name)}"
+                yield f"{place.label}{name} {_not_a_setting(name)}"
 
 
-def _meant(variable: str) -> str:
-    nearest = difflib.get_close_matches(variable, VARIABLES, n=1, cutoff=0.75)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
+def _not_a_setting(variable: str) -> str:
+    return f"is not a setting and is ignored{did_you_mean(variable, VARIABLES, _MIN_LIKENESS)}"

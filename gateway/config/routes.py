@@ -5,19 +5,18 @@ from `model` here, once; what it takes over from there ends where another API be
 it was not given for.
 """
 
-import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BeforeValidator, ValidationError, model_validator
 
 from agent.model.catalog import sees_images
-from gateway.config.section import Section, setting
-from gateway.config.types import AnyCase, Secret, Url, listed
+from gateway.config.errors import first_problem, unknown_key
+from gateway.config.types import AnyCase, BaseConfig, Secret, Url, listed, setting
 
 MIN_INPUT_WINDOW = 2_048
 """Tokens. Below this a system prompt and one exchange do not fit."""
@@ -48,7 +47,7 @@ def _protocol(data: dict[str, Any]) -> str:
     return "chat_completions" if is_set else "offline"
 
 
-class RouteConfig(Section):
+class RouteConfig(BaseConfig):
     """A model at an API, complete."""
 
     base_url: Url | None = setting(
@@ -135,22 +134,22 @@ class RouteConfig(Section):
         return None
 
 
-class PartialRoute(Section):
-    """A route as people write it beside `model`: what is left out comes from there, or has its default."""
+class PartialRoute(RouteConfig):
+    """A route as people write it beside `model`: what is left out, or null, comes from there or has its default."""
 
-    base_url: Url | None = None
-    api_key: Secret | None = None
-    name: str | None = None
-    protocol: Annotated[Protocol | None, AnyCase] = None
-    context_length: int | None = None
-    max_output_tokens: int | None = None
-    images: bool | Literal["auto"] | None = None
-    streaming: bool | None = None
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, row: object) -> object:
+        return {key: value for key, value in row.items() if value is not None} if isinstance(row, Mapping) else row
 
     @property
     def written(self) -> dict[str, Any]:
-        """What people have set."""
-        return {key: value for key in type(self).model_fields if (value := getattr(self, key)) is not None}
+        """Keys that people have set, with their values."""
+        return {key: getattr(self, key) for key in type(self).model_fields if key in self.model_fields_set}
+
+    def __eq__(self, other: object) -> bool:
+        """Equal are routes that are written the same: a default that is written down follows `model` no more."""
+        return isinstance(other, PartialRoute) and self.written == other.written
 
 
 WrittenRoute: TypeAlias = str | PartialRoute
@@ -166,23 +165,22 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
 
     Raises `ValueError` with words that follow the block's key.
     """
-    block = PartialRoute(name=written) if isinstance(written, str) else written
-    values = block.written
+    values: dict[str, Any] = {"name": written} if isinstance(written, str) else written.written
     if "protocol" not in values:
-        values["protocol"] = main.protocol if block.base_url is None and main.protocol != "offline" else None
-        values["protocol"] = values["protocol"] or _protocol_at(block.base_url, main)
+        is_elsewhere = "base_url" in values or main.protocol == "offline"
+        values["protocol"] = _protocol_at(values.get("base_url"), main) if is_elsewhere else main.protocol
     if "base_url" not in values and _is_alike(values["protocol"], main.protocol):
         values["base_url"] = main.base_url
     if "api_key" not in values and _origin(_address(values)) == _origin(main.address):
         values["api_key"] = main.api_key
-    if block.name == main.name:
+    if values.get("name") == main.name:
         values = {key: getattr(main, key) for key in _SIZES if key in main.model_fields_set} | values
     if "streaming" not in values and values.get("base_url") == main.base_url:
         values["streaming"] = main.streaming
     try:
         return RouteConfig.model_validate(values).route
     except ValidationError as error:
-        raise ValueError(_first_complaint(error)) from None
+        raise ValueError(first_problem(error, RouteConfig)) from None
 
 
 def _protocol_at(base_url: str | None, main: RouteConfig) -> str:
@@ -258,38 +256,14 @@ def _written(row: object, place: str) -> WrittenRoute:
         raise ValueError(f"{place} must be the name of a model, or a block with name, base_url and api_key")
     for key in row:
         if key not in PartialRoute.model_fields:
-            raise ValueError(f"{place}: there is no key {key}{_nearest(key, PartialRoute.model_fields)}")
+            raise ValueError(f"{place}: {unknown_key(key, PartialRoute.model_fields)}")
     try:
         block = PartialRoute.model_validate(row)
-        if block.name is None and block.protocol != "offline":
-            raise ValueError(f"{place}.name is missing: name the model to use")
-        RouteConfig.model_validate({**block.written, "name": block.name or "offline"})
     except ValidationError as error:
-        raise ValueError(f"{place}.{_first_complaint(error)}") from None
+        raise ValueError(f"{place}.{first_problem(error, PartialRoute)}") from None
+    if "name" not in block.written and block.protocol != "offline":
+        raise ValueError(f"{place}.name is missing: name the model to use")
     return block
-
-
-def _first_complaint(error: ValidationError) -> str:
-    """One problem of a block, without its value, which may be a key."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    key = str(found["loc"][0])
-    text = found["msg"].removeprefix("Value error, ")
-    marks = RouteConfig.model_fields[key].metadata
-    low = next((mark.ge for mark in marks if hasattr(mark, "ge")), None)
-    high = next((mark.le for mark in marks if hasattr(mark, "le")), None)
-    if low is not None and high is not None:
-        text = f"must be a whole number between {low:,} and {high:,}"
-    elif found["type"] == "literal_error" and key == "protocol":
-        text = f"must be one of {', '.join(cast(Any, Protocol).__args__)}"
-    elif found["type"].startswith(("bool_", "literal_")):
-        text = "must be true or false"
-    return f"{key}: {text}"
-
-
-def _nearest(key: object, known: Iterable[str]) -> str:
-    names = list(known)
-    found = difflib.get_close_matches(str(key), names, n=1)
-    return f"; did you mean {found[0]}?" if found else f"; known here: {', '.join(names)}"
 
 
 Fallbacks: TypeAlias = Annotated[tuple[WrittenRoute, ...], BeforeValidator(_fallbacks)]

@@ -22,11 +22,21 @@ from gateway.config.context_settings import (
 )
 from gateway.config.cost_settings import CostConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
-from gateway.config.section import Section, setting
-from gateway.config.types import AnyCase, OffOrNumber, People, Secret, SocketUrl, TimeZone, Url, WebhookSecret
+from gateway.config.types import (
+    AnyCase,
+    BaseConfig,
+    OffOrNumber,
+    People,
+    Secret,
+    SocketUrl,
+    TimeZone,
+    Url,
+    WebhookSecret,
+    setting,
+)
 
 
-class WebhookConfig(Section):
+class WebhookConfig(BaseConfig):
     """Receive from Telegram by webhook instead of polling."""
 
     url: Url | None = setting(
@@ -48,7 +58,7 @@ class WebhookConfig(Section):
     port: int = setting(8443, ge=0, le=65_535, restart=True, text="Port of the webhook listener; 0 picks a free one.")
 
 
-class TelegramConfig(Section):
+class TelegramConfig(BaseConfig):
     """Telegram; on as soon as there is a token."""
 
     token: Secret | None = setting(None, restart=True, text="Bot token from @BotFather.")
@@ -60,7 +70,7 @@ class TelegramConfig(Section):
     webhook: WebhookConfig = Field(default_factory=WebhookConfig)
 
 
-class DiscordConfig(Section):
+class DiscordConfig(BaseConfig):
     """Discord; on as soon as there is a token."""
 
     token: Secret | None = setting(None, restart=True, text="Bot token from the developer portal.")
@@ -88,7 +98,7 @@ class DiscordConfig(Section):
     )
 
 
-class LocalConfig(Section):
+class LocalConfig(BaseConfig):
     """The web chat on this machine."""
 
     enabled: bool = setting(True, restart=True, text="Serve the web chat.")
@@ -183,7 +193,7 @@ class ModelConfig(RouteConfig):
         return self
 
 
-class AgentConfig(Section):
+class AgentConfig(BaseConfig):
     """What the agent is and how far it goes in one turn."""
 
     persona: str | None = setting(
@@ -203,7 +213,7 @@ class AgentConfig(Section):
     )
 
 
-class AccessConfig(Section):
+class AccessConfig(BaseConfig):
     """Who may write to the gateway. Nobody, unless named here or paired."""
 
     allow_all: bool = setting(False, text="Let everybody in. For bots that nobody else can find.")
@@ -215,7 +225,7 @@ class AccessConfig(Section):
         return self.allow_all or bool(self.allow) or bool(self.admins)
 
 
-class PairingConfig(Section):
+class PairingConfig(BaseConfig):
     """Codes by which strangers ask for access in a direct chat."""
 
     enabled: bool = setting(
@@ -233,7 +243,7 @@ class PairingConfig(Section):
     )
 
 
-class SessionConfig(Section):
+class SessionConfig(BaseConfig):
     """How chats become conversations and turns."""
 
     groups: Annotated[Literal["shared", "per_user"], AnyCase] = setting(
@@ -277,7 +287,7 @@ class SessionConfig(Section):
     )
 
 
-class AttachmentConfig(Section):
+class AttachmentConfig(BaseConfig):
     """Files that people send."""
 
     max_bytes: int = setting(
@@ -300,7 +310,7 @@ class AttachmentConfig(Section):
     )
 
 
-class TranscriptionConfig(Section):
+class TranscriptionConfig(BaseConfig):
     """Turning voice messages into words."""
 
     model: str | None = setting(
@@ -319,7 +329,7 @@ class TranscriptionConfig(Section):
     )
 
 
-class StoreConfig(Section):
+class StoreConfig(BaseConfig):
     """The database."""
 
     synchronous: Annotated[Literal["full", "normal"], AnyCase] = setting(
@@ -345,7 +355,7 @@ class StoreConfig(Section):
     )
 
 
-class LoggingConfig(Section):
+class LoggingConfig(BaseConfig):
     """What the daemon writes about itself; never message text or secrets."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = setting(
@@ -361,7 +371,7 @@ class LoggingConfig(Section):
     )
 
 
-class LifecycleConfig(Section):
+class LifecycleConfig(BaseConfig):
     """Starting and stopping."""
 
     drain_seconds: float = setting(

@@ -1,12 +1,80 @@
-"""The kinds of value that people write into settings, and how each is read: lists, ids, addresses, secrets, words."""
+"""Kinds of settings: blocks and documented fields, and the lists, ids, addresses and secrets that people write."""
 
 import json
 import re
 import zoneinfo
-from typing import Annotated, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
+
+# ---- blocks and fields
+
+
+class BaseConfig(BaseModel):
+    """One block of the file; a misspelt key is an error, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+def setting(
+    default: Any = ...,
+    *,
+    text: str,
+    unit: str = "",
+    restart: bool = False,
+    default_text: str = "",
+    default_factory: Callable[[dict[str, Any]], Any] | None = None,
+    ge: float | None = None,
+    le: float | None = None,
+) -> Any:
+    """A documented field. `restart`: a changed value waits for the next start.
+
+    Returns Any, as pydantic's `Field` does: the annotation beside it is the type.
+    """
+    notes: JsonDict = {"unit": unit, "restart": restart, "default_text": default_text}
+    if default_factory is not None:
+        return Field(default_factory=default_factory, description=text, json_schema_extra=notes, ge=ge, le=le)
+    return Field(default, description=text, json_schema_extra=notes, ge=ge, le=le)
+
+
+def field_notes(field: FieldInfo) -> Mapping[str, Any]:
+    """What `setting()` noted about a field: `unit`, `restart`, `default_text`."""
+    return cast(Mapping[str, Any], field.json_schema_extra or {"unit": "", "restart": False, "default_text": ""})
+
+
+def field_range(field: FieldInfo) -> tuple[float | None, float | None]:
+    """Least and greatest value allowed, None where there is no bound."""
+    low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
+    high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
+    return low, high
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether the value is masked wherever it is shown."""
+    return "SecretStr" in str(field.annotation)
+
+
+def field_choices(field: FieldInfo) -> list[str]:
+    """The words that a setting may have; empty when it takes more than words."""
+    found: list[str] = []
+    pending = [field.annotation]
+    while pending:
+        kind = pending.pop()
+        for part in getattr(kind, "__args__", ()):
+            if isinstance(part, str):
+                found.append(part)
+            else:
+                pending.append(part)
+        if kind is bool:
+            found += ["true", "false"]
+    return found
+
+
+# ---- values
 
 PLATFORMS = ("telegram", "discord", "local")
 

@@ -64,13 +64,8 @@ def _named(config: Config, task: Task, live: RouteConfig) -> RouteConfig | None:
     name = (name or "").strip()
     if not name:
         return None
-    block = PartialRoute(
-        name=name,
-        protocol=settings.protocol,
-        base_url=settings.base_url,
-        api_key=settings.api_key,
-        context_length=settings.context_length,
-    )
+    keys = ("protocol", "base_url", "api_key", "context_length")
+    block = PartialRoute.model_validate({"name": name} | {key: getattr(settings, key) for key in keys})
     if name.lower() in main.aliases and set(block.written) <= {"name", "context_length"}:
         route = main.alias_route(name.lower())
         size = settings.context_length

@@ -1,6 +1,5 @@
 """The models of a gateway: what people call them, who may choose which, and the lines that lead to them."""
 
-import difflib
 import importlib
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -19,6 +18,7 @@ from gateway.models.capacity import capacity_in
 from gateway.models.pricing import Pricing
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError, ConfigError
+from hermes_state.text import closest
 
 _EXACT: Final = "="
 """Before a choice that is no name of the configuration but a model's own: it stays, whatever the configuration says."""
@@ -81,9 +81,8 @@ def place_of(route: RouteConfig) -> str | None:
 
 def nearest(model: ModelConfig, written: str) -> str:
     """A question about what was meant; empty where nothing is alike."""
-    names = {name.lower(): name for name in (*known_routes(model), CONFIGURED)}
-    found = difflib.get_close_matches(written.lower(), names, n=1)
-    return f" Did you mean `/model {names[found[0]]}`?" if found else ""
+    meant = closest(written, (*known_routes(model), CONFIGURED))
+    return f" Did you mean `/model {meant}`?" if meant is not None else ""
 
 
 def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:

@@ -21,9 +21,10 @@ from gateway.config import (
     merge_for_reload,
     reload_differences,
 )
-from gateway.config.fields import FIELDS, field_range, values_of, variable_name
+from gateway.config.fields import FIELDS, values_of, variable_name
 from gateway.config.routes import DEFAULT_MODEL
 from gateway.config.settings import Config
+from gateway.config.types import field_range
 from gateway.models.capacity import capacity_in
 from hermes_state.errors import ConfigError
 
@@ -620,7 +621,15 @@ def test_the_settings_of_compression_have_their_fixed_defaults_and_ranges(load: 
         ),
         ("compression: {models: {'g*': {treshold: 1}}}", "compression.models: g*: there is no key treshold; did you"),
         ("compression: {models: {'g*': {enabled: no}}}", "compression.models: g*.enabled cannot be set for one model"),
-        ("compression: {models: {'g*': {prune_style: x}}}", "compression.models: g*.prune_style: "),
+        (
+            "compression: {models: {'g*': {prune_style: x}}}",
+            "compression.models: g*.prune_style: must be one of stub, placeholder, excerpt",
+        ),
+        (
+            "compression: {models: {'g*': {protect_last_n: few}}}",
+            "compression.models: g*.protect_last_n: must be a whole number between 1 and 1,000",
+        ),
+        ("compression: {models: {'g*': {quite_else: 1}}}", "compression.models: g*: there is no key quite_else; known"),
         ("compression: {models: {'g*': 3}}", "compression.models: must be a block of patterns"),
         ("notices: {accuracy: maybe}", "notices.accuracy: must be true or false"),
     ],

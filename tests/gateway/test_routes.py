@@ -167,6 +167,14 @@ def test_keys_in_lists_and_behind_names_are_known_and_never_printed(load: Load) 
     assert not [key for key in loaded.secrets() if key in repr(loaded)]
 
 
+def test_a_default_that_is_written_down_is_a_difference(load: Load) -> None:
+    """What is left out follows `model`; what is written stays, even where both are the same today."""
+    yaml = "model: {name: big, aliases: {a: {name: small%s}}}"
+    plan = reload_differences(load(yaml % ""), load(yaml % ", streaming: true"))
+    assert plan.applied == ("model.aliases",)
+    assert reload_differences(load(yaml % ""), load(yaml % ", streaming: null")).applied == ()
+
+
 def test_a_changed_key_in_a_list_is_a_difference(load: Load) -> None:
     yaml = "model: {name: big, fallbacks: [{name: x, base_url: 'https://b.example', api_key: %s}]}"
     plan = reload_differences(load(yaml % "one"), load(yaml % "two"))

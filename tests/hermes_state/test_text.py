@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_state.text import closest
 from hermes_state.values import ends_in_half, well_formed
 
 
@@ -33,3 +34,13 @@ def test_whatever_comes_can_be_stored(text: str) -> None:
 def test_only_the_first_half_of_a_pair_waits_for_more() -> None:
     assert ends_in_half("a\ud83d")
     assert not any(map(ends_in_half, ("", "a", "\ude00", "😀")))
+
+
+@pytest.mark.parametrize(("name", "meant"), [("telegarm", "telegram"), ("DISCORT", "Discord"), ("quite else", None)])
+def test_a_misspelt_name_finds_the_known_one_in_any_case(name: str, meant: str | None) -> None:
+    assert closest(name, ("telegram", "Discord", "local")) == meant
+
+
+def test_a_cutoff_asks_for_more_likeness() -> None:
+    assert closest("telegarm", ["telegram"], cutoff=0.8) == "telegram"
+    assert closest("telegarm", ["telegram"], cutoff=0.9) is None
