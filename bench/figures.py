@@ -17,7 +17,7 @@ from bench.source import Graph, Module, cycles, import_graph, library, product
 
 ANCHORS = (
     *("httpx", "structlog", "APScheduler", "procrastinate", "nonebot2", "aiogram", "pydantic-ai-slim", "llm"),
-    *("pydantic-settings", "aiohttp", "python-telegram-bot", "discord.py"),
+    *("aiohttp", "python-telegram-bot", "discord.py"),
 )
 """Libraries to compare with, those we learn from first. Whichever is not installed is left out."""
 MAX_FOLDER_MODULES = 15

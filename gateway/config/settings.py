@@ -11,7 +11,6 @@ import ipaddress
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.config.context_settings import (
     AuxiliaryConfig,
@@ -383,16 +382,11 @@ class LifecycleConfig(BaseConfig):
     )
 
 
-class Config(BaseSettings):
+class Config(BaseConfig):
     """Everything that can be configured, checked and complete.
 
-    Made by `gateway.config.load_config`; called directly it takes its arguments and the defaults, and reads
-    nothing else.
+    Made by `gateway.config.load_config`, which alone knows where values come from; this reads nothing.
     """
-
-    model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, env_prefix="HERMES_", env_nested_delimiter="__", hide_input_in_errors=True
-    )
 
     telegram: TelegramConfig = Field(default_factory=TelegramConfig)
     discord: DiscordConfig = Field(default_factory=DiscordConfig)
@@ -413,18 +407,6 @@ class Config(BaseSettings):
     store: StoreConfig = Field(default_factory=StoreConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what the loader passes in: the process environment must not leak into a reload or a test."""
-        return (init_settings,)
 
     @model_validator(mode="after")
     def _is_safe(self) -> "Config":
