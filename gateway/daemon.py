@@ -165,7 +165,7 @@ class _Daemon:
             max_turns=loaded.config.sessions.max_turns,
             group=self._group,
         )
-        desk = CommandContext(
+        context = CommandContext(
             store=store,
             live=self._live,
             access=self._access,
@@ -175,7 +175,7 @@ class _Daemon:
             registry=REGISTRY,
             deliver=self._delivery.wake,
         )
-        self._commands = CommandRunner(desk, self._delivery, self._group)
+        self._commands = CommandRunner(context, self._delivery, self._group)
         self._intake = GatewayIntake(
             store=store,
             live=self._live,

@@ -11,14 +11,13 @@ from agent.context.controller import ContextController
 from agent.context.events import ConversationRef
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason, summarize_manual_compression
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
-from gateway.commands.turns import counted
 from gateway.config.context_settings import NoticeConfig
 from gateway.config.fields import secrets_of
 from gateway.outbound.notices import accuracy_sentence
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LineageMoved
 from hermes_state.redaction import Redactor
-from hermes_state.sessions import Session
+from hermes_state.text import counted
 from hermes_state.values import Millis
 
 WORKING = "Compressing this conversation…"
@@ -33,33 +32,28 @@ async def compress(invocation: Invocation) -> CommandResult:
     """A sub-word counts only when it is the whole argument; anything else is the focus."""
     argument = invocation.argument
     word, here = argument.lower(), _HERE.fullmatch(argument)
-    session = await invocation.desk.store.read(sessions.load_active, invocation.chat.id)
+    session = await invocation.context.store.read(sessions.load_active, invocation.chat.id)
     if session is None or session.ended_at is not None:
         return say("This chat has no conversation yet.")
-    scene = _scene(invocation, session)
-    context = invocation.desk.live.agent_for(session.chosen_model).context
+    conversation = invocation.conversation(session)
+    context = invocation.context.live.agent_for(session.chosen_model).context
     if word == "preview":
-        return say(_previewed(await context.preview(scene)))
+        return say(_previewed(await context.preview(conversation)))
     if word == "undo":
-        return await _undoing(context, scene)
+        return await _undoing(context, conversation)
     keep_turns = int(here[1]) if here is not None else None
     if keep_turns == 0:
         raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
-    config = invocation.desk.live.config
+    config = invocation.context.live.config
     focus = None if here is not None else _focus(argument, Redactor(secrets_of(config)))
-    preview = await context.preview(scene, keep_turns=keep_turns)
+    preview = await context.preview(conversation, keep_turns=keep_turns)
     if isinstance(preview, CompressionPreview) or preview.why is SkipReason.NO_PREVIEW:
         await invocation.acknowledge(WORKING)
-    draft = context.draft_by_hand(scene, focus=focus, keep_turns=keep_turns)
-    drafted = await invocation.desk.work.run(invocation.chat.id, invocation.row.sender_ref, draft)
+    draft = context.draft_by_hand(conversation, focus=focus, keep_turns=keep_turns)
+    drafted = await invocation.context.tasks.run(invocation.chat.id, invocation.row.sender_ref, draft)
     if drafted is None:
         return say(GIVEN_UP)
-    return CommandResult(apply=partial(_settle, context, config.notices, scene, drafted))
-
-
-def _scene(invocation: Invocation, session: Session) -> ConversationRef:
-    chat = invocation.chat
-    return ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
+    return CommandResult(apply=partial(_settle, context, config.notices, conversation, drafted))
 
 
 def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
@@ -70,12 +64,12 @@ def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
 def _settle(
     context: ContextController,
     notices: NoticeConfig,
-    scene: ConversationRef,
+    conversation: ConversationRef,
     drafted: Drafted,
     db: Connection,
     now: Millis,
 ) -> str:
-    outcome = context.settle(db, scene, drafted, now)
+    outcome = context.settle(db, conversation, drafted, now)
     told = _told(outcome)
     accuracy = accuracy_sentence(outcome, notices) if isinstance(outcome, Compressed) else None
     return f"{told}\n{accuracy}" if accuracy is not None else told
@@ -104,8 +98,8 @@ def _details(outcome: Compressed) -> list[str]:
     ]
 
 
-async def _undoing(context: ContextController, scene: ConversationRef) -> CommandResult:
-    undoing = await context.plan_undo(scene)
+async def _undoing(context: ContextController, conversation: ConversationRef) -> CommandResult:
+    undoing = await context.plan_undo(conversation)
     if undoing is None:
         raise CommandError("This conversation has no compression that could be taken back.")
     if not undoing.fits:

@@ -4,10 +4,10 @@ from functools import partial
 from sqlite3 import Connection
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
-from gateway.commands.turns import count_in, shortened
 from gateway.times import when
 from hermes_state import sessions
 from hermes_state.errors import CommandError
+from hermes_state.text import shortened
 from hermes_state.transcripts import load_said, taken_back
 from hermes_state.values import Button, ChatId, Message, MessageId, Millis, Origin, Transcript
 
@@ -22,12 +22,12 @@ MAX_TITLE_CHARS = 100
 
 async def new(invocation: Invocation) -> CommandResult:
     title = _title(invocation.argument) if invocation.argument else None
-    desk = invocation.desk
-    before = await desk.store.read(sessions.load_active, invocation.chat.id)
+    context = invocation.context
+    before = await context.store.read(sessions.load_active, invocation.chat.id)
 
     async def tell_context() -> None:
         if before is not None and before.ended_at is None:
-            await desk.live.agent_for(before.chosen_model).context.ended(before.id, was_reset=True)
+            await context.live.agent_for(before.chosen_model).context.ended(before.id, was_reset=True)
 
     return CommandResult(apply=partial(_new, invocation.chat.id, title), after=tell_context)
 
@@ -46,8 +46,8 @@ def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str
 async def title(invocation: Invocation) -> CommandResult:
     if invocation.argument:
         return CommandResult(apply=partial(_set_title, invocation.chat.id, _title(invocation.argument)))
-    session = await invocation.desk.store.read(sessions.load_active, invocation.chat.id)
-    current = await invocation.desk.store.read(sessions.load_title, session.lineage_id) if session else None
+    session = await invocation.context.store.read(sessions.load_active, invocation.chat.id)
+    current = await invocation.context.store.read(sessions.load_title, session.lineage_id) if session else None
     return say(
         f"This conversation is called “{current}”." if current else "This conversation has no title: `/title <words>`."
     )
@@ -66,7 +66,7 @@ def _title(argument: str) -> str:
 
 
 async def list_sessions(invocation: Invocation) -> CommandResult:
-    found = await invocation.desk.store.read(sessions.list_conversations, invocation.chat.id, SESSIONS_SHOWN)
+    found = await invocation.context.store.read(sessions.list_conversations, invocation.chat.id, SESSIONS_SHOWN)
     if not found:
         return say("This chat has no conversation yet.")
     lines = []
@@ -107,12 +107,11 @@ def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> st
 
 
 async def history(invocation: Invocation) -> CommandResult:
-    argument = invocation.argument
-    wanted = count_in(argument, HISTORY_DEFAULT)
+    wanted = invocation.number(HISTORY_DEFAULT)
     if wanted is None:
         raise CommandError("Write `/history`, or `/history 30` for the last 30 messages.")
     wanted = min(HISTORY_MOST, wanted)
-    rows, hidden = await invocation.desk.store.read(_load_history, invocation.chat.id, wanted)
+    rows, hidden = await invocation.context.store.read(_load_history, invocation.chat.id, wanted)
     if not rows:
         return say("Nothing has been said in this conversation yet.")
     return say("\n\n".join(_history_line(row, row.id in hidden) for row in rows))

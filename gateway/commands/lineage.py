@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
-from gateway.commands.turns import counted, shortened
 from gateway.config.fields import secrets_of
 from gateway.operator.lookups import Redact, redacted_texts
 from gateway.times import moment, when
@@ -30,6 +29,7 @@ from hermes_state.admin.lineage_queries import (
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
 from hermes_state.search.search import Order
+from hermes_state.text import counted, shortened
 from hermes_state.values import Button, ChatId, Message, MessageId, MessageRole, Millis, Transcript, recall_id
 
 LINKS_SHOWN = 12
@@ -48,7 +48,9 @@ SEARCH_SECONDS = 2.0
 
 
 async def lineage(invocation: Invocation) -> CommandResult:
-    links = await invocation.desk.store.read(_load_links, invocation.chat.id, invocation.argument, _reach(invocation))
+    links = await invocation.context.store.read(
+        _load_links, invocation.chat.id, invocation.argument, _reach(invocation)
+    )
     if not links:
         return say("This chat has no conversation yet.")
     shown = links[-LINKS_SHOWN:]
@@ -121,7 +123,7 @@ class SearchRequest:
 
 async def search(invocation: Invocation) -> CommandResult:
     wanted = _wanted(invocation.argument)
-    store = invocation.desk.store
+    store = invocation.context.store
     try:
         found = await store.read_within(SEARCH_SECONDS, _search, wanted, _reach(invocation))
     except StoreUnavailable as error:
@@ -221,7 +223,7 @@ async def session(invocation: Invocation) -> CommandResult:
     """A session from its beginning, or around a message that was said in it."""
     if not invocation.argument:
         raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
-    opened = await invocation.desk.store.read(_open, invocation.argument, _reach(invocation))
+    opened = await invocation.context.store.read(_open, invocation.argument, _reach(invocation))
     said = await asyncio.to_thread(_row_lines, opened, _redactor(invocation))
     return say("\n\n".join([_session_head(opened.link), *said]), *_ways(opened))
 
@@ -287,7 +289,7 @@ def _reach(invocation: Invocation) -> ChatId | None:
 
 
 def _redactor(invocation: Invocation) -> Redactor:
-    return Redactor(secrets_of(invocation.desk.live.config))
+    return Redactor(secrets_of(invocation.context.live.config))
 
 
 COMMANDS = (

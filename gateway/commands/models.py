@@ -3,7 +3,6 @@
 from functools import partial
 from sqlite3 import Connection
 
-from agent.context.events import ConversationRef
 from agent.turn import Agent
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.routes import CONFIGURED, RouteConfig
@@ -22,8 +21,8 @@ SHOWN = 30
 
 async def model(invocation: Invocation) -> CommandResult:
     """Without a name: which there are. With one: this conversation's from the next turn on."""
-    desk, settings = invocation.desk, invocation.desk.live.config.model
-    session = await desk.store.read(sessions.load_active, invocation.chat.id)
+    context, settings = invocation.context, invocation.context.live.config.model
+    session = await context.store.read(sessions.load_active, invocation.chat.id)
     if session is not None and session.ended_at is not None:
         session = None
     if not invocation.argument:
@@ -32,7 +31,7 @@ async def model(invocation: Invocation) -> CommandResult:
     route = route_of(settings, choice)
     assert route is not None, "a choice that has just been made is known"
     try:
-        agent = desk.live.agents.of(route)
+        agent = context.live.agents.of(route)
     except ConfigError as error:
         raise CommandError(f"That model cannot be used here: {error}.") from error
     told = [_chosen(settings, choice, route, await _window(agent))]
@@ -70,16 +69,14 @@ def _chosen(settings: ModelConfig, choice: str | None, route: RouteConfig, windo
 
 async def _room(invocation: Invocation, session: Session, agent: Agent) -> list[str]:
     """What a smaller window will do to the conversation."""
-    chat = invocation.chat
-    scene = ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
-    standing = await agent.context.standing(scene)
+    standing = await agent.context.standing(invocation.conversation(session))
     if standing.prompt < standing.limits.threshold or not agent.context.is_automatic:
         return []
     return [f"This conversation takes about {standing.prompt:,} tokens, so it is compressed before the next answer."]
 
 
 async def _listed(invocation: Invocation, session: Session | None) -> CommandResult:
-    live = invocation.desk.live
+    live = invocation.context.live
     settings = live.config.model
     choice = session.chosen_model if session is not None else None
     route = route_of(settings, choice)

@@ -1,31 +1,14 @@
-"""Commands about who is here: /start /help /whoami /pair."""
+"""Commands about who is here: /whoami, and /pair for admins."""
 
 from functools import partial
 from sqlite3 import Connection
 
-from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.access.pairing import approve_pairing, revoke_pairing
 from gateway.commands.registry import Apply, Command, CommandKind, CommandReply, CommandResult, Invocation, say
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import Pairing, PairingState, UserRole
 from hermes_state.errors import CommandError
 from hermes_state.values import Millis, UserRef
-
-
-async def start(invocation: Invocation) -> CommandResult:
-    offline = (
-        f"\n\nFor now the small built-in model answers; for a real one, {MODEL_SETUP_HINT}."
-        if invocation.desk.live.config.model.protocol == "offline"
-        else ""
-    )
-    return say(
-        "Hello. Write to me and I answer; I remember this conversation until you say /new. "
-        f"/help lists what else I can do.{offline}"
-    )
-
-
-async def help_(invocation: Invocation) -> CommandResult:
-    return say(invocation.desk.registry.help(invocation.role))
 
 
 async def whoami(invocation: Invocation) -> CommandResult:
@@ -50,7 +33,7 @@ async def pair(invocation: Invocation) -> CommandResult:
 
 
 def _deciding(invocation: Invocation, apply: Apply) -> CommandResult:
-    return CommandResult(apply=apply, after=invocation.desk.access.load)
+    return CommandResult(apply=apply, after=invocation.context.access.load)
 
 
 def _approve(code: str, role: UserRole, decided_by: str, db: Connection, now: Millis) -> CommandReply:
@@ -82,8 +65,6 @@ def _named(pairing: Pairing) -> str:
 
 
 COMMANDS = (
-    Command(name="start", kind=CommandKind.READ, description="what this is", handler=start),
-    Command(name="help", kind=CommandKind.READ, description="list the commands", handler=help_),
     Command(
         name="whoami", kind=CommandKind.READ, description="your id, your role and this chat's name", handler=whoami
     ),

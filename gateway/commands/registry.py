@@ -7,8 +7,9 @@ from enum import StrEnum
 from sqlite3 import Connection
 from typing import TypeAlias
 
+from agent.context.events import ConversationRef
 from gateway.access.permissions import AccessControl
-from gateway.commands.long_work import LongWork
+from gateway.commands.tasks import CommandTasks
 from gateway.models.runtime import Runtime
 from gateway.turns.lanes import LaneDispatcher
 from hermes_state import outbox
@@ -17,6 +18,7 @@ from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
 from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.sessions import Session
 from hermes_state.store.writer import Store
 from hermes_state.text import closest
 from hermes_state.values import Button, ChatId, ChatKey, Clock, Millis
@@ -79,19 +81,36 @@ class CommandContext:
     registry: "CommandRegistry"
     deliver: Callable[[ChatId], None]
     """Something is owed to a chat."""
-    work: LongWork = field(default_factory=LongWork)
+    tasks: CommandTasks = field(default_factory=CommandTasks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
     """One use of a command."""
 
-    desk: CommandContext
+    context: CommandContext
     row: InboxRow
     chat: Chat
     role: UserRole
     argument: str
     """What follows the name, trimmed; empty when nothing does."""
+
+    @property
+    def is_in_charge(self) -> bool:
+        """True where all of the chat is the sender's to decide: in a chat of their own, and for admins."""
+        return self.role is UserRole.ADMIN or not self.chat.kind.is_shared
+
+    def conversation(self, session: Session) -> ConversationRef:
+        """One of this chat's conversations, as the agent's context names it."""
+        chat = self.chat
+        return ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
+
+    def number(self, default: int) -> int | None:
+        """The positive number that the argument is, `default` when it is empty; None when it is something else."""
+        if not self.argument:
+            return default
+        # Nine digits are more than there is of anything, and no number too long to be read.
+        return (int(self.argument[:9]) or None) if self.argument.isdecimal() else None
 
     async def acknowledge(self, markdown: str) -> None:
         """Say that this takes a while, once; the platform says so itself for a slash command."""
@@ -104,8 +123,8 @@ class Invocation:
             dedupe_key=f"inbox:{self.row.id}:begun",
             reply_to=self.row.message_ref if self.chat.kind.is_shared else None,
         )
-        await self.desk.store.write(outbox.enqueue, reply, self.desk.clock.now())
-        self.desk.deliver(self.chat.id)
+        await self.context.store.write(outbox.enqueue, reply, self.context.clock.now())
+        self.context.deliver(self.chat.id)
 
 
 Handler: TypeAlias = Callable[[Invocation], Awaitable[CommandResult]]

@@ -39,8 +39,8 @@ CRASH_SENTENCE = "That command failed on my side; the log has the details."
 class CommandRunner:
     """Carries out stored commands, at once or in their place in the queue."""
 
-    def __init__(self, desk: CommandContext, delivery: Delivery, group: asyncio.TaskGroup) -> None:
-        self._desk = desk
+    def __init__(self, context: CommandContext, delivery: Delivery, group: asyncio.TaskGroup) -> None:
+        self._context = context
         self._delivery = delivery
         self._group = group
         self._tasks: set[asyncio.Task[Any]] = set()  # Any: of different results, which nobody takes from here
@@ -48,8 +48,8 @@ class CommandRunner:
 
     async def start(self) -> None:
         """Carry out what had been accepted, but not done, when the process ended: before any turn resumes."""
-        for inbox_id in await self._desk.store.read(_load_pending):
-            row = await self._desk.store.read(inbox.load, inbox_id)
+        for inbox_id in await self._context.store.read(_load_pending):
+            row = await self._context.store.read(inbox.load, inbox_id)
             if row is not None and self._kind_of(row) is not CommandKind.CHANGE:
                 await self.run_queued(row)
 
@@ -62,7 +62,7 @@ class CommandRunner:
     ) -> asyncio.Task[bool]:
         """Answer a command that cannot be stored now. The task says whether the whole answer was sent."""
         name = f"unstored-{message.event_ref}"
-        work = self._delivery.say_unstored(message, key, text(self._desk, key))
+        work = self._delivery.say_unstored(message, key, text(self._context, key))
         return track(self._tasks, self._group.create_task(work, name=name))
 
     async def close(self) -> None:
@@ -83,7 +83,7 @@ class CommandRunner:
             done.set()
 
     async def _run(self, row: InboxRow) -> RunningTurn | None:
-        chat = await self._desk.store.read(load_chat, row.chat_id)
+        chat = await self._context.store.read(load_chat, row.chat_id)
         with bound_contextvars(platform=chat.key.platform, chat=chat.key.name, inbox_id=row.id):
             effect = await self._decide(row, chat)
             try:
@@ -97,7 +97,7 @@ class CommandRunner:
         return outcome if isinstance(outcome, RunningTurn) else None
 
     async def _carry_out(self, row: InboxRow, chat: Chat, effect: CommandResult) -> CommandReply | RunningTurn | None:
-        store, now = self._desk.store, self._desk.clock.now()
+        store, now = self._context.store, self._context.clock.now()
         try:
             return await store.write_with_retry(_carry_out, row, chat, effect.apply, now)
         except Exception:  # the command boundary: a command that cannot be carried out must not block its chat
@@ -106,37 +106,37 @@ class CommandRunner:
 
     async def _run_stored(self, inbox_id: InboxId, chat_id: ChatId) -> None:
         try:
-            row = await self._desk.store.read(inbox.load, inbox_id)
+            row = await self._context.store.read(inbox.load, inbox_id)
             if row is not None:
                 await self.run_queued(row)
         except StateError as error:
             # The row is stored: it gets its turn in the queue, which has patience with the database.
             log.warning("command.delayed", inbox_id=inbox_id, error=str(error))
-            self._desk.lanes.wake(chat_id)
+            self._context.lanes.wake(chat_id)
         except Exception:  # the chat boundary: one command must not end the daemon
             log.exception("command.crashed", inbox_id=inbox_id)
 
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
         """What the command does; every refusal is an answer."""
-        parsed, command = self._desk.registry.resolve(row.payload.text)
+        parsed, command = self._context.registry.resolve(row.payload.text)
         assert parsed is not None, "only command lines are stored as commands"
-        role = self._desk.access.role_of(row.sender_ref)
+        role = self._context.access.role_of(row.sender_ref)
         if role is None:
             return say("You have no access any more.")
         if command is None:
             return say(self._unknown(parsed.name))
         if command.is_admin_only and role is not UserRole.ADMIN:
             return say(f"/{command.name} is for admins.")
-        invocation = Invocation(desk=self._desk, row=row, chat=chat, role=role, argument=parsed.argument)
+        invocation = Invocation(context=self._context, row=row, chat=chat, role=role, argument=parsed.argument)
         return await _handle(command, invocation)
 
     def _unknown(self, name: str) -> str:
-        meant = self._desk.registry.closest(name)
+        meant = self._context.registry.closest(name)
         hint = f" Did you mean /{meant}?" if meant is not None else ""
         return f"I do not know /{name}.{hint} /help lists what I know."
 
     def _kind_of(self, row: InboxRow) -> CommandKind:
-        _, command = self._desk.registry.resolve(row.payload.text)
+        _, command = self._context.registry.resolve(row.payload.text)
         return command.kind if command is not None else CommandKind.READ
 
 

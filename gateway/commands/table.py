@@ -1,18 +1,8 @@
-"""All commands, in the order in which help shows them."""
+"""Registry of all commands, in the order in which help and menus show them."""
 
-from gateway.commands import compression, conversations, lineage, models, people, turns
-from gateway.commands import usage as costs
+from gateway.commands import compression, conversations, help, lineage, models, people, status, stop, turns, usage
 from gateway.commands.registry import CommandRegistry
 
-REGISTRY = CommandRegistry(
-    (
-        *people.COMMANDS[:2],
-        *conversations.COMMANDS,
-        *compression.COMMANDS,
-        *models.COMMANDS,
-        *turns.COMMANDS,
-        *costs.COMMANDS,
-        *people.COMMANDS[2:],
-        *lineage.COMMANDS,
-    )
-)
+_MODULES = (help, conversations, compression, models, stop, status, turns, usage, people, lineage)
+
+REGISTRY = CommandRegistry(command for module in _MODULES for command in module.COMMANDS)

@@ -1,8 +1,6 @@
 """Commands about what models were asked and what that came to: /usage, and /insights for admins."""
 
-from agent.context.events import ConversationRef
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
-from gateway.commands.turns import count_in
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
 from gateway.operator.spending import DAYS_DEFAULT, DAYS_MOST, load_insights, load_usage, terms_of
 from hermes_state.admin.pairings import UserRole
@@ -12,11 +10,11 @@ from hermes_state.sessions import Session, load_active
 
 async def usage(invocation: Invocation) -> CommandResult:
     """This conversation, this chat today, and the caps; the whole gateway only for admins, or where it is capped."""
-    desk, chat = invocation.desk, invocation.chat
-    terms = terms_of(desk.live.config, desk.clock.now())
-    session = await desk.store.read(load_active, chat.id)
+    context, chat = invocation.context, invocation.chat
+    terms = terms_of(context.live.config, context.clock.now())
+    session = await context.store.read(load_active, chat.id)
     lineage_id = None if session is None else session.lineage_id
-    found = await desk.store.read(load_usage, terms, chat.id, lineage_id)
+    found = await context.store.read(load_usage, terms, chat.id, lineage_id)
     lines = []
     if session is None:
         lines.append("This chat has no conversation yet.")
@@ -30,10 +28,8 @@ async def usage(invocation: Invocation) -> CommandResult:
 
 
 async def _context_line(invocation: Invocation, session: Session) -> str:
-    chat = invocation.chat
-    scene = ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
-    context = invocation.desk.live.agent_for(session.chosen_model).context
-    standing = await context.standing(scene)
+    context = invocation.context.live.agent_for(session.chosen_model).context
+    standing = await context.standing(invocation.conversation(session))
     limits = standing.limits
     percent = standing.prompt * 100 // limits.input_window
     acts = f"compressed from {limits.threshold:,} on" if context.is_automatic else "compressed only by /compress"
@@ -45,13 +41,13 @@ async def _context_line(invocation: Invocation, session: Session) -> str:
 
 async def insights(invocation: Invocation) -> CommandResult:
     """In a chat that others can read an admin sees that chat alone."""
-    days = count_in(invocation.argument, DAYS_DEFAULT)
+    days = invocation.number(DAYS_DEFAULT)
     if days is None or days > DAYS_MOST:
         raise CommandError(f"Write `/insights`, or `/insights 30` for another number of days, at most {DAYS_MOST}.")
-    desk, chat = invocation.desk, invocation.chat
-    terms = terms_of(desk.live.config, desk.clock.now())
+    context, chat = invocation.context, invocation.chat
+    terms = terms_of(context.live.config, context.clock.now())
     within = chat.id if chat.kind.is_shared else None
-    found = await desk.store.read(load_insights, terms, days, within)
+    found = await context.store.read(load_insights, terms, days, within)
     where = "This chat" if within is not None else "All chats"
     span = "today" if days == 1 else f"the last {days} days"
     notes = "\n".join(insights_notes(found.total))

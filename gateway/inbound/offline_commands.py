@@ -80,5 +80,5 @@ class OfflineCommands:
             is_admin = self._access.role_of(sender) is UserRole.ADMIN
             stopping = self._lanes.stop_from_memory(key, sender, is_admin)
         said = NOT_TAKEN if stopping is None else STOPPED
-        self._commands.say_unstored(message, key, lambda _desk, _key: said)
+        self._commands.say_unstored(message, key, lambda _context, _key: said)
         return OfflineResult(at=now, stopping=stopping)

@@ -368,7 +368,7 @@ class TestGateway:
             max_turns=live.config.sessions.max_turns,
             group=group,
         )
-        desk = CommandContext(
+        context = CommandContext(
             store=store,
             live=live,
             access=self.access,
@@ -378,7 +378,7 @@ class TestGateway:
             registry=self._registry,
             deliver=self.delivery.wake,
         )
-        self.commands = CommandRunner(desk, self.delivery, group)
+        self.commands = CommandRunner(context, self.delivery, group)
         self.intake = GatewayIntake(
             store=store,
             live=live,

@@ -1,0 +1,132 @@
+"""`/status`: model, conversation, context and connections."""
+
+from collections.abc import Iterator
+from sqlite3 import Connection
+
+from agent.engines.loader import BUILT_IN
+from agent.model.caching import cache_state
+from agent.model.protocols.offline import MODEL_SETUP_HINT
+from gateway.commands.registry import Command, CommandContext, CommandKind, CommandResult, Invocation, say
+from gateway.models.capacity import WINDOW_FROM
+from gateway.models.selection import name_of, route_of
+from hermes_state import inbox
+from hermes_state.inbox import InboxKind
+from hermes_state.journal import RunningTurn
+from hermes_state.sessions import Session, count_messages, load_active, load_title
+from hermes_state.text import counted
+from hermes_state.values import ChatId, ChatKey
+from platforms.base import AdapterState
+
+
+async def status(invocation: Invocation) -> CommandResult:
+    context, chat = invocation.context, invocation.chat
+    session, title, messages, waiting = await context.store.read(_load_status, chat.id)
+    running = context.lanes.running_turn(chat.id)
+    lines = list(_model_lines(context, session.chosen_model if session is not None else None))
+    if session is None:
+        lines.append("- Conversation: none yet; write to me to begin one")
+    else:
+        name = f"“{title}”, " if title else ""
+        lines.append(f"- Conversation: {name}`{session.short_key}`, {counted(messages, 'message')}")
+        lines += _fallback_lines(context, session)
+        lines += await _context_lines(invocation, session)
+    if running is not None:
+        lines.append(_running_line(context, running))
+    if waiting:
+        lines.append(f"- Waiting: {counted(waiting, 'message')}")
+    return say("\n".join([*lines, *_connection_lines(context)]))
+
+
+def status_unstored(context: CommandContext, key: ChatKey) -> str:
+    """Answer from memory, while the database takes nothing."""
+    running = context.lanes.running_in(key)
+    lines = [
+        "- Database: it takes nothing right now; until it does, messages wait and answers cannot be finished",
+        *_model_lines(context, running.chosen_model if running is not None else None),
+        *([_running_line(context, running)] if running is not None else []),
+    ]
+    return "\n".join([*lines, *_connection_lines(context)])
+
+
+def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
+    """The model of a conversation, and what is known against it."""
+    settings = context.live.config.model
+    known = route_of(settings, choice)
+    choice, route = (None, settings.route) if known is None else (choice, known)
+    if route.protocol == "offline":
+        yield f"- Model: the built-in offline model, which does not think; for a real one, {MODEL_SETUP_HINT}"
+        return
+    line = context.live.agent_for(choice).line
+    name = name_of(settings, choice)
+    called = f"{name} ({route.label})" if name != route.label else name
+    cache = cache_state(line.name, line.route, settings.cache_ttl)
+    chosen = ", chosen here" if choice is not None else ""
+    yield f"- Model: {called}, route {line.route}{chosen}; marks for prompt caching {cache.text}"
+    circuit = line.breaker.open
+    if circuit is not None:
+        seconds = max(1, round(circuit.seconds))
+        yield f"- {route.label} {circuit.why}; it is left alone for {seconds} s"
+
+
+def _fallback_lines(context: CommandContext, session: Session) -> Iterator[str]:
+    """The fallback that answers in place of the conversation's model."""
+    settings = context.live.config.model
+    chosen = route_of(settings, session.chosen_model) or settings.route
+    by = context.live.stand_ins.of(session.lineage_id, chosen)
+    if by is not None:
+        yield f"- The last answer came from {by.label}, in place of {chosen.label}"
+
+
+def _running_line(context: CommandContext, running: RunningTurn) -> str:
+    seconds = (context.clock.now() - running.started_at) // 1000
+    return f"- Working on an answer for {seconds} s; /stop ends it"
+
+
+def _connection_lines(context: CommandContext) -> Iterator[str]:
+    for name, health in sorted(context.health().items()):
+        is_good = health.state is AdapterState.RUNNING
+        detail = f" ({health.detail})" if health.detail and not is_good else ""
+        yield f"- {name}: {'connected' if is_good else health.state.value.replace('_', ' ')}{detail}"
+
+
+async def _context_lines(invocation: Invocation, session: Session) -> list[str]:
+    context = invocation.context.live.agent_for(session.chosen_model).context
+    standing = await context.standing(invocation.conversation(session))
+    limits = standing.limits
+    percent = standing.prompt * 100 // limits.input_window
+    acts = f"compressed from {standing.threshold:,} on"
+    if context.engine != BUILT_IN:  # it may have other reasons, too
+        acts = f"compressed by `{context.engine}`, from {standing.threshold:,} on at the latest"
+    if not context.is_automatic:
+        acts = "compressed only by /compress"
+    done = f"; compressed {counted(standing.compressions, 'time')} so far" if standing.compressions else ""
+    lines = [
+        f"- Context: about {standing.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate), {acts}{done}",
+        f"- Window: {limits.context_length:,} tokens, {WINDOW_FROM[standing.window_from]}",
+    ]
+    if standing.is_crowded:
+        lines.append(
+            f"- The system prompt and the tools alone take {standing.fixed:,} tokens, half of the "
+            f"{standing.threshold:,} at which conversations are compressed: a larger `model.context_length` would help"
+        )
+    return lines
+
+
+def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str | None, int, int]:
+    """The chat's session with its title, its conversation's messages, and how many more wait."""
+    session = load_active(db, chat_id)
+    title = load_title(db, session.lineage_id) if session is not None else None
+    messages = count_messages(db, session.lineage_id) if session is not None else 0
+    waiting = sum(row.kind is InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
+    return session, title, messages, waiting
+
+
+COMMANDS = (
+    Command(
+        name="status",
+        kind=CommandKind.CONTROL,
+        description="model, conversation, context and connections",
+        handler=status,
+        unstored=status_unstored,
+    ),
+)

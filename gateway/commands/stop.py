@@ -1,0 +1,123 @@
+"""`/stop`: ends the running turn, what a command is busy with, and on request what waits."""
+
+from functools import partial
+from sqlite3 import Connection
+
+from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation
+from gateway.turns.lanes import ActiveTurn
+from hermes_state import inbox, journal
+from hermes_state.errors import CommandError
+from hermes_state.inbox import InboxKind
+from hermes_state.journal import RunningTurn
+from hermes_state.sessions import load_active
+from hermes_state.text import counted
+from hermes_state.values import Millis, UserRef
+
+STOPPED = "stopped by the person"
+
+
+async def stop(invocation: Invocation) -> CommandResult:
+    """Cancel the work at once; then one transaction stores the stop and answers."""
+    lanes, store, chat_id = invocation.context.lanes, invocation.context.store, invocation.chat.id
+    argument = invocation.argument.lower()
+    if argument not in ("", "all"):
+        raise CommandError("Say /stop to end the running turn, or /stop all to drop what waits as well.")
+    running = lanes.running_turn(chat_id)
+    stopping = None
+    if running is not None and _is_meant(invocation, running):
+        _check_may_stop(invocation, running.started_by, "started", "turn")
+        stopping = lanes.begin_stop(chat_id, STOPPED)
+    has_ended_task = running is None and _stop_task(invocation)
+
+    async def settle() -> None:
+        if stopping is not None:
+            stopping.settle_stop()
+            return
+        # The turn may have begun between our look and our transaction: its work must not go on for nothing.
+        begun = lanes.running_turn(chat_id)
+        if begun is not None and await store.read(journal.find_turn, begun.id) is None:
+            late = lanes.begin_stop(chat_id, STOPPED)
+            if late is not None:
+                late.settle_stop()
+        lanes.wake(chat_id)  # a turn that waited had no lane to go on with what waits behind it
+
+    return CommandResult(apply=partial(_stop, invocation, stopping, argument == "all", has_ended_task), after=settle)
+
+
+def _check_may_stop(invocation: Invocation, started_by: UserRef | None, did: str, what: str) -> None:
+    """In a shared chat work belongs to whoever started it, and to admins. Raises `CommandError` for others."""
+    if not invocation.is_in_charge and started_by != invocation.row.sender_ref:
+        raise CommandError(f"Only whoever {did} this {what}, or an admin, can stop it.")
+
+
+def _stop_task(invocation: Invocation) -> bool:
+    """End the work of a command such as /compress; whether there was any."""
+    tasks, chat_id = invocation.context.tasks, invocation.chat.id
+    started_by = tasks.started_by(chat_id)
+    if started_by is None:
+        return False
+    _check_may_stop(invocation, started_by, "gave", "command")
+    return tasks.stop(chat_id)
+
+
+def _stop(
+    invocation: Invocation,
+    stopping: ActiveTurn | None,
+    is_all: bool,
+    has_ended_task: bool,
+    db: Connection,
+    now: Millis,
+) -> str:
+    chat_id = invocation.chat.id
+    turn = journal.find_open_turn(db, chat_id)
+    if turn is not None and _is_meant(invocation, turn):
+        _check_may_stop(invocation, turn.started_by, "started", "turn")
+        partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else ""
+        has_stopped = journal.stop_turn(db, turn.id, partial_text, STOPPED, now)
+    else:
+        has_stopped = has_ended_task or stopping is not None or _was_stopped(db, invocation)
+    dropped = 0
+    if is_all:
+        sender = None if invocation.is_in_charge else invocation.row.sender_ref
+        dropped = inbox.drop_waiting(db, chat_id, sender, now)
+    waiting = sum(row.kind is InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
+    return _stop_sentence(has_stopped, dropped, waiting)
+
+
+# Purpose: a turn of a conversation that ran when a `/stop` came, and was stopped.
+_STOPPED_SINCE = """SELECT EXISTS (SELECT 1 FROM turns
+  WHERE lineage_id = ? AND state = 'stopped' AND started_at <= ? AND ended_at >= ?)"""
+
+
+def _was_stopped(db: Connection, invocation: Invocation) -> bool:
+    """True for a `/stop` that acted before it could be stored: its lane has stored the end of the turn already."""
+    session = load_active(db, invocation.chat.id)
+    received_at = invocation.row.received_at
+    return session is not None and bool(
+        db.execute(_STOPPED_SINCE, (session.lineage_id, received_at, received_at)).fetchone()[0]
+    )
+
+
+def _is_meant(invocation: Invocation, turn: RunningTurn) -> bool:
+    """A `/stop` that could not be stored at once must not hit a turn that began after it was sent."""
+    return turn.started_at <= invocation.row.received_at
+
+
+def _stop_sentence(has_stopped: bool, dropped: int, waiting: int) -> str:
+    text = "Stopped." if has_stopped else "Nothing was running."
+    if dropped:
+        text += f" Dropped {counted(dropped, 'waiting message')}."
+    elif waiting:
+        text += f" {counted(waiting, 'message')} still waiting: /stop all drops what waits."
+    return text
+
+
+COMMANDS = (
+    Command(
+        name="stop",
+        kind=CommandKind.CONTROL,
+        description="end the running turn; `all` also drops what waits",
+        argument="[all]",
+        handler=stop,
+    ),
+)
