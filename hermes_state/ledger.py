@@ -80,35 +80,35 @@ NO_MONEY = MicroUsd(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTotals:
-    """What some calls came to."""
+    """Sums over model calls. Its names are also those of `usage --json`."""
 
-    calls: int = 0
-    failed: int = 0
-    estimated: int = 0
-    """Calls whose tokens are our estimate."""
-    input: int = 0
-    output: int = 0
-    cache_read: int = 0
-    cache_write: int = 0
-    reasoning: int = 0
-    """A part of `output`."""
     cost: MicroUsd = NO_MONEY
-    """Of the calls whose price is known."""
-    unpriced: int = 0
+    """Cost of the calls whose price is known."""
+    calls: int = 0
+    failed_calls: int = 0
+    estimated_calls: int = 0
+    """Calls whose tokens are our estimate."""
+    unpriced_calls: int = 0
     """Calls that used tokens at an unknown price."""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Part of `output_tokens`."""
 
     @property
-    def prompt(self) -> int:
-        return self.input + self.cache_read + self.cache_write
+    def prompt_tokens(self) -> int:
+        return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
 
     @property
-    def total(self) -> int:
-        return self.prompt + self.output
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
 
     @property
-    def cached_percent(self) -> int:
-        """How much of the prompts was read from the provider's cache."""
-        return self.cache_read * 100 // self.prompt if self.prompt else 0
+    def cache_percent(self) -> int:
+        """Share of the prompts that was read from the provider's cache, in percent."""
+        return self.cache_read_tokens * 100 // self.prompt_tokens if self.prompt_tokens else 0
 
     def __add__(self, other: "CallTotals") -> "CallTotals":
         return CallTotals(
@@ -118,10 +118,10 @@ class CallTotals:
 
 NOTHING = CallTotals()
 
-_SUMS = """count(*), coalesce(sum(outcome <> 'ok'), 0), coalesce(sum(estimated), 0), coalesce(sum(input_tokens), 0),
-  coalesce(sum(output_tokens), 0), coalesce(sum(cache_read_tokens), 0), coalesce(sum(cache_write_tokens), 0),
-  coalesce(sum(reasoning_tokens), 0), coalesce(sum(cost_microusd), 0),
-  coalesce(sum(cost_microusd IS NULL AND (input_tokens IS NOT NULL OR outcome = 'ok')), 0)"""
+_SUMS = """coalesce(sum(cost_microusd), 0), count(*), coalesce(sum(outcome <> 'ok'), 0), coalesce(sum(estimated), 0),
+  coalesce(sum(cost_microusd IS NULL AND (input_tokens IS NOT NULL OR outcome = 'ok')), 0),
+  coalesce(sum(input_tokens), 0), coalesce(sum(output_tokens), 0), coalesce(sum(cache_read_tokens), 0),
+  coalesce(sum(cache_write_tokens), 0), coalesce(sum(reasoning_tokens), 0)"""
 
 
 def _spent(sums: tuple[Any, ...]) -> CallTotals:

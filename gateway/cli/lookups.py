@@ -15,6 +15,7 @@ from hermes_state.admin.lineage_queries import short_key
 from hermes_state.admin.overview import open_resting
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import Redactor
+from hermes_state.text import shortened
 from hermes_state.values import MessageRole, Millis, parse_recall_id
 
 ASK_SECONDS = 30.0
@@ -174,7 +175,6 @@ def sessions(
 def _conversation_cells(row: Row) -> tuple[str, ...]:
     used = row["last_human_at"] or row["started_at"]
     state = "active" if row["is_active"] and row["ended_at"] is None else row["end_reason"] or "open"
-    name = " ".join((row["title"] or row["first_words"]).split())
     return (
         short_key(row["session"]),
         row["chat"],
@@ -182,7 +182,7 @@ def _conversation_cells(row: Row) -> tuple[str, ...]:
         str(row["sessions"]),
         str(row["messages"]),
         state,
-        name if len(name) <= 60 else name[:59] + "…",
+        shortened(row["title"] or row["first_words"]),
     )
 
 

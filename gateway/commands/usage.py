@@ -6,6 +6,7 @@ from gateway.operator.spending import DAYS_DEFAULT, DAYS_MOST, load_insights, lo
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.sessions import Session, load_active
+from hermes_state.text import counted
 
 
 async def usage(invocation: Invocation) -> CommandResult:
@@ -34,7 +35,7 @@ async def _context_line(invocation: Invocation, session: Session) -> str:
     percent = standing.prompt * 100 // limits.input_window
     acts = f"compressed from {limits.threshold:,} on" if context.is_automatic else "compressed only by /compress"
     times = standing.compressions
-    done = "not compressed so far" if not times else f"compressed {times:,} time{'s' if times > 1 else ''} so far"
+    done = f"compressed {counted(times, 'time')} so far" if times else "not compressed so far"
     used = f"about {standing.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate)"
     return f"- Context: {used}, {acts}, {done}"
 

@@ -83,7 +83,7 @@ class LineageLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def _link_row(link: SessionLink) -> Row:
-    made_by = link.made_by
+    made_by = ("layer", "tokens_before", "tokens_after", "focus", "summary_kind", "model")
     return {
         "session": link.key,
         "parent": link.parent_key,
@@ -95,12 +95,7 @@ def _link_row(link: SessionLink) -> Row:
         "ended_at": link.ended_at,
         "end_reason": link.end_reason,
         "messages": link.message_count,
-        "layer": made_by.layer if made_by is not None else None,
-        "tokens_before": made_by.tokens_before if made_by is not None else None,
-        "tokens_after": made_by.tokens_after if made_by is not None else None,
-        "focus": made_by.focus if made_by is not None else None,
-        "summary_kind": made_by.summary_kind if made_by is not None else None,
-        "model": made_by.model if made_by is not None else None,
+        **{name: getattr(link.made_by, name, None) for name in made_by},  # no compression: a root, or an undo's
     }
 
 

@@ -27,7 +27,7 @@ def money(spent: CallTotals) -> str:
     """`$1.23`, `$1.23+` where further calls have no known price, `unknown` where none has."""
     if not knows_cost(spent):
         return _UNKNOWN
-    return f"{dollars(spent.cost)}+" if spent.unpriced else dollars(spent.cost)
+    return f"{dollars(spent.cost)}+" if spent.unpriced_calls else dollars(spent.cost)
 
 
 # ---- usage ------------------------------------------------------------------------------------------------------
@@ -40,9 +40,10 @@ def usage_lines(usage: UsageReport) -> list[str]:
         return ["- No model was asked yet."]
     return [
         f"- Cost: {_cost(spent)}",
-        f"- Read: {_amount(spent.prompt, spent)} tokens: {spent.input:,} new, {spent.cache_read:,} from the cache "
-        f"({spent.cached_percent} %), {spent.cache_write:,} written to it",
-        f"- Written: {_amount(spent.output, spent)} tokens{_reasoning(spent)}",
+        f"- Read: {_amount(spent.prompt_tokens, spent)} tokens: {spent.input_tokens:,} new, "
+        f"{spent.cache_read_tokens:,} from the cache ({spent.cache_percent} %), "
+        f"{spent.cache_write_tokens:,} written to it",
+        f"- Written: {_amount(spent.output_tokens, spent)} tokens{_reasoning(spent)}",
         f"- Calls: {_calls(spent)}{_purposes(usage)}",
     ]
 
@@ -70,23 +71,23 @@ def _of(cap: CapUsage) -> str:
 def _cost(spent: CallTotals) -> str:
     if not knows_cost(spent):
         return "unknown, because nobody has told me the model's price (`costs.prices`)"
-    if not spent.unpriced:
+    if not spent.unpriced_calls:
         return dollars(spent.cost)
-    return f"{dollars(spent.cost)}, and {_count(spent.unpriced, 'call')} at an unknown price (`costs.prices`)"
+    return f"{dollars(spent.cost)}, and {_count(spent.unpriced_calls, 'call')} at an unknown price (`costs.prices`)"
 
 
 def _amount(tokens: int, spent: CallTotals) -> str:
-    return f"about {tokens:,}" if spent.estimated else f"{tokens:,}"
+    return f"about {tokens:,}" if spent.estimated_calls else f"{tokens:,}"
 
 
 def _reasoning(spent: CallTotals) -> str:
-    return f", {spent.reasoning:,} of them reasoning" if spent.reasoning else ""
+    return f", {spent.reasoning_tokens:,} of them reasoning" if spent.reasoning_tokens else ""
 
 
 def _calls(spent: CallTotals) -> str:
     notes = [
-        f"{spent.failed:,} failed" if spent.failed else "",
-        f"{spent.estimated:,} with estimated tokens" if spent.estimated else "",
+        f"{spent.failed_calls:,} failed" if spent.failed_calls else "",
+        f"{spent.estimated_calls:,} with estimated tokens" if spent.estimated_calls else "",
     ]
     said = ", ".join(note for note in notes if note)
     return f"{spent.calls:,} ({said})" if said else f"{spent.calls:,}"
@@ -134,14 +135,16 @@ def insights_notes(total: CallTotals) -> list[str]:
     notes = []
     if not knows_cost(total):
         notes.append("The price of these models is not known (`costs.prices`), so this counts tokens.")
-    elif total.unpriced:
-        notes.append(f"+: {_count(total.unpriced, 'call')} at an unknown price come on top (`costs.prices`).")
-    if total.prompt:
-        notes.append(f"{total.cached_percent} % of what models read came from a cache.")
-    if total.failed:
-        notes.append(f"{_count(total.failed, 'call')} failed or {'was' if total.failed == 1 else 'were'} cut off.")
-    if total.estimated:
-        notes.append(f"Of {_count(total.estimated, 'call')} the tokens are an estimate.")
+    elif total.unpriced_calls:
+        notes.append(f"+: {_count(total.unpriced_calls, 'call')} at an unknown price come on top (`costs.prices`).")
+    if total.prompt_tokens:
+        notes.append(f"{total.cache_percent} % of what models read came from a cache.")
+    if total.failed_calls:
+        notes.append(
+            f"{_count(total.failed_calls, 'call')} failed or {'was' if total.failed_calls == 1 else 'were'} cut off."
+        )
+    if total.estimated_calls:
+        notes.append(f"Of {_count(total.estimated_calls, 'call')} the tokens are an estimate.")
     return notes
 
 
@@ -161,7 +164,7 @@ def _sum(entries: Iterable[tuple[date, CallTotals]]) -> CallTotals:
 
 
 def _chart(entries: Sequence[tuple[str, CallTotals]], *, by_cost: bool) -> str:
-    sizes = [spent.cost if by_cost else spent.total for _, spent in entries]
+    sizes = [spent.cost if by_cost else spent.total_tokens for _, spent in entries]
     most = max(sizes, default=0)
     lines = []
     for (label, spent), size in zip(entries, sizes, strict=True):
@@ -194,11 +197,11 @@ def _row(name: str, value: str, calls: int | str) -> str:
 
 def _value(spent: CallTotals, *, by_cost: bool) -> str:
     if not by_cost:
-        return _shortened(spent.total)
+        return _shortened(spent.total_tokens)
     said = money(spent)
     if len(said) < VALUE:
         return said
-    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced else ''}"  # cents do not matter any more
+    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced_calls else ''}"  # cents do not matter any more
 
 
 def _short(name: str) -> str:

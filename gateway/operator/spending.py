@@ -4,10 +4,12 @@ The reports are what `--json` prints. Money is in US dollars, None where it is n
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date, timedelta
 from sqlite3 import Connection
 from typing import Any, TypeAlias
+
+import msgspec
 
 from agent.model.caps import SpendingCapSettings, day_of, day_start, midnight
 from gateway.config.settings import Config
@@ -16,14 +18,7 @@ from hermes_state.admin.lineage_queries import Place, find_place
 from hermes_state.chats import load_chat
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
-from hermes_state.ledger import (
-    NOTHING,
-    CallTotals,
-    UsageSlice,
-    load_by_purpose,
-    load_since,
-    load_slices,
-)
+from hermes_state.ledger import NOTHING, CallTotals, UsageSlice, load_by_purpose, load_since, load_slices
 from hermes_state.values import MICROS, ChatId, LineageId, MicroUsd, Millis, micro_usd
 
 Report: TypeAlias = dict[str, Any]
@@ -146,26 +141,15 @@ def _chat_name(db: Connection, place: Place | None) -> str | None:
 
 def spent_row(spent: CallTotals) -> Report:
     """`cost_usd` is None where nothing is known; `unpriced_calls` come on top of it where something is."""
-    return {
-        "cost_usd": spent.cost / MICROS if knows_cost(spent) else None,
-        "calls": spent.calls,
-        "failed_calls": spent.failed,
-        "estimated_calls": spent.estimated,
-        "unpriced_calls": spent.unpriced,
-        "input_tokens": spent.input,
-        "output_tokens": spent.output,
-        "cache_read_tokens": spent.cache_read,
-        "cache_write_tokens": spent.cache_write,
-        "reasoning_tokens": spent.reasoning,
-        "prompt_tokens": spent.prompt,
-        "total_tokens": spent.total,
-        "cache_percent": spent.cached_percent,
-    }
+    row = asdict(spent)
+    cost = row.pop("cost")
+    derived = {name: getattr(spent, name) for name in ("prompt_tokens", "total_tokens", "cache_percent")}
+    return {"cost_usd": cost / MICROS if knows_cost(spent) else None, **row, **derived}
 
 
 def knows_cost(spent: CallTotals) -> bool:
     """Whether the sum says anything: not when every call that used something has an unknown price."""
-    return spent.cost > 0 or not spent.unpriced
+    return spent.cost > 0 or not spent.unpriced_calls
 
 
 # ---- insights ---------------------------------------------------------------------------------------------------
@@ -210,7 +194,7 @@ def insights_report(db: Connection, terms: SpendingSettings, days: int) -> Repor
     """`load_insights` as JSON."""
     found = load_insights(db, terms, days)
     return {
-        "days": [{"day": day.isoformat(), **spent_row(spent)} for day, spent in found.days],
+        "days": _rows("day", found.days),
         "chats": _rows("chat", found.chats),
         "models": _rows("model", found.models),
         "purposes": _rows("purpose", found.purposes),
@@ -218,8 +202,8 @@ def insights_report(db: Connection, terms: SpendingSettings, days: int) -> Repor
     }
 
 
-def _rows(name: str, entries: Iterable[tuple[str, CallTotals]]) -> list[Report]:
-    return [{name: key, **spent_row(spent)} for key, spent in entries]
+def _rows(name: str, entries: Iterable[tuple[date | str, CallTotals]]) -> list[Report]:
+    return [{name: str(key), **spent_row(spent)} for key, spent in entries]
 
 
 def _added(slices: Iterable[UsageSlice], key: Callable[[UsageSlice], Any]) -> dict[Any, CallTotals]:
@@ -231,7 +215,7 @@ def _added(slices: Iterable[UsageSlice], key: Callable[[UsageSlice], Any]) -> di
 
 
 def _sorted(sums: Mapping[str, CallTotals]) -> tuple[tuple[str, CallTotals], ...]:
-    return tuple(sorted(sums.items(), key=lambda entry: (-entry[1].cost, -entry[1].total, entry[0])))
+    return tuple(sorted(sums.items(), key=lambda entry: (-entry[1].cost, -entry[1].total_tokens, entry[0])))
 
 
 # ---- over the control socket and back ---------------------------------------------------------------------------
@@ -281,15 +265,4 @@ def insights_of(report: Report) -> InsightsReport:
 
 def spent_of(row: Report) -> CallTotals:
     """What `spent_row` has made a row of."""
-    return CallTotals(
-        calls=row["calls"],
-        failed=row["failed_calls"],
-        estimated=row["estimated_calls"],
-        input=row["input_tokens"],
-        output=row["output_tokens"],
-        cache_read=row["cache_read_tokens"],
-        cache_write=row["cache_write_tokens"],
-        reasoning=row["reasoning_tokens"],
-        cost=micro_usd(row["cost_usd"] or 0.0),
-        unpriced=row["unpriced_calls"],
-    )
+    return msgspec.convert({**row, "cost": micro_usd(row["cost_usd"] or 0.0)}, CallTotals)

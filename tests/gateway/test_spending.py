@@ -185,8 +185,8 @@ def test_what_the_whole_gateway_spends_is_for_those_who_may_know(db: sqlite3.Con
         (CallTotals(cost=MicroUsd(1)), "<$0.0001"),
         (CallTotals(cost=MicroUsd(4_200)), "$0.0042"),
         (CallTotals(cost=MicroUsd(12_345_678)), "$12.35"),
-        (CallTotals(unpriced=2), "unknown"),
-        (CallTotals(cost=MicroUsd(1_500_000), unpriced=1), "$1.50+"),
+        (CallTotals(unpriced_calls=2), "unknown"),
+        (CallTotals(cost=MicroUsd(1_500_000), unpriced_calls=1), "$1.50+"),
     ],
 )
 def test_money_is_never_less_than_it_is(spent: CallTotals, said: str) -> None:
@@ -220,12 +220,12 @@ _amounts = st.integers(0, 10**11)
 _spent = st.builds(
     CallTotals,
     calls=st.integers(0, 10**8),
-    failed=st.integers(0, 100),
-    input=_amounts,
-    output=_amounts,
-    cache_read=_amounts,
+    failed_calls=st.integers(0, 100),
+    input_tokens=_amounts,
+    output_tokens=_amounts,
+    cache_read_tokens=_amounts,
     cost=_amounts.map(MicroUsd),
-    unpriced=st.integers(0, 3),
+    unpriced_calls=st.integers(0, 3),
 )
 _named = st.lists(st.tuples(st.text("abc-/:é", min_size=1, max_size=60), _spent), max_size=14).map(tuple)
 

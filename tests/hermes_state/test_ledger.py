@@ -55,15 +55,15 @@ def test_a_failed_call_is_counted_with_what_is_known_of_it(db: sqlite3.Connectio
     ledger.record(db, turn.id, turn.lineage_id, replace(CALL, outcome="timeout", usage=None), START)
     ledger.record(db, turn.id, turn.lineage_id, replace(PRICED, outcome="malformed"), START)
     spent = load_by_purpose(db, lineage_id=turn.lineage_id)["turn"]
-    assert (spent.calls, spent.failed, spent.unpriced, spent.cost) == (3, 2, 1, 250)
-    assert spent.input == 20
+    assert (spent.calls, spent.failed_calls, spent.unpriced_calls, spent.cost) == (3, 2, 1, 250)
+    assert spent.input_tokens == 20
 
 
 def test_a_call_that_says_only_its_cost_is_paid(db: sqlite3.Connection) -> None:
     turn = exchange(db, make_chat(db), "q", "a")
     ledger.record(db, None, turn.lineage_id, replace(PRICED, usage=None), START)
     assert cost_of_conversation(db, turn.lineage_id) == 250
-    assert load_since(db, START).unpriced == 1
+    assert load_since(db, START).unpriced_calls == 1
 
 
 def test_conversations_are_apart_and_chats_are_the_sum_of_theirs(db: sqlite3.Connection) -> None:
@@ -78,7 +78,14 @@ def test_conversations_are_apart_and_chats_are_the_sum_of_theirs(db: sqlite3.Con
     assert cost_of_chat(db, ChatId(chat + 1), START) == 0
     assert load_by_purpose(db, lineage_id=second.lineage_id) == {
         "summary": CallTotals(
-            calls=1, estimated=1, input=10, output=5, cache_read=3, cache_write=2, reasoning=1, cost=MicroUsd(250)
+            calls=1,
+            estimated_calls=1,
+            input_tokens=10,
+            output_tokens=5,
+            cache_read_tokens=3,
+            cache_write_tokens=2,
+            reasoning_tokens=1,
+            cost=MicroUsd(250),
         )
     }
 
@@ -95,8 +102,8 @@ def test_a_day_is_read_once_and_then_only_what_is_new(db: sqlite3.Connection) ->
 
 
 def test_a_share_is_of_everything_that_was_read() -> None:
-    assert CallTotals(input=25, cache_read=70, cache_write=5).cached_percent == 70
-    assert CallTotals().cached_percent == 0
+    assert CallTotals(input_tokens=25, cache_read_tokens=70, cache_write_tokens=5).cache_percent == 70
+    assert CallTotals().cache_percent == 0
 
 
 def test_slices_tell_quarters_of_an_hour_chats_models_and_purposes_apart(db: sqlite3.Connection) -> None:
