@@ -1,7 +1,8 @@
 """The seam between whoever keeps conversations and whoever compresses them."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Protocol
 
 from agent.context.compressor import (
     CompressionJob,
@@ -23,7 +24,7 @@ from hermes_state.values import LineageId, Tokens
 class Engine(Protocol):
     """Drafts compressions of stored rows; commits nothing. One for all conversations of a model.
 
-    The built-in one is `Compressor`; `foreign.ForeignEngine` runs engines that were written for message lists.
+    The built-in one is `Compressor`; `engines.adapter.PluginEngine` runs engines that were written for message lists.
     """
 
     @property
@@ -60,3 +61,10 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Let go of everything; no conversation ends by it."""
+
+
+def __getattr__(name: str) -> Any:  # a module's attributes have no type in common
+    """`ContextEngine` and `ContextCompressor`, which plugins import from here; `agent.engines` stands above."""
+    if name in ("ContextCompressor", "ContextEngine"):
+        return getattr(import_module("agent.engines"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

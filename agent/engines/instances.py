@@ -16,8 +16,8 @@ import structlog
 
 from agent.context.engine_events import ContinuedEvent, EndedEvent, EngineEvent, ReplyEvent
 from agent.context.state import state_of
-from agent.engines.contract import ContextEngine
-from agent.engines.mapping import ListMessage, hand_over
+from agent.engines.contract import ContextEngine, ListMessage
+from agent.engines.mapping import hand_over
 from agent.engines.timeouts import CallTimeout, Strangers
 from agent.model.wire import WireSettings
 from hermes_state.sessions import Session

@@ -19,13 +19,13 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from agent.context.cuts import Middle, handoff_in, joined, open_request, record_for
+from agent.engines.contract import ListMessage
 from agent.handoff import parse_handoff, unframed
 from agent.model.wire import WireSettings, traced_messages
 from hermes_state.compressions import ContextItem
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageId, MessageRole, Origin, Transcript, recall_id
 
-ListMessage: TypeAlias = dict[str, Any]  # the provider's JSON, in the hands of code that is not ours
 Key: TypeAlias = tuple[str, bytes, tuple[str, ...], str]
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -79,12 +79,6 @@ def text_of(content: object) -> str:
         return ""
     texts = (part.get("text") for part in content if isinstance(part, dict))
     return "\n".join(text for text in texts if isinstance(text, str) and text)
-
-
-def images_in(content: object) -> int:
-    """How many images a message's content holds."""
-    parts = content if isinstance(content, list) else []
-    return sum(isinstance(part, dict) and "image" in str(part.get("type", "")) for part in parts)
 
 
 def key_of(message: Mapping[str, Any]) -> Key:

@@ -3,7 +3,10 @@
 import copy
 import inspect
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -12,7 +15,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from agent.context.summary import HEADINGS
-from agent.engines.contract import ContextCompressor, ContextEngine
+from agent.engines.compressor import ContextCompressor
+from agent.engines.contract import ContextEngine
 from agent.engines.mapping import checked_list, text_of
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.model.base import FinishReason, ModelReply, ModelRequest
@@ -65,6 +69,18 @@ def test_the_public_fields_have_their_defaults() -> None:
 
 def test_the_contract_is_abstract_in_exactly_four_places() -> None:
     assert ContextEngine.__abstractmethods__ == {"name", "update_from_response", "should_compress", "compress"}
+
+
+def test_plugins_may_import_the_contract_from_the_agents_context_as_well() -> None:
+    code = """
+import agent.context.engine as address
+from agent.context.engine import ContextCompressor, ContextEngine
+import agent.engines
+assert ContextEngine is agent.engines.ContextEngine
+assert issubclass(ContextCompressor, ContextEngine)
+assert not hasattr(address, "ContextEngines")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60)
 
 
 @pytest.mark.parametrize(

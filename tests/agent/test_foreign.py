@@ -17,7 +17,8 @@ from agent.context.limits import LimitSettings, limits_of
 from agent.context.outcomes import Aborted, NotNeeded, SkipReason
 from agent.context.state import ContextState, stored_form
 from agent.engines.adapter import PluginEngine
-from agent.engines.contract import ContextCompressor, ContextEngine
+from agent.engines.compressor import ContextCompressor
+from agent.engines.contract import ContextEngine
 from agent.engines.instances import KEPT_ENGINES, ModelInfo
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema

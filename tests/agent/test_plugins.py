@@ -14,7 +14,7 @@ from hermes_state.errors import ConfigError
 from tests.agent.engines import messages
 
 ENGINE = '''
-from agent.engines.contract import ContextCompressor, ContextEngine
+from agent.context.engine import ContextCompressor, ContextEngine
 
 class Sample(ContextEngine):
     """A sample.

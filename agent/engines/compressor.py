@@ -1,0 +1,337 @@
+"""`ContextCompressor`: the built-in compression as an engine for message lists.
+
+A list becomes rows, the steps of `agent.context` work on them as they do on stored ones, and what they leave becomes a
+list again. The rows exist for one call only: their ids are numbers in the list, which nobody can look up, so they are
+kept out of every text.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import msgspec
+import structlog
+
+from agent.context.compressor import CompressorSettings
+from agent.context.cuts import Cut, find_cut, middle_of
+from agent.context.deterministic import recap
+from agent.context.estimate import Estimator
+from agent.context.limits import Limits, LimitSettings, limits_of, summary_input_tokens
+from agent.context.outcomes import SkipReason
+from agent.context.pruning import prune
+from agent.context.summary import SummaryTask, asking_row, checked_summary, summary_request
+from agent.engines.contract import ContextEngine, ListMessage
+from agent.engines.mapping import INSTRUCTING, call_ids, text_of
+from agent.handoff import END_MARKER, escape_markers, framed, unframed
+from agent.model.base import ModelReply, ModelRequest
+from agent.model.wire import WireSettings, traced_messages
+from agent.tokens import RowTokenCache
+from hermes_state.errors import ModelError
+from hermes_state.redaction import redact as default_redact
+from hermes_state.values import (
+    Clock,
+    Image,
+    Message,
+    MessageBody,
+    MessageId,
+    MessageRole,
+    Millis,
+    Origin,
+    SystemClock,
+    ToolCall,
+    Transcript,
+)
+
+log = structlog.get_logger()
+
+SIZES_KEPT = 4_096
+"""Rows whose sizes are remembered, in rows."""
+
+Summarise: TypeAlias = Callable[[ModelRequest], ModelReply]
+"""One model call that is waited for. Raises the kinds of `ModelError`."""
+
+
+class ContextCompressor(ContextEngine):
+    """The built-in engine on message lists: cut, prune, a summary by model or a deterministic one, one handoff."""
+
+    threshold_percent = 0.50
+    protect_first_n = 3
+    protect_last_n = 20
+
+    def __init__(
+        self,
+        model: str = "",
+        context_length: int = 128_000,
+        *,
+        summarise: Summarise | None = None,
+        limits: LimitSettings | None = None,
+        settings: CompressorSettings | None = None,
+        reserved_output: int = 0,
+        redact: Callable[[str], str] = default_redact,
+        clock: Clock | None = None,
+    ) -> None:
+        """Without `summarise` the summary is deterministic. Lengths are in tokens."""
+        self._summarise = summarise
+        self._limit_settings = limits or LimitSettings()
+        self._settings = settings or CompressorSettings()
+        self.threshold_percent = self._limit_settings.threshold
+        self.protect_first_n = self._settings.cut.protect_first_n
+        self.protect_last_n = self._settings.cut.protect_last_n
+        self._reserved_output = reserved_output
+        self._redact = redact
+        self._clock = clock or SystemClock()
+        self._estimator = Estimator(sizes=RowTokenCache(SIZES_KEPT))
+        self.update_model(model, context_length)
+
+    @property
+    def name(self) -> str:
+        return "compressor"
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the model in use, from the same table as everywhere; `threshold_percent` may have changed since."""
+        reserved = min(self._reserved_output, self.context_length // 4)
+        settings = replace(self._limit_settings, threshold=self.threshold_percent)
+        return limits_of(self.context_length, reserved, settings)
+
+    def update_model(
+        self, model: str, context_length: int, base_url: str = "", api_key: str = "", provider: str = ""
+    ) -> None:
+        self.context_length = context_length
+        self.threshold_tokens = int(self.limits.threshold)
+
+    def update_from_response(self, usage: Mapping[str, Any]) -> None:
+        self.last_prompt_tokens = int(usage.get("prompt_tokens") or 0)
+        self.last_completion_tokens = int(usage.get("completion_tokens") or 0)
+        total = usage.get("total_tokens") or self.last_prompt_tokens + self.last_completion_tokens
+        self.last_total_tokens = int(total)
+
+    def should_compress(self, prompt_tokens: int | None = None) -> bool:
+        tokens = self.last_prompt_tokens if prompt_tokens is None else prompt_tokens
+        return tokens >= self.threshold_tokens
+
+    def should_compress_preflight(self, messages: list[ListMessage]) -> bool:
+        return sum(self._sizes(rows_of(messages, self._clock.now()))) >= self.threshold_tokens
+
+    def has_content_to_compress(self, messages: list[ListMessage]) -> bool:
+        rows = rows_of(messages, self._clock.now())
+        return isinstance(self._cut(rows, self._sizes(rows)), Cut)
+
+    def compress(
+        self, messages: list[ListMessage], current_tokens: int | None = None, focus_topic: str | None = None
+    ) -> list[ListMessage]:
+        """A list with the middle in one handoff; the same messages when there is nothing to gain.
+
+        `messages` and what is in them are not changed. `current_tokens` is taken for the log only: what is cut
+        follows from sizes of messages.
+        """
+        rows = rows_of(messages, self._clock.now())
+        sizes = self._sizes(rows)
+        cut = self._cut(rows, sizes)
+        if isinstance(cut, SkipReason):
+            return self._unchanged(messages, cut)
+        content = sum(sizes[index] for index in range(cut.head_end, cut.tail_start) if index not in cut.kept)
+        summary = escape_markers(self._summary(rows, cut, content, focus_topic))
+        if int(self._estimator.text(framed(summary))) >= content:
+            return self._unchanged(messages, SkipReason.NOT_SMALLER)
+        self.compression_count += 1
+        compressed = rows.compressed(cut, summary)
+        log.info(
+            "compression.done",
+            engine=self.name,
+            tokens=current_tokens,
+            messages_before=len(messages),
+            messages_after=len(compressed),
+        )
+        return compressed
+
+    def _unchanged(self, messages: list[ListMessage], why: SkipReason) -> list[ListMessage]:
+        log.info("compression.not_needed", engine=self.name, why=why, messages=len(messages))
+        return list(messages)
+
+    def _sizes(self, rows: "ListRows") -> list[int]:
+        return self._estimator.each(rows.transcript, _STYLE)
+
+    def _cut(self, rows: "ListRows", sizes: Sequence[int]) -> Cut | SkipReason:
+        rules = replace(
+            self._settings.cut, protect_first_n=self.protect_first_n, protect_last_n=max(1, self.protect_last_n)
+        )
+        return find_cut(rows.transcript, sizes, self.limits, rules)
+
+    def _summary(self, rows: "ListRows", cut: Cut, content: int, focus: str | None) -> str:
+        """The text of the handoff for a middle of `content` tokens, by a model where there is one that can."""
+        limits = self.limits
+        upto = min(cut.tail_start, max(0, len(rows.transcript) - self.protect_last_n))
+        pruned = prune(rows.transcript, upto=upto, redact=self._redact, style=self._settings.prune_style)
+        middle = middle_of(pruned.transcript, cut)
+        previous = middle.previous.text if middle.previous is not None else None
+        if self._summarise is not None:
+            task = SummaryTask(
+                rows=middle.rows,
+                previous=previous,
+                focus=focus,
+                target=limits.summary_tokens(content),
+                input_limit=summary_input_tokens(self.context_length),
+                now=self._clock.now(),
+                zone=self._settings.zone,
+                template=self._settings.summary_template,
+            )
+            try:
+                request = _without_ids(summary_request(task, self._redact))
+                return checked_summary(self._summarise(request), task, self._redact)
+            except ModelError as error:
+                log.warning("compression.summary_failed", engine=self.name, error=type(error).__name__)
+        removed, limit = len(middle.rows), limits.summary_ceiling
+        text = recap(middle.rows, previous, redact=self._redact, limit=limit, removed=removed)
+        return _ID_IN_RECAP.sub("", text)
+
+
+# ---- a list as rows, and back
+
+
+@dataclass(frozen=True, slots=True)
+class ListRows:
+    """A message list as rows, each with the message that it was made from."""
+
+    instructions: list[ListMessage] = field(default_factory=list)
+    """Messages that come first and are never compressed."""
+    rows: list[Message] = field(default_factory=list)
+    originals: dict[MessageId, ListMessage] = field(default_factory=dict)
+
+    @property
+    def transcript(self) -> Transcript:
+        return tuple(self.rows)
+
+    def compressed(self, cut: Cut, summary: str) -> list[ListMessage]:
+        """Head, handoff, what is open, tail: in the order and with the roles that the wire gives them."""
+        handoff = msgspec.structs.replace(asking_row(summary, Millis(0)), origin=Origin.SUMMARY)
+        behind = [*(self.rows[index] for index in cut.kept), *self.rows[cut.tail_start :]]
+        rows = [row for row in (*self.rows[: cut.head_end], *behind) if row.origin is not Origin.SUMMARY]
+        rows.insert(sum(row.origin is not Origin.SUMMARY for row in self.rows[: cut.head_end]), handoff)
+        traced = traced_messages("", tuple(rows), WireSettings())
+        messages = list(self.instructions)
+        for message, sources in zip(traced.messages, traced.sources, strict=True):
+            messages += self._as_given(message, sources)
+        return messages
+
+    def _as_given(self, message: ListMessage, sources: Sequence[Message]) -> list[ListMessage]:
+        """The given messages in place of the one that the wire makes of them.
+
+        A handoff begins the user message that follows it. Where the wire had to make up a result, or another id for a
+        call, its own message stays.
+        """
+        given: list[ListMessage] = []
+        for row in sources:
+            if row.origin is Origin.SUMMARY:
+                given.append({"role": message["role"], "content": framed(row.text or "")})
+                continue
+            original = self.originals[row.id]
+            if given and given[-1]["role"] == original["role"] == "user" and sources[0].origin is Origin.SUMMARY:
+                given[-1] = {**original, "content": _joined(given[-1]["content"], original.get("content"))}
+            else:
+                given.append(original)
+        return given if given and _ids(given[-1]) == _ids(message) else [message]
+
+
+def rows_of(messages: Sequence[ListMessage], now: Millis) -> ListRows:
+    """A list of any provenance as rows; what is no message is left out. Lists know no times: all is of `now`."""
+    rows = ListRows()
+    for message in messages:
+        role = message.get("role") if isinstance(message, dict) else None
+        if role in INSTRUCTING and not rows.rows:
+            rows.instructions.append(message)
+        elif role is not None:
+            for row, original in _rows(message, now):
+                row = msgspec.structs.replace(row, id=MessageId(len(rows.rows) + 1), seq=len(rows.rows) + 1)
+                rows.rows.append(row)
+                rows.originals[row.id] = original
+    return rows
+
+
+def _rows(message: ListMessage, now: Millis) -> Iterator[tuple[Message, ListMessage]]:
+    """One row, or two for a handoff that stands in one message with what people said after it."""
+    role = message["role"]
+    if role in ("user", "assistant") and not call_ids(message):
+        handoff, rest = _split(message.get("content"))
+        record = unframed(handoff)
+        if record is not None:
+            yield _row(record, now, origin=Origin.SUMMARY), {**message, "content": handoff}
+            if not rest:
+                return
+            message = {**message, "content": rest}
+    content = message.get("content")
+    text, body = text_of(content), MessageBody(calls=_calls(message), images=(_IMAGE,) * _images_in(content))
+    if role == "assistant":
+        yield _row(text, now, body=body, role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT), message
+    elif role == "tool":
+        call_id = str(message.get("tool_call_id") or "")
+        yield _row(text, now, body=body, role=MessageRole.TOOL, origin=Origin.TOOL, tool_call_id=call_id), message
+    else:
+        yield _row(text, now, body=body, origin=Origin.HUMAN if role == "user" else Origin.SYSTEM), message
+
+
+def _split(content: object) -> tuple[str, Any]:
+    """A handoff, and what stands behind its end in the same message."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": str(content)}]
+    end = next((index for index, part in enumerate(parts) if END_MARKER in text_of([part])), None)
+    if end is None:
+        return text_of(content), None
+    before, _, behind = str(parts[end]["text"]).partition(END_MARKER)
+    handoff = "\n".join([*(text_of([part]) for part in parts[:end]), before]) + END_MARKER
+    behind = behind.removeprefix("\n\n")
+    if not isinstance(content, list):
+        return handoff, behind
+    return handoff, [*([{**parts[end], "text": behind}] if behind else []), *parts[end + 1 :]]
+
+
+def _joined(handoff: str, content: object) -> object:
+    """The handoff in front of what a person said, in one message."""
+    if isinstance(content, list):
+        return [{"type": "text", "text": handoff}, *content]
+    return f"{handoff}\n\n{content or ''}"
+
+
+def _row(text: str, now: Millis, **changes: Any) -> Message:
+    return msgspec.structs.replace(asking_row(text, now), **changes)
+
+
+def _calls(message: ListMessage) -> tuple[ToolCall, ...]:
+    calls = message.get("tool_calls")
+    return tuple(_call(call) for call in calls if isinstance(call, dict)) if isinstance(calls, list) else ()
+
+
+def _call(call: ListMessage) -> ToolCall:
+    function = call.get("function")
+    named = function if isinstance(function, dict) else {}
+    return ToolCall(
+        id=str(call.get("id") or ""), name=str(named.get("name") or ""), arguments=str(named.get("arguments") or "")
+    )
+
+
+def _images_in(content: object) -> int:
+    parts = content if isinstance(content, list) else []
+    return sum(isinstance(part, dict) and "image" in str(part.get("type", "")) for part in parts)
+
+
+def _ids(message: ListMessage) -> object:
+    return call_ids(message) or message.get("tool_call_id")
+
+
+_IMAGE = Image(attachment_id=0, mime="", path="")
+_STYLE = WireSettings(image_urls={_IMAGE.attachment_id: ""})
+
+# ---- ids under which nothing can be looked up
+
+_ID_IN_REQUEST = re.compile(
+    r"(?<=^\[)m\d+ "
+    r"|(?<=\[pruned) m\d+(?=: )|(?<=: the same result) as m\d+(?=, which came later\])|; history_open reads them(?=\])",
+    re.MULTILINE,
+)
+_ID_IN_RECAP = re.compile(r"(?<=^- )m\d+: | \(m\d+\)", re.MULTILINE)
+
+
+def _without_ids(request: ModelRequest) -> ModelRequest:
+    [row] = request.transcript
+    text = _ID_IN_REQUEST.sub("", row.text or "")
+    return replace(request, transcript=(msgspec.structs.replace(row, text=text),))
