@@ -1,4 +1,4 @@
-"""Engines of others, written for message lists, as engines of stored rows.
+"""`PluginEngine`: engines that plugins wrote for message lists, as one engine of stored rows.
 
 Whatever an engine does (it raises, hangs, returns nonsense, changes what it was given), the conversation goes on: the
 attempt is aborted, and where there is no room to leave things as they are, the built-in engine takes over.
@@ -7,8 +7,8 @@ attempt is aborted, and where there is no room to leave things as they are, the 
 import asyncio
 import copy
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -29,11 +29,10 @@ from agent.context.limits import Limits
 from agent.context.outcomes import Aborted, NotNeeded, SkipReason
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import KEPT_ENGINES, QUICK_SECONDS, EngineError, EngineInstance, EngineInstances, ModelInfo
-from agent.engines.mapping import MappedMessages, MessageListError, SentMessages, hand_over, take_back
+from agent.engines.instances import QUICK_SECONDS, EngineError, EngineInstance, EngineInstances, ModelInfo
+from agent.engines.mapping import MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
 from agent.handoff import framed
 from agent.model.base import ToolSchema
-from agent.model.wire import WireSettings
 from agent.tools.registry import Tool, ToolContext, ToolFunction
 from hermes_state import sessions
 from hermes_state.compressions import Layer
@@ -43,15 +42,17 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, Origi
 log = structlog.get_logger()
 
 COMPRESS_SECONDS = 120.0
-"""For `compress` and for tools, which may call a model."""
-FOCUS_CHARACTERS = 500
-REASON_CHARACTERS = 200
+"""Longest wait for `compress` and for tools, which may call a model, in seconds."""
+MAX_FOCUS = 500
+"""Length of the focus that an engine may ask for, in characters."""
+MAX_REASON = 200
+"""Length of the reason that an engine may give, in characters."""
 FAILED: Final = "engine"
-"""How attempts and cooldowns call a failure of an engine."""
+"""The name of an engine's failure in attempts and cooldowns."""
 
 
 class PluginEngine:
-    """See the module. Satisfies `Engine`."""
+    """An `Engine` for all conversations, each with an engine object of the plugin's."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class PluginEngine:
     ) -> None:
         """`make` gives a new engine object; `fallback` compresses where the engine failed and there is no room.
 
-        `mark`: of the settings behind it, the engine's and the model's.
+        `mark` changes with the settings behind the engine and the model.
         """
         self._name = name
         self._fallback = fallback
@@ -79,12 +80,10 @@ class PluginEngine:
         self._mark = mark
         self._schemas = tuple(schemas)
         self._compress_seconds = compress_seconds
-        self._seats = EngineInstances(name, make, model=model, quick_seconds=quick_seconds)
-        self._cut_off: OrderedDict[LineageId, tuple[int, int, int]] = OrderedDict()
-        """The state of a conversation in which a draft was given up from outside."""
+        self._instances = EngineInstances(name, make, model=model, quick_seconds=quick_seconds)
 
     def beside(self, fallback: Engine, model: ModelInfo) -> "PluginEngine":
-        """The same engines of conversations for another model: one that changes over is told so."""
+        """The same engine objects for another model: one whose conversation changes over is told so."""
         other = copy.copy(self)
         other._fallback, other._model = fallback, model
         return other
@@ -93,20 +92,20 @@ class PluginEngine:
     def name(self) -> str:
         return self._name
 
-    # ---- what the keeper asks
+    # ---- the seam
 
     async def wish(self, job: CompressionJob) -> CompressionRequest | None:
         """The engine's own decision, and what it asked for; beyond the urgent line nobody decides otherwise."""
-        wish = None
+        request = None
         try:
-            async with self._seats.taken(job.view.session, self._model, job.limits.context_length) as seat:
-                wish = await self._decision(seat, job)
+            async with self._acquire(job) as instance:
+                request = await self._decision(instance, job)
         except EngineError:
             if job.limits.is_over_threshold(job.tokens_before):
                 return CompressionRequest(reason="threshold")
-        if wish is None and job.limits.is_urgent(job.tokens_before):
+        if request is None and job.limits.is_urgent(job.tokens_before):
             return CompressionRequest(reason="window")
-        return wish
+        return request
 
     async def draft(
         self,
@@ -123,17 +122,16 @@ class PluginEngine:
             return job.not_needed(SkipReason.TOOL_RUNS), state
         key, now = self._cooldown_key(job.layer), self._clock.now()
         if job.is_out_of_time:
-            return await self._without_it(job, state.failed(key, "timeout", now), estimator, (), record_failure)
-        was_cut_off = self._cut_off.get(job.view.session.lineage_id) == _moment(job)
-        if job.must_shrink and (was_cut_off or state.is_cooling(key, now)):
-            return await self._without_it(job, state, estimator, routes, record_failure)
+            return await self._fall_back(job, state.failed(key, "timeout", now), estimator, (), record_failure)
+        if job.must_shrink and (self._instances.was_lost_in(job.view.session) or state.is_cooling(key, now)):
+            return await self._fall_back(job, state, estimator, routes, record_failure)
         try:
             mapped = await self._compressed(job)
         except (EngineError, MessageListError) as error:
             log.warning("engine.failed", engine=self._name, layer=job.layer, reason=str(error))
             state = state.failed(key, FAILED, self._clock.now())
             if job.must_shrink:
-                return await self._without_it(job, state, estimator, routes, record_failure)
+                return await self._fall_back(job, state, estimator, routes, record_failure)
             why = f"returned a list that cannot be used: {error}" if isinstance(error, MessageListError) else str(error)
             until = state.cooldowns[key].until
             reason = f"The context engine {self._name} {why}."
@@ -141,11 +139,11 @@ class PluginEngine:
         state = state.answered(key)
         result, judged = self._judged(job, state, estimator, mapped)
         if isinstance(result, NotNeeded) and job.must_shrink:
-            return await self._without_it(job, state, estimator, routes, record_failure)
+            return await self._fall_back(job, state, estimator, routes, record_failure)
         return result, judged
 
     def preview(self, job: CompressionJob, estimator: Estimator) -> CompressionPreview | NotNeeded:
-        """An engine of others cannot tell what it would do without doing it."""
+        """A plugin cannot tell what it would do without doing it."""
         if job.keep_turns is not None:
             return self._fallback.preview(job, estimator)
         return job.not_needed(SkipReason.NO_PREVIEW)
@@ -154,17 +152,12 @@ class PluginEngine:
         return state.is_cooling(self._cooldown_key(layer), self._clock.now())
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
-        """What its status says, and hygiene's line at the latest, where the engine is not asked."""
-        return Tokens(min(self._seats.threshold(lineage_id) or limits.hygiene, limits.hygiene))
+        """The threshold of its status, and hygiene's line at the latest, where the engine is not asked."""
+        return Tokens(min(self._instances.threshold(lineage_id) or limits.hygiene, limits.hygiene))
 
     async def told(self, news: EngineEvent) -> None:
         """Passed on at once, or as soon as the engine is done with what it is doing."""
-        await self._seats.told(news)
-
-    async def close(self) -> None:
-        await self._seats.close()
-
-    # ---- tools
+        await self._instances.on_event(news)
 
     def tools(self) -> list[Tool]:
         """The engine's tools. A call goes to the engine of the conversation that it is made in."""
@@ -182,11 +175,11 @@ class PluginEngine:
     def _tool(self, name: str) -> ToolFunction:
         async def run(arguments: dict[str, Any], context: ToolContext) -> str:
             session = await context.store.read(sessions.load_tip, context.lineage_id)
+            call, seconds = self._instances.call, self._compress_seconds
             try:
-                async with self._seats.taken(session, is_patient=True) as seat:
-                    call, seconds = seat.engine.handle_tool_call, self._compress_seconds
-                    result = await self._seats.call(
-                        seat, call, name, arguments, seconds=seconds, session_id=session.key
+                async with self._instances.acquire(session, waits=True) as instance:
+                    result = await call(
+                        instance, "handle_tool_call", name, arguments, seconds=seconds, session_id=session.key
                     )
             except EngineError as error:
                 raise ToolError(f"the context engine {self._name} {error}") from error
@@ -194,29 +187,32 @@ class PluginEngine:
 
         return run
 
+    async def close(self) -> None:
+        await self._instances.close()
+
     # ---- one compression
 
     async def _compressed(self, job: CompressionJob) -> MappedMessages | None:
-        lineage_id = job.view.session.lineage_id
-        try:
-            async with self._seats.taken(job.view.session, self._model, job.limits.context_length) as seat:
-                handed = await asyncio.to_thread(hand_over, job.request.system, job.view.transcript, _style(job))
-                returned = await self._seats.call(
-                    seat,
-                    seat.engine.compress,
-                    list(handed.messages),
-                    seconds=self._compress_seconds,
-                    current_tokens=int(job.tokens_before),
-                    focus_topic=job.focus,
-                )
-                mapped = await asyncio.to_thread(_taken_back, handed, returned, self._redact)
-        except asyncio.CancelledError:
-            self._cut_off[lineage_id] = _moment(job)
-            if len(self._cut_off) > KEPT_ENGINES:
-                self._cut_off.popitem(last=False)
-            raise
-        self._cut_off.pop(lineage_id, None)
-        return mapped
+        async with self._acquire(job) as instance:
+            sent = await self._sent(job)
+            returned = await self._instances.call(
+                instance,
+                "compress",
+                list(sent.messages),
+                seconds=self._compress_seconds,
+                current_tokens=int(job.tokens_before),
+                focus_topic=job.focus,
+            )
+            return await asyncio.to_thread(_mapped, sent, returned, self._redact)
+
+    def _acquire(self, job: CompressionJob) -> AbstractAsyncContextManager[EngineInstance]:
+        return self._instances.acquire(job.view.session, self._model, job.limits.context_length)
+
+    async def _sent(self, job: CompressionJob) -> SentMessages:
+        """A list of its own for every call: an engine may do with it what it likes."""
+        # Images are mentioned, not shown: their bytes would be compared and copied for nothing.
+        style = replace(job.request.style, image_urls={})
+        return await asyncio.to_thread(sent_messages, job.request.system, job.view.transcript, style)
 
     def _judged(
         self, job: CompressionJob, state: ContextState, estimator: Estimator, mapped: MappedMessages | None
@@ -244,7 +240,7 @@ class PluginEngine:
         )
         return draft, state
 
-    async def _without_it(
+    async def _fall_back(
         self,
         job: CompressionJob,
         state: ContextState,
@@ -258,38 +254,34 @@ class PluginEngine:
 
     # ---- when to compress
 
-    async def _decision(self, seat: EngineInstance, job: CompressionJob) -> CompressionRequest | None:
-        engine = seat.engine
-        wish = await self._request(seat, job.layer)
-        if wish is None and await self._says(seat, engine.should_compress, int(job.tokens_before)):
-            wish = CompressionRequest(reason="threshold")
-        if wish is None and job.layer == "preflight" and await self._asked(seat, "should_compress_preflight", job):
-            wish = CompressionRequest(reason="preflight")
-        if wish is None or await self._asked(seat, "has_content_to_compress", job) is False:
+    async def _decision(self, instance: EngineInstance, job: CompressionJob) -> CompressionRequest | None:
+        request = await self._request(instance, job.layer)
+        if request is None and await self._says(instance, "should_compress", int(job.tokens_before)):
+            request = CompressionRequest(reason="threshold")
+        is_first = request is None and job.layer == "preflight"
+        if is_first and await self._says_of_list(instance, "should_compress_preflight", job, default=False):
+            request = CompressionRequest(reason="preflight")
+        if request is None or not await self._says_of_list(instance, "has_content_to_compress", job, default=True):
             return None
-        return wish
+        return request
 
-    async def _request(self, seat: EngineInstance, layer: Layer) -> CompressionRequest | None:
-        """What the engine asked for by itself, as far as that can be a request at all."""
-        asked = await self._seats.call(seat, seat.engine.take_request)
-        if not isinstance(asked, CompressionRequest):
+    async def _request(self, instance: EngineInstance, layer: Layer) -> CompressionRequest | None:
+        """A compression that the engine asked for by itself, as far as that can be a request at all."""
+        taken = await self._instances.call(instance, "take_request")
+        if not isinstance(taken, CompressionRequest):
             return None
-        reason, focus = " ".join(str(asked.reason).split())[:REASON_CHARACTERS], asked.focus
+        reason, focus = " ".join(str(taken.reason).split())[:MAX_REASON], taken.focus
         log.info("engine.requested", engine=self._name, layer=layer, reason=reason)
-        return CompressionRequest(
-            reason=reason, focus=" ".join(str(focus).split())[:FOCUS_CHARACTERS] if focus else None
-        )
+        return CompressionRequest(reason=reason, focus=" ".join(str(focus).split())[:MAX_FOCUS] if focus else None)
 
-    async def _asked(self, seat: EngineInstance, method: str, job: CompressionJob) -> bool | None:
-        """What the engine says about a list; None where it leaves that to the contract, which is worth no list."""
-        if getattr(type(seat.engine), method, None) is getattr(ContextEngine, method):
-            return None
-        # A list of its own for every question: an engine may do with it what it likes.
-        handed = await asyncio.to_thread(hand_over, job.request.system, job.view.transcript, _style(job))
-        return await self._says(seat, getattr(seat.engine, method), list(handed.messages))
+    async def _says_of_list(self, instance: EngineInstance, method: str, job: CompressionJob, *, default: bool) -> bool:
+        """The engine's answer about a list. The contract's own, `default`, is worth no list."""
+        if not instance.overrides(method):
+            return default
+        return await self._says(instance, method, list((await self._sent(job)).messages))
 
-    async def _says(self, seat: EngineInstance, question: Callable[..., Any], about: object) -> bool:
-        answer = await self._seats.call(seat, question, about)
+    async def _says(self, instance: EngineInstance, method: str, about: object) -> bool:
+        answer = await self._instances.call(instance, method, about)
         try:
             return bool(answer)
         except Exception as error:  # such as an array of answers
@@ -299,19 +291,9 @@ class PluginEngine:
         return cooldown_key(layer, f"engine:{self._name}", self._mark)
 
 
-def _moment(job: CompressionJob) -> tuple[int, int, int]:
-    session = job.view.session
-    return session.id, session.version, session.next_seq
-
-
-def _style(job: CompressionJob) -> WireSettings:
-    """Images are mentioned, not shown: their bytes would be compared and copied for nothing."""
-    return replace(job.request.style, image_urls={})
-
-
-def _taken_back(handed: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
+def _mapped(sent: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
     try:
-        return take_back(handed, returned, redact)
+        return mapped_messages(sent, returned, redact)
     except MessageListError:
         raise
     except Exception as error:  # values that are no JSON, and objects that only look like lists

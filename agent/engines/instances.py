@@ -1,7 +1,7 @@
-"""Which engine of others sits with which conversation, and what it has been told.
+"""Engine objects of plugins: one for each conversation, what it has been told, and how it is called.
 
-Each conversation has an engine object of its own, which is called by one caller at a time, never for longer than
-allowed. One that was given up in the middle of a call is in a state that nobody knows: another one takes its place.
+An engine is called by one caller at a time, never for longer than allowed. One whose call was given up is in a state
+that nobody knows: it is lost, and the conversation's next caller gets another.
 """
 
 import asyncio
@@ -16,24 +16,23 @@ import structlog
 
 from agent.context.engine_events import ContinuedEvent, EndedEvent, EngineEvent, ReplyEvent
 from agent.context.state import state_of
-from agent.engines.contract import ContextEngine, ListMessage
-from agent.engines.mapping import hand_over
-from agent.engines.timeouts import CallTimeout, Strangers
+from agent.engines.contract import ContextEngine
+from agent.engines.mapping import sent_messages
+from agent.engines.timeouts import CallTimeout, call_with_timeout
 from agent.model.wire import WireSettings
 from hermes_state.sessions import Session
-from hermes_state.transcripts import View
-from hermes_state.values import CanonicalUsage, LineageId, Tokens
+from hermes_state.values import CanonicalUsage, LineageId, SessionId, Tokens
 
 log = structlog.get_logger()
 
 QUICK_SECONDS = 5.0
-"""For every call that makes no model call."""
-KEPT_ENGINES = 256
-"""Conversations whose engine is remembered; those that rested longest are let go."""
-KEPT_NEWS = 32
-"""Of a conversation whose engine is busy."""
-MOST_RUNAWAYS = 4
-"""Calls that were given up and never came back: from here on the engine is not called at all."""
+"""Longest wait for a call that makes no model call, in seconds."""
+MAX_INSTANCES = 256
+"""Conversations whose engine is kept; those idle longest are let go."""
+MAX_EVENTS = 32
+"""Events kept for a conversation whose engine is busy; the oldest are dropped."""
+MAX_HUNG_CALLS = 4
+"""Calls that were given up and still run: with so many, a plugin is not called at all."""
 
 
 class EngineError(Exception):
@@ -42,7 +41,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What `update_model` tells about the model that answers."""
+    """The model that answers, as `update_model` tells it."""
 
     name: str
     context_length: Tokens
@@ -55,189 +54,191 @@ class ModelInfo:
 class EngineInstance:
     """One conversation's engine, and where it believes the conversation to be."""
 
-    engine: ContextEngine
-    model: ModelInfo
+    engine: ContextEngine | None = None
+    """None before the first call, when a call of it was given up, and when the conversation has ended."""
     session: Session | None = None
+    model: ModelInfo | None = None
     window: int = 0
-    is_lost: bool = False
-    """A call of it was given up."""
-
-
-@dataclass(slots=True)
-class _Place:
-    """What outlives a conversation's engine."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    seat: EngineInstance | None = None
-    waiting: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=KEPT_NEWS))
+    """Context length that the engine was told, in tokens; 0: not told yet."""
     threshold: int | None = None
-    """As the engine's status has said last."""
+    """Tokens from which on it compresses, as its status said last."""
+    lost_in: SessionId | None = None
+    """The session in which a call was given up last."""
+    events: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+    """Events that the engine has not been told yet."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def overrides(self, method: str) -> bool:
+        """Whether the engine has a method of its own in place of the contract's."""
+        return getattr(type(self.engine), method, None) is not getattr(ContextEngine, method)
 
 
 class EngineInstances:
-    """See the module."""
+    """The instances of a plugin's engine, by conversation."""
 
     def __init__(
         self, name: str, make: Callable[[], ContextEngine], *, model: ModelInfo, quick_seconds: float = QUICK_SECONDS
     ) -> None:
-        """`make` gives a new engine object."""
+        """`make` gives a new engine object; `model` is told where a caller names none."""
         self._name = name
         self._make = make
         self._model = model
         self._quick_seconds = quick_seconds
-        self._strangers = Strangers()
-        self._places: OrderedDict[LineageId, _Place] = OrderedDict()
+        self._instances: OrderedDict[LineageId, EngineInstance] = OrderedDict()
+        self._hung: set[asyncio.Future[Any]] = set()
 
     @asynccontextmanager
-    async def taken(
-        self,
-        session: Session,
-        model: ModelInfo | None = None,
-        window: int | None = None,
-        *,
-        is_patient: bool = False,
+    async def acquire(
+        self, session: Session, model: ModelInfo | None = None, window: int | None = None, *, waits: bool = False
     ) -> AsyncIterator[EngineInstance]:
         """The engine of the session's conversation for one caller, told where the conversation is now.
 
-        `model` and `window`: None for those that it was told last. When the caller is done, the engine hears what has
-        happened meanwhile. Raises `EngineError`, also when somebody else is with the engine, unless the caller is
-        patient.
+        `model` and `window`: None for those that it was told last. When the caller is done, the engine is told what
+        has happened meanwhile. Raises `EngineError`, also when somebody else is with the engine, unless the caller
+        `waits`.
         """
-        place = self._place(session.lineage_id)
-        if place.lock.locked() and not is_patient:
+        instance = self._instance(session.lineage_id)
+        if instance.lock.locked() and not waits:
             raise EngineError("is busy with this conversation")
-        async with place.lock:
-            yield await self._seated(place, session, model, window)
-            await self._deliver(place)
+        async with instance.lock:
+            await self._prepare(instance, session, model, window)
+            yield instance
+            await self._deliver(instance)
 
     async def call(
-        self,
-        seat: EngineInstance,
-        function: Callable[..., Any],
-        *args: Any,
-        seconds: float | None = None,
-        **kwargs: Any,
+        self, instance: EngineInstance, method: str, *args: Any, seconds: float | None = None, **kwargs: Any
     ) -> Any:
-        """Call the engine of a taken seat. Raises `EngineError`."""
-        is_done = False
+        """Calls a method of an acquired instance's engine. Raises `EngineError`."""
+        is_over = False
         try:
-            result = await self._bounded(function, *args, seconds=seconds or self._quick_seconds, **kwargs)
-            is_done = True
+            result = await self._call(seconds, getattr(instance.engine, method), *args, **kwargs)
+            is_over = True
             return result
         except EngineError as error:
-            is_done = not isinstance(error.__cause__, CallTimeout)
+            is_over = not isinstance(error.__cause__, CallTimeout)
             raise
         finally:
-            seat.is_lost = seat.is_lost or not is_done
+            if not is_over:  # it may go on in a thread
+                instance.engine = None
+                instance.lost_in = instance.session.id if instance.session is not None else instance.lost_in
 
     def threshold(self, lineage_id: LineageId) -> int | None:
-        """From how many tokens on a conversation's engine compresses, as far as it has said so."""
-        place = self._places.get(lineage_id)
-        return None if place is None else place.threshold
+        """Tokens from which on a conversation's engine compresses, as far as it has said so."""
+        instance = self._instances.get(lineage_id)
+        return None if instance is None else instance.threshold
 
-    async def told(self, news: EngineEvent) -> None:
-        """Passed on at once, or as soon as the engine is done with what it is doing. Never raises."""
-        place = self._place(_session_of(news).lineage_id)
-        place.waiting.append(news)
-        if not place.lock.locked():
-            async with place.lock:
-                await self._deliver(place)
+    def was_lost_in(self, session: Session) -> bool:
+        """Whether a call of the conversation's engine was given up in this session."""
+        instance = self._instances.get(session.lineage_id)
+        return instance is not None and instance.lost_in == session.id
+
+    async def on_event(self, event: EngineEvent) -> None:
+        """Tells the engine at once, or as soon as it is done with what it is doing. Never raises."""
+        instance = self._instance(_session_of(event).lineage_id)
+        instance.events.append(event)
+        if not instance.lock.locked():
+            async with instance.lock:
+                await self._deliver(instance)
 
     async def close(self) -> None:
-        """Let go of all engines, and of what can be stopped of their calls."""
-        self._places.clear()
-        await self._strangers.close()
+        """Lets go of all engines, and of what can be stopped of their calls."""
+        self._instances.clear()
+        hung = set(self._hung)
+        for running in hung:
+            running.cancel()
+        if hung:
+            await asyncio.wait(hung, timeout=0.1)
 
-    # ---- places and who sits there
+    def _instance(self, lineage_id: LineageId) -> EngineInstance:
+        """A conversation's instance. The one idle longest is forgotten; none that is in the middle of something."""
+        instance = self._instances.setdefault(lineage_id, EngineInstance())
+        self._instances.move_to_end(lineage_id)
+        for other in list(self._instances)[: max(0, len(self._instances) - MAX_INSTANCES)]:
+            if not self._instances[other].lock.locked():
+                del self._instances[other]
+        return instance
 
-    def _place(self, lineage_id: LineageId) -> _Place:
-        """A conversation's place. Who rested longest is forgotten; nobody who is in the middle of something."""
-        place = self._places.setdefault(lineage_id, _Place())
-        self._places.move_to_end(lineage_id)
-        for other in list(self._places)[: max(0, len(self._places) - KEPT_ENGINES)]:
-            if not self._places[other].lock.locked():
-                del self._places[other]
-        return place
+    # ---- making an engine, and telling it where it is
 
-    async def _seated(
-        self, place: _Place, session: Session, model: ModelInfo | None = None, window: int | None = None
-    ) -> EngineInstance:
-        """The engine in a place that is held, told of the model and of the session."""
-        seat = place.seat
-        if seat is None or seat.is_lost:
-            engine = await self._bounded(self._make, seconds=self._quick_seconds)
+    async def _prepare(
+        self, instance: EngineInstance, session: Session, model: ModelInfo | None = None, window: int | None = None
+    ) -> None:
+        """The engine of an instance that is held, made where there is none, told of the model and of the session."""
+        if instance.engine is None:
+            engine = await self._call(None, self._make)
             if not isinstance(engine, ContextEngine):
                 raise EngineError("could not be made")
-            seat = place.seat = EngineInstance(engine, model or self._model)
-        model = model or seat.model
-        window = window or seat.window or int(model.context_length)
-        if (seat.model, seat.window) != (model, window):
-            await self._tell_model(seat, model, window)
-            place.threshold = await self._said_threshold(seat)
-        if seat.session is None or seat.session.depth < session.depth:
-            await self._start(seat, session)
-        return seat
+            instance.engine, instance.session, instance.window = engine, None, 0
+        model = model or instance.model or self._model
+        window = window or instance.window or int(model.context_length)
+        if (instance.model, instance.window) != (model, window):
+            arguments = (model.name, window, model.base_url, model.api_key, model.provider)
+            await self.call(instance, "update_model", *arguments)
+            instance.model, instance.window = model, window
+            await self._ask_threshold(instance)
+        if instance.session is None or instance.session.depth < session.depth:
+            await self._start(instance, session)
 
-    async def _tell_model(self, seat: EngineInstance, model: ModelInfo, window: int) -> None:
-        tell = seat.engine.update_model
-        await self.call(seat, tell, model.name, window, model.base_url, model.api_key, model.provider)
-        seat.model, seat.window = model, window
-
-    async def _start(self, seat: EngineInstance, session: Session) -> None:
+    async def _start(self, instance: EngineInstance, session: Session) -> None:
         """The conversation was taken up, or is in another session: after a compression, or one that was taken back."""
-        before, seat.session = seat.session, session
+        before, instance.session = instance.session, session
         if before is None:
             is_new = session.depth == 0 and session.reported_prompt_tokens is None
             reason, parent = "started" if is_new else "resumed", None
         else:
             was_undone = state_of(session.context_state).held_at > 0
             reason, parent = "undo" if was_undone else "compression", before.key
-        await self.call(seat, seat.engine.on_session_start, session.key, reason=reason, parent=parent)
+        await self.call(instance, "on_session_start", session.key, reason=reason, parent=parent)
 
-    async def _said_threshold(self, seat: EngineInstance) -> int | None:
+    async def _ask_threshold(self, instance: EngineInstance) -> None:
         """From the engine's status, for people: one that has none to show is no worse at compressing."""
+        instance.threshold = None
         try:
-            status = await self.call(seat, seat.engine.get_status)
+            status = await self.call(instance, "get_status")
         except EngineError:
-            if seat.is_lost:
+            if instance.engine is None:
                 raise
-            return None
-        said = status.get("threshold_tokens") if isinstance(status, dict) else None
-        return int(said) if isinstance(said, (int, float)) and isfinite(said) and said > 0 else None
+            return
+        threshold = status.get("threshold_tokens") if isinstance(status, dict) else None
+        if isinstance(threshold, (int, float)) and isfinite(threshold) and threshold > 0:
+            instance.threshold = int(threshold)
 
-    # ---- news
+    # ---- events
 
-    async def _deliver(self, place: _Place) -> None:
+    async def _deliver(self, instance: EngineInstance) -> None:
         """One by one, so that what a cancellation leaves waits for the next time."""
-        while place.waiting:
-            news = place.waiting.popleft()
+        while instance.events:
+            event = instance.events.popleft()
             try:
-                await self._pass_on(place, news)
+                await self._tell(instance, event)
             except EngineError as error:
-                log.warning("engine.not_told", engine=self._name, news=type(news).__name__, reason=str(error))
+                log.warning("engine.not_told", engine=self._name, news=type(event).__name__, reason=str(error))
 
-    async def _pass_on(self, place: _Place, news: EngineEvent) -> None:
-        seat = await self._seated(place, _session_of(news))
-        match news:
+    async def _tell(self, instance: EngineInstance, event: EngineEvent) -> None:
+        await self._prepare(instance, _session_of(event))
+        match event:
             case ReplyEvent(usage=usage):
-                await self.call(seat, seat.engine.update_from_response, _usage(usage))
-                place.threshold = await self._said_threshold(seat)
+                await self.call(instance, "update_from_response", _usage(usage))
+                await self._ask_threshold(instance)
             case EndedEvent(view=view, was_reset=was_reset):
-                place.seat = None
-                messages = await asyncio.to_thread(_messages_of, view)
-                await self.call(seat, seat.engine.on_session_end, view.session.key, messages)
-                if was_reset:
-                    await self.call(seat, seat.engine.on_session_reset)
+                try:
+                    sent = await asyncio.to_thread(
+                        sent_messages, view.session.system_prompt or "", view.transcript, WireSettings()
+                    )
+                    await self.call(instance, "on_session_end", view.session.key, list(sent.messages))
+                    if was_reset:
+                        await self.call(instance, "on_session_reset")
+                finally:
+                    instance.engine = None
             case ContinuedEvent():
-                pass  # the seat has been told
+                pass  # the session is all there is to tell
 
-    # ---- calling it
-
-    async def _bounded(self, function: Callable[..., Any], *args: Any, seconds: float, **kwargs: Any) -> Any:
-        if self._strangers.runaways >= MOST_RUNAWAYS:
+    async def _call(self, seconds: float | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if len(self._hung) >= MAX_HUNG_CALLS:
             raise EngineError("does not come back from earlier calls")
+        seconds = seconds or self._quick_seconds
         try:
-            return await self._strangers.call(seconds, function, *args, **kwargs)
+            return await call_with_timeout(seconds, self._hung, function, *args, **kwargs)
         except CallTimeout as error:
             raise EngineError(f"did not answer within {seconds:g} seconds") from error
         except Exception as error:  # code that is not ours may raise anything, and no chat ends by it
@@ -245,20 +246,16 @@ class EngineInstances:
             raise EngineError(f"broke ({type(error).__name__})") from error
 
 
-def _session_of(news: EngineEvent) -> Session:
-    match news:
+def _session_of(event: EngineEvent) -> Session:
+    match event:
         case ReplyEvent(session=session) | ContinuedEvent(child=session):
             return session
         case EndedEvent(view=view):
             return view.session
 
 
-def _messages_of(view: View) -> list[ListMessage]:
-    return list(hand_over(view.session.system_prompt or "", view.transcript, WireSettings()).messages)
-
-
 def _usage(usage: CanonicalUsage) -> dict[str, Any]:
-    """As chat completions report it."""
+    """Usage in the form of chat completions."""
     return {
         "prompt_tokens": int(usage.prompt),
         "completion_tokens": usage.output,

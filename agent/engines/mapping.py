@@ -155,7 +155,7 @@ class MappedMessages:
     """How many rows the handoff stands for, earlier handoffs left out."""
 
 
-def hand_over(system: str, transcript: Transcript, style: WireSettings) -> SentMessages:
+def sent_messages(system: str, transcript: Transcript, style: WireSettings) -> SentMessages:
     """The list of a view. An earlier handoff is a message of its own, so that an engine can tell it from a person's."""
     traced = traced_messages(system, transcript, style, handoff_stands_alone=True)
     return SentMessages(
@@ -167,7 +167,7 @@ def hand_over(system: str, transcript: Transcript, style: WireSettings) -> SentM
     )
 
 
-def take_back(handed: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
+def mapped_messages(handed: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
     """The view that an engine's list stands for; None when it is the list that the engine was given.
 
     Raises `MessageListError`.

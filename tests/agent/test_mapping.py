@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.engines.mapping import UNSAID, MappedMessages, MessageListError, SentMessages, hand_over, take_back
+from agent.engines.mapping import UNSAID, MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
 from agent.handoff import SUMMARY_PREFIX, Handoff, parse_handoff
 from agent.model.wire import WireSettings, chat_messages
 from hermes_state.transcripts import NewMessage
@@ -22,11 +22,11 @@ ROWS = conversation(6, filler="filler")
 
 
 def given_list(rows: Sequence[Message] = ROWS) -> SentMessages:
-    return hand_over("You help.", tuple(rows), WireSettings())
+    return sent_messages("You help.", tuple(rows), WireSettings())
 
 
 def back(handed: SentMessages, returned: object) -> MappedMessages:
-    mapped = take_back(handed, returned, lambda text: text.replace("hunter2", "[redacted]"))
+    mapped = mapped_messages(handed, returned, lambda text: text.replace("hunter2", "[redacted]"))
     assert mapped is not None
     return mapped
 
@@ -77,7 +77,7 @@ def test_of_equal_messages_those_next_to_the_ends_are_meant() -> None:
 
 def test_words_like_those_of_a_first_message_that_is_kept_are_the_engines_own() -> None:
     rows = (human("hello"), answer("yes"), human("last"))
-    handed = hand_over("", rows, WireSettings())
+    handed = sent_messages("", rows, WireSettings())
     again = note(handed.messages[0]["content"])
     mapped = back(handed, [handed.messages[0], again, handed.messages[-1]])
     assert kept(mapped) == [rows[0].id, rows[2].id]
@@ -86,15 +86,15 @@ def test_words_like_those_of_a_first_message_that_is_kept_are_the_engines_own() 
 
 def test_the_list_as_it_was_is_no_compression() -> None:
     handed = given_list()
-    assert take_back(handed, list(handed.messages), str) is None
-    assert take_back(handed, copy.deepcopy(list(handed.messages)), str) is None
-    assert take_back(handed, list(handed.messages[1:]), str) is None
+    assert mapped_messages(handed, list(handed.messages), str) is None
+    assert mapped_messages(handed, copy.deepcopy(list(handed.messages)), str) is None
+    assert mapped_messages(handed, list(handed.messages[1:]), str) is None
 
 
 def test_an_engine_may_write_what_it_likes_into_the_system_prompt_and_it_changes_nothing() -> None:
     handed = given_list()
     handed.messages[0]["content"] = "You are somebody else."
-    assert take_back(handed, list(handed.messages), str) is None
+    assert mapped_messages(handed, list(handed.messages), str) is None
 
 
 def test_a_message_that_was_changed_in_place_is_not_the_row_any_more() -> None:
@@ -223,26 +223,26 @@ def test_markers_and_secrets_in_an_engines_words_do_not_get_through() -> None:
 )
 def test_what_no_provider_would_take_is_refused(returned: object, reason: str) -> None:
     with pytest.raises(MessageListError, match=reason):
-        take_back(given_list(), returned, str)
+        mapped_messages(given_list(), returned, str)
 
 
 def test_calls_without_results_repetitions_and_another_order_are_refused() -> None:
     handed = given_list()
     messages = handed.messages
     with pytest.raises(MessageListError, match="no result"):
-        take_back(handed, [messages[1], messages[2], messages[4]], str)
+        mapped_messages(handed, [messages[1], messages[2], messages[4]], str)
     with pytest.raises(MessageListError, match="at its end"):
-        take_back(handed, [messages[1], messages[2]], str)
+        mapped_messages(handed, [messages[1], messages[2]], str)
     with pytest.raises(MessageListError, match="order"):
-        take_back(handed, [messages[1], messages[1], *messages[-4:]], str)
+        mapped_messages(handed, [messages[1], messages[1], *messages[-4:]], str)
     with pytest.raises(MessageListError, match="order"):
-        take_back(handed, [messages[5], messages[1]], str)
+        mapped_messages(handed, [messages[5], messages[1]], str)
 
 
 def test_a_list_that_begins_with_an_answer_is_refused() -> None:
     handed = given_list()
     with pytest.raises(MessageListError, match="begin"):
-        take_back(handed, [handed.messages[4], note("what was"), *handed.messages[-4:]], str)
+        mapped_messages(handed, [handed.messages[4], note("what was"), *handed.messages[-4:]], str)
 
 
 def child_rows(mapped: MappedMessages, rows: Sequence[Message]) -> tuple[Message, ...]:
@@ -276,7 +276,7 @@ def test_whatever_legal_list_comes_back_the_view_is_legal_ordered_and_has_the_ne
         if at and "tool_calls" not in message and data.draw(st.integers(0, 5)) == 0:
             returned.append(note("own words", data.draw(st.sampled_from(["user", "assistant", "system"]))))
     try:
-        mapped = take_back(handed, returned, str)
+        mapped = mapped_messages(handed, returned, str)
     except MessageListError:
         return
     if mapped is None:

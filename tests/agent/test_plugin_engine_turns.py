@@ -1,4 +1,4 @@
-"""Whole turns with an engine of others: real store, real SDK, a fake model server that judges every list."""
+"""Whole turns with a plugin's engine: real store, real SDK, a fake model server that judges every list."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Engines of others: whatever they do, the conversation goes on."""
+"""Engines of plugins: whatever they do, the conversation goes on."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ from agent.context.state import ContextState, stored_form
 from agent.engines.adapter import PluginEngine
 from agent.engines.compressor import ContextCompressor
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import KEPT_ENGINES, ModelInfo
+from agent.engines.instances import MAX_HUNG_CALLS, MAX_INSTANCES, ModelInfo
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.protocols.offline import OfflineModel
@@ -106,7 +106,7 @@ built_in = Compressor(settings=CompressorSettings(), redact=redact, clock=CLOCK)
 SCHEMAS = [ToolSchema(**schema) for schema in KeepNewest().get_tool_schemas()]
 
 
-def foreign(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> PluginEngine:
+def plugin(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> PluginEngine:
     model = ModelInfo(name="lab", context_length=Tokens(8_192), api_key="key")
     values: dict[str, Any] = {"model": model, "clock": CLOCK, **changes}
     return PluginEngine("theirs", make, fallback=built_in, redact=redact, **values)
@@ -137,7 +137,7 @@ def engine_that(compress: Callable[..., Any], **methods: Any) -> Callable[[], Co
 
 async def test_an_engine_for_lists_compresses_rows() -> None:
     heard = KeepNewest()
-    result, state = await drafted(foreign(made_once(heard)), job(focus="foxes"))
+    result, state = await drafted(plugin(made_once(heard)), job(focus="foxes"))
     assert isinstance(result, PreparedCompression)
     handoff, *rest = result.context
     assert isinstance(handoff, NewMessage)
@@ -153,7 +153,7 @@ async def test_an_engine_for_lists_compresses_rows() -> None:
 
 
 async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too() -> None:
-    result, _ = await drafted(foreign(lambda: ContextCompressor(context_length=8_192)), job())
+    result, _ = await drafted(plugin(lambda: ContextCompressor(context_length=8_192)), job())
     assert isinstance(result, PreparedCompression)
     [handoff] = [item for item in result.context if isinstance(item, NewMessage)]
     assert handoff.text is not None
@@ -172,12 +172,12 @@ async def test_engines_that_rest_longest_are_let_go_and_taken_up_again() -> None
         made.append(KeepNewest())
         return made[-1]
 
-    engine = foreign(make)
-    for number in range(KEPT_ENGINES + 2):
+    engine = plugin(make)
+    for number in range(MAX_INSTANCES + 2):
         at = session(number + 1, lineage_id=LineageId(number + 1), reported_prompt_tokens=1)
         await engine.told(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
     await engine.told(ReplyEvent(session=session(reported_prompt_tokens=1), usage=CanonicalUsage(input=2)))
-    assert len(made) == KEPT_ENGINES + 3
+    assert len(made) == MAX_INSTANCES + 3
     assert made[-1].heard == [("start", "s1", "resumed", None), ("usage", 2)]
 
 
@@ -192,14 +192,14 @@ async def test_an_async_engine_is_awaited() -> None:
         async def should_compress(self, prompt_tokens: int | None = None) -> bool:  # type: ignore[override]
             return True
 
-    engine = foreign(Later)
+    engine = plugin(Later)
     assert await engine.wish(job(tokens=10)) == CompressionRequest(reason="threshold")
     result, _ = await drafted(engine, job())
     assert isinstance(result, PreparedCompression)
 
 
 async def test_a_factory_that_has_no_name_makes_engines() -> None:
-    result, _ = await drafted(foreign(partial(KeepNewest)), job())
+    result, _ = await drafted(plugin(partial(KeepNewest)), job())
     assert isinstance(result, PreparedCompression)
 
 
@@ -211,7 +211,7 @@ async def test_a_sync_engine_does_not_hold_the_loop_up() -> None:
         assert leave.wait(10)
         return messages[-1:]
 
-    task = asyncio.create_task(drafted(foreign(engine_that(slowly)), job()))
+    task = asyncio.create_task(drafted(plugin(engine_that(slowly)), job()))
     assert await asyncio.to_thread(entered.wait, 10)
     leave.set()
     result, _ = await task
@@ -226,7 +226,7 @@ async def test_an_engine_that_changes_the_list_it_was_given_changes_no_row() -> 
         return messages
 
     before = tuple(row.text for row in ROWS)
-    result, _ = await drafted(foreign(engine_that(ruthless)), job())
+    result, _ = await drafted(plugin(engine_that(ruthless)), job())
     assert tuple(row.text for row in ROWS) == before
     assert isinstance(result, PreparedCompression)
     newest = max(place for place, row in enumerate(ROWS) if row.origin is Origin.HUMAN)
@@ -238,7 +238,7 @@ async def test_an_engine_that_changes_the_list_it_was_given_changes_no_row() -> 
     [None, 7, [], ["x"], [{"role": "tool", "tool_call_id": "?", "content": "r"}], {"role": "user"}, [{}]],
 )
 async def test_an_illegal_list_aborts_and_changes_nothing(returned: object) -> None:
-    engine = foreign(engine_that(lambda messages: returned))
+    engine = plugin(engine_that(lambda messages: returned))
     result, state = await drafted(engine, job())
     assert isinstance(result, Aborted)
     assert result.kind == "engine"
@@ -253,14 +253,14 @@ async def test_an_engine_that_raises_aborts() -> None:
         raise ValueError("no idea")
 
     for raised in (broken, lambda messages: exec("raise SystemExit"), lambda messages: next(iter(()))):
-        result, _ = await drafted(foreign(engine_that(raised)), job())
+        result, _ = await drafted(plugin(engine_that(raised)), job())
         assert isinstance(result, Aborted)
         assert "broke" in result.reason
 
 
 async def test_an_engine_that_hangs_is_given_up_and_asked_no_more_when_too_many_of_its_calls_hang() -> None:
     leave = threading.Event()
-    engine = foreign(engine_that(lambda messages: leave.wait(30)), compress_seconds=0.02)
+    engine = plugin(engine_that(lambda messages: leave.wait(30)), compress_seconds=0.02)
     try:
         for _ in range(4):
             result, _ = await drafted(engine, job())
@@ -276,6 +276,40 @@ async def test_an_engine_that_hangs_is_given_up_and_asked_no_more_when_too_many_
     await engine.close()
 
 
+async def test_an_engine_whose_calls_hang_holds_a_bounded_number_of_threads() -> None:
+    leave, entered = threading.Event(), []
+
+    def hang(*_: object) -> None:
+        entered.append(threading.current_thread())
+        leave.wait(30)
+
+    hanging = engine_that(hang, should_compress=hang, update_from_response=hang)
+    engine = plugin(hanging, compress_seconds=0.02, quick_seconds=0.02)
+    try:
+        for number in range(1, 21):
+            at = session(number, lineage_id=LineageId(number))
+            assert await engine.wish(job(tokens=10, at=at)) is None
+            await engine.told(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
+            result, _ = await drafted(engine, job(at=at))
+            assert isinstance(result, Aborted)
+        assert len(entered) == MAX_HUNG_CALLS
+    finally:
+        leave.set()
+    await asyncio.gather(*(asyncio.to_thread(thread.join, 10) for thread in entered))
+    await drafted(engine, job())
+    assert len(entered) > MAX_HUNG_CALLS, "calls that came back do not count any more"
+    await engine.close()
+
+
+async def test_an_async_call_that_cancels_itself_does_not_cancel_its_caller() -> None:
+    async def cancelled(messages: list[Any]) -> list[Any]:
+        raise asyncio.CancelledError
+
+    result, _ = await drafted(plugin(engine_that(cancelled)), job())
+    assert isinstance(result, Aborted)
+    assert "broke" in result.reason
+
+
 async def test_an_async_engine_that_ignores_its_cancellation_is_given_up() -> None:
     leave = asyncio.Event()
 
@@ -287,7 +321,7 @@ async def test_an_async_engine_that_ignores_its_cancellation_is_given_up() -> No
                 continue
         return messages
 
-    engine = foreign(engine_that(stubborn), compress_seconds=0.02)
+    engine = plugin(engine_that(stubborn), compress_seconds=0.02)
     result, _ = await drafted(engine, job())
     assert isinstance(result, Aborted)
     leave.set()
@@ -301,13 +335,13 @@ async def test_an_engine_rests_from_when_it_has_failed_not_from_when_it_was_aske
         clock.pass_seconds(110)
         raise RuntimeError("out of order")
 
-    _, state = await drafted(foreign(engine_that(slow), clock=clock), job())
+    _, state = await drafted(plugin(engine_that(slow), clock=clock), job())
     [cooldown] = state.cooldowns.values()
     assert cooldown.until == clock.now() + 60_000
 
 
 async def test_where_there_is_no_room_the_built_in_engine_takes_over() -> None:
-    result, state = await drafted(foreign(engine_that(lambda messages: None)), job(must_shrink=True))
+    result, state = await drafted(plugin(engine_that(lambda messages: None)), job(must_shrink=True))
     assert isinstance(result, PreparedCompression)
     assert result.summary_kind == "deterministic"
     assert any("engine:theirs" in key for key in state.cooldowns)
@@ -315,7 +349,7 @@ async def test_where_there_is_no_room_the_built_in_engine_takes_over() -> None:
 
 async def test_other_settings_end_an_engines_rest_and_let_it_be_forgotten() -> None:
     broken = engine_that(lambda messages: None)
-    before, after = foreign(broken, mark="a1"), foreign(broken, mark="b2")
+    before, after = plugin(broken, mark="a1"), plugin(broken, mark="b2")
     _, state = await drafted(before, job())
     assert before.is_cooling("in_loop", (), state)
     assert not after.is_cooling("in_loop", (), state)
@@ -329,14 +363,14 @@ async def test_where_there_is_no_room_the_built_in_engine_does_what_the_engine_c
     def of_no_use(messages: list[Any]) -> list[Any]:
         return messages if returned == "the same" else [{"role": "user", "content": "words " * 9_000}, messages[-1]]
 
-    result, state = await drafted(foreign(engine_that(of_no_use)), job(must_shrink=True))
+    result, state = await drafted(plugin(engine_that(of_no_use)), job(must_shrink=True))
     assert isinstance(result, PreparedCompression)
     assert (result.summary_kind, state.strikes) == ("deterministic", 0)
 
 
 async def test_what_an_engine_has_failed_is_forgotten_when_it_compresses_again() -> None:
-    engine = foreign(engine_that(lambda messages: messages[-4:]))
-    _, failed = await drafted(foreign(engine_that(lambda messages: None)), job())
+    engine = plugin(engine_that(lambda messages: messages[-4:]))
+    _, failed = await drafted(plugin(engine_that(lambda messages: None)), job())
     assert failed.cooldowns
     result, state = await drafted(engine, job(), failed)
     assert isinstance(result, PreparedCompression)
@@ -344,7 +378,7 @@ async def test_what_an_engine_has_failed_is_forgotten_when_it_compresses_again()
     assert not result.state.cooldowns
 
 
-async def test_an_engine_that_was_cut_off_is_not_asked_again_for_the_same_rows_when_there_is_no_room() -> None:
+async def test_an_engine_that_was_cut_off_is_not_asked_again_in_that_session_when_there_is_no_room() -> None:
     entered, leave, calls = threading.Event(), threading.Event(), []
 
     def hanging(messages: list[Any]) -> list[Any]:
@@ -353,15 +387,20 @@ async def test_an_engine_that_was_cut_off_is_not_asked_again_for_the_same_rows_w
         leave.wait(30)
         return messages
 
-    engine = foreign(engine_that(hanging))
+    engine = plugin(engine_that(hanging))
     task = asyncio.create_task(drafted(engine, job(must_shrink=True)))
     assert await asyncio.to_thread(entered.wait, 10)
     task.cancel()
     await asyncio.wait({task})
     try:
-        result, _ = await drafted(engine, job(must_shrink=True))
-        assert isinstance(result, PreparedCompression)
+        for rows in (ROWS, (*ROWS, human("and what now?"))):
+            assert await engine.wish(job(rows, tokens=10)) is None
+            result, _ = await drafted(engine, job(rows, must_shrink=True))
+            assert isinstance(result, PreparedCompression)
         assert len(calls) == 1
+        leave.set()
+        await drafted(engine, job(at=session(2, parent=1), must_shrink=True))
+        assert len(calls) == 2, "the next session of the conversation begins anew"
     finally:
         leave.set()
     await engine.close()
@@ -369,7 +408,7 @@ async def test_an_engine_that_was_cut_off_is_not_asked_again_for_the_same_rows_w
 
 async def test_an_engine_that_nobody_waited_for_any_more_rests_and_nobody_else_does() -> None:
     heard = KeepNewest()
-    engine = foreign(made_once(heard))
+    engine = plugin(made_once(heard))
     late = job(layer="hygiene", must_shrink=True, is_out_of_time=True)
     offline = SummaryRoute(line=line_to(OfflineModel()), context_length=Tokens(8_192))
     result, state = await engine.draft(late, ContextState(), Estimator(), (offline,), unrecorded)
@@ -389,7 +428,7 @@ async def test_a_busy_engine_keeps_nobody_waiting() -> None:
         return messages[-4:]
 
     heard.compress = slowly  # type: ignore[method-assign]
-    engine = foreign(made_once(heard))
+    engine = plugin(made_once(heard))
     task = asyncio.create_task(drafted(engine, job()))
     assert await asyncio.to_thread(entered.wait, 10)
     assert await engine.wish(job(tokens=10)) is None
@@ -406,25 +445,25 @@ async def test_a_busy_engine_keeps_nobody_waiting() -> None:
 
 
 async def test_a_list_that_is_no_smaller_is_not_taken_and_counts_as_a_strike() -> None:
-    same = foreign(engine_that(lambda messages: messages))
+    same = plugin(engine_that(lambda messages: messages))
     result, state = await drafted(same, job())
     assert isinstance(result, NotNeeded)
     assert (result.why, state.strikes) == (SkipReason.NOTHING_BETWEEN, 1)
-    longer = foreign(engine_that(lambda messages: [{"role": "user", "content": "words " * 9_000}, messages[-1]]))
+    longer = plugin(engine_that(lambda messages: [{"role": "user", "content": "words " * 9_000}, messages[-1]]))
     result, state = await drafted(longer, job())
     assert isinstance(result, NotNeeded)
     assert (result.why, state.strikes) == (SkipReason.NOT_SMALLER, 1)
 
 
 async def test_nothing_is_compressed_while_a_tool_runs() -> None:
-    result, _ = await drafted(foreign(), job((*ROWS, human("go"), answer(None, "open"))))
+    result, _ = await drafted(plugin(), job((*ROWS, human("go"), answer(None, "open"))))
     assert isinstance(result, NotNeeded)
     assert result.why is SkipReason.TOOL_RUNS
 
 
 async def test_a_cut_at_a_certain_message_is_made_by_the_built_in_engine() -> None:
     heard = KeepNewest()
-    engine = foreign(made_once(heard))
+    engine = plugin(made_once(heard))
     result, _ = await drafted(engine, job(keep_turns=1))
     assert isinstance(result, PreparedCompression)
     assert result.summary_kind == "deterministic"
@@ -438,14 +477,14 @@ async def test_a_cut_at_a_certain_message_is_made_by_the_built_in_engine() -> No
 
 
 async def test_the_engine_decides_when_and_the_end_of_the_window_decides_for_it() -> None:
-    engine = foreign()
+    engine = plugin()
     threshold = 8_192 * 3 // 4
     assert await engine.wish(job(tokens=LIMITS.threshold)) is None
-    late = foreign(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: False))
+    late = plugin(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: False))
     assert await late.wish(job(tokens=LIMITS.urgent - 1)) is None
     assert await late.wish(job(tokens=LIMITS.urgent)) == CompressionRequest(reason="window")
     assert threshold > LIMITS.urgent
-    early = foreign(engine_that(lambda messages: messages, threshold_percent=0.1))
+    early = plugin(engine_that(lambda messages: messages, threshold_percent=0.1))
     assert await early.wish(job(tokens=900)) == CompressionRequest(reason="threshold")
 
 
@@ -456,11 +495,11 @@ async def test_preflight_and_having_content_are_asked_with_the_list() -> None:
         seen.append(len(messages))
         return True
 
-    engine = foreign(engine_that(lambda messages: messages, should_compress_preflight=preflight))
+    engine = plugin(engine_that(lambda messages: messages, should_compress_preflight=preflight))
     assert await engine.wish(job(tokens=10, layer="in_loop")) is None
     assert await engine.wish(job(tokens=10, layer="preflight")) == CompressionRequest(reason="preflight")
     assert seen == [33]
-    empty = foreign(
+    empty = plugin(
         engine_that(
             lambda messages: messages,
             should_compress=lambda self, prompt_tokens=None: True,
@@ -474,7 +513,7 @@ async def test_an_engine_that_breaks_over_the_question_leaves_the_decision_to_th
     def broken(self: object, prompt_tokens: int | None = None) -> bool:
         raise RuntimeError("which tokens?")
 
-    engine = foreign(engine_that(lambda messages: messages, should_compress=broken))
+    engine = plugin(engine_that(lambda messages: messages, should_compress=broken))
     assert await engine.wish(job(tokens=LIMITS.threshold - 1)) is None
     assert await engine.wish(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
 
@@ -484,14 +523,14 @@ async def test_an_answer_that_is_neither_yes_nor_no_leaves_the_decision_to_the_g
         def __bool__(self) -> bool:
             raise ValueError("ambiguous")
 
-    engine = foreign(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: Vague()))
+    engine = plugin(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: Vague()))
     assert await engine.wish(job(tokens=LIMITS.threshold - 1)) is None
     assert await engine.wish(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
 
 
 async def test_an_engine_may_ask_for_a_compression_with_a_reason_and_a_focus() -> None:
     heard = KeepNewest()
-    engine = foreign(made_once(heard))
+    engine = plugin(made_once(heard))
     heard.request_compression("a chapter\nends", focus_topic="the  schema " + "x" * 900)
     wish = await engine.wish(job(tokens=10))
     assert wish is not None
@@ -510,7 +549,7 @@ async def test_where_it_compresses_is_what_its_status_says_and_hygiene_at_the_la
             super().update_from_response(usage)
             self.threshold_tokens = usage["prompt_tokens"] * 2
 
-    engine = foreign(Early)
+    engine = plugin(Early)
     assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene, "it has not been heard yet"
     await engine.wish(job())
     assert engine.threshold(LineageId(1), LIMITS) == 2_048
@@ -524,10 +563,10 @@ async def test_where_it_compresses_is_what_its_status_says_and_hygiene_at_the_la
     "status", [None, {}, {"threshold_tokens": "many"}, {"threshold_tokens": float("inf")}, {"threshold_tokens": -1}]
 )
 async def test_a_status_that_says_nothing_is_no_trouble(status: object) -> None:
-    engine = foreign(engine_that(lambda messages: messages[-4:], get_status=lambda self: status))
+    engine = plugin(engine_that(lambda messages: messages[-4:], get_status=lambda self: status))
     assert await engine.wish(job(tokens=10)) is None
     assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
-    broken = foreign(engine_that(lambda messages: messages[-4:], get_status=lambda self: 1 / 0))
+    broken = plugin(engine_that(lambda messages: messages[-4:], get_status=lambda self: 1 / 0))
     result, _ = await drafted(broken, job())
     assert isinstance(result, PreparedCompression)
 
@@ -542,7 +581,7 @@ async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() 
         made.append(KeepNewest())
         return made[-1]
 
-    engine = foreign(make)
+    engine = plugin(make)
     await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=10, cache_read=60, output=4)))
     await drafted(engine, job())
     child = session(2, parent=1)
@@ -564,7 +603,7 @@ async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() 
 
 async def test_a_compression_that_was_taken_back_is_told_as_one() -> None:
     heard = KeepNewest()
-    engine = foreign(made_once(heard))
+    engine = plugin(made_once(heard))
     await engine.wish(job())
     undone = stored_form(ContextState().undone(5_000))
     await engine.wish(job(at=session(3, parent=2, context_state=undone)))
@@ -578,7 +617,7 @@ async def test_a_learned_window_is_told_as_another_model_to_the_conversation_tha
         made.append(KeepNewest())
         return made[-1]
 
-    engine = foreign(make)
+    engine = plugin(make)
     other = session(9, lineage_id=LineageId(9))
     await engine.wish(job())
     await engine.wish(job(at=other))
@@ -599,7 +638,7 @@ async def test_an_engine_whose_conversation_has_ended_is_let_go_even_if_it_break
         made.append(Stubborn())
         return made[-1]
 
-    engine = foreign(make)
+    engine = plugin(make)
     await engine.wish(job())
     await engine.told(EndedEvent(view=View(session=session(), transcript=ROWS), was_reset=False))
     await engine.wish(job())
@@ -612,12 +651,12 @@ async def test_news_never_raise() -> None:
             raise KeyError("usage")
 
     for make in (Deaf, lambda: None, lambda: 1 / 0):
-        await foreign(make).told(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))  # type: ignore[arg-type]
+        await plugin(make).told(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))  # type: ignore[arg-type]
 
 
 async def test_a_cut_that_the_built_in_engine_made_is_told_as_a_compression() -> None:
     heard = KeepNewest()
-    engine = foreign(made_once(heard))
+    engine = plugin(made_once(heard))
     await engine.wish(job())
     result, _ = await drafted(engine, job(keep_turns=1))
     assert isinstance(result, PreparedCompression)
@@ -635,7 +674,7 @@ async def test_what_happens_while_an_engine_is_asked_is_told_behind_it() -> None
         return False
 
     heard.should_compress = slowly  # type: ignore[method-assign]
-    engine = foreign(made_once(heard))
+    engine = plugin(made_once(heard))
     task = asyncio.create_task(engine.wish(job(tokens=10)))
     assert await asyncio.to_thread(entered.wait, 10)
     await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=11)))
@@ -659,7 +698,7 @@ async def test_news_that_a_cancellation_left_are_told_with_the_next() -> None:
             told.set()
             assert go_on.wait(10)
 
-    engine = foreign(Slow)
+    engine = plugin(Slow)
     task = asyncio.create_task(engine.wish(job(tokens=10)))
     assert await asyncio.to_thread(asked.wait, 10)
     for tokens in (1, 2):
@@ -675,7 +714,7 @@ async def test_news_that_a_cancellation_left_are_told_with_the_next() -> None:
 
 async def test_news_of_a_session_that_is_over_do_not_take_the_engine_back_to_it() -> None:
     heard = KeepNewest()
-    engine = foreign(made_once(heard))
+    engine = plugin(made_once(heard))
     await engine.wish(job(at=session(2, parent=1)))
     await engine.told(ReplyEvent(session=session(1), usage=CanonicalUsage(input=7)))
     assert heard.heard == [("start", "s2", "resumed", None), ("usage", 7)]
@@ -691,7 +730,7 @@ async def test_an_engine_that_could_not_be_told_of_the_model_is_told_again() -> 
                 raise ConnectionError("no prices yet")
             super().update_model(model, context_length)
 
-    engine = foreign(Late)
+    engine = plugin(Late)
     assert await engine.wish(job(tokens=10)) is None
     assert await engine.wish(job(tokens=10)) is None, "its threshold is no longer 0"
 
@@ -707,7 +746,7 @@ async def context(chat: Chat) -> ToolContext:
 
 async def test_the_tools_of_an_engine_are_tools_of_the_agent(context: ToolContext) -> None:
     heard = KeepNewest()
-    engine = foreign(made_once(heard), schemas=SCHEMAS)
+    engine = plugin(made_once(heard), schemas=SCHEMAS)
     tools = ToolRegistry(engine.tools())
     call = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
     outcome = await tools.run(call, tools.check(call), context)
@@ -723,7 +762,7 @@ async def test_a_tool_of_an_engine_that_breaks_is_an_error_for_the_model(context
         def handle_tool_call(self, name: str, args: dict[str, Any], **kwargs: Any) -> str:
             raise OSError("disk")
 
-    tools = ToolRegistry(foreign(Broken, schemas=SCHEMAS).tools())
+    tools = ToolRegistry(plugin(Broken, schemas=SCHEMAS).tools())
     call = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
     outcome = await tools.run(call, tools.check(call), context)
     assert outcome.state is ToolRunState.FAILED
@@ -754,7 +793,7 @@ async def test_an_engine_is_told_when_its_conversation_changes_the_model() -> No
         engines.append(Told())
         return engines[-1]
 
-    first = foreign(make)
+    first = plugin(make)
     small = ModelInfo(name="small", context_length=Tokens(8_192), provider="responses")
     second = first.beside(built_in, small)
     for engine in (first, second, second, first):
