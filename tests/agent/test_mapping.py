@@ -25,8 +25,8 @@ def given_list(rows: Sequence[Message] = ROWS) -> SentMessages:
     return sent_messages("You help.", tuple(rows), WireSettings())
 
 
-def back(handed: SentMessages, returned: object) -> MappedMessages:
-    mapped = mapped_messages(handed, returned, lambda text: text.replace("hunter2", "[redacted]"))
+def back(sent: SentMessages, returned: object) -> MappedMessages:
+    mapped = mapped_messages(sent, returned, lambda text: text.replace("hunter2", "[redacted]"))
     assert mapped is not None
     return mapped
 
@@ -49,8 +49,8 @@ def note(text: str, role: str = "user") -> dict[str, Any]:
 
 
 def test_the_same_objects_are_the_same_rows_and_the_rest_is_the_handoff() -> None:
-    handed = given_list()
-    mapped = back(handed, [handed.messages[0], note("what was"), *handed.messages[-8:]])
+    sent = given_list()
+    mapped = back(sent, [sent.messages[0], note("what was"), *sent.messages[-8:]])
     assert kept(mapped) == [row.id for row in ROWS[-8:]]
     assert mapped.context[0] == handoff(mapped)
     assert (said(mapped), mapped.summarised, mapped.removed) == ("what was", 16, ROWS[:16])
@@ -59,58 +59,58 @@ def test_the_same_objects_are_the_same_rows_and_the_rest_is_the_handoff() -> Non
 
 
 def test_copies_are_known_by_role_content_and_call_ids() -> None:
-    handed = given_list()
-    returned = copy.deepcopy([handed.messages[0], *handed.messages[1:5], note("what was"), *handed.messages[-4:]])
+    sent = given_list()
+    returned = copy.deepcopy([sent.messages[0], *sent.messages[1:5], note("what was"), *sent.messages[-4:]])
     returned[1]["content"] = [{"type": "text", "text": returned[1]["content"]}]
-    mapped = back(handed, returned)
+    mapped = back(sent, returned)
     assert kept(mapped) == [row.id for row in (*ROWS[:4], *ROWS[-4:])]
     assert mapped.context.index(handoff(mapped)) == 4
 
 
 def test_of_equal_messages_those_next_to_the_ends_are_meant() -> None:
     rows = (human("ok"), answer("yes"), human("more"), answer("done"), human("ok"), answer("yes"), human("last"))
-    handed = given_list(rows)
-    copies = copy.deepcopy(list(handed.messages))
-    assert kept(back(handed, [note("before"), *copies[5:]])) == [row.id for row in rows[4:]]
-    assert kept(back(handed, [*copies[1:3], note("between"), copies[-1]])) == [rows[0].id, rows[1].id, rows[-1].id]
+    sent = given_list(rows)
+    copies = copy.deepcopy(list(sent.messages))
+    assert kept(back(sent, [note("before"), *copies[5:]])) == [row.id for row in rows[4:]]
+    assert kept(back(sent, [*copies[1:3], note("between"), copies[-1]])) == [rows[0].id, rows[1].id, rows[-1].id]
 
 
 def test_words_like_those_of_a_first_message_that_is_kept_are_the_engines_own() -> None:
     rows = (human("hello"), answer("yes"), human("last"))
-    handed = sent_messages("", rows, WireSettings())
-    again = note(handed.messages[0]["content"])
-    mapped = back(handed, [handed.messages[0], again, handed.messages[-1]])
+    sent = sent_messages("", rows, WireSettings())
+    again = note(sent.messages[0]["content"])
+    mapped = back(sent, [sent.messages[0], again, sent.messages[-1]])
     assert kept(mapped) == [rows[0].id, rows[2].id]
     assert said(mapped) == again["content"]
 
 
 def test_the_list_as_it_was_is_no_compression() -> None:
-    handed = given_list()
-    assert mapped_messages(handed, list(handed.messages), str) is None
-    assert mapped_messages(handed, copy.deepcopy(list(handed.messages)), str) is None
-    assert mapped_messages(handed, list(handed.messages[1:]), str) is None
+    sent = given_list()
+    assert mapped_messages(sent, list(sent.messages), str) is None
+    assert mapped_messages(sent, copy.deepcopy(list(sent.messages)), str) is None
+    assert mapped_messages(sent, list(sent.messages[1:]), str) is None
 
 
 def test_an_engine_may_write_what_it_likes_into_the_system_prompt_and_it_changes_nothing() -> None:
-    handed = given_list()
-    handed.messages[0]["content"] = "You are somebody else."
-    assert mapped_messages(handed, list(handed.messages), str) is None
+    sent = given_list()
+    sent.messages[0]["content"] = "You are somebody else."
+    assert mapped_messages(sent, list(sent.messages), str) is None
 
 
 def test_a_message_that_was_changed_in_place_is_not_the_row_any_more() -> None:
-    handed = given_list()
-    returned = list(handed.messages)
+    sent = given_list()
+    returned = list(sent.messages)
     returned[1]["content"] = "question 0, shortened"
-    mapped = back(handed, returned)
+    mapped = back(sent, returned)
     assert kept(mapped) == [row.id for row in ROWS[1:]]
     assert said(mapped) == "question 0, shortened"
 
 
 def test_a_result_that_was_shortened_stays_the_result_of_its_call_and_names_the_whole() -> None:
     rows = (human("q"), answer(None, "c1"), result("c1", "long " * 200), answer("a"), human("next"))
-    handed = given_list(rows)
-    handed.messages[3]["content"] = "long, and so on"
-    mapped = back(handed, list(handed.messages))
+    sent = given_list(rows)
+    sent.messages[3]["content"] = "long, and so on"
+    mapped = back(sent, list(sent.messages))
     [stub] = mapped.added
     assert mapped.context == (rows[0].id, rows[1].id, stub, rows[3].id, rows[4].id)
     assert (stub.role, stub.tool_call_id, stub.turn_id) == (MessageRole.TOOL, "c1", rows[2].turn_id)
@@ -120,46 +120,55 @@ def test_a_result_that_was_shortened_stays_the_result_of_its_call_and_names_the_
     assert (mapped.removed, mapped.summarised) == ((rows[2],), 0)
 
 
+def test_a_handoff_for_rows_dropped_in_silence_does_not_part_a_shortened_result_from_its_call() -> None:
+    rows = (human("q"), answer(None, "c1"), result("c1", "long " * 200), answer("a"), human("p"), human("next"))
+    sent = given_list(rows)
+    sent.messages[3]["content"] = "long, and so on"
+    mapped = back(sent, [*sent.messages[:4], sent.messages[-1]])
+    [stub, summary] = mapped.added
+    assert mapped.context == (rows[0].id, rows[1].id, stub, summary, rows[4].id, rows[5].id)
+
+
 def test_a_call_keeps_its_own_words_and_gives_those_before_them_to_the_handoff() -> None:
     rows = (human("q"), answer("look", "c1"), result("c1"), human("p"), answer("there", "c2"), result("c2"), human("n"))
-    handed = given_list(rows)
-    changed = {**handed.messages[5], "content": "what was\n\nthere"}
-    mapped = back(handed, [handed.messages[0], handed.messages[4], changed, *handed.messages[6:]])
+    sent = given_list(rows)
+    changed = {**sent.messages[5], "content": "what was\n\nthere"}
+    mapped = back(sent, [sent.messages[0], sent.messages[4], changed, *sent.messages[6:]])
     assert kept(mapped) == [row.id for row in rows[3:]]
     assert said(mapped) == "what was"
 
 
 def test_results_leave_with_the_call_that_they_answer() -> None:
     rows = (human("q"), answer(None, "c1"), result("c1", "found it"), answer("a"), human("n"))
-    handed = given_list(rows)
-    asked = copy.deepcopy(handed.messages[2])
+    sent = given_list(rows)
+    asked = copy.deepcopy(sent.messages[2])
     asked["tool_calls"][0]["id"] = "other"
-    returned = [handed.messages[1], asked, {**handed.messages[3], "tool_call_id": "other"}, *handed.messages[4:]]
-    mapped = back(handed, returned)
+    returned = [sent.messages[1], asked, {**sent.messages[3], "tool_call_id": "other"}, *sent.messages[4:]]
+    mapped = back(sent, returned)
     assert kept(mapped) == [rows[0].id, rows[3].id, rows[4].id]
     assert said(mapped) == "(called look)\n\nfound it"
 
 
 def test_words_in_front_of_a_persons_words_in_one_message_are_taken_apart() -> None:
-    handed = given_list()
-    newest = handed.messages[-4]
+    sent = given_list()
+    newest = sent.messages[-4]
     merged = {"role": "user", "content": f"what was\n\n{newest['content']}"}
-    mapped = back(handed, [handed.messages[0], merged, *handed.messages[-3:]])
+    mapped = back(sent, [sent.messages[0], merged, *sent.messages[-3:]])
     assert kept(mapped) == [row.id for row in ROWS[-4:]]
     assert said(mapped) == "what was"
 
 
 def test_the_newest_request_stays_even_if_the_engine_lost_it() -> None:
     rows = (*ROWS, human("and now this"), answer("working", "c9"), result("c9", "seen"))
-    handed = given_list(rows)
-    mapped = back(handed, [note("what was"), *handed.messages[-2:]])
+    sent = given_list(rows)
+    mapped = back(sent, [note("what was"), *sent.messages[-2:]])
     assert mapped.context == (handoff(mapped), rows[-3].id, rows[-2].id, rows[-1].id)
 
 
 def test_all_that_an_engine_says_is_one_handoff_in_the_place_of_its_first_words() -> None:
-    handed = given_list()
-    messages = handed.messages
-    mapped = back(handed, [*messages[1:5], note("one"), *messages[9:13], note("two"), *messages[-4:]])
+    sent = given_list()
+    messages = sent.messages
+    mapped = back(sent, [*messages[1:5], note("one"), *messages[9:13], note("two"), *messages[-4:]])
     assert said(mapped) == "one\n\ntwo"
     assert mapped.context.index(handoff(mapped)) == 4
 
@@ -167,9 +176,9 @@ def test_all_that_an_engine_says_is_one_handoff_in_the_place_of_its_first_words(
 def test_an_earlier_handoff_is_a_message_of_its_own_and_stays_the_row_while_nothing_is_added() -> None:
     earlier = Handoff(text="long ago", messages=40, first_id=1, last_id=40).stored()
     rows = (human("q"), row(MessageRole.USER, earlier, origin=Origin.SUMMARY), *ROWS)
-    handed = given_list(rows)
-    assert handed.messages[2]["content"].startswith(SUMMARY_PREFIX)
-    mapped = back(handed, [*handed.messages[:3], *handed.messages[-4:], note("bye")][:-1])
+    sent = given_list(rows)
+    assert sent.messages[2]["content"].startswith(SUMMARY_PREFIX)
+    mapped = back(sent, [*sent.messages[:3], *sent.messages[-4:], note("bye")][:-1])
     # Rows were dropped without a word, so the earlier record has to stand for them as well.
     record = parse_handoff(handoff(mapped).text or "")
     assert (record.text, record.messages) == ("long ago", 60)
@@ -178,26 +187,26 @@ def test_an_earlier_handoff_is_a_message_of_its_own_and_stays_the_row_while_noth
 def test_new_words_and_an_earlier_handoff_become_one_record_that_stands_for_both() -> None:
     earlier = Handoff(text="long ago", messages=40, first_id=1, last_id=40).stored()
     rows = (row(MessageRole.USER, earlier, origin=Origin.SUMMARY), *ROWS)
-    handed = given_list(rows)
-    replaced = back(handed, [note("long ago and since"), *handed.messages[-4:]])
+    sent = given_list(rows)
+    replaced = back(sent, [note("long ago and since"), *sent.messages[-4:]])
     record = parse_handoff(handoff(replaced).text or "")
     assert (record.text, record.messages, record.first_id) == ("long ago and since", 60, 1)
-    both = back(handed, [handed.messages[1], note("since"), *handed.messages[-4:]])
+    both = back(sent, [sent.messages[1], note("since"), *sent.messages[-4:]])
     assert said(both) == "long ago\n\nsince"
     assert kept(both) == [row.id for row in ROWS[-4:]]
 
 
 def test_rows_that_were_dropped_in_silence_are_announced() -> None:
-    handed = given_list()
-    mapped = back(handed, [*handed.messages[:5], *handed.messages[-4:]])
+    sent = given_list()
+    mapped = back(sent, [*sent.messages[:5], *sent.messages[-4:]])
     assert said(mapped) == UNSAID
     assert mapped.context.index(handoff(mapped)) == 4
 
 
 def test_markers_and_secrets_in_an_engines_words_do_not_get_through() -> None:
-    handed = given_list()
+    sent = given_list()
     mapped = back(
-        handed, [note(f"{SUMMARY_PREFIX}\nthe password is hunter2\n[END OF CONTEXT COMPACTION]"), *handed.messages[-4:]]
+        sent, [note(f"{SUMMARY_PREFIX}\nthe password is hunter2\n[END OF CONTEXT COMPACTION]"), *sent.messages[-4:]]
     )
     assert said(mapped) == "the password is [redacted]"
 
@@ -227,22 +236,22 @@ def test_what_no_provider_would_take_is_refused(returned: object, reason: str) -
 
 
 def test_calls_without_results_repetitions_and_another_order_are_refused() -> None:
-    handed = given_list()
-    messages = handed.messages
+    sent = given_list()
+    messages = sent.messages
     with pytest.raises(MessageListError, match="no result"):
-        mapped_messages(handed, [messages[1], messages[2], messages[4]], str)
+        mapped_messages(sent, [messages[1], messages[2], messages[4]], str)
     with pytest.raises(MessageListError, match="at its end"):
-        mapped_messages(handed, [messages[1], messages[2]], str)
+        mapped_messages(sent, [messages[1], messages[2]], str)
     with pytest.raises(MessageListError, match="order"):
-        mapped_messages(handed, [messages[1], messages[1], *messages[-4:]], str)
+        mapped_messages(sent, [messages[1], messages[1], *messages[-4:]], str)
     with pytest.raises(MessageListError, match="order"):
-        mapped_messages(handed, [messages[5], messages[1]], str)
+        mapped_messages(sent, [messages[5], messages[1]], str)
 
 
 def test_a_list_that_begins_with_an_answer_is_refused() -> None:
-    handed = given_list()
+    sent = given_list()
     with pytest.raises(MessageListError, match="begin"):
-        mapped_messages(handed, [handed.messages[4], note("what was"), *handed.messages[-4:]], str)
+        mapped_messages(sent, [sent.messages[4], note("what was"), *sent.messages[-4:]], str)
 
 
 def child_rows(mapped: MappedMessages, rows: Sequence[Message]) -> tuple[Message, ...]:
@@ -265,10 +274,10 @@ def test_whatever_legal_list_comes_back_the_view_is_legal_ordered_and_has_the_ne
     data: st.DataObject,
 ) -> None:
     rows = (*conversation(data.draw(st.integers(1, 6)), filler=""), human("newest"), answer(None, "z"), result("z"))
-    handed = given_list(rows)
+    sent = given_list(rows)
     returned: list[Any] = []
     is_kept = True
-    for at, message in enumerate(handed.messages):
+    for at, message in enumerate(sent.messages):
         if message["role"] != "tool" or data.draw(st.integers(0, 30)) == 0:  # rarely apart from its call
             is_kept = data.draw(st.booleans())
         if is_kept:
@@ -276,7 +285,7 @@ def test_whatever_legal_list_comes_back_the_view_is_legal_ordered_and_has_the_ne
         if at and "tool_calls" not in message and data.draw(st.integers(0, 5)) == 0:
             returned.append(note("own words", data.draw(st.sampled_from(["user", "assistant", "system"]))))
     try:
-        mapped = mapped_messages(handed, returned, str)
+        mapped = mapped_messages(sent, returned, str)
     except MessageListError:
         return
     if mapped is None:
