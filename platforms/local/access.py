@@ -1,4 +1,4 @@
-"""Who may see the page: a token that works once, exchanged for a cookie.
+"""Access to the page: a token that works once, exchanged for a cookie.
 
 The address printed at start carries the token; a browser that opens it gets a cookie and never needs the token again.
 Tokens and cookies are random, and only their SHA-256 is kept, that of cookies in the database, so that a browser
@@ -18,13 +18,13 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
 
 TOKEN_MS = 24 * 3600 * 1000
-"""How long a printed token stays open when nobody uses it."""
+"""Lifetime of a printed token that nobody uses, in milliseconds."""
 
 COOKIE_SECONDS = 90 * 24 * 3600
-"""How long a browser stays signed in."""
+"""Seconds for which a browser stays signed in."""
 
 MAX_COOKIES = 20
-"""Browsers that are signed in at the same time; the oldest gives way."""
+"""Most browsers that are signed in at the same time; the oldest gives way."""
 
 MAX_TOKENS = 5
 
@@ -56,7 +56,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BrowserAccessControl:
-    """The open tokens and the valid cookies."""
+    """Open tokens and valid cookies."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -69,7 +69,7 @@ class BrowserAccessControl:
         self._cookies = {cookie.digest: cookie.since for cookie in await self._store.read(_load)}
 
     def mint(self) -> str:
-        """A new token; the oldest unused one gives way when there are too many."""
+        """Make a new token; the oldest unused one gives way when there are too many."""
         token = secrets.token_urlsafe(32)
         self._tokens[_digest(token)] = self._clock.now()
         while len(self._tokens) > MAX_TOKENS:
@@ -77,7 +77,7 @@ class BrowserAccessControl:
         return token
 
     async def exchange(self, token: str) -> str | None:
-        """The cookie for a token, which is used up; None when it is unknown, used or too old.
+        """Exchange a token, which is used up, for a cookie; None when it is unknown, used or too old.
 
         Raises `StoreUnavailable`; the token stays open then.
         """
@@ -95,13 +95,13 @@ class BrowserAccessControl:
         return cookie
 
     def admits(self, cookie: str | None) -> bool:
-        """Whether this cookie opens the page."""
+        """Tell whether this cookie opens the page."""
         since = self._cookies.get(_digest(cookie)) if cookie else None
         return since is not None and self._clock.now() - since <= COOKIE_SECONDS * 1000
 
 
 def is_same_origin(headers: Mapping[str, str], method: str, hosts: Sequence[str]) -> bool:
-    """Whether a request was made by this page, or by a person who typed or followed an address.
+    """Tell whether a request was made by this page, or by a person who typed or followed an address.
 
     A name that resolves to this machine is not enough (`hosts` are the ones we go by), and a page of another
     origin gets nothing: browsers say so in `Origin` and `Sec-Fetch-Site`, which pages cannot forge.
@@ -119,7 +119,7 @@ def is_same_origin(headers: Mapping[str, str], method: str, hosts: Sequence[str]
 
 
 def host_names(host: str, port: int, extra: Sequence[str] = ()) -> tuple[str, ...]:
-    """The `Host` headers that mean us: loopback under its names, or the address bound to, and what is configured."""
+    """`Host` headers that mean us: loopback under its names, or the address bound to, and what is configured."""
     names = [host, "localhost", "127.0.0.1", "[::1]"]
     own = [f"[{name}]" if ":" in name and not name.startswith("[") else name for name in names]
     bare = [name for name in own if port == 80]
@@ -127,13 +127,13 @@ def host_names(host: str, port: int, extra: Sequence[str] = ()) -> tuple[str, ..
 
 
 def address(host: str, port: int) -> URL:
-    """The address of the page for a browser on this machine."""
+    """Address of the page for a browser on this machine."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return URL.build(scheme="http", host=shown.strip("[]"), port=port, path="/")
 
 
 def _is_visit(headers: Mapping[str, str], method: str) -> bool:
-    """A link on another page that opens ours as a page of its own; that other page sees nothing of it."""
+    """Recognise a link on another page that opens ours as a page of its own; the other page sees nothing of it."""
     mode, target = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
     return method == "GET" and mode == "navigate" and target == "document"
 

@@ -21,7 +21,7 @@ from platforms.base import (
     SendRequest,
 )
 from platforms.local.access import BrowserAccessControl, address, host_names
-from platforms.local.chats import ChatRegistry, LiveChat, load_entries, note_entries
+from platforms.local.chats import ChatRegistry, LiveChat, load_recent, save_recent
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import load_tool_lines
 from platforms.local.markdown import split_parts, to_html
@@ -31,29 +31,29 @@ from platforms.local.uploads import UploadStore
 
 log = structlog.get_logger()
 
-_RENDERED_AT_ONCE = 4_000
-"""Characters of a text whose HTML is made on the event loop."""
+_MAX_INLINE_CHARACTERS = 4_000
+"""Longest text whose HTML is made on the event loop, in characters."""
 
 _SHUTDOWN_SECONDS = 1.0
-"""Requests under way get this long, and the note of what is remembered; streams end at once by themselves."""
+"""Seconds for requests under way, and for saving recent entries; streams end at once by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
-    """How the web chat is served."""
+    """Settings of the web chat."""
 
     state_dir: Path
-    """Uploaded files wait in `spool/local` below it."""
+    """State directory: uploaded files wait in `spool/local` below it."""
     host: str = "127.0.0.1"
     port: int = 8765
-    """0 picks a free one."""
+    """Port to listen on; 0 picks a free one."""
     allowed_hosts: tuple[str, ...] = ()
     """Further `Host` headers that mean this page, as a browser sends them (`chat.example.org:8443`)."""
     max_file_bytes: int = 20_000_000
     max_characters: int = 200_000
-    """Of one message that a person writes."""
+    """Longest message that a person may write, in characters."""
     max_part_units: int = 100_000
-    """Of one message that is shown, in UTF-16 units; keeps a page responsive."""
+    """Longest message that is shown, in UTF-16 units; keeps a page responsive."""
 
 
 class LocalAdapter:
@@ -87,16 +87,16 @@ class LocalAdapter:
         self._access = BrowserAccessControl(store, clock)
         self._pages = PageRenderer(menu=menu, max_file_bytes=settings.max_file_bytes)
         self._chats = ChatRegistry(self._pages)
-        self._spool = UploadStore(settings.state_dir / "spool" / "local", max_file_bytes=settings.max_file_bytes)
+        self._uploads = UploadStore(settings.state_dir / "spool" / "local", max_file_bytes=settings.max_file_bytes)
         self._port: int | None = None
 
     @property
     def url(self) -> str | None:
-        """The page's address without a token; None while it is not served."""
+        """Address of the page without a token; None while it is not served."""
         return None if self._port is None else str(address(self._settings.host, self._port))
 
     def mint_url(self) -> str | None:
-        """The address with a new token that signs one browser in; None while it is not served."""
+        """Address with a new token that signs one browser in; None while it is not served."""
         if self._port is None:
             return None
         return str(address(self._settings.host, self._port).with_query(token=self._access.mint()))
@@ -110,9 +110,9 @@ class LocalAdapter:
     async def run(self, intake: Intake) -> None:
         """Serve until cancelled. Raises `PlatformUnavailable` when the port is taken or the store does not answer."""
         try:
-            await asyncio.to_thread(self._spool.open)
+            await asyncio.to_thread(self._uploads.open)
             await self._access.load()
-            self._chats.recall(await self._store.read(load_entries))
+            self._chats.restore(await self._store.read(load_recent))
         except (OSError, StateError) as error:
             raise PlatformUnavailable(f"the web chat cannot start: {error}") from error
         self._chats.reopen()
@@ -123,7 +123,7 @@ class LocalAdapter:
             access=self._access,
             chats=self._chats,
             pages=self._pages,
-            spool=self._spool,
+            uploads=self._uploads,
             max_characters=self._settings.max_characters,
         )
         runner = web.AppRunner(
@@ -136,7 +136,7 @@ class LocalAdapter:
             self._port = None
             self._chats.close()
             await runner.cleanup()
-            await self._note_entries()
+            await self._save_recent()
 
     async def _serve(self, runner: web.AppRunner, routes: RouteHandler) -> None:
         settings = self._settings
@@ -158,15 +158,15 @@ class LocalAdapter:
             self._on_ready(url)
         await asyncio.Event().wait()  # until cancelled
 
-    async def _note_entries(self) -> None:
+    async def _save_recent(self) -> None:
         try:
             async with asyncio.timeout(_SHUTDOWN_SECONDS):
-                await self._store.write(note_entries, self._chats.said)
+                await self._store.write(save_recent, self._chats.recent)
         except (StateError, TimeoutError) as error:
             log.info("local.replies_forgotten", error=type(error).__name__)
 
     def render(self, text: str) -> Sequence[OutboundPart]:
-        """The parts keep their Markdown: pages make HTML of it when they show it."""
+        """Split into parts that keep their Markdown: pages make HTML of it when they show it."""
         shown = text if text.strip() else "(empty)"
         return [OutboundPart(text=part, plain=part) for part in split_parts(shown, self._settings.max_part_units)]
 
@@ -185,8 +185,8 @@ class LocalAdapter:
             is_plain=request.is_plain,
             buttons=request.part.buttons,
         )
-        await self._show_steps(chat, request.chat)
-        await self._make_ready(chat, entry)
+        await self._show_tools(chat, request.chat)
+        await self._render_ahead(chat, entry)
         chat.add(entry)
         return ref
 
@@ -194,36 +194,36 @@ class LocalAdapter:
         self._require_served()
         chat = self._chats.of(preview.chat.chat_ref)
         ref = preview.ref or f"t-{preview.number}"
-        await self._show_steps(chat, preview.chat)
+        await self._show_tools(chat, preview.chat)
         text = split_parts(preview.text, self._settings.max_part_units)[0]
         entry = Entry(ref=ref, kind=EntryKind.PREVIEW, at=self._clock.now(), text=text)
-        await self._make_ready(chat, entry)
-        chat.preview(entry)
+        await self._render_ahead(chat, entry)
+        chat.show_preview(entry)
         return ref
 
     async def show_typing(self, chat: ChatKey) -> None:
         self._require_served()
         live = self._chats.of(chat.chat_ref)
-        await self._show_steps(live, chat)
-        live.writing()
+        await self._show_tools(live, chat)
+        live.show_typing()
 
-    async def _make_ready(self, chat: LiveChat, entry: Entry) -> None:
+    async def _render_ahead(self, chat: LiveChat, entry: Entry) -> None:
         """Make the HTML of a long text beside the event loop: it can take a second, at every step of a preview."""
-        if chat.is_watched and len(entry.text) > _RENDERED_AT_ONCE and not entry.is_plain:
+        if chat.is_watched and len(entry.text) > _MAX_INLINE_CHARACTERS and not entry.is_plain:
             await asyncio.to_thread(to_html, entry.text)
 
     def _require_served(self) -> None:
         if self._port is None:
             raise PlatformUnavailable("the web chat is not being served")
 
-    async def _show_steps(self, live: LiveChat, chat: ChatKey) -> None:
-        """Show what tools the running turn called. Trouble with the store hides them until a reload, no more."""
+    async def _show_tools(self, live: LiveChat, chat: ChatKey) -> None:
+        """Show the tool calls of the running turn. Trouble with the store hides them until a reload, no more."""
         if not live.is_watched:
             return
         try:
-            live.steps(await self._store.read(load_tool_lines, chat))
+            live.show_tools(await self._store.read(load_tool_lines, chat))
         except StateError as error:
             log.debug("local.steps_hidden", error=type(error).__name__)
 
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
-        return await asyncio.to_thread(self._spool.copy, attachment, target, max_bytes)
+        return await asyncio.to_thread(self._uploads.copy, attachment, target, max_bytes)

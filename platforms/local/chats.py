@@ -1,7 +1,8 @@
-"""What this process knows of each chat beside the store: answers being written, and the newest replies to commands.
+"""Chats of the page in memory: answers being written, and recent entries that no transcript has.
 
-Replies to commands are no transcript rows; the newest of them are kept here so that a reload shows them
-again, and `remembered` keeps them over a restart.
+Commands, the replies to them and errors are no rows of a transcript. A chat service keeps such messages for its bots;
+this page has nobody else to do so: a reload shows them again. They are stored when the adapter stops, so a daemon that
+was killed has those of its last orderly stop.
 """
 
 from collections import OrderedDict
@@ -17,14 +18,16 @@ from platforms.local.pages import PageRenderer
 from platforms.local.stream import ChatStream
 
 MAX_RECENT_ENTRIES = 50
-"""Per chat; what matters longer is in the transcript."""
+"""Entries remembered per chat; what matters longer is in the transcript."""
+
+_NOTE = "local.remembered"
 
 _WRITING = "writing"
 _PREVIEW = "preview"
 
 
 class LiveChat:
-    """One chat. Every change is told to its open pages."""
+    """One chat as its open pages show it: each change is published to them."""
 
     def __init__(self, name: str, pages: PageRenderer) -> None:
         self.name = name
@@ -36,31 +39,31 @@ class LiveChat:
 
     @property
     def recent(self) -> list[Entry]:
-        """What was said lately, and the answer being written."""
-        return [*self._recent.values(), *([self._preview] if self._preview else [])]
-
-    @property
-    def said(self) -> list[Entry]:
-        """What was said lately."""
+        """The newest entries, without the answer being written."""
         return [*self._recent.values()]
 
-    def recall(self, entries: Sequence[Entry]) -> None:
-        """What an earlier process remembered."""
+    @property
+    def shown(self) -> list[Entry]:
+        """The newest entries and the answer being written."""
+        return [*self._recent.values(), *([self._preview] if self._preview else [])]
+
+    def restore(self, entries: Sequence[Entry]) -> None:
+        """Take over the recent entries of an earlier process."""
         self._recent.update((entry.ref, entry) for entry in entries if entry.ref not in self._recent)
 
     @property
     def is_watched(self) -> bool:
-        """Whether a page is open on this chat."""
+        """A page is open on this chat."""
         return self.stream.is_watched
 
     def find(self, ref: str) -> Entry | None:
-        """What was said under this `ref`, as far as it is remembered."""
+        """The entry with this `ref`, as far as it is remembered."""
         if self._preview is not None and self._preview.ref == ref:
             return self._preview
         return self._recent.get(ref)
 
     def add(self, entry: Entry) -> None:
-        """Something was said. The same `ref` again changes nothing but the content."""
+        """Show a new entry, or new content of the entry with this `ref`."""
         is_over = entry.kind is not EntryKind.PERSON
         if self._preview is not None and self._preview.ref == entry.ref:
             self._preview = None
@@ -72,35 +75,35 @@ class LiveChat:
             self.stream.forget(_WRITING)
         self.stream.publish(lambda: self._pages.upsert(self.name, [entry], is_writing=False if is_over else None))
 
-    def preview(self, entry: Entry) -> None:
-        """The answer being written, as far as it is. One turn runs in a chat: a new preview replaces any other."""
+    def show_preview(self, entry: Entry) -> None:
+        """Show the answer being written, as far as it is. One turn runs in a chat: a new preview replaces any other."""
         self._preview = entry
         self._recent.pop(entry.ref, None)
         self.stream.publish(lambda: self._pages.upsert(self.name, [entry], is_writing=True), slot=_PREVIEW)
 
-    def writing(self) -> None:
-        """Somebody is at work on an answer; shown for a few seconds."""
+    def show_typing(self) -> None:
+        """Show for a few seconds that an answer is being written."""
         self.stream.publish(lambda: self._pages.upsert(self.name, [], is_writing=True), slot=_WRITING)
 
-    def steps(self, lines: Sequence[Entry]) -> None:
-        """The tool calls of late; those that are new or have a result now are told."""
-        changed = [line for line in lines if self._tools.get(line.ref) != line]
-        self._tools = {line.ref: line for line in lines}
+    def show_tools(self, entries: Sequence[Entry]) -> None:
+        """Show those of the latest tool calls that are new or have a result now."""
+        changed = [entry for entry in entries if self._tools.get(entry.ref) != entry]
+        self._tools = {entry.ref: entry for entry in entries}
         if changed:
             self._end_preview_of(changed)
             self.stream.publish(lambda: self._pages.upsert(self.name, changed, is_writing=None))
 
-    def _end_preview_of(self, lines: Sequence[Entry]) -> None:
-        """What streamed turned out to be said beside a tool call: it is a line of its own now."""
+    def _end_preview_of(self, entries: Sequence[Entry]) -> None:
+        """End a preview that turned out to be text beside a tool call: it is an entry of its own now."""
         preview = self._preview
-        if preview is not None and any(line.text and line.text.strip() == preview.text.strip() for line in lines):
+        if preview is not None and any(entry.text and entry.text.strip() == preview.text.strip() for entry in entries):
             self._preview = None
             self.stream.forget(_PREVIEW)
             self.stream.publish(lambda: self._pages.removal(preview.ref))
 
 
 class ChatRegistry:
-    """All chats that were looked at or written to since the start."""
+    """Chats that were looked at or written to since the start, by name."""
 
     def __init__(self, pages: PageRenderer) -> None:
         self._pages = pages
@@ -112,49 +115,40 @@ class ChatRegistry:
         return self._chats[name]
 
     @property
-    def said(self) -> Mapping[str, Sequence[Entry]]:
-        """What was said lately, by the name of the chat."""
-        return {name: chat.said for name, chat in self._chats.items()}
+    def recent(self) -> Mapping[str, Sequence[Entry]]:
+        """The newest entries of each chat."""
+        return {name: chat.recent for name, chat in self._chats.items()}
 
-    def recall(self, entries: Mapping[str, Sequence[Entry]]) -> None:
-        """What an earlier process remembered, by the name of the chat."""
-        for name, said in entries.items():
-            self.of(name).recall(said)
+    def restore(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+        """Take over the recent entries of an earlier process."""
+        for name, recent in entries.items():
+            self.of(name).restore(recent)
 
     def close(self) -> None:
-        """End every page's stream; what is remembered stays for the next run."""
+        """End every page's stream; recent entries stay for the next run."""
         for chat in self._chats.values():
             chat.stream.close()
 
     def reopen(self) -> None:
-        """Pages may connect again. They are given everything anew."""
+        """Let pages connect again; they are given everything anew."""
         for chat in self._chats.values():
             chat.stream = ChatStream()
 
 
-_NOTE = "local.remembered"
-
-_Noted = dict[str, list[Entry]]
-"""By the chat's name."""
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Noted).decode
-
-
-def note_entries(db: Connection, entries: Mapping[str, Sequence[Entry]]) -> None:
-    """Keep what the store does not have anyway of each chat's `entries`, instead of what was kept before."""
-    kept: _Noted = {}
-    for name, said in entries.items():
-        known = load_known_refs(db, chat_key(name), [entry.ref for entry in said])
-        if fresh := [entry for entry in said if entry.ref not in known]:
+def save_recent(db: Connection, entries: Mapping[str, Sequence[Entry]]) -> None:
+    """Store those recent entries of each chat that no transcript has, instead of what was stored before."""
+    kept: dict[str, list[Entry]] = {}
+    for name, recent in entries.items():
+        known = load_known_refs(db, chat_key(name), [entry.ref for entry in recent])
+        if fresh := [entry for entry in recent if entry.ref not in known]:
             kept[name] = fresh
-    save_note(db, _NOTE, _encode(kept).decode())
+    save_note(db, _NOTE, msgspec.json.encode(kept).decode())
 
 
-def load_entries(db: Connection) -> Mapping[str, Sequence[Entry]]:
-    """What was kept, by the name of the chat; nothing where another version wrote what this one cannot read."""
+def load_recent(db: Connection) -> Mapping[str, Sequence[Entry]]:
+    """Stored recent entries by chat; nothing where another version wrote what this one cannot read."""
     note = load_note(db, _NOTE)
     try:
-        return _decode(note) if note is not None else {}
+        return msgspec.json.decode(note, type=dict[str, list[Entry]]) if note is not None else {}
     except msgspec.MsgspecError:
         return {}

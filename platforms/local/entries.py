@@ -1,4 +1,4 @@
-"""What a page shows: one value for a line of the chat, whether it comes from the store or has just happened."""
+"""Entries of a chat as a page shows them, whether they come from the store or have just happened."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,26 +13,26 @@ class EntryKind(StrEnum):
     PREVIEW = "preview"
     """An answer that is still being written."""
     ASIDE = "aside"
-    """What the model said beside its tool calls."""
+    """Text of the model beside its tool calls."""
     TOOL = "tool"
     NOTICE = "notice"
     DIVIDER = "divider"
-    """A new conversation begins."""
+    """Beginning of a new conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolEntry:
-    """A tool call and what came of it."""
+    """Tool call with its result."""
 
     name: str
     arguments: str
     result: str | None
-    """None while it runs."""
+    """Result of the call; None while it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One line of the chat. `ref` names it on every page: what arrives twice is shown once."""
+    """Entry of the chat. `ref` names it on every page: what arrives twice is shown once."""
 
     ref: str
     kind: EntryKind
@@ -48,7 +48,7 @@ class Entry:
 
 
 def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[Entry], since: Millis) -> list[Entry]:
-    """One timeline of what the store holds and what this process remembers beside it.
+    """Merge stored and remembered entries into one timeline.
 
     `known_refs` are those of the remembered entries that the store has, on this page or an earlier one. Remembered
     entries older than `since` belong to an earlier page. An answer keeps the notices that were shown below it and are
@@ -61,7 +61,7 @@ def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[
 
 
 def _with_notices(entry: Entry, shown: str | None) -> str:
-    """The text of a stored entry; as it was shown where that only says more."""
+    """Text of a stored entry; as it was shown where that only says more."""
     if shown is None or entry.kind is not EntryKind.ANSWER or not shown.startswith(f"{entry.text}\n\n"):
         return entry.text
     return shown

@@ -1,4 +1,4 @@
-"""Markdown to HTML that is safe to show, and to parts that fit.
+"""Rendering: Markdown as HTML that is safe to show, and as parts that fit.
 
 HTML in the source is text. Links lead to http, https and mailto only, and open elsewhere without a handle on this
 page; images become links, because the page loads nothing from other hosts.
@@ -22,7 +22,7 @@ from platforms.text import longest_prefix, utf16_units
 _SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
 _LANGUAGE = re.compile(r"[\w+#.-]{1,30}")
 _OPENING_CHARS = 60
-"""What is repeated of the line that opens a code block; a piece keeps room for it and for the line that closes it."""
+"""Most characters repeated of a line that opens a code block; a piece keeps room for it and for its end."""
 
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
@@ -31,12 +31,12 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 
 @lru_cache(maxsize=32)  # what was made beside the event loop is there when the page's template asks for it
 def to_html(text: str) -> Markup:
-    """`text` as HTML without a single tag or attribute of its author's."""
+    """Render `text` as HTML without a single tag or attribute of its author's."""
     return Markup(_MARKDOWN.render(text))  # the renderer escapes everything; `html` is off
 
 
 def split_parts(text: str, max_units: int) -> list[str]:
-    """`text` in pieces of at most `max_units` UTF-16 units, cut at line ends where possible.
+    """Split `text` into pieces of at most `max_units` UTF-16 units, at line ends where possible.
 
     A code block that is cut is closed at the end of its piece and opened again in the next. `max_units` is 200 or more.
     """
@@ -65,14 +65,14 @@ def _short_lines(text: str, max_units: int) -> Iterator[str]:
 
 
 def _head(line: str, max_units: int) -> str:
-    """The longest beginning of `line` that fits with a line end, cut after a space if there is one."""
+    """Longest beginning of `line` that fits with a line end, cut after a space if there is one."""
     head = longest_prefix(line, max_units - 1)
     at = head.rfind(" ")
     return head[: at + 1] if at > 0 else head
 
 
 def _open_fence(opening: str, line: str) -> str:
-    """The fence that is open after `line`, empty for none."""
+    """Fence that is open after `line`, empty for none."""
     found = _FENCE.match(line.rstrip("\n"))
     if found is None:
         return opening
@@ -99,7 +99,7 @@ def _is_safe_link(url: str) -> bool:
 
 
 class _Renderer(RendererHTML):
-    """The library's renderer with the few differences that this page needs."""
+    """Renderer of the library with the few differences that this page needs."""
 
     def link_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
         token = tokens[at]
@@ -158,7 +158,7 @@ def _heading(token: Token) -> str:
 
 
 def _alignment(token: Token) -> str:
-    """The column's alignment as a class: the policy of the page allows no style attributes."""
+    """Alignment of the column as a class: the policy of the page allows no style attributes."""
     for name in ("center", "right"):
         if name in str(token.attrGet("style") or ""):
             return f' class="{name}"'
@@ -166,7 +166,7 @@ def _alignment(token: Token) -> str:
 
 
 def _show_tasks(state: StateCore) -> None:
-    """Boxes for what begins with `[ ]` or `[x]` in a list, as everywhere where models learned to write it."""
+    """Show boxes for what begins with `[ ]` or `[x]` in a list, as everywhere where models learned to write it."""
     for item, _, inline in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
         if item.type != "list_item_open" or not inline.children:
             continue

@@ -1,4 +1,4 @@
-"""The pages and their fragments as HTML."""
+"""Pages and their fragments as HTML."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from platforms.local.markdown import to_html
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatView:
-    """Everything the page of one chat shows."""
+    """Contents of the page of one chat."""
 
     name: str
     chats: Sequence[ChatLink]
     entries: Sequence[Entry]
     earlier_than: int | None
     position: str
-    """The event id that the stream continues after."""
+    """Event id that the stream continues after."""
 
 
 class PageRenderer:
-    """Renders templates; knows no request and no store."""
+    """Renderer of templates; knows no request and no store."""
 
     def __init__(self, *, menu: Sequence[CommandMenuItem], max_file_bytes: int) -> None:
         environment = jinja2.Environment(
@@ -54,11 +54,11 @@ class PageRenderer:
         self._complaint = partial(_call, fragments, "complaint")
 
     def chat(self, view: ChatView) -> str:
-        """The whole page."""
+        """Render the whole page."""
         return self._environment.get_template("chat.html").render(view=view)
 
     def locked(self) -> str:
-        """What somebody without access sees: where the address is found, and nothing of what is inside."""
+        """Render the page for somebody without access: where the address is found, and nothing of what is inside."""
         return self._environment.get_template("plain.html").render(
             title="This chat is locked",
             lines=(
@@ -71,7 +71,7 @@ class PageRenderer:
         )
 
     def problem(self, title: str, *lines: str) -> str:
-        """A page that says in a sentence or two what is wrong."""
+        """Render a page that says in a sentence or two what is wrong."""
         return self._environment.get_template("plain.html").render(title=title, lines=lines)
 
     def upsert(self, name: str, entries: Sequence[Entry], *, is_writing: bool | None) -> str:
@@ -83,15 +83,15 @@ class PageRenderer:
         return self._removal(ref)
 
     def whole_log(self, view: ChatView) -> str:
-        """Everything anew, for a page that missed too much."""
+        """Render everything anew, for a page that missed too much."""
         return self._log(view)
 
     def earlier(self, view: ChatView) -> str:
-        """A stretch of the past, above what is shown."""
+        """Render a stretch of the past, above what is shown."""
         return self._earlier(view)
 
     def complaint(self, sentence: str) -> str:
-        """A sentence above the composer; empty takes it away."""
+        """Render a sentence above the composer; empty takes it away."""
         return self._complaint(sentence)
 
 

@@ -1,4 +1,4 @@
-"""The addresses of the web chat, and what a request to each of them does."""
+"""Routes of the web chat: the addresses and the handlers of requests to them."""
 
 import asyncio
 import hashlib
@@ -30,19 +30,19 @@ PAGE_ROWS = 120
 """Rows of the transcript that a page shows at first, and adds at a time."""
 
 PING_SECONDS = 15.0
-"""A silent stream says this often that it is alive, and learns whether the page still is."""
+"""Seconds after which a silent stream says that it is alive, and learns whether the page still is."""
 
 OWNER = Sender(platform="local", id="owner", name="Owner")
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
-_SENTENCES = {404: "There is no such page here.", 413: "That is more than fits into one message."}
+_ERROR_SENTENCES = {404: "There is no such page here.", 413: "That is more than fits into one message."}
 _NOT_READ = "The gateway cannot use its database right now: try again in a moment."
 _NOT_STORED = "The gateway cannot store anything right now. Your text is kept here: try again in a moment."
 
 
 class RouteHandler:
-    """The handlers of one run of the adapter."""
+    """Handlers of requests, for one run of the adapter."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RouteHandler:
         access: BrowserAccessControl,
         chats: ChatRegistry,
         pages: PageRenderer,
-        spool: UploadStore,
+        uploads: UploadStore,
         max_characters: int,
     ) -> None:
         self._intake = intake
@@ -62,7 +62,7 @@ class RouteHandler:
         self._access = access
         self._chats = chats
         self._pages = pages
-        self._spool = spool
+        self._uploads = uploads
         self._max_characters = max_characters
         self._static = {path.name: _StaticFile(path) for path in (Path(__file__).parent / "static").iterdir()}
         self.hosts: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class RouteHandler:
         self.cookie_name = "hermes_local"
 
     def application(self) -> web.Application:
-        """The aiohttp application, guarded."""
+        """Application of aiohttp with every route, guarded."""
         app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(_add_headers)
         app.add_routes(
@@ -88,7 +88,7 @@ class RouteHandler:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Nothing for other origins, a friendly page without content for strangers, and errors as sentences."""
+        """Refuse other origins, show strangers a friendly page without content, and make sentences of errors."""
         if not is_same_origin(request.headers, request.method, (*self.hosts, *_reached_at(request))):
             return web.Response(status=403)
         is_open = request.path.startswith("/static/") or (request.path == "/" and "token" in request.query)
@@ -103,7 +103,9 @@ class RouteHandler:
         except web.HTTPException as error:
             if error.status < 400:
                 raise
-            return self._complain(request, error.status, _SENTENCES.get(error.status, "That did not make sense here."))
+            return self._complain(
+                request, error.status, _ERROR_SENTENCES.get(error.status, "That did not make sense here.")
+            )
 
     def _locked(self, request: web.Request) -> web.Response:
         if _is_htmx(request):
@@ -130,7 +132,7 @@ class RouteHandler:
         raise response
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
-        """The form that opens a chat by its name."""
+        """Open the chat whose name was typed into the form."""
         name = re.sub(r"[^a-z0-9_-]+", "-", request.query.get("name", "").lower()).strip("-_")[:32]
         raise web.HTTPSeeOther(f"/chat/{name.strip('-_') or 'main'}")
 
@@ -146,12 +148,12 @@ class RouteHandler:
         return _html(await asyncio.to_thread(self._pages.earlier, view))
 
     async def _view(self, name: str, before: int | None = None) -> ChatView:
-        """The chat as it is now; the stream continues where this look began, so that nothing falls between."""
+        """Load the chat as it is now; the stream continues where this look began, so that nothing falls between."""
         chat = self._chats.of(name)
         position = chat.stream.name_of(chat.stream.position)
         key = chat_key(name)
         links = await self._store.read(load_chats, key.platform, key.account) if before is None else []
-        recent = chat.recent if before is None else []
+        recent = chat.shown if before is None else []
         refs = [entry.ref for entry in recent]
         page = await self._store.read(load_history, key, PAGE_ROWS, before, refs)
         return ChatView(
@@ -163,81 +165,82 @@ class RouteHandler:
         )
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
-        """A message or a pressed button: stored before it is answered, and shown on every open page."""
+        """Accept a message or a pressed button: stored before it is answered, and shown on every open page."""
         name = _chat_name(request)
         try:
-            submission = await read_form(request, self._spool, max_characters=self._max_characters)
+            submitted = await read_form(request, self._uploads, max_characters=self._max_characters)
         except ConnectionError as error:
             raise web.HTTPBadRequest from error  # the page went away while it was sending
         except OSError as error:
             log.warning("local.upload_failed", error=type(error).__name__)
             raise FormError(507, "The file could not be stored. The disk may be full.") from error
-        entry = await self._accept(name, submission)
+        entry = await self._accept(name, submitted)
         if not _is_htmx(request):
             raise web.HTTPSeeOther(f"/chat/{name}")
         return _html(self._pages.upsert(name, [entry], is_writing=None) + self._pages.complaint(""))
 
-    async def _accept(self, name: str, submission: SubmittedMessage) -> Entry:
+    async def _accept(self, name: str, submitted: SubmittedMessage) -> Entry:
         now = self._clock.now()
-        ref = f"c-{submission.client_id}"
+        ref = f"c-{submitted.client_id}"
         message = InboundMessage(
-            event_ref=f"local:{name}:{submission.client_id}",
+            event_ref=f"local:{name}:{submitted.client_id}",
             chat=chat_key(name),
             chat_kind=ChatKind.LOCAL,
             sender=OWNER,
-            text=submission.text,
+            text=submitted.text,
             message_ref=ref,
             sent_at=now,
             is_addressed=True,
-            via=InputKind.BUTTON if submission.is_press else InputKind.TYPED,
-            attachments=submission.files,
+            via=InputKind.BUTTON if submitted.is_press else InputKind.TYPED,
+            attachments=submitted.files,
         )
         try:
             await self._intake.accept(message)
         except StateError:
-            self._spool.drop(submission.files)
+            self._uploads.drop(submitted.files)
             raise
         chat = self._chats.of(name)
-        names = tuple(file.name for file in submission.files)
-        entry = Entry(ref=ref, kind=EntryKind.PERSON, at=now, text=submission.text, files=names)
+        names = tuple(file.name for file in submitted.files)
+        entry = Entry(ref=ref, kind=EntryKind.PERSON, at=now, text=submitted.text, files=names)
         known = chat.find(ref)
         if known is None:
             chat.add(entry)
         return known or entry
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """Everything that happens in a chat, until the page goes away."""
+        """Stream what happens in a chat until the page goes away."""
         name = _chat_name(request)
         chat = self._chats.of(name)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         chat.stream.watch()
         try:
             await response.prepare(request)
-            await self._tell(chat, request, response)
+            await self._send_events(chat, request, response)
         except (ConnectionError, StateError):
             return response  # the page went away, or nothing can be read for it; it catches up when it returns
         finally:
             chat.stream.unwatch()
         return response
 
-    async def _tell(self, chat: LiveChat, request: web.Request, response: web.StreamResponse) -> None:
+    async def _send_events(self, chat: LiveChat, request: web.Request, response: web.StreamResponse) -> None:
         stream = chat.stream
         seen = request.headers.get("Last-Event-ID") or request.query.get("after", "")
         position = stream.position_of(seen)
         await response.write(b": hello\n\n")
         while not stream.is_closed:
-            batch = None if position is None else stream.after(position)
-            if batch is None:
+            missed = None if position is None else stream.after(position)
+            if missed is None:
                 view = await self._view(chat.name)
                 log_html = await asyncio.to_thread(self._pages.whole_log, view)
                 await response.write(encode(log_html, view.position))
                 position = stream.position_of(view.position)
                 continue
-            position = batch.position
-            if batch.fragments:
-                await response.write(encode("\n".join(batch.fragments), stream.name_of(position)))
+            position, fragments = missed
+            if fragments:
+                await response.write(encode("\n".join(fragments), stream.name_of(position)))
             try:
-                await asyncio.wait_for(stream.changed(position), PING_SECONDS)
+                async with asyncio.timeout(PING_SECONDS):
+                    await stream.changed(position)
             except TimeoutError:
                 await response.write(b": ping\n\n")
 
@@ -252,7 +255,7 @@ class RouteHandler:
 
 
 class _StaticFile:
-    """A file of ours, held in memory: there are few, and no path from outside reaches the disk."""
+    """File of the page itself, held in memory: there are few, and no path from outside reaches the disk."""
 
     def __init__(self, path: Path) -> None:
         self.content = path.read_bytes()
@@ -268,13 +271,13 @@ def _chat_name(request: web.Request) -> str:
 
 
 def _with_own(links: list[ChatLink], name: str) -> list[ChatLink]:
-    """The list always has the main chat and the one that is open."""
+    """Add the main chat and the one that is open to the list of chats."""
     missing = [wanted for wanted in dict.fromkeys((name, "main")) if all(link.name != wanted for link in links)]
     return [*(ChatLink(name=wanted, title=None) for wanted in missing), *links]
 
 
 def _reached_at(request: web.Request) -> tuple[str, ...]:
-    """The address that a request came in at: whoever names it by number was not led here by a foreign name."""
+    """Host names of the address that a request came in at: whoever names it by number was not led by a foreign name."""
     socket = None if request.transport is None else request.transport.get_extra_info("sockname")
     return () if socket is None else host_names(socket[0], socket[1])
 

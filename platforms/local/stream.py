@@ -1,4 +1,4 @@
-"""What happens in a chat, as the pages that are open hear of it.
+"""Server-sent events: the stream by which open pages learn what happens in a chat.
 
 Every event has a number. A page that comes back names the last one it saw and gets what followed; one that was away
 for too long, or saw another process, is given the whole chat anew. Nothing is queued per page: a slow one
@@ -10,24 +10,15 @@ import re
 import secrets
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 MAX_EVENTS = 200
-"""Events that a page may have missed before it is given everything anew."""
+"""Events kept per chat: a page that missed more is given everything anew."""
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Fragments in order, and the number of the newest."""
-
-    position: int
-    fragments: tuple[str, ...]
-
-
 class ChatStream:
-    """The events of one chat. Belongs to the event loop; nothing here waits except `changed`."""
+    """Events of one chat. Belongs to the event loop; nothing here waits except `changed`."""
 
     def __init__(self) -> None:
         self._epoch = secrets.token_hex(4)
@@ -52,7 +43,7 @@ class ChatStream:
         return self._is_closed
 
     def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
-        """Tell every open page. `render` makes the fragment and is called only if somebody looks.
+        """Publish an event to every open page. `render` makes the fragment and is called only if somebody looks.
 
         Of events with the same `slot` only the newest matters.
         """
@@ -70,7 +61,7 @@ class ChatStream:
         self._wake()
 
     def forget(self, slot: str) -> None:
-        """What this slot showed is over; a later event says what became of it."""
+        """Drop what this slot showed; a later event says what became of it."""
         self._latest.pop(slot, None)
 
     def watch(self) -> None:
@@ -79,12 +70,12 @@ class ChatStream:
     def unwatch(self) -> None:
         self._watchers -= 1
 
-    def after(self, position: int) -> Batch | None:
-        """What followed `position`; None when that is not known any more."""
+    def after(self, position: int) -> tuple[int, list[str]] | None:
+        """The newest position and the fragments after `position`; None when those are not known any more."""
         if position < self._floor or position > self._position:
             return None
         found = [event for event in (*self._events, *self._latest.values()) if event[0] > position]
-        return Batch(self._position, tuple(fragment for _, fragment in sorted(found)))
+        return self._position, [fragment for _, fragment in sorted(found)]
 
     async def changed(self, position: int) -> None:
         """Wait for an event after `position`, or for the end."""
@@ -92,16 +83,16 @@ class ChatStream:
             await self._changed.wait()
 
     def close(self) -> None:
-        """No more events: whoever watches goes home."""
+        """End the stream for everybody who watches."""
         self._is_closed = True
         self._wake()
 
     def name_of(self, position: int) -> str:
-        """The event id of a position, as pages know it."""
+        """Event id of a position, as pages know it."""
         return f"{self._epoch}-{position}"
 
     def position_of(self, name: str) -> int | None:
-        """The position that an event id means; None for another process's or a made-up one."""
+        """Position of an event id; None for another process's or a made-up one."""
         epoch, _, number = name.partition("-")
         is_number = number.isascii() and number.isdecimal() and len(number) < 19
         return int(number) if epoch == self._epoch and is_number else None

@@ -1,4 +1,4 @@
-"""Files that a person sends: kept in a spool under the state directory until a turn has read them."""
+"""Uploads: files that a person sends, spooled under the state directory until a turn has read them."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,10 @@ from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailab
 from hermes_state.values import AttachmentKind, IncomingAttachment
 
 MAX_FILES = 10
-"""In one message."""
+"""Most files in one message."""
 
-SPOOL_SECONDS = 7 * 24 * 3600
-"""How long a file waits for its turn; a daemon that was away over a long weekend still finds it."""
+MAX_AGE_SECONDS = 7 * 24 * 3600
+"""Longest time that a file waits for its turn; a daemon that was away over a long weekend still finds it."""
 
 _SWEEP_SECONDS = 3600.0
 _CHUNK_BYTES = 256 * 1024
@@ -48,17 +48,17 @@ class FormError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedMessage:
-    """What a person sent with the composer or a button."""
+    """Message that a person sent with the composer or a button."""
 
     text: str
     client_id: str
-    """Made by the page, new for every message: the same one again is the same message."""
+    """Id made by the page, new for every message: the same one again is the same message."""
     is_press: bool
     files: tuple[IncomingAttachment, ...]
 
 
 class UploadStore:
-    """A folder of files under random names."""
+    """Folder of uploaded files under random names."""
 
     def __init__(self, folder: Path, *, max_file_bytes: int) -> None:
         self._folder = folder
@@ -72,7 +72,7 @@ class UploadStore:
 
     def _sweep(self) -> None:
         self._swept_at = time.time()
-        oldest = self._swept_at - SPOOL_SECONDS
+        oldest = self._swept_at - MAX_AGE_SECONDS
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if _REF.fullmatch(path.name) and path.stat().st_mtime < oldest:
@@ -128,25 +128,25 @@ class UploadStore:
         return size
 
 
-async def read_form(request: web.Request, spool: UploadStore, *, max_characters: int) -> SubmittedMessage:
-    """The fields and files of a submitted form.
+async def read_form(request: web.Request, uploads: UploadStore, *, max_characters: int) -> SubmittedMessage:
+    """Read the fields and files of a submitted form.
 
     Raises `FormError`, and `OSError` when a file cannot be written; files read so far are gone then.
     """
-    total = spool.max_file_bytes * 2 + _FIELD_BYTES
+    total = uploads.max_file_bytes * 2 + _FIELD_BYTES
     if (request.content_length or 0) > total:
-        raise FormError(413, f"A message may have at most {readable_size(spool.max_file_bytes)} of files.")
+        raise FormError(413, f"A message may have at most {readable_size(uploads.max_file_bytes)} of files.")
     fields: dict[str, str] = {}
     files: list[IncomingAttachment] = []
     try:
         if request.content_type == "multipart/form-data":
-            await _read_parts(await _parts_of(request), spool, fields, files)
+            await _read_parts(await _parts_of(request), uploads, fields, files)
         else:
             form = await request.post()
             fields.update({name: value for name, value in form.items() if isinstance(value, str)})
         return _submission(fields, files, max_characters)
     except BaseException:
-        spool.drop(files)
+        uploads.drop(files)
         raise
 
 
@@ -158,7 +158,7 @@ async def _parts_of(request: web.Request) -> MultipartReader:
 
 
 async def _read_parts(
-    reader: MultipartReader, spool: UploadStore, fields: dict[str, str], files: list[IncomingAttachment]
+    reader: MultipartReader, uploads: UploadStore, fields: dict[str, str], files: list[IncomingAttachment]
 ) -> None:
     while (part := await reader.next()) is not None:
         if not isinstance(part, BodyPartReader) or part.name is None:
@@ -168,7 +168,7 @@ async def _read_parts(
         elif part.filename:
             if len(files) >= MAX_FILES:
                 raise FormError(413, f"A message may have at most {MAX_FILES} files.")
-            files.append(await spool.keep(part))
+            files.append(await uploads.keep(part))
 
 
 async def _read_field(part: BodyPartReader) -> str:
