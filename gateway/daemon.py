@@ -62,7 +62,7 @@ log = structlog.get_logger()
 OFFLINE_HINT = f"the built-in offline model answers; for a real one, {MODEL_SETUP_HINT}"
 
 FLUSH_SECONDS = 10.0
-"""For deliveries after the last turn; what is left goes out at the next start."""
+"""Seconds for deliveries after the last turn; what is left goes out at the next start."""
 
 
 async def run_daemon(
@@ -111,7 +111,7 @@ def _token_lock(what: str, token: str) -> FileLock:
 
 
 class _Daemon:
-    """One run: what starts, what a signal does, what ends."""
+    """One run of the daemon: every part, the signals, the drain at its end."""
 
     def __init__(
         self, loaded: LoadedConfig, store: Store, environ: Mapping[str, str], extra_tools: Sequence[Tool], clock: Clock
@@ -230,7 +230,7 @@ class _Daemon:
         log.info("daemon.stopped")
 
     async def _take_up(self) -> None:
-        """Go on with what was left undone when the last process ended."""
+        """Resume what was left undone when the last process ended."""
         await self._access.load()
         await self._commands.start()
         await self._delivery.start()
@@ -259,7 +259,7 @@ class _Daemon:
             task.cancel()
 
     async def _drain(self) -> None:
-        """Let turns finish and answers go out, within bounds; a second signal cuts it short."""
+        """Drain: let turns finish and answers go out, within bounds; a second signal cuts it short."""
         self._titles.stop()
         seconds = self._live.config.lifecycle.drain_seconds
         turns = self._lanes.running_count
@@ -277,7 +277,7 @@ class _Daemon:
 
     @asynccontextmanager
     async def _signals(self) -> AsyncIterator[None]:
-        """The one owner of signals."""
+        """Handle the process's signals, as their one owner."""
         loop = asyncio.get_running_loop()
         handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._reload}
         for number, handler in handlers.items():
@@ -294,7 +294,7 @@ class _Daemon:
         self._stopping.set()
 
     def _reload(self) -> None:
-        """Take over what a reload may change, from the next turn on; a bad file changes nothing."""
+        """Reload the configuration: what may change does from the next turn on; a bad file changes nothing."""
         try:
             new = load_config(self._environ)
         except ConfigError as error:

@@ -1,4 +1,6 @@
-"""Liveness is progress, not "connected": the event loop turns, the writer writes, the platforms answer.
+"""Health of the daemon: heartbeat of the event loop and the writer, which feeds systemd's watchdog.
+
+Liveness is progress, not "connected": the event loop turns, the writer writes, the platforms answer.
 
 systemd's watchdog is fed only while the loop and the writer make progress; a platform that is away makes
 the daemon not ready, but is no reason to kill it: its supervisor is on it.
@@ -20,18 +22,18 @@ log = structlog.get_logger()
 BEAT_SECONDS = 1.0
 LAG_WORTH_A_WARNING_SECONDS = 0.5
 WRITER_STUCK_SECONDS = 60.0
-"""Twice the patience of the writer with a locked file: nothing it does takes longer."""
+"""Age of a waiting write from which on the writer counts as stuck, in seconds: twice its wait for a locked file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthStatus:
-    """How the daemon is doing, for `/status` of operators."""
+    """Health of the daemon, for operators."""
 
     is_ready: bool
     loop_lag_seconds: float
-    """The last measured delay of the event loop."""
+    """Last measured delay of the event loop, in seconds."""
     writer_waiting_seconds: float
-    """Age of the oldest write that waits."""
+    """Age of the oldest write that waits, in seconds."""
     last_commit_seconds: float
 
 

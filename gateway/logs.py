@@ -1,4 +1,4 @@
-"""What the daemon writes about itself: structlog events and the loggers of the libraries, one line each.
+"""Logs of the daemon: structlog events and the loggers of the libraries, one line each, redacted.
 
 Events are `noun.past_verb` with everything variable as a key. Text that people wrote and secrets never get here; a
 redactor over every value is the net beneath that rule.
@@ -21,7 +21,7 @@ from gateway.config.settings import LoggingConfig
 from hermes_state.redaction import MARK, Redactor, is_secret_name
 
 FILE_BYTES = 10_000_000
-"""Size at which `logs/gateway.log` is put aside."""
+"""Size at which `logs/gateway.log` is rotated, in bytes."""
 FILES_KEPT = 5
 
 QUIET_LOGGERS = (
@@ -31,7 +31,7 @@ QUIET_LOGGERS = (
 """Libraries that speak only from WARNING up: below it they print addresses with tokens in them, and whole bodies."""
 
 _NOISE = ("Attempting a reconnect in", "PyNaCl is not installed", "davey is not installed")
-"""How lines of discord.py begin that say nothing new: we report lost connections ourselves, and use no voice."""
+"""Beginnings of discord.py's lines that say nothing new: we report lost connections ourselves, and use no voice."""
 
 _OURS = ("gateway.", "platforms.", "agent.", "hermes_state.")
 
@@ -83,7 +83,7 @@ def update_logging(level: str, secrets: Iterable[str]) -> None:
 
 
 def set_level(level: str) -> None:
-    """Least level that is written: debug, info, warning or error."""
+    """Set the lowest level that is written: debug, info, warning or error."""
     logging.getLogger().setLevel(level.upper())
 
 
@@ -100,8 +100,8 @@ _SHARED: list[Processor] = [
 
 
 class _QuietHandler(logging.Handler):
-    """Says once that lines cannot be written (a full disk), and not which: logging itself would print each of them
-    unredacted, with a traceback."""
+    """Handler that says once that lines cannot be written (a full disk), and not which: logging itself would print each
+    of them unredacted, with a traceback."""
 
     _has_told = False
 
@@ -147,7 +147,7 @@ def _made(
 
 
 def _for_a_screen(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """The local time of day is enough there, and the names of our own events say where they come from."""
+    """Shorten an event for a terminal: the time of day is enough, and our events' names say where they come from."""
     event["at"] = datetime.fromisoformat(event["at"]).astimezone().strftime("%H:%M:%S")
     if event["logger"].startswith(_OURS):
         del event["logger"]
@@ -155,12 +155,12 @@ def _for_a_screen(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
 
 
 def _to_json(event: EventDict, **_: Any) -> str:
-    """orjson takes str, numbers, None, lists and mappings; the redaction has made text of everything else."""
+    """Serialise an event: orjson takes what the redaction has left, it has made text of everything else."""
     return orjson.dumps(event, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 class _RedactionProcessor:
-    """A processor that lets no secret past, whatever key it stands under."""
+    """Processor that lets no secret past, whatever key it stands under."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.redactor = redactor

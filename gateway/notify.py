@@ -1,4 +1,4 @@
-"""Tells systemd how the daemon is doing (`sd_notify`); does nothing where systemd did not ask."""
+"""Notifications to systemd (`sd_notify`): readiness, status, watchdog; nothing where systemd did not ask."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ def notify(environ: Mapping[str, str], *lines: str) -> bool:
 
 
 def watchdog_seconds(environ: Mapping[str, str]) -> float | None:
-    """How often systemd wants `WATCHDOG=1` at the latest; None when it does not watch this process."""
+    """Watchdog interval: seconds in which systemd wants a `WATCHDOG=1`; None when it does not watch this process."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     micros = environ.get("WATCHDOG_USEC", "")

@@ -1,4 +1,4 @@
-"""The process that the daemon runs in: what is set up before anything starts, and what its end means."""
+"""Process of the daemon: what is set up before anything starts, and its exit code."""
 
 import asyncio
 import os
@@ -16,8 +16,10 @@ from hermes_state.errors import HermesError
 log = structlog.get_logger()
 
 SWITCH_SECONDS = 0.001
-"""How long a thread computes before the event loop may go on: it has to wait at every step while a long conversation is
-being compressed, and Python's own five milliseconds add up."""
+"""Seconds that a thread computes before the event loop may go on.
+
+It has to wait at every step while a long conversation is being compressed, and Python's own five milliseconds add up.
+"""
 
 
 def serve(environ: Mapping[str, str], **options: Any) -> int:
@@ -41,7 +43,7 @@ def serve(environ: Mapping[str, str], **options: Any) -> int:
 
 
 def prepare_process(loaded: LoadedConfig) -> None:
-    """Private files from here on, the state directory, logs, and a line for each warning."""
+    """Set up private files, the state directory and logs; write a line for each warning."""
     os.umask(0o077)
     sys.setswitchinterval(SWITCH_SECONDS)
     prepare_home(loaded.home)

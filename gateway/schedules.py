@@ -1,4 +1,4 @@
-"""What happens by the clock: idle conversations end, and the database and the stored files are kept small."""
+"""Scheduled jobs: idle conversations end, and the database and the stored files are kept small."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,11 +22,11 @@ IDLE_CHECK_MINUTES = 5
 HOUSEKEEPING_MINUTES = 60
 SLICE_ROWS = 500
 LEFTOVER_MILLIS = 24 * 3_600_000
-"""No file takes a day to fetch."""
+"""Age in milliseconds of a file being fetched from which on it is a leftover: no file takes a day to fetch."""
 
 
 class ScheduleRunner:
-    """The gateway's own jobs, on APScheduler as a timer; nothing of them is stored."""
+    """Runner of the gateway's own jobs, with APScheduler as a timer; nothing of them is stored."""
 
     def __init__(self, *, store: Store, live: Runtime, clock: Clock, attachments_folder: Path) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""What the gateway needs of a chat service, and what an adapter needs of the gateway.
+"""Platform adapters: what the gateway needs of a chat service, and what an adapter needs of the gateway.
 
 An adapter turns SDK objects into values and values into SDK calls. It decides nothing: who may write,
 what is a command and what is answered are the gateway's business.
@@ -22,30 +22,30 @@ from hermes_state.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a platform can do; the gateway asks this value, never the platform's name."""
+    """Capabilities of a platform; the gateway asks this value, never the platform's name."""
 
     max_part_units: int
     """Longest message the platform takes, in UTF-16 code units."""
     preview_interval_seconds: float
-    """Shortest time between two previews in one direct chat."""
+    """Shortest time between two previews in one direct chat, in seconds."""
     shared_preview_interval_seconds: float
-    """The same in groups, where platforms count edits more strictly."""
+    """Shortest time between two previews in groups, in seconds: platforms count edits there more strictly."""
     has_buttons: bool
     typing_seconds: float | None
-    """How long one typing signal is visible; None where there is none."""
+    """Seconds for which one typing signal is visible; None where there is none."""
     preview_seconds: float | None = None
-    """How long a preview without a placeholder is visible unless it is shown again; None: for good."""
+    """Seconds for which a preview without a placeholder is visible unless shown again; None: for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandMenuItem:
-    """A command as the platform's own menu shows it."""
+    """Command as the platform's own menu shows it."""
 
     name: str
-    """Without the slash."""
+    """Name of the command, without the slash."""
     description: str
     argument: str | None
-    """What may follow the name, for people (`[title]`), or None."""
+    """Argument that may follow the name, for people (`[title]`), or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,9 @@ class SendRequest:
     chat: ChatKey
     part: OutboundPart
     key: str
-    """Same for every attempt of this part; at most 25 ASCII characters."""
+    """Idempotency key, the same for every attempt of this part; at most 25 ASCII characters."""
     replaces: str | None = None
-    """A message of ours that this part is edited into: the preview's placeholder."""
+    """Message of ours that this part is edited into: the preview's placeholder."""
     reply_to: str | None = None
     ticket: str | None = None
     is_repeat: bool = False
@@ -69,17 +69,17 @@ class SendRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """The unfinished answer of a running turn, shown while it grows."""
+    """Unfinished answer of a running turn, shown while it grows."""
 
     chat: ChatKey
     is_shared: bool
     number: int
-    """The turn's id: same for all previews of a turn, never 0."""
+    """Id of the turn: same for all previews of a turn, never 0."""
     text: str
     ref: str | None
-    """The placeholder that an earlier preview made, None the first time."""
+    """Placeholder that an earlier preview made, None the first time."""
     reply_to: str | None = None
-    """What a placeholder answers: it becomes the final, and an edit cannot make it a reply any more."""
+    """Message that a placeholder answers: it becomes the final, and an edit cannot make it a reply any more."""
 
 
 class AdapterState(StrEnum):
@@ -92,11 +92,11 @@ class AdapterState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterHealth:
-    """Whether an adapter makes progress; being connected is not enough."""
+    """Health of an adapter: it makes progress or not; being connected is not enough."""
 
     state: AdapterState
     last_progress_at: Millis | None
-    """When the platform last answered a poll or a heartbeat."""
+    """Time at which the platform last answered a poll or a heartbeat."""
     detail: str = ""
     """One sentence for the operator."""
 
@@ -106,7 +106,7 @@ class AdapterHealth:
 
 
 class Intake(Protocol):
-    """Where adapters hand over what they received."""
+    """Intake of the gateway, which adapters hand their events to."""
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
         """Store the event (unless it is a duplicate, ignored or denied) and move the cursor with it.
@@ -129,7 +129,7 @@ class Intake(Protocol):
         """`seen_ref` by `channel_ref`."""
 
     async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
-        """The platform gave a chat a new id (a group became a supergroup)."""
+        """Follow a chat to its new id (a group became a supergroup)."""
 
 
 class PlatformAdapter(Protocol):
@@ -137,7 +137,7 @@ class PlatformAdapter(Protocol):
 
     @property
     def name(self) -> str:
-        """The configured account's name, which is `ChatKey.account`."""
+        """Name of the configured account, which is `ChatKey.account`."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -152,7 +152,7 @@ class PlatformAdapter(Protocol):
         """
 
     def render(self, text: str) -> Sequence[OutboundPart]:
-        """Markdown to at least one part, each within the platform's limit. Pure; raises nothing."""
+        """Render Markdown as at least one part, each within the platform's limit. Pure; raises nothing."""
 
     async def send(self, request: SendRequest) -> str:
         """Deliver one part; returns the platform's id of the visible message.

@@ -1,1 +1,1 @@
-"""What arrives: authorised, stored, and only then acknowledged."""
+"""Inbound events: authorised, stored, deduplicated, and only then acknowledged."""

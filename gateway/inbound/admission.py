@@ -1,4 +1,4 @@
-"""The transactions of intake: what an event changes in the database, each in one function."""
+"""Transactions of intake: each event is deduplicated and stored by one function, its acknowledgement with it."""
 
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
@@ -23,36 +23,36 @@ from hermes_state.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedEvent:
-    """An event that was let in, and how it goes on."""
+    """Authorised event, and how it goes on."""
 
     message: InboundMessage
     key: ChatKey
-    """The chat as sessions see it: with the person under `sessions.groups: per_user`."""
+    """Chat as sessions see it: with the person under `sessions.groups: per_user`."""
     kind: InboxKind
     mode: InboxMode
     text: str
     max_waiting: int | None
-    """How much of its sender may wait; None: it runs at once and waits behind nothing."""
+    """Most messages of its sender that may wait; None: it runs at once and waits behind nothing."""
     cursor: Cursor | None
     steers: TurnId | None = None
-    """The turn that it joins, if that is still running when it is stored."""
+    """Turn that it joins, if that is still running when it is stored."""
     told_when_steered: str | None = None
     told_when_behind: str | None = None
     """Acknowledges it in the same transaction, if its place in the queue is behind something."""
 
     @property
     def runs_at_once(self) -> bool:
-        """A command that waits behind nothing."""
+        """The event is a command that waits behind nothing."""
         return self.kind is InboxKind.COMMAND and self.max_waiting is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEvent:
-    """What was stored."""
+    """Result of storing an event."""
 
     chat_id: ChatId
     inbox_id: InboxId | None
-    """None: nothing waits (a duplicate that was taken up already, or refused because too much waits)."""
+    """Row that waits; None for a duplicate that was taken up already, and where too much waits."""
     is_told: bool
     """Something is owed to the chat."""
 

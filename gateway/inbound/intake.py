@@ -1,4 +1,4 @@
-"""Intake: every event of every platform comes through here, and is stored before it is acknowledged.
+"""Intake: every event of every platform is authorised and stored here before it is acknowledged.
 
 Authorises (one place for messages, commands and buttons), tells commands from messages, decides how a message joins
 a busy chat, and wakes whoever works on it.
@@ -43,7 +43,7 @@ from hermes_state.values import (
 log = structlog.get_logger()
 
 MEMORY_SECONDS = 0.7
-"""When a command is not stored by then, it is heard from memory: people must be answered within a second."""
+"""Seconds after which a command that is not stored yet runs from memory: people must be answered within a second."""
 
 NO_ACCESS = "You have no access to this bot. Whoever runs it can give it to you."
 AFTER_THIS_ANSWER = "After this answer; /stop ends it now."
@@ -51,7 +51,7 @@ STEERED = "Noted: I take it into account in the answer I am working on."
 
 
 class GatewayIntake:
-    """The `Intake` that adapters are given."""
+    """Intake that adapters are given; implements `platforms.base.Intake`."""
 
     def __init__(
         self,
@@ -77,7 +77,6 @@ class GatewayIntake:
         self._unstored = OfflineCommands(access=access, lanes=lanes, commands=commands)
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
-        """See `platforms.base.Intake.accept`."""
         match event:
             case InboundMessage():
                 await self._accept_message(event, cursor)
@@ -88,7 +87,6 @@ class GatewayIntake:
                     log.info("inbox.withdrawn", chat=event.chat.name)
 
     async def overhear(self, event: InboundEvent) -> None:
-        """See `platforms.base.Intake.overhear`."""
         if not isinstance(event, InboundMessage) or not self._access.admits(event):
             return
         _, command = self._registry.resolve(event.text)
@@ -103,15 +101,12 @@ class GatewayIntake:
         self._unstored.hear(event, key, command, self._clock.now())
 
     async def mark_seen(self, cursor: Cursor) -> None:
-        """See `platforms.base.Intake.mark_seen`."""
         await self._store.write(inbox.advance_cursor, cursor)
 
     async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
-        """See `platforms.base.Intake.load_cursors`."""
         return await self._store.read(inbox.load_cursors, platform, account)
 
     async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
-        """See `platforms.base.Intake.move_chat`."""
         moved = await self._store.write(move_chat, platform, account, old_ref, new_ref, self._clock.now())
         log.info("chat.moved", platform=platform, old_ref=old_ref, new_ref=new_ref)
         for chat_id in moved:
@@ -206,7 +201,7 @@ class GatewayIntake:
         return replace(admission, kind=InboxKind.COMMAND, max_waiting=most, told_when_behind=told)
 
     def _message_text(self, text: str) -> str:
-        """What the model reads of a message: `/queue <words>` is a message made of its words."""
+        """Text of a message as the model reads it: `/queue <words>` is a message made of its words."""
         parsed, command = self._registry.resolve(text)
         is_message = command is not None and command.kind is CommandKind.MESSAGE
         return parsed.argument if parsed is not None and is_message and parsed.argument else text
@@ -220,12 +215,12 @@ class GatewayIntake:
         )
 
     def _may_join(self, message: InboundMessage, running: RunningTurn) -> bool:
-        """In a shared chat a turn belongs to whoever started it, and to admins."""
+        """Tell whether the sender may join a turn: in a shared chat it is for whoever started it, and for admins."""
         is_own = running.started_by == message.sender.ref
         return is_own or not message.chat_kind.is_shared or self._access.role_of(message.sender.ref) is UserRole.ADMIN
 
     async def _store_command(self, admission: AcceptedEvent, command: Command) -> StoredEvent:
-        """Store a command; when the database is slow about it or away, it is heard from memory first."""
+        """Store a command; while the database is slow or away, it runs from memory first."""
         message, now = admission.message, self._clock.now()
         heard = self._unstored.find(message.event_ref)
         # What acted already and could not be stored keeps its time: a turn that began since is not what it was about.

@@ -1,4 +1,4 @@
-"""Commands that are heard before they can be stored: the database is locked by somebody, or its disk is full.
+"""Offline commands: run from memory while the database is locked by somebody, or its disk is full.
 
 `/stop` acts, `/status` answers, every other command is told that it was not taken yet: all from memory, within a
 second. What was heard is remembered by its event, so that it is not heard twice when the event comes to be stored. A
@@ -31,16 +31,16 @@ MAX_EVENTS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineResult:
-    """What became of a command that could not be stored."""
+    """Result of a command that could not be stored."""
 
     at: Millis
-    """When it was heard: a turn that began later is not what a `/stop` was about."""
+    """Time at which it ran: a turn that began later is not what a `/stop` was about."""
     stopping: ActiveTurn | None = None
     answering: asyncio.Task[bool] | None = None
-    """Says whether the whole answer was sent."""
+    """Task that tells whether the whole answer was sent."""
 
     async def is_answered(self) -> bool:
-        """Whether nothing is left to do but to store it."""
+        """Tell whether nothing is left to do but to store it."""
         if self.answering is None:
             return False
         await asyncio.wait({self.answering})
@@ -48,20 +48,20 @@ class OfflineResult:
 
 
 class OfflineCommands:
-    """Hears commands without the database."""
+    """Runs commands without the database."""
 
     def __init__(self, *, access: AccessControl, lanes: LaneDispatcher, commands: CommandRunner) -> None:
         self._access = access
         self._lanes = lanes
         self._commands = commands
         self._heard: dict[str, OfflineResult] = {}
-        """The newest, by their events."""
+        """Newest results by the commands' events."""
 
     def find(self, event_ref: str) -> OfflineResult | None:
         return self._heard.get(event_ref)
 
     def hear(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> OfflineResult:
-        """Do at once what can be done for a command; once for each event."""
+        """Do at once what can be done for a command, once for each event."""
         known = self._heard.get(message.event_ref)
         if known is not None:
             return known

@@ -1,11 +1,14 @@
-"""How fast one person may give commands that run at once, and so wait behind nothing that would slow them down."""
+"""Rate limit of one person's commands that run at once: they wait behind nothing that would slow them down."""
 
 from collections import deque
 
 from hermes_state.values import InboundMessage, Millis, UserRef
 
 COMMANDS_PER_MINUTE = 30
-"""Far more than people type; few enough that neither the database nor a platform's flood control suffers."""
+"""Most commands of one person within a minute.
+
+Far more than people type; few enough that neither the database nor a platform's flood control suffers.
+"""
 
 TOO_FAST = (
     f"That is more than {COMMANDS_PER_MINUTE} commands within a minute, so I did not take this one; please wait a "
@@ -14,18 +17,21 @@ TOO_FAST = (
 
 _WINDOW_MS = 60_000
 _MAX_SENDERS = 1_000
-"""People; of those whose last command is longest ago nothing is known."""
+"""People remembered; of those whose last command is longest ago nothing is known."""
 
 
 class CommandRateLimiter:
-    """Counts each person's commands by the platform's time: what comes late, after an outage, was not written fast."""
+    """Sliding window over each person's commands.
+
+    By the platform's time: what comes late, after an outage, was not written fast.
+    """
 
     def __init__(self) -> None:
         self._taken: dict[UserRef, deque[tuple[str, Millis]]] = {}
-        """Event and time of each person's newest commands, whoever gave one last at the end."""
+        """Event and time of each person's newest commands; whoever gave one last is at the end."""
 
     def admits(self, message: InboundMessage) -> bool:
-        """Whether the command may be carried out; one that was taken before, and comes again, may."""
+        """Tell whether the command may run; one that was taken before, and comes again, may."""
         sender = message.sender.ref
         taken = self._taken.pop(sender, None) or deque(maxlen=COMMANDS_PER_MINUTE)
         self._taken[sender] = taken

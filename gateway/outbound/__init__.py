@@ -1,1 +1,1 @@
-"""What leaves: deliveries, the gates that pace them, notices, and the adapters that send."""
+"""Outbound messages: delivery, the gates that throttle it, notices, and the supervised adapters that send."""

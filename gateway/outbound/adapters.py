@@ -1,4 +1,4 @@
-"""The adapters in service, and the tasks that keep them so."""
+"""Supervised adapters: each is run again with a backoff whenever it ends."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from platforms.base import AdapterHealth, AdapterState, Intake, PlatformAdapter
 log = structlog.get_logger()
 
 HEALTHY_SECONDS = 60.0
-"""An attempt that lasted this long was a good one: the next pause starts small again."""
+"""Seconds after which an attempt counts as a good one: the next pause starts small again."""
 
 RETRY_BACKOFF = Backoff(max_seconds=60.0)
 
@@ -34,7 +34,7 @@ class SupervisedAdapter:
         return self.adapter.name
 
     def health(self) -> AdapterHealth:
-        """The adapter's own word while it runs, ours while it waits or has failed."""
+        """Health as the adapter says while it runs, as we say while it waits or has failed."""
         inner = self.adapter.health()
         if self._is_rejected:
             return AdapterHealth(
@@ -78,20 +78,20 @@ class SupervisedAdapter:
 
 
 class AdapterRegistry:
-    """All configured adapters, found by the account that a chat belongs to."""
+    """Configured adapters by the account that a chat belongs to."""
 
     def __init__(self, adapters: Mapping[str, PlatformAdapter]) -> None:
         self.supervised = {name: SupervisedAdapter(adapter) for name, adapter in adapters.items()}
 
     def of(self, chat: ChatKey) -> PlatformAdapter | None:
-        """The adapter that reaches a chat; None when its platform is not configured any more."""
+        """Adapter that reaches a chat; None when its platform is not configured any more."""
         found = self.supervised.get(chat.account)
         return found.adapter if found is not None else None
 
     def health(self) -> Mapping[str, AdapterHealth]:
-        """How each account is doing, by its name."""
+        """Health of each account, by its name."""
         return {name: one.health() for name, one in self.supervised.items()}
 
     def start(self, intake: Intake, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """One supervisor task per adapter in `group`."""
+        """Start one supervisor task per adapter in `group`."""
         return [group.create_task(one.run(intake), name=f"adapter-{name}") for name, one in self.supervised.items()]

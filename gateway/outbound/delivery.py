@@ -1,4 +1,4 @@
-"""Delivery: sends outbox rows, one chat at a time, until the platform has them.
+"""Delivery of outbox rows: each chat's in order, retried with a backoff until the platform has them.
 
 A row is rendered once; its parts are committed before the first send and every retry sends those bytes.
 `sending` is committed before the request leaves, so that after a crash an attempt with unknown outcome is
@@ -43,11 +43,11 @@ STARTING_PAUSE_SECONDS = 0.2
 CRASH_PAUSE_SECONDS = 30.0
 LAST_REQUEST_SECONDS = 5.0
 RENDERED_AT_ONCE = 4_000
-"""Characters of a reply that is rendered on the event loop: a hop to a thread would cost more."""
+"""Longest reply that is rendered on the event loop, in characters: a hop to a thread would cost more."""
 
 
 class Delivery:
-    """Owns a sender task for every chat that is owed something."""
+    """Owner of a sender task for every chat that is owed something."""
 
     def __init__(
         self, *, store: Store, adapters: AdapterRegistry, gates: GateRegistry, clock: Clock, group: asyncio.TaskGroup
@@ -64,7 +64,7 @@ class Delivery:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Take up what was owed when the process ended."""
+        """Resume what was owed when the process ended."""
         count = await self._store.write_with_retry(outbox.mark_interrupted)
         if count:
             log.warning("delivery.interrupted", count=count)
@@ -72,7 +72,7 @@ class Delivery:
             self.wake(chat_id)
 
     def wake(self, chat_id: ChatId) -> None:
-        """Something is owed to this chat."""
+        """Wake the chat's sender: something is owed to it."""
         if (event := self._wakes.get(chat_id)) is not None:
             event.set()
         elif not self._is_closed:
@@ -139,7 +139,7 @@ class Delivery:
                 self._idle.set()
 
     async def _send_next(self, chat_id: ChatId) -> float | None:
-        """Send what is due first. Returns seconds to wait, 0 for none, or None when nothing is owed."""
+        """Send the row that is due first. Returns seconds to wait, 0 for none, or None when nothing is owed."""
         try:
             async with self._gates.of(
                 chat_id
@@ -236,7 +236,7 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[Chat, list[OutboxRow]]:
 
 
 async def _render(adapter: PlatformAdapter, written: outbox.SentParts) -> Sequence[OutboundPart]:
-    """The parts of a reply; its buttons hang under the last one."""
+    """Render a reply into parts; its buttons hang under the last one."""
     try:
         # A long answer can take a second: not on the loop, where every other chat would wait for it.
         is_long = len(written.markdown) > RENDERED_AT_ONCE

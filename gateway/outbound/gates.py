@@ -23,7 +23,7 @@ class Gate:
 
     @property
     def is_free(self) -> bool:
-        """Whether something that may be shed can pass now."""
+        """Nobody holds the gate or waits for it: what may be shed can pass."""
         return not self._lock.locked() and self._waiting == 0
 
     @asynccontextmanager
@@ -41,7 +41,7 @@ class Gate:
 
 
 class FloodControl:
-    """Penalty that a platform has put on one of its chats: it holds for all topics and people of that chat."""
+    """Penalty of a platform on one of its chats: it holds for all topics and people of that chat."""
 
     def __init__(self) -> None:
         self._ends = 0.0

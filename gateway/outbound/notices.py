@@ -1,4 +1,4 @@
-"""What a chat is told about its conversation's room. For people only: nothing of it reaches a prompt.
+"""Notices about a conversation's context window, for people only: nothing of it reaches a prompt.
 
 Told inside the transaction that makes it true, so that a crash neither loses a notice nor repeats it. Only that a
 compression takes long is told while nothing is true yet.
@@ -21,7 +21,7 @@ from hermes_state.values import ChatId, Clock, Millis
 WAITING = "This conversation has grown long: I am compressing it before I go on, which takes a moment."
 
 ACCURACY_FROM = 2
-"""Compressions: a summary of a summary is where details begin to go."""
+"""Compressions from which on accuracy is spoken of: in a summary of a summary details begin to go."""
 
 
 _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
@@ -30,12 +30,12 @@ _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
     BlockedEvent: "blocked",
     MessageLimitEvent: "hardlimit",
 }
-"""Part of the stored keys by which a notice is told once."""
+"""Words of the stored dedupe keys by which a notice is told once."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeListener:
-    """Listens to what happens to conversations and owes their chats a sentence."""
+    """Listener to context events that owes the chat a sentence about each."""
 
     settings: Callable[[], NoticeConfig]
 
@@ -84,7 +84,7 @@ class NoticeListener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitNotice:
-    """Tells a chat why its answer is a long time coming."""
+    """Notice to a chat that its answer has to wait for a compression."""
 
     store: Store
     settings: Callable[[], NoticeConfig]
@@ -92,7 +92,7 @@ class WaitNotice:
     clock: Clock
 
     async def __call__(self, scene: ConversationRef, view: View) -> None:
-        """Once for each stretch of waiting, also when it is begun anew after a restart or takes several passes."""
+        """Tell the chat once for each wait, also when it begins anew after a restart or takes several passes."""
         if not self.settings().waiting:
             return
         reply = _reply(scene, WAITING, "waiting", f"{scene.turn_id}:{view.transcript[-1].id}")
@@ -101,7 +101,7 @@ class WaitNotice:
 
 
 def accuracy_sentence(event: Compressed, settings: NoticeConfig) -> str | None:
-    """From the second compression on: that a summary of a summary is not the conversation."""
+    """Sentence, from the second compression on, that a summary of a summary is not the conversation."""
     if event.compressions < ACCURACY_FROM or not settings.accuracy:
         return None
     return (
@@ -111,7 +111,7 @@ def accuracy_sentence(event: Compressed, settings: NoticeConfig) -> str | None:
 
 
 def pressure_sentence(pressure: PressureEvent) -> str:
-    """Below an answer: how full the conversation is."""
+    """Sentence below an answer about how full the conversation is."""
     figures = f"({pressure.tokens:,} of {pressure.of_tokens:,} tokens)"
     if not pressure.is_threshold:
         return f"_{pressure.percent} % of the context window is used {figures}._"
@@ -130,7 +130,7 @@ def _reply(scene: ConversationRef, sentence: str, what: str, which: str) -> Repl
 
 
 def _which(event: ContextEvent, scene: ConversationRef, now: Millis) -> str:
-    """What is said once only: of a compression, and of a turn in which several layers could not compress."""
+    """Part of the dedupe key: one notice a compression, one a turn in which several layers could not compress."""
     if isinstance(event, Compressed):
         return str(event.child.id)
     if isinstance(event, Aborted) and scene.turn_id is not None:

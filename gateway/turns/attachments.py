@@ -1,4 +1,4 @@
-"""Files that people send, made ready for a turn.
+"""Attachments: files that people send, made ready for a turn.
 
 Text documents are read into the turn, images are stored for models that see, recordings become words where that is
 configured, and everything else gets a friendly sentence. The bytes lie under `attachments/` in the state directory and
@@ -51,20 +51,20 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 FETCH_SECONDS = 120.0
-"""For one file; the chat waits, others do not."""
+"""Longest fetch of one file, in seconds; its chat waits, others do not."""
 
 FETCH_ATTEMPTS = 3
 
 READY_SECONDS = 60.0
-"""How long a fetch that failed waits for its platform to come back: just after a start it is not there yet."""
+"""Longest wait for a platform to come back after a failed fetch, in seconds: just after a start it is not there yet."""
 
 READY_PAUSE_SECONDS = 0.2
 
 NAME_CHARACTERS = 80
-"""Of a file's name, where we speak of it."""
+"""Longest file name in a sentence of ours, in characters."""
 
 INCOMING_PREFIX = "incoming-"
-"""Of the names of files that are being fetched."""
+"""Prefix of the names of files that are being fetched."""
 
 TEXT_MIME_PREFIXES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/yaml")
 TEXT_MIMES = ("application/toml", "application/javascript", "application/sql", "application/x-sh", "application/csv")
@@ -98,17 +98,17 @@ class _AttachmentError(Exception):
 
 @dataclass(slots=True)
 class _PreparedParts:
-    """What one message's files came to."""
+    """Results of reading one message's files."""
 
     documents: list[Document]
     images: list[Image]
     ids: list[AttachmentId]
     refusals: list[str]
     hints: list[str]
-    """What the sender should know of files that were taken."""
+    """Sentences for the sender about files that were taken."""
     notes: list[str]
     heard: list[str]
-    """What was said in recordings; it is in the message by now."""
+    """Transcripts of recordings; they are in the message by now."""
 
 
 class AttachmentHandler:
@@ -134,7 +134,7 @@ class AttachmentHandler:
         self._folder = folder
 
     async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedContent] | None:
-        """What the turn of `rows` needs of their files.
+        """Read the files of `rows` into what their turn needs of them.
 
         None when a message held nothing but files that cannot be used: it was answered and settled, and the
         caller looks again at what waits.
@@ -201,14 +201,14 @@ class AttachmentHandler:
         gathered.images.append(Image(attachment_id=attachment_id, mime=mime, path=file.path))
 
     async def _sees_images(self, chat: Chat) -> bool:
-        """Whether the model does that the chat's conversation has chosen."""
+        """The model that the chat's conversation has chosen sees images."""
         session = await self._store.read(load_active, chat.id)
         choice = session.chosen_model if session is not None and session.ended_at is None else None
         model = self._live.config.model
         return (route_of(model, choice) or model.route).sees_images
 
     async def _heard(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
-        """What was said in a recording. Its bytes are not kept."""
+        """Transcript of a recording, whose bytes are not kept."""
         _refuse_large(recording, limit)
         try:
             self._ears.refuse_long(recording)
@@ -228,7 +228,7 @@ class AttachmentHandler:
         return await self._fetch(chat, attachment, limit, look)
 
     async def _fetch(self, chat: Chat, attachment: IncomingAttachment, limit: int, look: Callable[[Path], T]) -> T:
-        """What `look`, in a thread, finds in the fetched file, which is gone afterwards unless it was moved away."""
+        """Fetch a file and let `look`, in a thread, read it; unless moved away, the file is gone afterwards."""
         adapter = self._adapters.of(chat.key)
         if adapter is None:
             raise _AttachmentError(f"I could not fetch “{_said(attachment)}” right now; please send it again later.")
@@ -292,7 +292,7 @@ def _is_text(attachment: IncomingAttachment) -> bool:
 
 
 def _said(attachment: IncomingAttachment) -> str:
-    """The file's name inside a sentence of ours, which it can neither leave nor end: the model trusts our notes."""
+    """Name of the file for a sentence of ours, which it can neither leave nor end: the model trusts our notes."""
     flat = " ".join(attachment.name.replace("“", "'").replace("”", "'").replace("[", "(").replace("]", ")").split())
     return flat if len(flat) <= NAME_CHARACTERS else f"{flat[:NAME_CHARACTERS]}…"
 

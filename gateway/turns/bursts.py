@@ -1,4 +1,4 @@
-"""Which waiting rows become the next turn. Pure: rows and the time in, a decision out.
+"""Bursts: the waiting rows that become one turn. Pure: rows and the time in, a decision out.
 
 No ordinary message waits. A burst is what already waits when the lane looks: consecutive messages of one
 sender within `sessions.merge_seconds`. Only a message that announces another piece (a paste cut at the
@@ -13,10 +13,10 @@ from hermes_state.inbox import InboxKind, InboxMode, InboxRow
 from hermes_state.values import Millis
 
 ARRIVAL_SLACK_MS = 300
-"""A piece sent exactly `paste_seconds` after the last one still needs its way through the network."""
+"""Time for the way through the network, in milliseconds, of a piece sent exactly `paste_seconds` after the last one."""
 
 PLATFORM_CLOCK_MS = 1_000
-"""Telegram counts in whole seconds: two times may look that much further apart than they were."""
+"""Resolution of Telegram's times, in milliseconds: two may look that much further apart than they were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,11 @@ class Hold:
 
 
 Work: TypeAlias = Claim | QueuedCommand | Hold | None
-"""None: nothing to do. Notices alone start no turn; they go along with the next one."""
+"""Next thing that a lane does; None: nothing. Notices alone start no turn; they go along with the next one."""
 
 
 def next_work(rows: Sequence[InboxRow], *, merge_ms: int, paste_ms: int, now: Millis) -> Work:
-    """What a lane does next with `rows`, all that waits in its chat in platform order."""
+    """Decide what a lane does next with `rows`, all that waits in its chat, in platform order."""
     notices = [row for row in rows if row.kind is InboxKind.NOTICE]
     asked = [row for row in rows if row.kind is not InboxKind.NOTICE]
     if not asked:

@@ -36,12 +36,12 @@ STOPPED_FROM_MEMORY = "stopped by the person"
 TURNED_AWAY = "You have no access any more, so I did not answer what still waited."
 DEAD_LETTER_SENTENCE = "Something in this message breaks me, so I have put it aside; please try it in other words."
 MAX_CRASHES = 3
-"""A message that has crashed its lane this often would do so for ever."""
+"""Crashes of a lane after which the message it works on is a dead letter: it would crash for ever."""
 
 RETRY_BACKOFF = Backoff()
 
 DECISION_SECONDS = 60.0
-"""Whoever asked for a stop stores it; if that never happens, the lane does it after this."""
+"""Seconds in which whoever asked for a stop has to store it; after that the lane does."""
 
 
 RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
@@ -56,9 +56,9 @@ class ActiveTurn:
     preview: LivePreview
     task: asyncio.Task[None]
     stop_reason: str | None = None
-    """Set as soon as people asked to stop it: the work is cancelled, its end is not stored yet."""
+    """Reason of a stop, as soon as people asked for one: the work is cancelled, its end is not stored yet."""
     partial_text: str = ""
-    """The answer so far, as it was when the stop was asked for."""
+    """Answer so far, as it was when the stop was asked for."""
     _stop_is_settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin_stop(self, reason: str) -> Self:
@@ -80,7 +80,7 @@ class ActiveTurn:
 
 
 class Lane:
-    """The work of one chat."""
+    """Worker of one chat: claims what waits, runs it, and goes when nothing is left."""
 
     def __init__(
         self, chat_id: ChatId, lanes: "LaneDispatcher", run_command: RunCommand, *, is_after_restart: bool
@@ -247,7 +247,7 @@ class LaneDispatcher:
         self.slots = asyncio.Semaphore(max_turns)
         """Turns that may run at one time."""
         self.active: dict[ChatKey, ActiveTurn] = {}
-        """The turns that run now, by the chats that people write in."""
+        """Turns that run now, by the chats that people write in."""
         self._group = group
         self._lanes: dict[ChatId, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -261,7 +261,7 @@ class LaneDispatcher:
         self._run_command = run_command
 
     def wake(self, chat_id: ChatId) -> None:
-        """Something waits in this chat. Before `start` nothing is opened: `start` finds it."""
+        """Wake the chat's lane: something waits there. Before `start` no lane is opened: `start` finds it."""
         lane = self._lanes.get(chat_id)
         if lane is not None:
             lane.woken.set()
@@ -269,18 +269,18 @@ class LaneDispatcher:
             self._open(chat_id, self._run_command, is_after_restart=False)
 
     def running_turn(self, chat_id: ChatId) -> RunningTurn | None:
-        """The turn that this chat is in the middle of."""
+        """Turn that this chat is in the middle of."""
         active = self._active_in(chat_id)
         return active.turn if active is not None else None
 
     def running_in(self, key: ChatKey) -> RunningTurn | None:
-        """The same by the chat's key: from memory, so that it needs no database."""
+        """Turn that the chat with this key is in the middle of; from memory, so that it needs no database."""
         active = self.active.get(key)
         return active.turn if active is not None else None
 
     @property
     def running_count(self) -> int:
-        """How many turns run now."""
+        """Number of turns that run now."""
         return len(self.active)
 
     def begin_stop(self, chat_id: ChatId, reason: str) -> ActiveTurn | None:

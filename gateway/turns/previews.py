@@ -1,4 +1,4 @@
-"""Showing an answer while it grows. What streams is a preview; the outbox row is the truth."""
+"""Live previews: showing an answer while it grows. What streams is a preview; the outbox row is the truth."""
 
 import asyncio
 import contextlib
@@ -16,20 +16,20 @@ from platforms.base import Capabilities, PlatformAdapter, Preview
 log = structlog.get_logger()
 
 FIRST_SIGN_SECONDS = 0.4
-"""An answer that is there sooner needs neither typing nor preview, which cost more than they show."""
+"""Seconds before the first preview: an answer that is there sooner needs none, which costs more than it shows."""
 
 REQUEST_SECONDS = 10.0
-"""A preview that takes longer is given up: the final answer must not wait for it."""
+"""Longest request for one preview, in seconds: the final answer must not wait for it."""
 
 TYPING_OVERLAP_SECONDS = 1.0
-"""Typing is renewed this long before the platform lets it fade."""
+"""Seconds before the end of a typing signal at which it is renewed."""
 
 PREVIEW_OVERLAP_SECONDS = 5.0
-"""The same for a preview that fades: a pause between two previews and a slow request have room in it."""
+"""Seconds before the end of a fading preview at which it is renewed: room for a pause and a slow request."""
 
 
 class LivePreview:
-    """The sink of one turn: takes the text so far, and shows it as often as the platform likes.
+    """Preview of one turn: takes the text so far, and shows it as often as the platform likes.
 
     `text` stays readable after the end: it is the partial answer of a turn that is stopped.
     """
@@ -61,16 +61,16 @@ class LivePreview:
         self._changed.set()
 
     def forget(self) -> None:
-        """What was shown is no part of an answer: it stays in sight only until there is something else."""
+        """Take back what was shown, which is no part of an answer: it stays in sight until there is something else."""
         self.text = ""
 
     def open(self) -> None:
-        """Begin to show. Whoever opens a preview awaits `close`."""
+        """Begin to show previews. Whoever opens a preview awaits `close`."""
         if self._adapter is not None:
             self._pump = asyncio.create_task(self._run(self._adapter), name=f"preview-{self._turn.id}")
 
     async def close(self) -> None:
-        """Show no more. Returns when nothing is in flight, so that the final answer comes last."""
+        """Show no more previews. Returns when nothing is in flight, so that the final answer comes last."""
         self._closed.set()
         self._changed.set()
         if self._pump is None:
@@ -143,7 +143,7 @@ class LivePreview:
         return time.monotonic() - self._typed_at >= fades - TYPING_OVERLAP_SECONDS
 
     def _is_fading(self, capabilities: Capabilities) -> bool:
-        """Whether what is shown must be shown again to stay: it may be a long time until a tool is done."""
+        """The preview must be shown again to stay: it may be a long time until a tool is done."""
         left = self._fades_in(capabilities)
         return left is not None and left <= 0
 

@@ -1,4 +1,4 @@
-"""Recordings that people send, turned into words by the configured transcription model.
+"""Transcription: recordings that people send become text, by the configured speech-to-text model.
 
 What was said takes the recording's place in the waiting message, in the transaction that also pays for it: a crash
 between here and the turn neither loses nor buys it twice.
@@ -37,11 +37,11 @@ MakeLine = Callable[[Config], TranscriptionClient]
 
 
 class TranscriptionError(Exception):
-    """A recording could not be made words; the message is the sentence for its sender."""
+    """A recording could not be transcribed; the message is the sentence for its sender."""
 
 
 class Transcriber:
-    """Listens as the configuration in force says."""
+    """Transcribes recordings as the configuration in force says."""
 
     def __init__(self, *, store: Store, live: Runtime, clock: Clock, make_line: MakeLine) -> None:
         self._store = store
@@ -54,17 +54,17 @@ class Transcriber:
 
     @property
     def are_open(self) -> bool:
-        """Whether recordings are listened to at all."""
+        """Recordings are transcribed at all."""
         return self._live.config.transcription.model is not None
 
     def refuse_long(self, recording: IncomingAttachment) -> None:
-        """Raises `TranscriptionError` for a recording that is known to be longer than what is listened to."""
+        """Raise `TranscriptionError` for a recording that is known to be longer than `transcription.max_seconds`."""
         most = self._live.config.transcription.max_seconds
         if recording.seconds is not None and recording.seconds > most:
             raise TranscriptionError(f"I listen to at most {_length(most)} at a time; please say it in shorter pieces.")
 
     async def hear(self, row: InboxRow, recording: IncomingAttachment, data: bytes) -> str:
-        """What was said in a fetched recording of a waiting message, by now stored with it.
+        """Transcript of a fetched recording of a waiting message, by now stored with it.
 
         Raises `TranscriptionError` when nothing could be made out, with the reason.
         """
@@ -122,7 +122,7 @@ def _pay(db: Connection, chat_id: ChatId, call: ModelCallRecord, now: Millis) ->
 
 
 def _named(recording: IncomingAttachment) -> str:
-    """A file name whose end tells the format, as transcription endpoints want it."""
+    """File name whose end tells the format, as transcription endpoints want it."""
     suffix = Path(recording.name).suffix.lower()
     if suffix not in _SUFFIXES:
         suffix = _SUFFIX_OF.get((recording.mime or "").partition(";")[0].strip().lower(), ".ogg")
@@ -157,13 +157,13 @@ def _length(seconds: int) -> str:
 
 
 def transcription_line(config: Config, costs: Pricing) -> TranscriptionClient:
-    """The line to the configured speech-to-text model."""
+    """Client of the configured speech-to-text model."""
     endpoint = endpoint_of(config)
     return TranscriptionClient(TranscriptionModel(endpoint), **costs.terms(config, endpoint.model))
 
 
 def endpoint_of(config: Config) -> Endpoint:
-    """Where recordings are sent. The key of `model` goes along only to the API that it is for."""
+    """Endpoint that recordings are sent to. The key of `model` goes along only to the API that it is for."""
     settings, model = config.transcription, config.model
     assert settings.model is not None, "asked only while a model is configured"
     written = PartialRoute(

@@ -36,13 +36,13 @@ from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import InteractionHandler, TicketRegistry, button_commands, publish_menu
 
 STOP_SECONDS = 0.5
-"""How long the SDK may take to follow an order to stop before it is told again."""
+"""Seconds in which the SDK has to follow an order to stop before it is told again."""
 
 CLOSE_SECONDS = 5.0
-"""How long a closing handshake may take before the connection is simply dropped."""
+"""Longest closing handshake, in seconds; after that the connection is simply dropped."""
 
 STALLED_SHARE = 2 / 3
-"""The part of `stale_seconds` after which the adapter no longer counts as ready; a heartbeat comes every 41 s."""
+"""Part of `stale_seconds` after which the adapter no longer counts as ready; a heartbeat comes every 41 s."""
 
 SALT_KEY = "discord.nonce_salt"
 
@@ -51,23 +51,23 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscordSettings:
-    """What an operator may set; times are in the unit that the name says."""
+    """Settings of one Discord bot; times are in the unit that the name says."""
 
     token: str = field(repr=False)
     account: str = PLATFORM
     api_url: str = "https://discord.com"
     """Root of the REST API; `/api/v10` is appended."""
     gateway_url: str | None = None
-    """WebSocket address; None means Discord's own."""
+    """Address of the gateway's WebSocket; None means Discord's own."""
     catch_up_hours: float = 24.0
     catch_up_messages: int = 200
-    """Bounds of what is fetched per channel after a connection that did not resume."""
+    """Most messages fetched per channel, not older than the hours above, after a connection that did not resume."""
     queue_size: int = QUEUE_SIZE
     """Events that may wait for the database."""
     stale_seconds: float = 90.0
-    """Without an answered heartbeat, or without a session, for this long, the connection is built anew."""
+    """Seconds without an answered heartbeat, or without a session, after which the connection is built anew."""
     request_seconds: float = 30.0
-    """Longest wait for the answer to one REST request."""
+    """Longest wait for the answer to one REST request, in seconds."""
 
 
 class DiscordAdapter:
@@ -292,7 +292,7 @@ def _store_errors() -> Iterator[None]:
 
 
 def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error to raise: what only the operator can mend before what a new attempt may."""
+    """Pick the error to raise: what only the operator can mend before what a new attempt may."""
     leaves: list[BaseException] = []
     waiting: list[BaseException] = [group]
     while waiting:

@@ -1,4 +1,4 @@
-"""What was written in a channel while nobody listened, within bounds; what lies beyond them is announced."""
+"""Catching up: messages that were written while nobody listened, within bounds; what lies beyond is announced."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -13,10 +13,10 @@ from platforms.discord.inbound import EventReader, snowflake_at
 
 MILLIS_PER_HOUR = 3_600_000
 OVERLAP = 2_000 << 22
-"""Two seconds of message ids: messages of one moment may arrive in the other order, so that moment is read again."""
+"""Overlap of two seconds, in message ids: messages of one moment may arrive in the other order."""
 
 LOOK_BACK = 100
-"""How many skipped messages are looked at, to know whether anybody waits for an answer to one of them."""
+"""Most skipped messages that are looked at, to know whether anybody waits for an answer to one of them."""
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ Announce = Callable[[str, str, str], Awaitable[object]]
 
 
 class HistoryReader:
-    """Reads channel histories for one client; see `EventQueue` for how it is used."""
+    """Reader of channel histories for one client; `EventQueue` tells how it is used."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class HistoryReader:
         self._messages = messages
 
     async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
-        """What was written after `seen` (and before `until`), oldest first; skipped messages count as seen.
+        """Fetch what was written after `seen` (and before `until`), oldest first; skipped messages count as seen.
 
         Nothing at all when a bound is 0: whoever set it wants no answers to what is past. Raises `ChatUnreachable`
         when the channel is gone, `MessageRejected` when it cannot be read, another `PlatformError` when a retry may
@@ -82,7 +82,7 @@ class HistoryReader:
     async def _read(
         self, channel: "discord.abc.MessageableChannel", after: int, before: int | None, limit: int
     ) -> list[discord.Message]:
-        """Newest first, because the newest are the ones to keep."""
+        """Read messages newest first, because the newest are the ones to keep."""
         end = discord.Object(before) if before is not None else None
         history = channel.history(limit=limit, after=discord.Object(after), before=end, oldest_first=False)
         return [message async for message in history]

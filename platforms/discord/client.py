@@ -1,4 +1,4 @@
-"""The discord.py client: what it asks Discord for, where it connects to, and whether it still lives.
+"""Client of Discord's gateway and REST API: discord.py with intents, addresses and heartbeats of our choice.
 
 discord.py keeps its addresses in class attributes. Here a client of its own HTTP class rewrites them call by
 call, so that two clients in one process may talk to two servers and nothing is left behind.
@@ -20,10 +20,10 @@ from platforms.discord.event_queue import ChangeEvent, ChannelsEvent, ConnectedE
 from platforms.discord.inbound import EventReader
 
 RATE_LIMIT_SECONDS = 10.0
-"""Longest wait for a rate limit inside the SDK; a longer one is raised, so that the gateway can shed previews."""
+"""Longest wait for a rate limit inside the SDK, in seconds; a longer one is raised: the gateway can shed previews."""
 
 GUILD_READY_SECONDS = 1.0
-"""How long discord.py waits for one more server after READY before it calls itself ready."""
+"""Seconds that discord.py waits for one more server after READY before it calls itself ready."""
 
 
 class RestClient(HTTPClient):
@@ -56,7 +56,7 @@ class RestClient(HTTPClient):
 
 
 class GatewayClient(discord.Client):
-    """One connection to Discord's gateway; hands everything it hears to an `EventQueue`, in order, without waiting."""
+    """Connection to Discord's gateway; hands every event to an `EventQueue`, in order, without waiting."""
 
     def __init__(self, inlet: EventQueue, *, account: str, clock: Clock, api_url: str, gateway_url: str | None) -> None:
         intents = discord.Intents.none()
@@ -86,7 +86,7 @@ class GatewayClient(discord.Client):
         return None if keep_alive is None else float(keep_alive._last_ack)
 
     def dispatch(self, event: str, /, *args: Any, **kwargs: Any) -> None:
-        """As discord.py does it, but not after the end: its own late tasks would find no loop to run events in."""
+        """Dispatch an event as discord.py does, but not after the end: its late tasks would find no loop."""
         if not self.is_closed():
             super().dispatch(event, *args, **kwargs)
 
@@ -130,7 +130,7 @@ class GatewayClient(discord.Client):
 
 
 def _readable(guild: discord.Guild) -> Iterator[tuple[str, int]]:
-    """The channels and threads of a server that we may read, each with its newest message."""
+    """Channels and threads of a server that we may read, each with its newest message."""
     channels: list[discord.TextChannel | discord.VoiceChannel | discord.StageChannel | discord.Thread] = []
     channels.extend(guild.text_channels)
     channels.extend(guild.voice_channels)

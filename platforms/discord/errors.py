@@ -1,4 +1,4 @@
-"""Discord's and aiohttp's exceptions become ours, once, here."""
+"""Errors: Discord's and aiohttp's exceptions become ours, once, here."""
 
 import contextlib
 import json
@@ -19,10 +19,10 @@ from hermes_state.errors import (
 
 UNKNOWN_MESSAGE = 10008
 TICKET_CODES = frozenset({10015, 10062, 50027})
-"""Unknown webhook, unknown interaction, invalid webhook token: the interaction can no longer be answered."""
+"""Codes of an interaction that can no longer be answered: unknown webhook or interaction, invalid webhook token."""
 
 REPLY_CODES = frozenset({160002, 160009})
-"""A reply needs the right to read the channel's history; a message of its own does not."""
+"""Codes of a rejected reply: it needs the right to read the channel's history; a message of its own does not."""
 
 OPERATOR_CODES = {
     4004: "Discord does not accept the bot token: set discord.token to the token of the developer portal's Bot page.",
@@ -38,7 +38,7 @@ OPERATOR_CODES = {
 """Close codes after which only the operator can help, and what to tell them."""
 
 FLOOD_SECONDS = 60.0
-"""How long to wait when Discord's edge blocks us without saying for how long."""
+"""Seconds to wait when Discord's edge blocks us without saying for how long."""
 
 
 class MessageNotFound(PlatformError):

@@ -1,4 +1,4 @@
-"""The one way in: what Discord sent is stored in order, channel by channel, with a cursor over all of it.
+"""Event queue: what Discord sent is stored in order, channel by channel, with a cursor over all of it.
 
 Discord acknowledges nothing, so the adapter remembers how far it came: a cursor per channel that moves over
 everything seen, ignored or not, and only over a gapless prefix. After each connection that did not resume,
@@ -26,10 +26,10 @@ QUEUE_SIZE = 10_000
 
 PARALLEL_FETCHES = 4
 SKEW_MS = 60_000
-"""How far this machine's clock and Discord's may differ."""
+"""Largest difference of this machine's clock and Discord's, in milliseconds."""
 
 LISTEN_SECONDS = 0.5
-"""How long an event may take to be stored before what waits behind it is listened to."""
+"""Seconds that an event may take to be stored before what waits behind it is listened to."""
 
 RETRY_BACKOFF = Backoff(0.1, 5.0)
 
@@ -38,19 +38,19 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectedEvent:
-    """A session began that continues no earlier one: something may have been missed."""
+    """Beginning of a session that continues no earlier one: something may have been missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelsEvent:
-    """The channels that the bot sees, each with its newest message."""
+    """Channels that the bot sees, each with its newest message."""
 
     newest: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class MessageEvent:
-    """A message, live or from history; `event` is None when it is no event for us."""
+    """Message, live or from history; `event` is None when it is no event for us."""
 
     channel_ref: str
     message_id: int
@@ -59,7 +59,7 @@ class MessageEvent:
 
 @dataclass(frozen=True, slots=True)
 class ChangeEvent:
-    """An edit or a deletion; it waits for what came before it in its channel."""
+    """Edit or deletion; it waits for what came before it in its channel."""
 
     channel_ref: str
     event: InboundEdit | InboundDeletion
@@ -67,7 +67,7 @@ class ChangeEvent:
 
 @dataclass(frozen=True, slots=True)
 class InteractionEvent:
-    """A slash command or a button: never in the history, never kept waiting."""
+    """Slash command or button: never in the history, never kept waiting."""
 
     event: InboundMessage
 
@@ -76,10 +76,10 @@ Item: TypeAlias = ConnectedEvent | ChannelsEvent | MessageEvent | ChangeEvent | 
 
 
 class HistorySource(Protocol):
-    """Where missed messages come from."""
+    """Source of missed messages."""
 
     async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
-        """What was written after `seen` (and before `until`), oldest first.
+        """Fetch what was written after `seen` (and before `until`), oldest first.
 
         Raises `ChatUnreachable` when the channel is gone, `MessageRejected` when it cannot be read, another
         `PlatformError` when a retry may help.
@@ -88,7 +88,7 @@ class HistorySource(Protocol):
 
 @dataclass(slots=True)
 class _CatchUpState:
-    """A channel that is being caught up."""
+    """State of a channel that is being caught up."""
 
     seen: int
     until: int | None
@@ -98,7 +98,7 @@ class _CatchUpState:
 
 
 class EventQueue:
-    """Stores what arrives. `put` never waits; `run` is the worker."""
+    """Queue of events on their way to the intake. `put` never waits; `run` is the worker."""
 
     def __init__(self, intake: Intake, *, account: str, clock: Clock, queue_size: int = QUEUE_SIZE) -> None:
         self._intake = intake
@@ -109,12 +109,12 @@ class EventQueue:
         self._cursors: dict[str, int] | None = None
         self._gaps: dict[str, _CatchUpState] = {}
         self._whole: set[str] = set()
-        """Channels of which nothing is missing in this connection."""
+        """Channels that nothing is missing from in this connection."""
         self._high_water = 0
         """Newest message seen anywhere before this connection, 0 if there was none: ids are ordered by time."""
         self._connected_at = Millis(0)
         self._unheard: dict[str, InboundMessage] = {}
-        """What arrived and is not being stored yet, by `event_ref`: somebody may want to stop something."""
+        """Events that arrived and are not being stored yet, by `event_ref`: somebody may want to stop something."""
         self._is_held_up = False
         """The database keeps an event waiting."""
         self._may_listen = asyncio.Event()

@@ -15,11 +15,11 @@ from platforms.discord.errors import MessageNotFound, rest_errors
 CHUNK_BYTES = 256 * 1024
 CONNECT_SECONDS = 10.0
 STALL_SECONDS = 30.0
-"""Longest silence inside a download."""
+"""Longest silence inside a download, in seconds."""
 
 
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Where a file is. Discord signs addresses for a day, so the message that can renew one comes with it."""
+    """Reference to a file. Discord signs addresses for a day, so the message that can renew one comes with it."""
 
     channel_id: int
     message_id: int

@@ -1,4 +1,4 @@
-"""discord.py's objects become values of ours.
+"""Inbound events: discord.py's objects become values of ours.
 
 The bot is addressed in a direct chat, by its name (or its own role) written in the text, and by a reply of a
 person to one of its messages. Discord puts the author of the answered message among the mentions of every
@@ -30,7 +30,7 @@ from platforms.text import utf16_units
 
 PLATFORM = "discord"
 EXPECTS_MORE_UNITS = LIMIT - 200
-"""A message of this many units was probably cut by its writer; the next piece is on its way."""
+"""Length from which on a message was probably cut by its writer, in UTF-16 units: the next piece is on its way."""
 
 QUOTE_LENGTH = 500
 _SPOKEN = frozenset({discord.MessageType.default, discord.MessageType.reply})
@@ -38,17 +38,17 @@ _MENTION = re.compile(r"<@!?(\d+)>")
 
 
 def millis_of(snowflake: int) -> Millis:
-    """When Discord made the object with this id, in UTC milliseconds."""
+    """Time at which Discord made the object with this id, in UTC milliseconds."""
     return Millis((snowflake >> 22) + discord.utils.DISCORD_EPOCH)
 
 
 def snowflake_at(moment: Millis) -> int:
-    """The lowest id of that moment; never below zero."""
+    """Lowest id of that moment; never below zero."""
     return max(0, moment - discord.utils.DISCORD_EPOCH) << 22
 
 
 class EventReader:
-    """Reads events for one client. What it makes of a message is the same live and from history."""
+    """Reader of events for one client. A message gives the same value live and from history."""
 
     def __init__(self, client: discord.Client, *, account: str, clock: Clock) -> None:
         self._client = client
@@ -56,7 +56,7 @@ class EventReader:
         self._clock = clock
 
     def message(self, message: discord.Message) -> InboundMessage | None:
-        """None for what is no message of a person or another bot: our own, joins, pins, boosts."""
+        """Read a message; None for what is none of a person or another bot: our own, joins, pins, boosts."""
         if message.author.id == self._bot_id or message.type not in _SPOKEN:
             return None
         content, files = _content(message)
@@ -77,7 +77,7 @@ class EventReader:
         )
 
     def edit(self, payload: discord.RawMessageUpdateEvent) -> InboundEdit | None:
-        """None for changes that no person made: our own, and link previews that Discord adds by itself."""
+        """Read an edit; None for changes that no person made: our own, and link previews that Discord adds."""
         message = payload.message
         edited_at = message.edited_at
         if edited_at is None or message.author.id == self._bot_id or message.type not in _SPOKEN:
@@ -92,7 +92,7 @@ class EventReader:
         )
 
     def deletion(self, channel_id: int, message_id: int) -> InboundDeletion:
-        """Discord does not say when or by whom."""
+        """Read a deletion; Discord does not say when or by whom."""
         return InboundDeletion(
             event_ref=f"{self._event_ref(message_id)}:delete",
             chat=self._chat(channel_id),
@@ -101,7 +101,7 @@ class EventReader:
         )
 
     def interaction(self, interaction: discord.Interaction, text: str, via: InputKind) -> InboundMessage | None:
-        """A slash command or a pressed button as `text`, the command line it stands for."""
+        """Read a slash command or a pressed button as `text`, the command line it stands for."""
         if interaction.channel_id is None:
             return None
         is_direct = interaction.guild_id is None
@@ -148,7 +148,7 @@ class EventReader:
         return message.author.id in (self._bot_id, self._client.application_id)
 
     def _text(self, content: str, message: discord.Message) -> str:
-        """Without a leading mention of the bot, and with the names of people for their numbers."""
+        """Text without a leading mention of the bot, and with the names of people for their numbers."""
         text = content.strip()
         for mention in self._own_mentions(message):
             if text.startswith(mention):

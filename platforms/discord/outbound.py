@@ -1,4 +1,4 @@
-"""Messages out: sending, editing, previews, typing, and not showing anything twice.
+"""Outbound messages: sending, editing, previews, typing, deduplicated by nonces.
 
 Every message carries a nonce made from its key. Discord keeps nonces for a few minutes, so a repeat within
 two minutes shows nothing new; later the channel's history is searched for our own message first.
@@ -24,10 +24,10 @@ from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import Ticket, TicketRegistry, components
 
 NONCE_MS = 120_000
-"""How long after the first attempt Discord surely still knows the nonce."""
+"""Milliseconds after the first attempt in which Discord surely still knows the nonce."""
 
 SKEW_MS = 10_000
-"""How far this machine's clock and Discord's may differ when looking for an earlier attempt."""
+"""Largest difference of this machine's clock and Discord's when looking for an earlier attempt, in milliseconds."""
 
 PAGE = 100
 MAX_PAGES = 5
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 class DiscordSender:
-    """Sends for one client. `salt` makes nonces of two databases differ; `bot_id` is whose messages are ours."""
+    """Sender of one client. `salt` makes nonces of two databases differ."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class DiscordSender:
         self._salt = salt
         self._request_seconds = request_seconds
         self._delivered: OrderedDict[str, str] = OrderedDict()
-        """Which key made which message, so that a search does not take another answer with the same words."""
+        """Keys by the messages they made, so that a search does not take another answer with the same words."""
 
     async def send(self, request: SendRequest) -> str:
         """Deliver one part; see `PlatformAdapter.send`."""

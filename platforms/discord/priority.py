@@ -1,4 +1,4 @@
-"""How many histories are read at a time, and whose turn it is."""
+"""Priority semaphore: how many histories are read at a time, the urgent ones first."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 
 class PrioritySemaphore:
-    """A number of places, given away in order; whoever is in a hurry comes next."""
+    """Semaphore that admits in order; whoever is in a hurry comes next."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -15,7 +15,7 @@ class PrioritySemaphore:
 
     @contextlib.asynccontextmanager
     async def one(self, name: str) -> AsyncIterator[None]:
-        """A place for `name`, which waits for one at a time."""
+        """Hold the semaphore for `name`, which waits for one at a time."""
         if self._free:
             self._free -= 1
         else:
@@ -33,7 +33,7 @@ class PrioritySemaphore:
             self._pass_on()
 
     def hurry(self, name: str) -> None:
-        """Somebody waits for `name`."""
+        """Let `name` come next: somebody waits for it."""
         if name in self._waiting:
             self._waiting.move_to_end(name, last=False)
 

@@ -1,4 +1,4 @@
-"""Markdown as models write it becomes messages that Discord shows as meant.
+"""Rendering: Markdown as models write it becomes messages that Discord shows as meant.
 
 Discord shows most of CommonMark, but no tables, no `~~~` fences, no indented code and no headings below the
 third level, and it takes 2,000 characters. So code of every kind becomes a block between three backticks,
@@ -23,7 +23,7 @@ LIMIT = 2000
 
 FENCE = "```"
 EMPTY_TEXT = "…"
-"""Stands for an answer without anything visible, which Discord would refuse."""
+"""Text of an answer without anything visible, which Discord would refuse."""
 
 _PARSER = MarkdownIt("commonmark").enable("table")
 _LANGUAGE = re.compile(r"[A-Za-z0-9_+\-.#]{1,20}")
@@ -51,7 +51,7 @@ _Block: TypeAlias = _ProseBlock | _CodeBlock
 
 
 def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
-    """At least one part, each within `limit` UTF-16 units, visible, and with balanced code fences."""
+    """Render at least one part, each within `limit` UTF-16 units, visible, and with balanced code fences."""
     clean = text.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "")
     packer = _PartWriter(limit)
     for block in _blocks(clean):
@@ -65,7 +65,7 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
 
 
 def is_blank(text: str) -> bool:
-    """Whether Discord would refuse the text as an empty message."""
+    """Discord would refuse the text as an empty message."""
     return not _INVISIBLE.sub("", text)
 
 
@@ -92,7 +92,7 @@ def _blocks(text: str) -> Iterator[_Block]:
 
 
 def _code_tokens(tokens: Sequence[Token]) -> Iterator[tuple[Token, _CodeBlock, str]]:
-    """Every block to be shown as code, with what marks its beginning in its first line."""
+    """Blocks to be shown as code, each with what marks its beginning in its first line."""
     for index, token in enumerate(tokens):
         if token.map is None:
             continue
@@ -133,7 +133,7 @@ def _table_lines(tokens: Sequence[Token]) -> Iterator[str]:
 
 
 def _plain_cell(token: Token) -> str:
-    """A cell as read: code blocks show no emphasis. What holds more than emphasis and code stays as written."""
+    """Text of a cell: code blocks show no emphasis. What holds more than emphasis and code stays as written."""
     children = token.children or []
     is_plain = {child.type for child in children} <= _PLAIN_INLINE
     text = "".join(child.content for child in children) if is_plain else token.content
@@ -152,7 +152,7 @@ def _columns(text: str) -> int:
 
 
 class _PartWriter:
-    """Fills messages line by line; `_open` is the opening fence while the last line is inside code."""
+    """Writer of parts, filled line by line."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -239,7 +239,7 @@ def _paragraphs(lines: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _prose_line(line: str, limit: int) -> str:
-    """A line of prose without an open fence in it, wherever it is cut: Discord begins code at any three backticks."""
+    """Line of prose without an open fence in it, wherever it is cut: Discord begins code at any three backticks."""
     line = _DEEP_HEADING.sub("###", line, count=1) if line.startswith("####") else line
     if line.count(FENCE) % 2 or utf16_units(line) > limit:
         line = _BACKTICK_RUN.sub(lambda run: r"\`" * len(run[0]), line)
@@ -247,7 +247,7 @@ def _prose_line(line: str, limit: int) -> str:
 
 
 def _code_line(line: str) -> str:
-    """A line of code that cannot end its block: a zero-width space parts three backticks."""
+    """Line of code that cannot end its block: a zero-width space parts three backticks."""
     return _THIRD_BACKTICK.sub("\u200b", line)
 
 
@@ -261,7 +261,7 @@ def _cut_prose(line: str, limit: int) -> Iterator[str]:
 
 
 def _kind_cut(head: str) -> int:
-    """Where to cut: after a sentence, else at a space, not inside inline code, never before half of it."""
+    """Index to cut at: after a sentence, else at a space, not inside inline code, never before half of it."""
     least = len(head) // 2
     if head.count("`") % 2 and (tick := head.rfind("`")) > least:
         head = head[:tick]
@@ -281,7 +281,7 @@ def _cut_hard(line: str, limit: int) -> Iterator[str]:
 
 
 def _head(line: str, limit: int) -> str:
-    """The longest beginning within `limit` units that does not part a character from its marks."""
+    """Longest beginning within `limit` units that does not part a character from its marks."""
     end = cut = len(longest_prefix(line, limit))
     min_cut = max(1, end - 16)
     while cut > min_cut and (

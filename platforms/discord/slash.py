@@ -1,4 +1,4 @@
-"""Slash commands and buttons: the published menu, the pressed button's command, the place to answer in."""
+"""Slash commands and buttons: the published menu, the pressed button's command, the ticket to answer in its place."""
 
 import asyncio
 import hashlib
@@ -24,10 +24,10 @@ from platforms.discord.event_queue import EventQueue, InteractionEvent
 from platforms.discord.inbound import EventReader
 
 TICKET_SECONDS = 14 * 60.0
-"""Discord takes answers to an interaction for 15 minutes; a minute is left for sending."""
+"""Lifetime of a ticket, in seconds: Discord takes answers for 15 minutes; a minute is left for sending."""
 
 DEFER_SECONDS = 3.0
-"""Discord forgets an interaction that was not acknowledged within this time."""
+"""Seconds after which Discord forgets an interaction that was not acknowledged."""
 
 MAX_TICKETS = 1_000
 DESCRIPTION_LENGTH = 100
@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 
 
 def menu_payload(menu: Sequence[CommandMenuItem]) -> list[dict[str, object]]:
-    """The commands as Discord's API takes them; what may follow a command is one optional text."""
+    """Commands as Discord's API takes them; what may follow a command is one optional text."""
     return [
         {
             "name": item.name.lower(),
@@ -119,27 +119,27 @@ async def components(commands: ButtonCommands, buttons: Sequence[Button]) -> lis
 
 @dataclass(slots=True)
 class Ticket:
-    """The right to answer one slash command where it was given."""
+    """Right to answer one slash command where it was given."""
 
     application_id: int
     token: str
     expires_at: float
-    """Monotonic seconds."""
+    """End of the ticket, in monotonic seconds."""
     answered_by: str | None = None
-    """The key of the send that filled the "thinking" message; its repeats fill it again."""
+    """Key of the send that filled the "thinking" message; its repeats fill it again."""
     deferred: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once Discord took the acknowledgement (or did not): there is nothing to fill before."""
     is_valid: bool = True
 
 
 class TicketRegistry:
-    """Tickets of this process by the name that `InboundMessage.ticket` carries."""
+    """Tickets of this process, by the name that `InboundMessage.ticket` carries."""
 
     def __init__(self) -> None:
         self._tickets: OrderedDict[str, Ticket] = OrderedDict()
 
     def find(self, name: str | None) -> Ticket | None:
-        """The ticket, if it is still good for an answer."""
+        """Ticket of this name, if it is still good for an answer."""
         ticket = self._tickets.get(name) if name is not None else None
         if ticket is None or not ticket.is_valid or time.monotonic() >= ticket.expires_at:
             return None
@@ -173,7 +173,7 @@ class TicketRegistry:
 
 
 class InteractionHandler:
-    """Hands slash commands and buttons of one client over, and acknowledges them."""
+    """Handler of one client's slash commands and buttons: acknowledges them and hands them over."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class InteractionHandler:
         self._buttons = buttons
 
     async def take(self, interaction: discord.Interaction) -> None:
-        """A command is handed over before anything is awaited; a button may have to look up its command."""
+        """Take an interaction. A command is handed over before anything is awaited; a button has to look up its own."""
         if interaction.type is discord.InteractionType.application_command:
             self._hand_over(interaction, _command_line(interaction), InputKind.SLASH)
         elif interaction.type is not discord.InteractionType.component:

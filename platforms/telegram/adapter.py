@@ -153,7 +153,7 @@ class TelegramAdapter:
 
 
 class _Connection:
-    """What one run owns: the SDK's bot, its two pools of connections, and the tasks on the side."""
+    """Connection of one run: the SDK's bot, its two pools, and the tasks on the side."""
 
     def __init__(self, settings: TelegramSettings) -> None:
         root = settings.base_url.rstrip("/")
@@ -205,7 +205,7 @@ class _Connection:
 
 @asynccontextmanager
 async def _at_start() -> AsyncIterator[None]:
-    """Errors of the first requests: nothing was sent to anybody yet, so whatever broke may be tried again."""
+    """Translate errors of the first requests: nothing was sent to anybody yet, so whatever broke may be tried again."""
     try:
         yield
     except InvalidToken:

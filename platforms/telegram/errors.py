@@ -1,4 +1,4 @@
-"""The SDK's exceptions in our words, and the few refusals that mean something of their own."""
+"""Errors: the SDK's exceptions become ours, and the few refusals that mean something of their own."""
 
 from telegram.error import (
     BadRequest,
@@ -33,7 +33,7 @@ _NOT_EDITABLE = ("message to edit not found", "message can't be edited", "messag
 
 
 def translated(error: TelegramError) -> errors.PlatformError:
-    """What the catcher does next, as one of our errors.
+    """Translate the SDK's exception into ours, by what the catcher does next.
 
     A 4xx says that nothing happened; a break after sending, a 5xx or an unreadable answer leaves it open.
     """
@@ -60,22 +60,22 @@ def translated(error: TelegramError) -> errors.PlatformError:
 
 
 def is_topic_gone(error: TelegramError) -> bool:
-    """Whether the forum topic that we wrote to was deleted."""
+    """Tell whether the forum topic that we wrote to was deleted."""
     return isinstance(error, BadRequest) and _says(error, _TOPIC_GONE)
 
 
 def is_not_modified(error: TelegramError) -> bool:
-    """Whether an edit changed nothing because the message already reads so."""
+    """Tell whether an edit changed nothing because the message already reads so."""
     return isinstance(error, BadRequest) and _says(error, _NOT_MODIFIED)
 
 
 def is_not_editable(error: TelegramError) -> bool:
-    """Whether the message to edit is gone, or not one of ours."""
+    """Tell whether the message to edit is gone, or not one of ours."""
     return isinstance(error, BadRequest) and _says(error, _NOT_EDITABLE)
 
 
 def is_file_too_big(error: TelegramError) -> bool:
-    """Whether the Bot API server hands out no file of that size."""
+    """Tell whether the Bot API server hands out no file of that size."""
     return isinstance(error, BadRequest) and _says(error, _FILE_TOO_BIG)
 
 

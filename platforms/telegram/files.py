@@ -1,4 +1,4 @@
-"""Fetching the files that people send."""
+"""Downloads of the files that people send."""
 
 import asyncio
 import shutil
@@ -16,7 +16,7 @@ from platforms.telegram.transport import BotApiRequest
 
 CHUNK_BYTES = 256 * 1024
 DOWNLOAD_BYTES = 20_000_000
-"""Most that Telegram's own Bot API server hands out."""
+"""Largest file that Telegram's own Bot API server hands out, in bytes."""
 
 
 async def fetch(
@@ -53,7 +53,7 @@ async def fetch(
 
 
 def local_place(address: str, base_url: str) -> Path | None:
-    """Where a local Bot API server (one that runs with `--local`) says that a file lies.
+    """Path of a file according to a local Bot API server (one that runs with `--local`).
 
     None for an address to fetch it from. Telegram's own servers have no say about files of this machine.
     """

@@ -1,4 +1,4 @@
-"""Whether the adapter makes progress, as one value that its tasks write and the gateway reads."""
+"""Health of the adapter, which its tasks write and the gateway reads."""
 
 import time
 
@@ -7,7 +7,7 @@ from platforms.base import AdapterHealth, AdapterState
 
 
 class HealthState:
-    """The last sign of life of the platform. Silence for `stall_seconds` counts as stalled, whoever is to blame."""
+    """Last sign of life of the platform. Silence for `stall_seconds` counts as stalled, whoever is to blame."""
 
     def __init__(self, clock: Clock, stall_seconds: float) -> None:
         self._clock = clock
@@ -21,7 +21,7 @@ class HealthState:
         self._set(AdapterState.STARTING, "")
 
     def progressed(self, detail: str = "") -> None:
-        """The platform answered; `detail` is what the operator should know all the same."""
+        """Note that the platform answered; `detail` is what the operator should know all the same."""
         self._set(AdapterState.RUNNING, detail)
         self._progress_at = self._clock.now()
         self._heard = time.monotonic()
@@ -36,7 +36,7 @@ class HealthState:
         self._set(AdapterState.FAILED, detail)
 
     def stopped(self) -> None:
-        """The run ended; what a failure said stays readable."""
+        """Note that the run ended; what a failure said stays readable."""
         if self._state in (AdapterState.RUNNING, AdapterState.STARTING, AdapterState.STALLED):
             self._set(AdapterState.STARTING, "not running")
 

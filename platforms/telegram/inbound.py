@@ -1,4 +1,4 @@
-"""Telegram updates as values. Pure: what an update means, never what is done about it."""
+"""Inbound updates of Telegram as values. Pure: what an update means, never what is done about it."""
 
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -24,27 +24,27 @@ PLATFORM: Final = "telegram"
 MESSAGE_UNITS = 4096
 """Longest text that Telegram takes in one message, in UTF-16 code units; apps cut longer pastes there."""
 EXPECTS_MORE_UNITS = MESSAGE_UNITS - 200
-"""From this length on a message is probably the first piece of a cut paste: apps cut at the last line break."""
+"""Length from which on a message is probably the first piece of a cut paste, in UTF-16 code units."""
 QUOTE_CHARACTERS = 500
 
 GENERAL_TOPIC = 1
-"""The topic that a forum starts with; messages in it behave as those of a group without topics."""
+"""Topic that a forum starts with; messages in it behave as those of a group without topics."""
 
 ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query")
-"""Named explicitly: an earlier setting of the same bot, whoever made it, would otherwise stay in force."""
+"""Kinds of updates asked for; named, because an earlier setting of the same bot would otherwise stay in force."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BotIdentity:
-    """Who we are on Telegram."""
+    """Identity of our bot on Telegram."""
 
     id: int
     username: str
-    """Without the @."""
+    """Name without the @."""
     account: str
 
     def message_key(self, message: Message) -> str:
-        """The key of a message, the same in every redelivery.
+        """Dedupe key of a message, the same in every redelivery.
 
         Not the update's number: Telegram starts those anew at random after a quiet week, and a number that was
         used before would make a new message look like an old one.
@@ -52,18 +52,18 @@ class BotIdentity:
         return f"{self.id}:m:{message.chat.id}:{message.message_id}"
 
     def edit_key(self, update: Update, message: Message) -> str:
-        """The key of an edit; a message may be edited twice within a second."""
+        """Dedupe key of an edit; a message may be edited twice within a second."""
         return f"{self.id}:e:{message.chat.id}:{message.message_id}:{_millis(message)}:{update.update_id}"
 
     def press_key(self, update: Update) -> str:
-        """The key of a pressed button."""
+        """Dedupe key of a pressed button."""
         assert update.callback_query is not None, "only presses have this key"
         return f"{self.id}:p:{update.callback_query.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMigration:
-    """A group became a supergroup and has a new id."""
+    """Migration of a group that became a supergroup and has a new id."""
 
     old_ref: str
     new_ref: str
@@ -73,7 +73,7 @@ Received: TypeAlias = InboundMessage | InboundEdit | ChatMigration
 
 
 def read_update(update: Update, bot: BotIdentity) -> Received | None:
-    """What an update means; None if nothing. Presses of buttons need `read_press`, which knows the command."""
+    """Read an update; None if it means nothing. Presses of buttons need `read_press`, which knows the command."""
     if update.message is not None:
         return read_message(update.message, bot)
     if update.edited_message is not None:
@@ -82,7 +82,7 @@ def read_update(update: Update, bot: BotIdentity) -> Received | None:
 
 
 def read_message(message: Message, bot: BotIdentity) -> InboundMessage | ChatMigration | None:
-    """What a message update means; None for service messages and for commands to other bots."""
+    """Read a message; None for service messages and for commands to other bots."""
     if message.migrate_to_chat_id is not None:
         return ChatMigration(old_ref=str(message.chat.id), new_ref=str(message.migrate_to_chat_id))
     if message.migrate_from_chat_id is not None:
@@ -115,7 +115,7 @@ def read_message(message: Message, bot: BotIdentity) -> InboundMessage | ChatMig
 
 
 def read_edit(update: Update, message: Message, bot: BotIdentity) -> InboundEdit | None:
-    """What an edit means; None when no text is left or it is not ours to read."""
+    """Read an edit; None when no text is left or it is not ours to read."""
     sender = _sender(message)
     raw = message.text or message.caption or ""
     if sender is None or not raw:
@@ -136,7 +136,7 @@ def read_edit(update: Update, message: Message, bot: BotIdentity) -> InboundEdit
 def read_press(
     update: Update, message: MaybeInaccessibleMessage, presser: User, command: str, bot: BotIdentity, now: Millis
 ) -> InboundMessage:
-    """A pressed button as the command it stands for. Telegram gives a press no time: it happened `now`."""
+    """Read a pressed button as the command it stands for. Telegram gives a press no time: it happened `now`."""
     return InboundMessage(
         event_ref=bot.press_key(update),
         chat=chat_key(message, bot.account),
@@ -152,7 +152,7 @@ def read_press(
 
 
 def chat_key(message: MaybeInaccessibleMessage, account: str) -> ChatKey:
-    """Where a message was said.
+    """Key of the chat that a message was written in.
 
     A reply in a plain group carries a thread id too, that of the replied-to message; only topics are places.
     """
@@ -174,7 +174,7 @@ def _chat_kind(message: MaybeInaccessibleMessage) -> ChatKind:
 
 
 def _sender(message: Message) -> Sender | None:
-    """Who wrote: a person, or the chat in whose name an anonymous admin or a linked channel speaks."""
+    """Sender: a person, or the chat in whose name an anonymous admin or a linked channel speaks."""
     if message.sender_chat is not None:
         name = message.sender_chat.effective_name or "anonymous"
         return Sender(platform=PLATFORM, id=str(message.sender_chat.id), name=name)
@@ -198,12 +198,12 @@ def _is_near_limit(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _AddressedText:
-    """A text as it was meant: without our name where that only says who is spoken to."""
+    """Text as it was meant: without our name where that only says who is spoken to."""
 
     text: str
     is_named: bool = False
     is_bare_command: bool = False
-    """Begins with a command for any bot that knows it."""
+    """The text begins with a command for any bot that knows it."""
 
 
 def _meant(message: Message, text: str, bot: BotIdentity) -> _AddressedText | None:
@@ -239,7 +239,7 @@ def _names_us(entity: MessageEntity, text: str, bot: BotIdentity) -> bool:
 
 
 def _quoted(message: Message) -> Message | None:
-    """The message that a person chose to answer.
+    """Message that a person chose to answer.
 
     Every message of a topic formally answers the service message that created the topic: nobody chose that.
     """
@@ -269,7 +269,7 @@ def _quote(message: Message, quoted: Message | None, bot: BotIdentity) -> Quote 
 
 
 def _attachments(message: Message) -> tuple[IncomingAttachment, ...]:
-    """The file of a message. One at most: an album is several messages."""
+    """File of a message. One at most: an album is several messages."""
     if message.photo:
         largest = message.photo[-1]
         name = f"photo-{message.message_id}.jpg"
@@ -302,7 +302,7 @@ def _attachments(message: Message) -> tuple[IncomingAttachment, ...]:
 
 
 def _attachment(kind: AttachmentKind, file: object, name: str) -> IncomingAttachment:
-    """One of the SDK's file objects, which share field names but no type."""
+    """Attachment of one of the SDK's file objects, which share field names but no type."""
     return IncomingAttachment(
         kind=kind,
         file_ref=str(getattr(file, "file_id", "")),
@@ -314,13 +314,13 @@ def _attachment(kind: AttachmentKind, file: object, name: str) -> IncomingAttach
 
 
 def _seconds(file: object) -> float | None:
-    """How long a recording is. Read from the raw form: the attribute's type is about to change."""
+    """Length of a recording in seconds, read from the raw form: the attribute's type is about to change."""
     raw = file.to_dict().get("duration") if isinstance(file, Voice | Audio) else None
     return float(raw) if isinstance(raw, int | float) else None
 
 
 def _without_file(message: Message) -> tuple[IncomingAttachment, ...]:
-    """Things without text or file, such as a location: the person is told that we cannot read them."""
+    """Attachment of something without text or file, such as a location: the person is told that we cannot read it."""
     for name in ("contact", "venue", "location", "poll", "dice", "game", "story", "checklist", "paid_media"):
         if getattr(message, name):
             return (IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=name.replace("_", " ")),)

@@ -1,4 +1,4 @@
-"""The list of commands that Telegram shows beside the input field."""
+"""Command menu: the list that Telegram shows beside the input field."""
 
 import re
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ async def publish_menu(sdk: telegram.Bot, items: Sequence[CommandMenuItem]) -> N
 
 
 def commands(items: Sequence[CommandMenuItem]) -> list[BotCommand]:
-    """The items as Telegram takes them: names it refuses are left out, the argument leads the description."""
+    """Items as Telegram takes them: names it refuses are left out, the argument leads the description."""
     return [
         BotCommand(item.name, " ".join(filter(None, (item.argument, item.description)))[:DESCRIPTION_CHARACTERS])
         for item in items

@@ -1,4 +1,4 @@
-"""Sending: parts, previews and signals as calls of the Bot API."""
+"""Outbound messages: parts, previews and typing signals as calls of the Bot API."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ from platforms.telegram.rendering import marked_as_repeat, render
 log = structlog.get_logger(__name__)
 
 LABEL_CHARACTERS = 64
-"""Longer labels are cut by the apps anyway."""
+"""Longest label of a button, in characters: the apps cut longer ones anyway."""
 
 MAX_BUTTON_BYTES = 64
 """Most that Telegram takes as a button's `callback_data`."""
@@ -46,7 +46,7 @@ def button_commands(store: Store, account: str) -> ButtonCommands:
 
 
 class TelegramSender:
-    """What one running bot says. Every method raises what `PlatformAdapter.send` lists."""
+    """Sender of one running bot. Every method raises what `PlatformAdapter.send` lists."""
 
     def __init__(self, sdk: telegram.Bot, buttons: ButtonCommands) -> None:
         self._sdk = sdk
@@ -215,5 +215,5 @@ def _thread(chat: ChatKey) -> int | None:
 
 
 def _entities(part: OutboundPart) -> dict[str, str] | None:
-    """The stored entities as they are: JSON already, so nothing is parsed to be written again."""
+    """Stored entities as they are: JSON already, so nothing is parsed to be written again."""
     return {"entities": part.markup} if part.markup else None

@@ -1,4 +1,4 @@
-"""Long polling: one getUpdates at a time, for ever.
+"""Long polling: one getUpdates at a time, for ever; what is stored moves the offset.
 
 The SDK has a poller of its own. We fetch ourselves because of what it does in trouble: it cannot be stopped
 while it waits after an error (up to 30 s), it ends in silence when the token is revoked, it keeps a dead
@@ -29,13 +29,13 @@ log = structlog.get_logger(__name__)
 _ALLOWED_UPDATES = orjson.dumps(ALLOWED_UPDATES).decode()
 
 BATCH = 100
-"""Updates per answer; the Bot API's maximum."""
+"""Most updates per answer; the Bot API's maximum."""
 
 CONFLICT_MEMORY_SECONDS = 120
-"""How long health speaks of another poller after the last 409: two of them take turns, and each works in between."""
+"""Seconds for which health speaks of another poller after a 409: two of them take turns, each works in between."""
 
 LISTEN_SECONDS = 0.5
-"""How long an update may take to be stored before the poller listens for a `/stop` behind it."""
+"""Seconds that an update may take to be stored before the poller listens for a `/stop` behind it."""
 
 _CONFLICT = "another process polls with the same bot token (409); stop it, or give one of them a token of its own"
 
@@ -66,7 +66,7 @@ class Poller:
         self._conflict_until = 0.0
 
     async def run(self) -> None:
-        """Until cancelled. Raises `TokenRejected`."""
+        """Poll until cancelled. Raises `TokenRejected`."""
         while True:
             try:
                 await self._poll()
@@ -76,7 +76,7 @@ class Poller:
                 await self._recover(error)
 
     async def _poll(self) -> None:
-        """One request, until everything that it brought is stored."""
+        """Make one request and store everything that it brought."""
         # After trouble, and at the start, ask without waiting: then progress shows at once, not after a quiet poll.
         was_probe = self._is_probe
         wait = 0 if was_probe else self._settings.poll_seconds
@@ -122,7 +122,7 @@ class Poller:
         return updates
 
     async def _recover(self, error: TelegramError | TimeoutError) -> None:
-        """Say what is wrong, make what can be made new, and wait as long as the trouble deserves."""
+        """Recover from an error: tell it, renew the connection where that helps, and back off."""
         self._failures += 1
         self._is_probe = True
         delay = self._settings.backoff.after(self._failures)
@@ -146,7 +146,7 @@ class Poller:
 
 
 def _explained(error: TelegramError) -> str:
-    """One sentence for the operator. Texts of Telegram are quoted only where they cannot hold a secret."""
+    """Explain an error to the operator. Texts of Telegram are quoted only where they cannot hold a secret."""
     if isinstance(error, Conflict):
         if "webhook" in error.message.lower():
             return "a webhook was set for this bot (409); only one way of receiving works at a time"

@@ -1,4 +1,4 @@
-"""The update queue: what was put into it is stored, and only then may Telegram forget it."""
+"""Update queue: what was put into it is stored, and only then may Telegram forget it."""
 
 from collections import deque
 from collections.abc import Callable
@@ -23,19 +23,19 @@ AnswerPress = Callable[[CallbackQuery, str | None], None]
 """Stops the button's spinner, with a text for the person or without; must not block."""
 
 _UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What reading raises when Telegram sends a shape that neither the SDK nor we expect."""
+"""Exceptions of reading a shape that neither the SDK nor we expect."""
 
 
 MAX_ALBUMS = 64
-"""The pieces of one arrive within a second or two."""
+"""Albums remembered; the pieces of one arrive within a second or two."""
 
 
 class NotStoredError(NetworkError):
-    """The trouble is with our database; its text says which."""
+    """Our database could not store an update; the text says why."""
 
 
 class UpdateQueue:
-    """Hands updates to the intake, one after the other in Telegram's order."""
+    """Queue of updates: hands them to the intake, one after the other in Telegram's order."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class UpdateQueue:
         self._clock = clock
         self._answer_press = answer_press
         self._albums: deque[str] = deque(maxlen=MAX_ALBUMS)
-        """Those that are meant for us."""
+        """Albums that are meant for us."""
 
     async def put(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
         """Store an update; returns after the commit, and then the update may be acknowledged.
@@ -83,7 +83,7 @@ class UpdateQueue:
                 await self._intake.overhear(received)
 
     def _with_its_album(self, update: Update, received: Received | None) -> Received | None:
-        """The pieces of an album are meant for whom its caption is meant for, which stands on the first of them."""
+        """Address the pieces of an album to whom its caption is meant for, which stands on the first of them."""
         message = update.message
         if message is None or message.media_group_id is None or not isinstance(received, InboundMessage):
             return received

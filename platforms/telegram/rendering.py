@@ -1,4 +1,4 @@
-"""Markdown as Telegram shows it: text and entities, in parts that Telegram takes.
+"""Rendering: Markdown as text and entities, in parts that Telegram takes.
 
 Entities cannot fail to parse, unlike Telegram's own Markdown. A part keeps them as the JSON that is sent.
 """
@@ -17,35 +17,35 @@ from platforms.telegram.inbound import MESSAGE_UNITS
 from platforms.text import longest_prefix, utf16_units
 
 REPEAT_MARK = "(possibly a repeat) "
-"""Begins a part that may be visible already."""
+"""Mark before a part that may be visible already."""
 PART_UNITS = MESSAGE_UNITS - len(REPEAT_MARK)
 """Longest part we make, in UTF-16 units: a repeat has to fit with its mark."""
 PART_ENTITIES = 100
-"""Telegram ignores what is formatted beyond this many entities in a message."""
+"""Most entities in a message; Telegram ignores what is formatted beyond."""
 STUB_UNITS = 200
-"""No part is made shorter than this for the sake of formatting."""
+"""Shortest part that is made for the sake of formatting, in UTF-16 units."""
 
 _EMPTY = "…"
-"""Stands for an answer in which there is nothing to see: Telegram takes no empty message."""
+"""Text of an answer in which there is nothing to see: Telegram takes no empty message."""
 
 _URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
 _NESTED = re.compile(r"^((?:[ \t]*(?:>|(?:[-+*]|\d{1,9}[.)])(?=[ \t]))){8})(?=[ \t]*(?:>|[-+*\d]))", re.MULTILINE)
-"""A line that opens more than eight quotes and lists, one in the other."""
+"""Line that opens more than eight quotes and lists, one in the other."""
 _DOUBLING = re.compile(r"\\(?:sqrt|overline|underline|underbar)")
 """LaTeX that the converter shows by a mark on every character, marks included: each nesting doubles the text."""
 _FORMULA_OPENS = re.compile(r"\\[(\[]")
 _FORMULA_ENDS = re.compile(r"\\[)\]]")
 MAX_DOUBLINGS = 6
-"""In one formula; beyond it the text stays LaTeX."""
+"""Most doublings in one formula; beyond it the text stays LaTeX."""
 MAX_OPEN_FORMULAS = 20
-"""That begin in a paragraph and never end: each is looked through to the end."""
+"""Most formulas of a paragraph that begin and never end: each is looked through to the end."""
 MAX_DISPLAY_FORMULAS = 100
 MAX_FENCES = 1_000
-"""Marks of code blocks in an answer. The converter looks back over all empty blocks before each block that follows."""
+"""Most marks of code blocks in an answer: before each block the converter looks back over all empty ones."""
 
 _PRIVATE_USE = [chr(code) for code in range(0xE000, 0xE100)]
 _BREAKS = ("\n\n", "\n", " ")
-"""Where a part may end, best first."""
+"""Breaks at which a part may end, best first."""
 
 
 def _config() -> RenderConfig:
@@ -76,7 +76,7 @@ class _RenderedText:
 
 
 def render(markdown: str) -> Sequence[OutboundPart]:
-    """At least one part, each within `PART_UNITS`; a code block that is cut stays a code block on both sides."""
+    """Render at least one part, each within `PART_UNITS`; a code block that is cut stays one on both sides."""
     source = _encodable(markdown)
     rendered = _converted(source) if _count_fences(source) <= MAX_FENCES else _RenderedText(source.strip(), ())
     parts = [piece.part() for piece in _split(rendered)]
@@ -86,7 +86,7 @@ def render(markdown: str) -> Sequence[OutboundPart]:
 
 
 def marked_as_repeat(part: OutboundPart) -> OutboundPart:
-    """The part with a mark in front, its entities moved along."""
+    """Put the repeat mark in front of a part, and move its entities along."""
     entities = orjson.loads(part.markup) if part.markup else []
     for entity in entities:
         entity["offset"] += len(REPEAT_MARK)  # ASCII: characters are units
@@ -99,7 +99,7 @@ def marked_as_repeat(part: OutboundPart) -> OutboundPart:
 
 
 def _encodable(text: str) -> str:
-    """The text without lone surrogates, which no network format can carry."""
+    """Text without lone surrogates, which no network format can carry."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -115,7 +115,7 @@ def _count_fences(source: str) -> int:
 
 
 def _converted(source: str) -> _RenderedText:
-    """Markdown to text and entities, with what the converter would take away put aside."""
+    """Convert Markdown to text and entities, with what the converter would take away put aside."""
     masked, mask = _masked(_NESTED.sub(r"\1 \\", source))
     text, entities = convert(masked, config=_CONFIG)
     if mask:
@@ -161,7 +161,7 @@ def _masked(source: str) -> tuple[str, dict[str, str]]:
 
 
 def _has_explosive_math(source: str) -> bool:
-    """Whether formulas are so made that the converter takes exponential memory or time squared for them."""
+    """Tell whether the converter would take exponential memory or quadratic time for the formulas."""
     return "\\" in source and any(map(_is_explosive, source.split("\n\n")))
 
 
@@ -226,7 +226,7 @@ def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntit
 
 
 def _clipped(entities: Sequence[MessageEntity], first: int, last: int) -> list[MessageEntity]:
-    """What of the entities lies between two units, counted from the first."""
+    """Entities between two units, clipped and counted from the first."""
     clipped = []
     for entity in entities:
         start, end = max(entity.offset, first), min(entity.offset + entity.length, last)

@@ -1,4 +1,4 @@
-"""What the Telegram adapter is told: the token, where the Bot API lives, and how patient to be."""
+"""Settings of the Telegram adapter: the token, the address of the Bot API, timeouts and backoff."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ RETRY_BACKOFF = Backoff(1.0, 30.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """Receiving by webhook: Telegram posts to `url`, which a TLS proxy hands on to `host:port`.
+    """Settings for receiving by webhook: Telegram posts to `url`, which a TLS proxy hands on to `host:port`.
 
     The path of `url` is the path we serve. `secret` comes back in a header of every post: 1-256 characters
     of `A-Z a-z 0-9 _ -`.
@@ -23,35 +23,35 @@ class WebhookSettings:
     host: str = "127.0.0.1"
     port: int = 8443
     max_connections: int = 1
-    """Posts at the same time. With more than one, Telegram may deliver two messages of a chat out of order."""
+    """Most posts at the same time. With more than one, Telegram may deliver two messages of a chat out of order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelegramSettings:
-    """One bot. All times are seconds; the defaults are what the promises about liveness rest on."""
+    """Settings of one bot. All times are seconds; the defaults are what the promises about liveness rest on."""
 
     token: str = field(repr=False)
     base_url: str = BASE_URL
     """Root of the Bot API server, without `/bot`; a local server's address goes here."""
     webhook: WebhookSettings | None = None
-    """None: long polling."""
+    """Webhook to receive by; None: long polling."""
 
     poll_seconds: float = 25
-    """How long one getUpdates waits for news: below the 30 s after which many NATs forget a silent connection."""
+    """Seconds that one getUpdates waits: below the 30 s after which many NATs forget a silent connection."""
     poll_grace_seconds: float = 10
-    """How much longer than that an answer may take. Then the connection is dead and a new one is made, so that a
+    """Seconds beyond that which an answer may take. Then the connection is dead and a new one is made, so that a
     black-holed socket is noticed after 35 s and replaced in the same second."""
     stall_seconds: float = 45
-    """Without progress for this long the adapter is not ready, whatever its task believes; above poll + grace."""
+    """Seconds without progress after which the adapter is not ready, whatever its task believes; above poll + grace."""
     webhook_check_seconds: float = 30
-    """How often webhook mode asks Telegram about the webhook: its only proof of progress in a quiet hour."""
+    """Seconds after which webhook mode asks Telegram about the webhook: its only proof of progress in a quiet hour."""
 
     backoff: Backoff = RETRY_BACKOFF
     conflict_seconds: float = 5
-    """First wait after a 409. The other poller was cut off by us as we were by it: a quick retry makes it a fight."""
+    """Shortest wait after a 409, in seconds: we cut the other poller off too, a quick retry makes it a fight."""
 
     connect_seconds: float = 10
     request_seconds: float = 20
-    """How long a request may stay silent. Telegram answers sends within a second; photos take longer to fetch."""
+    """Longest silence of a request, in seconds. Telegram answers sends within a second; photos take longer to fetch."""
     connections: int = 512
-    """Two per concurrent turn (256): its preview or final, and its typing signal."""
+    """Most connections: two per concurrent turn (256), for its preview or final, and its typing signal."""

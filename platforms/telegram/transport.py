@@ -1,4 +1,4 @@
-"""HTTP to the Bot API: the SDK's request interface on aiohttp.
+"""HTTP transport to the Bot API: the SDK's request interface on aiohttp.
 
 Own transport, because a sender must know whether a failed request can have had an effect, a poller must be
 able to throw a dead connection away, and files must be streamed. It also keeps the token, which is part of
@@ -17,10 +17,10 @@ from telegram.error import NetworkError, TelegramError
 from telegram.request import BaseRequest, RequestData
 
 RETRY_AFTER_SECONDS = 5.0
-"""For a 429 that does not say how long: what Telegram asks for when it asks for little."""
+"""Seconds to wait after a 429 that does not say how long: what Telegram asks for when it asks for little."""
 
 CLOSE_SECONDS = 5
-"""Closing says goodbye to the peer; a black-holed peer never answers."""
+"""Longest closing of connections, in seconds: a black-holed peer never answers the goodbye."""
 
 
 class NotSentError(NetworkError):

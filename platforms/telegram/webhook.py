@@ -1,4 +1,4 @@
-"""Receiving by webhook: Telegram posts each update to us and repeats it until it gets a 200."""
+"""Webhook: Telegram posts each update to us and repeats it until it gets a 200."""
 
 import asyncio
 import hmac
@@ -22,9 +22,9 @@ log = structlog.get_logger(__name__)
 
 SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"
 UPDATE_BYTES = 1_000_000
-"""Largest update taken. Text and entities stay far below it."""
+"""Largest update taken, in bytes. Text and entities stay far below it."""
 STOP_SECONDS = 2
-"""How long posts in flight may take to be stored when we stop; Telegram repeats what got no answer."""
+"""Seconds in which posts in flight have to be stored when we stop; Telegram repeats what got no answer."""
 
 
 class WebhookServer:
@@ -58,7 +58,7 @@ class WebhookServer:
         await self._runner.cleanup()
 
     async def _receive(self, request: web.Request) -> web.Response:
-        """200 only after the commit; everything else makes Telegram try again."""
+        """Receive a post: 200 only after the commit; everything else makes Telegram try again."""
         given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._secret):
             log.warning("webhook.refused")
