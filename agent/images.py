@@ -8,7 +8,7 @@ from pathlib import Path
 from hermes_state.values import Image, Transcript
 
 MAX_IMAGE_BYTES = 20 * 1024 * 1024
-"""All images of one request together; providers refuse bodies of about 50 MB, and base64 adds a third."""
+"""Largest sum of all images of one request, in bytes; providers refuse bodies of 50 MB, and base64 adds a third."""
 
 
 async def load_image_urls(transcript: Transcript, folder: Path) -> Mapping[int, str]:
@@ -19,14 +19,14 @@ async def load_image_urls(transcript: Transcript, folder: Path) -> Mapping[int, 
 
 def _read(images: list[Image], folder: Path) -> dict[int, str]:
     urls: dict[int, str] = {}
-    room = MAX_IMAGE_BYTES
+    bytes_left = MAX_IMAGE_BYTES
     for image in images:
         try:
             data = (folder / image.path).read_bytes()
         except OSError:  # removed by retention, or by hand: the model is told that it cannot see it
             continue
-        room -= len(data)
-        if room < 0:
+        bytes_left -= len(data)
+        if bytes_left < 0:
             break
         urls[image.attachment_id] = f"data:{image.mime};base64,{base64.b64encode(data).decode()}"
     return urls

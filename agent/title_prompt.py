@@ -1,4 +1,4 @@
-"""The title that a model gives a conversation: what it is asked, and whether its answer can be used."""
+"""Titles of conversations: the request that asks a model for one, and the check of its reply."""
 
 import re
 from collections.abc import Callable
@@ -11,12 +11,13 @@ from hermes_state.errors import ReplyMalformed
 from hermes_state.values import Millis, Tokens, Transcript
 
 MAX_INPUT_TOKENS = Tokens(1_200)
-"""Of the conversation, by estimate: how it began says what it is about."""
+"""Largest part of the conversation that is shown, by estimate: how it began says what it is about."""
 MAX_OUTPUT_TOKENS = 2_000
-"""A title takes a dozen; the rest is for models that think first."""
+"""Output limit of the call, in tokens: a title takes a dozen, the rest is for models that think first."""
 MAX_CHARACTERS = 80
+"""Longest title in characters."""
 MAX_WORDS = 12
-"""Twice what is asked for: more is a sentence, so no title."""
+"""Longest title in words, twice what is asked for: more is a sentence, so no title."""
 
 _SYSTEM: Final = """\
 You name conversations for a list in which people look for them again.
@@ -36,11 +37,13 @@ _REFUSAL = re.compile(
     r"|as an ai|lo siento|d\u00e9sol\u00e9|desculpe|tut mir leid)\b|抱歉|对不起|申し訳|죄송",
     re.IGNORECASE,
 )
-"""Narrow: what people cannot do is a good title."""
+"""Wording of a refusal, narrow: what people cannot do is a good title."""
 _MARKUP = re.compile(
     r"[*`<>\[\]{}|\\\x00-\x1f\x7f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
     r"|^(?:#{1,6}|[-\u2022\u2013]|\d\.)\s|__"
 )
+_MAX_REPLY_CHARACTERS = 100_000
+"""Characters of a reply that are looked at: thoughts may come first."""
 _QUOTES = "\"'\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f\u300a\u300b"
 
 
@@ -57,7 +60,12 @@ def title_request(rows: Transcript, redact: Callable[[str], str], *, now: Millis
 
 
 def checked_title(reply: ModelReply, redact: Callable[[str], str]) -> str:
-    """The title in a reply, on one line, without secrets. Raises `ReplyMalformed` for anything that is none."""
+    """The title in a reply, on one line, without secrets. Raises `ReplyMalformed` for anything that is none.
+
+    >>> reply = ModelReply(text='Title: "Login broken after the update."', finish=FinishReason.STOP, usage=None)
+    >>> checked_title(reply, redact=lambda text: text)
+    'Login broken after the update'
+    """
     lines = [line for line in without_thoughts(reply.text[:_MAX_REPLY_CHARACTERS]).splitlines() if line.strip()]
     if reply.calls or reply.finish is FinishReason.LENGTH or len(lines) != 1:
         raise ReplyMalformed("the reply is no title")
@@ -70,7 +78,3 @@ def checked_title(reply: ModelReply, redact: Callable[[str], str]) -> str:
     if not any(letter.isalnum() for letter in text):
         raise ReplyMalformed("the title is empty")
     return text
-
-
-_MAX_REPLY_CHARACTERS = 100_000
-"""Characters of a reply that are looked at: thoughts may come first."""

@@ -1,4 +1,4 @@
-"""What text and stored rows take in a prompt, in tokens, before any provider has counted them.
+"""Token estimates of text and stored rows, before any provider has counted them.
 
 There is no tokenizer here. Common ones split text at the same places, so every character becomes a letter for its
 class (lower case, digit, Han, …), and how often short sequences of classes occur says how many tokens there are:
@@ -17,21 +17,21 @@ from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import EstimatedTokens, Message, MessageBody, MessageId, MessageRole, Origin
 
 MESSAGE_TOKENS = 4
-"""Role and separators of one message."""
+"""Tokens of one message's role and separators."""
 STAMP_TOKENS = 12
-"""The time in front of what a person wrote."""
+"""Tokens of the time in front of what a person wrote."""
 CALL_TOKENS = 10
-"""Id and frame of a tool call, or of the result that answers it."""
+"""Tokens of the id and frame of a tool call, or of the result that answers it."""
 BLOCK_TOKENS = 14
-"""The tags around a document or a quotation, or the line about an image that the model cannot see."""
+"""Tokens of the tags around a document or a quotation, or of the line about an image that the model cannot see."""
 TOOL_TOKENS = 8
-"""The frame of a tool's schema."""
+"""Tokens of the frame of a tool's schema."""
 
 REASONING_CHARACTERS = 4
-"""To a token of reasoning: English prose has as many, encrypted reasoning a few more."""
+"""Characters to a token of reasoning: English prose has as many, encrypted reasoning a few more."""
 
 MIN_CACHED_ROWS = 32_768
-"""How many rows' sizes are remembered at least; a conversation close to the message limit fits several times."""
+"""Rows whose sizes are cached at least; a conversation close to the message limit fits several times."""
 
 _OTHER = ord("o")
 _WEIGHTS = {
@@ -49,9 +49,9 @@ _WEIGHTS_BEYOND_ASCII = {
     **{"x": 1.107, "f": 0.409, "e": 1.987},
 }
 _RARE_LETTERS = {"q": 0.577, "x": 0.336, "z": 1.867, "j": 1.165, "v": 0.256, "w": 0.371}
-"""Words that hold them are rarer, and random letters (base64, keys) are full of them."""
+"""Letters whose words are rarer, and of which random letters (base64, keys) are full."""
 _FIRST = 0.675
-"""The first word has nothing in front of it."""
+"""Tokens of the first word, which has nothing in front of it."""
 
 # Which class the first byte of a character's UTF-8 form stands for; the bytes that follow it are left out.
 _RANGES = {
@@ -87,7 +87,11 @@ _LETTERS = _as_bytes(_RARE_LETTERS)
 
 
 def estimated_text_tokens(text: str) -> EstimatedTokens:
-    """What a text takes, rounded up; 0 only for no text."""
+    """Estimated tokens of a text, rounded up; 0 only for no text.
+
+    >>> estimated_text_tokens("Please remind me tomorrow at ten.")
+    8
+    """
     if not text:
         return EstimatedTokens(0)
     raw = text.encode("utf-8", "surrogatepass")
@@ -106,14 +110,14 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
 
 
 def estimated_schema_tokens(name: str, description: str, parameters: Mapping[str, object]) -> EstimatedTokens:
-    """What a tool's schema takes."""
+    """Estimated tokens of a tool's schema."""
     schema = f"{name} {description} {orjson.dumps(parameters).decode()}"
     return EstimatedTokens(TOOL_TOKENS + cached_text_tokens(schema))
 
 
 @lru_cache(maxsize=256)
 def cached_text_tokens(text: str) -> EstimatedTokens:
-    """`estimated_text_tokens` for what is asked again with every call: system prompts and schemas."""
+    """`estimated_text_tokens`, cached for what goes along with every call: system prompts and schemas."""
     return estimated_text_tokens(text)
 
 
@@ -121,13 +125,13 @@ _Key: TypeAlias = tuple[MessageId, int, int, int]
 
 
 class RowTokenCache:
-    """What rows take on the wire, measured once: rows never change. May be used from several threads.
+    """Tokens of rows on the wire, measured once: rows never change. May be used from several threads.
 
     A size belongs to a row's id and its words: one that was shortened for a summary keeps its id.
     """
 
     def __init__(self, kept: int = MIN_CACHED_ROWS) -> None:
-        """At most twice `kept` sizes are remembered, of rows that were asked for last."""
+        """At most twice `kept` sizes are cached, of rows that were asked for last."""
         self._kept = kept
         self._young: dict[_Key, int] = {}
         self._old: dict[_Key, int] = {}
@@ -171,7 +175,7 @@ class RowTokenCache:
         return size
 
     def has(self, row: Message, max_result_characters: int) -> bool:
-        """Whether the row was measured, as far as is remembered."""
+        """Tells if the row's size is cached."""
         key = _key(row, max_result_characters)
         return key in self._young or key in self._old
 
@@ -183,7 +187,7 @@ class RowTokenCache:
 
 
 ROW_TOKENS = RowTokenCache()
-"""The process's own: what one part has measured no other has to measure again."""
+"""Cache of the whole process: what one part has measured no other has to measure again."""
 
 
 def _key(row: Message, max_result_characters: int) -> _Key:
@@ -205,7 +209,7 @@ def _row_tokens(row: Message, length: int) -> int:
 
 
 def _reasoning_tokens(blocks: str) -> int:
-    """Of what is sent along unread. Most of it is encrypted, which no provider counts as the letters it is sent as."""
+    """Tokens of stored reasoning. Most of it is encrypted, which no provider counts as the letters it is sent as."""
     return len(blocks) // REASONING_CHARACTERS if blocks.isascii() else estimated_text_tokens(blocks)
 
 

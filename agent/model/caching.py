@@ -1,6 +1,6 @@
-"""Prompt caching of Claude models: where a prompt says up to which point it may be kept for the next call.
+"""Prompt caching of Claude models: the breakpoints up to which a provider keeps a prompt for the next call.
 
-Other providers keep what they see as they like. Anthropic keeps what ends at a breakpoint, four of them at most: one
+Other providers cache what they see as they like. Anthropic caches what ends at a breakpoint, four of them at most: one
 stands behind the system prompt (tools come before it and are covered), three behind the newest messages, so that each
 call finds what the one before it left, and the new rows stand behind that.
 """
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 CacheTtl: TypeAlias = Literal["5m", "1h"]
-"""How long a kept prompt lasts after it was last read. An hour costs more to write: 2 times the input, not 1.25."""
+"""Time to live of a cached prompt since it was last read. An hour costs more to write: 2 times the input, not 1.25."""
 
 MAX_BREAKPOINTS = 4
-"""What the API allows in one request."""
+"""Most breakpoints that the API allows in one request."""
 
 _Message: TypeAlias = Mapping[str, Any]  # the provider's JSON
 
@@ -32,29 +32,30 @@ def apply_anthropic_cache_control(
     """
     marked = [dict(message) for message in messages]
     has_system = bool(marked) and marked[0].get("role") == "system"
-    places = _breakpoints(marked, MAX_BREAKPOINTS - has_system, native=native)
+    breakpoints = _breakpoints(marked, MAX_BREAKPOINTS - has_system, native=native)
     mark: dict[str, str] = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
-    for place in [0, *places] if has_system else places:
-        _mark(marked[place], mark)
+    for index in [0, *breakpoints] if has_system else breakpoints:
+        _mark(marked[index], mark)
     return marked
 
 
-def _breakpoints(messages: Sequence[_Message], most: int, *, native: bool) -> list[int]:
-    able = [
-        place
-        for place, message in enumerate(messages)
+def _breakpoints(messages: Sequence[_Message], limit: int, *, native: bool) -> list[int]:
+    """Indexes of the newest messages that get a mark."""
+    candidates = [
+        index
+        for index, message in enumerate(messages)
         if message.get("role") != "system" and (native or message.get("role") != "tool")
     ]
-    newest = able[-most:]
-    if not native and len(newest) == most and not any(messages[place].get("content") for place in newest):
-        full = next((place for place in reversed(able[:-most]) if messages[place].get("content")), None)
+    newest = candidates[-limit:]
+    if not native and len(newest) == limit and not any(messages[index].get("content") for index in newest):
+        full = next((index for index in reversed(candidates[:-limit]) if messages[index].get("content")), None)
         if full is not None:
             newest[0] = full
     return newest
 
 
 def _mark(message: dict[str, Any], mark: Mapping[str, str]) -> None:
-    """Changes `message`, but nothing that it holds."""
+    """Changes the message, but nothing that it holds."""
     content = message.get("content")
     if not content or message.get("role") == "tool":
         message["cache_control"] = dict(mark)
@@ -66,7 +67,7 @@ def _mark(message: dict[str, Any], mark: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheState:
-    """Whether the prompts to a model are marked for caching, for start-up's log and for people."""
+    """State of prompt caching for one model, for start-up's log and for people."""
 
     is_on: bool
     route: str
@@ -74,18 +75,18 @@ class CacheState:
 
     @property
     def text(self) -> str:
-        """Such as `on (anthropic:api.anthropic.com, 5m)`."""
+        """Text such as `on (anthropic:api.anthropic.com, 5m)`."""
         return f"on ({self.route}, {self.ttl})" if self.is_on else f"off ({self.route})"
 
 
 def cache_state(model_name: str, route: str, ttl: CacheTtl = "5m") -> CacheState:
-    """Of a model at a route, as `ChatModel.route` names it."""
+    """State of prompt caching for a model at a route, as `ChatModel.route` names it."""
     protocol, _, host = route.partition(":")
     return CacheState(is_on=supports_cache_control(model_name, protocol, host), route=route, ttl=ttl)
 
 
 def supports_cache_control(model_name: str, protocol: str, host: str | None) -> bool:
-    """Whether prompts are marked: for Claude models, by name, where it is known that the marks are understood."""
+    """Tells if prompts are marked: for Claude models, by name, where the marks are known to be understood."""
     if "claude" not in model_name.lower():
         return False
     if protocol == "chat_completions":

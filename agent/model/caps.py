@@ -16,7 +16,7 @@ from hermes_state.values import Clock, MicroUsd, Millis, dollars
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingCapSettings:
-    """The most that may be spent; None: as much as one likes.
+    """Settings of the caps on spending; None: as much as one likes.
 
     Days begin at midnight in `zone`; None: where this machine is, as its clock goes on that day.
     """

@@ -1,4 +1,4 @@
-"""Token counts of providers, brought to one shape, and the estimate that stands in for a missing one."""
+"""Usage of model calls: token counts of providers in one form, and the estimate that stands in for a missing one."""
 
 import math
 from collections.abc import Mapping
@@ -9,30 +9,35 @@ from agent.tokens import CALL_TOKENS, ROW_TOKENS, cached_text_tokens, estimated_
 from hermes_state.values import CanonicalUsage, MicroUsd, micro_usd
 
 MAX_TOKENS = 100_000_000
-"""Of one call. More is no count: it would close a conversation for ever, or not fit into the database."""
-
-
+"""Most tokens of one call. More is no count: it would close a conversation for ever, or not fit into the database."""
 MAX_DOLLARS = 10_000
-"""Of one call. More is no price."""
+"""Highest cost of one call, in US dollars. More is no price."""
+ASSUMED_IMAGE_TOKENS = 1_000
+"""Tokens of an image: between what providers charge for a small and for a large one."""
 
 
 class UsageFormat(StrEnum):
-    """How an API words what a call used."""
+    """Names that an API gives the counts of its `usage`."""
 
     CHAT_COMPLETIONS = "chat_completions"
     RESPONSES = "responses"
     ANTHROPIC = "anthropic"
 
 
-def normalize_usage(usage: object, shape: UsageFormat | None = None) -> CanonicalUsage | None:
-    """What a provider's `usage` says, a mapping or an SDK's object; None when it holds no count of the prompt.
+def normalize_usage(usage: object, format: UsageFormat | None = None) -> CanonicalUsage | None:
+    """A provider's `usage`, a mapping or an SDK's object, as ours; None when it holds no count of the prompt.
 
-    `shape`: the API's, where it is known; by default recognised by the names in it. The totals of chat completions
+    `format`: the API's, where it is known; by default recognised by the names in it. The totals of chat completions
     and responses include what was read from and written to the cache, so both are taken out of `input`; those of
     Anthropic do not. `reasoning` is a part of `output`. What is no count (text, a truth value, less than nothing) is
     taken as not said.
+
+    >>> normalize_usage(
+    ...     {"prompt_tokens": 900, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 800}}
+    ... )
+    CanonicalUsage(input=100, output=20, cache_read=800, cache_write=0, reasoning=0)
     """
-    match shape or _format_of(usage):
+    match format or _format_of(usage):
         case UsageFormat.ANTHROPIC:
             return _anthropic_usage(usage)
         case UsageFormat.RESPONSES:
@@ -43,7 +48,7 @@ def normalize_usage(usage: object, shape: UsageFormat | None = None) -> Canonica
             return None
 
 
-_ONLY_ANTHROPIC = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
+_ANTHROPIC_FIELDS = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
 
 
 def _format_of(usage: object) -> UsageFormat | None:
@@ -51,7 +56,7 @@ def _format_of(usage: object) -> UsageFormat | None:
         return UsageFormat.CHAT_COMPLETIONS
     if _field(usage, "input_tokens") is None:
         return None
-    if any(_field(usage, name) is not None for name in _ONLY_ANTHROPIC):
+    if any(_field(usage, name) is not None for name in _ANTHROPIC_FIELDS):
         return UsageFormat.ANTHROPIC
     return UsageFormat.RESPONSES  # without cache counts both say the same
 
@@ -72,7 +77,7 @@ def _anthropic_usage(usage: object) -> CanonicalUsage | None:
 
 
 def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
-    """From a prompt count that includes the cached parts, which `<prompt>_details` names."""
+    """Usage by a prompt count that includes the cached parts, which `<prompt>_details` names."""
     total = _count(usage, prompt)
     if total is None or total > MAX_TOKENS:
         return None
@@ -90,7 +95,7 @@ def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage 
 
 
 def reported_cost(usage: object) -> MicroUsd | None:
-    """What a provider says itself that a call cost, such as OpenRouter; None where it does not say.
+    """Cost of a call as the provider reports it, such as OpenRouter; None where it does not.
 
     None for no cost, too: proxies that know no price say so, and unknown is not free.
     """
@@ -120,12 +125,8 @@ def _count(holder: object, name: str) -> int | None:
     return int(value) if 0 <= value < math.inf else None  # what has 400 digits is no float
 
 
-ASSUMED_IMAGE_TOKENS = 1_000
-"""Between what providers charge for a small and for a large image."""
-
-
 def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> CanonicalUsage:
-    """What a call used, where the provider did not say."""
+    """Estimate of what a call used, where the provider did not say."""
     style = request.style
     rows = sum(
         ROW_TOKENS.of(
@@ -138,11 +139,11 @@ def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> Canonical
         )
         for row in request.transcript
     )
-    asked = sum(CALL_TOKENS + estimated_text_tokens(call.name + call.arguments) for call in reply.calls)
-    return CanonicalUsage(input=fixed_tokens(request) + rows, output=estimated_text_tokens(reply.text) + asked)
+    calls = sum(CALL_TOKENS + estimated_text_tokens(call.name + call.arguments) for call in reply.calls)
+    return CanonicalUsage(input=fixed_tokens(request) + rows, output=estimated_text_tokens(reply.text) + calls)
 
 
 def fixed_tokens(request: ModelRequest) -> int:
-    """What precedes the rows, unscaled: the system prompt and the tools' schemas."""
+    """Unscaled tokens of what precedes the rows: the system prompt and the tools' schemas."""
     tools = (estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in request.tools)
     return cached_text_tokens(request.system) + sum(tools)

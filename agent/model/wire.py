@@ -1,9 +1,9 @@
-"""From stored rows to the message list of the chat completions API, and nowhere else.
+"""Wire form of a transcript: stored rows as the message list of the chat completions API.
 
-A pure function of stored columns: the same rows give the same bytes on every call, so that a provider's prompt
-cache holds, and a new row changes nothing before it except the last message, which it may join. The list is legal
-whatever the rows are: a user speaks first, roles alternate, a call's results follow it at once and in call order, a
-call that lost its result gets a stub, and a result that lost its call is dropped.
+The form that every protocol starts from. A pure function of stored columns: the same rows give the same bytes on every
+call, so that a provider's prompt cache holds, and a new row changes nothing before it except the last message, which
+it may join. The list is legal whatever the rows are: a user speaks first, roles alternate, a call's results follow it
+at once and in call order, a call that lost its result gets a stub, and a result that lost its call is dropped.
 
 A handoff is a message of its own where its role can be chosen so that roles alternate. It speaks as the user unless it
 stands between a user's message or a tool's result and what people write next; behind an answer, it begins the user
@@ -30,26 +30,26 @@ LOST_RESULT = "[no result: nothing is recorded of how this call ended]"
 INTERRUPTED = "[this answer was interrupted here]"
 UNNAMED_TOOL = "unnamed"
 NOTICE = "[gateway notice]"
-"""Begins every line that the gateway itself tells the model; a person's line cannot begin so."""
+"""Beginning of every line that the gateway itself tells the model; a person's line cannot begin so."""
 REASONING = "reasoning"
-"""The key of an answer's reasoning: the blocks that its protocol stored."""
+"""Key of an answer's reasoning: the blocks that its protocol stored."""
 BEGINS_LATER = f"{NOTICE} What came before this is not in view."
-"""Stands in front of an answer that nothing precedes: providers want a user to speak first."""
+"""Message in front of an answer that nothing precedes: providers want a user to speak first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireSettings:
-    """What the wire form depends on besides the rows. Constant for a session, or its bytes change."""
+    """Settings of the wire form besides the rows. Constant for a session, or its bytes change."""
 
     is_shared: bool = False
-    """More than one person writes: their rows carry their names."""
+    """True where more than one person writes: their rows carry their names."""
     zone: tzinfo = UTC
     max_result_characters: int = 100_000
-    """A longer tool result is shown up to here, with the call that reads on; the row stays whole."""
+    """Longest tool result; more is shown up to here, with the call that reads on, and the row stays whole."""
     image_urls: Mapping[int, str] = field(default_factory=dict)
     """Data URLs by attachment id. An image that is missing here is only mentioned."""
     reasoning_of: str = ""
-    """Whose reasoning goes along in front of its calls, as in `Reasoning.made_by`; empty: nobody's.
+    """Model whose reasoning goes along in front of its calls, as in `Reasoning.made_by`; empty: none.
 
     It stands under `REASONING` in the message. A protocol that asks for it takes it out of there again, and puts it
     where its API wants it.
@@ -57,13 +57,17 @@ class WireSettings:
 
 
 def chat_messages(system: str, transcript: Transcript, style: WireSettings) -> list[WireMessage]:
-    """The `messages` of a chat completions request: the system prompt, then the rows."""
+    """The `messages` of a chat completions request: the system prompt, then the rows.
+
+    >>> chat_messages("You are Hermes.", (), WireSettings())
+    [{'role': 'system', 'content': 'You are Hermes.'}]
+    """
     return traced_messages(system, transcript, style).messages
 
 
 @dataclass(frozen=True, slots=True)
 class TracedMessages:
-    """A list, and for each of its messages the rows that it was made of; none for the system prompt and for stubs."""
+    """Message list, and for each message the rows that it was made of; none for the system prompt and for stubs."""
 
     messages: list[WireMessage]
     sources: list[tuple[Message, ...]]
@@ -84,12 +88,12 @@ def traced_messages(
     results = _results_by_call(transcript)
     used_ids: set[str] = set()
     people: list[Message] = []
-    for place, row in enumerate(transcript):
+    for index, row in enumerate(transcript):
         if row.role is MessageRole.USER:
             if handoff_stands_alone and (row.origin is Origin.SUMMARY or _is_handoff(people)):
                 _add_people(traced, people, style)
                 people = []
-            elif row.origin is Origin.SUMMARY and _people_follow(transcript, place):
+            elif row.origin is Origin.SUMMARY and _people_follow(transcript, index):
                 _add_people(traced, people, style)
                 people = []
                 if _last_role(traced) in ("user", "tool"):
@@ -107,7 +111,7 @@ def traced_messages(
 
 
 def is_shown(row: Message) -> bool:
-    """Whether a row makes a message or a part of one by itself. Blank texts are none: providers refuse them."""
+    """Tells if a row makes a message or a part of one by itself. Blank texts make none: providers refuse them."""
     if row.role is MessageRole.ASSISTANT:
         return _has_words(row) or bool(row.body.calls) or row.body.was_interrupted
     return row.role is MessageRole.USER and (_is_personal(row) or _has_words(row))
@@ -117,9 +121,9 @@ def _has_words(row: Message) -> bool:
     return row.text is not None and bool(row.text.strip())
 
 
-def _people_follow(transcript: Transcript, place: int) -> bool:
-    """Whether the next message behind `place` is a user's."""
-    following = (transcript[later] for later in range(place + 1, len(transcript)))
+def _people_follow(transcript: Transcript, index: int) -> bool:
+    """Tells if the next message behind `index` is a user's."""
+    following = (transcript[later] for later in range(index + 1, len(transcript)))
     return next((row.role is MessageRole.USER for row in following if is_shown(row)), False)
 
 
@@ -144,9 +148,9 @@ def _results_by_call(transcript: Transcript) -> dict[tuple[int, str], Message]:
             for call in row.body.calls:
                 open_calls[call.id] = row.id
         elif row.role is MessageRole.TOOL and row.tool_call_id is not None:
-            asked_by = open_calls.pop(row.tool_call_id, None)
-            if asked_by is not None:
-                results[asked_by, row.tool_call_id] = row
+            calling_row = open_calls.pop(row.tool_call_id, None)
+            if calling_row is not None:
+                results[calling_row, row.tool_call_id] = row
         elif row.origin is Origin.SUMMARY:
             open_calls.clear()
     return results
@@ -190,25 +194,25 @@ def _add_assistant(
     if not calls:
         return
     sent: list[dict[str, Any]] = []
-    for place, call in enumerate(calls):
-        call_id = _unique_id(call.id, row, place, used_ids)
+    for index, call in enumerate(calls):
+        call_id = _unique_id(call.id, row, index, used_ids)
         sent.append(_wire_call(call, call_id))
-        is_first = all(earlier.id != call.id for earlier in calls[:place])
+        is_first = all(earlier.id != call.id for earlier in calls[:index])
         result = results.get((row.id, call.id)) if is_first else None
         text = LOST_RESULT if result is None else _bounded(result, style.max_result_characters)
         wire.append({"role": "tool", "tool_call_id": call_id, "content": text})
         sources.append(() if result is None else (result,))
     message["tool_calls"] = sent
-    thought = row.body.reasoning
-    if thought is not None and thought.made_by == style.reasoning_of:
-        message[REASONING] = orjson.loads(thought.blocks)
+    reasoning = row.body.reasoning
+    if reasoning is not None and reasoning.made_by == style.reasoning_of:
+        message[REASONING] = orjson.loads(reasoning.blocks)
 
 
-def _unique_id(call_id: str, row: Message, place: int, used: set[str]) -> str:
+def _unique_id(call_id: str, row: Message, index: int, used: set[str]) -> str:
     """The call's own id, or one of ours where the model gave none or one that the list has already."""
     wire_id = call_id
     while not wire_id or wire_id in used:
-        wire_id = f"call_m{row.id}_{place}" if wire_id == call_id else f"{wire_id}_"
+        wire_id = f"call_m{row.id}_{index}" if wire_id == call_id else f"{wire_id}_"
     used.add(wire_id)
     return wire_id
 
@@ -237,28 +241,28 @@ def _valid_arguments(arguments: str) -> str:
     return orjson.dumps({"not_a_json_object": arguments}).decode() if arguments.strip() else "{}"
 
 
-# --- the rows of people, and what stands in their place
+# --- the rows of people and the handoff
 
 
 def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireSettings) -> None:
-    """One user message of adjacent rows. Pieces of one turn by one sender are stamped once."""
+    """Add one user message of adjacent rows. Pieces of one turn by one sender are stamped once."""
     wire = traced.messages
     if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
         wire.append({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])})
         traced.sources.append((rows[0],))
         return
     blocks: list[str | _Part] = []
-    before: Message | None = None
+    previous: Message | None = None
     for row in rows:
         if _is_personal(row):
-            is_piece = before is not None and _is_same_burst(before, row)
+            is_piece = previous is not None and _is_same_burst(previous, row)
             stamp = "" if is_piece else _stamp(row, style)
             blocks.append(("\n" if is_piece else "\n\n" if blocks else "") + stamp + _human_text(row))
             blocks.extend(_image_parts(row, style))
-            before = row
+            previous = row
         elif row.text and row.text.strip():
             blocks.append(("\n\n" if blocks else "") + _from_gateway(row.origin, row.text))
-            before = None
+            previous = None
     if blocks:
         wire.append({"role": "user", "content": _content(blocks)})
         traced.sources.append(tuple(rows))
@@ -273,17 +277,17 @@ def _from_gateway(origin: Origin, text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """`text` whose lines cannot be taken for a stamp, a notice or a handoff."""
+    """The text with lines that cannot be taken for a stamp, a notice or a handoff."""
     return _LOOKS_LIKE_OURS.sub(r"\\", text) if "[" in text else text
 
 
 def _is_personal(row: Message) -> bool:
-    """Whether a person's words are in it. The notice of an edit is: it must not speak with the gateway's voice."""
+    """Tells if a person's words are in it. The notice of an edit has some: the gateway's voice must not speak them."""
     return row.origin is Origin.HUMAN or (row.origin is Origin.NOTICE and row.sender_ref is not None)
 
 
-def _is_same_burst(before: Message, row: Message) -> bool:
-    return before.sender_ref == row.sender_ref and before.turn_id == row.turn_id and row.turn_id is not None
+def _is_same_burst(previous: Message, row: Message) -> bool:
+    return previous.sender_ref == row.sender_ref and previous.turn_id == row.turn_id and row.turn_id is not None
 
 
 def _stamp(row: Message, style: WireSettings) -> str:
@@ -316,7 +320,7 @@ _CLOSES_BLOCK = re.compile(r"<(?=/(?:quoted_message|document)\b)", re.IGNORECASE
 
 
 def _human_text(row: Message) -> str:
-    """What a person wrote, then what they attached, each in a block that its text cannot leave."""
+    """A person's words, then what they attached, each in a block that its text cannot leave."""
     text = _escaped(row.text or "") if _has_words(row) else ""
     body = row.body
     if body is EMPTY_BODY:

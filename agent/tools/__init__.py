@@ -1,1 +1,34 @@
-"""Tools that a model may call."""
+"""Tools that a model may call: a function, its JSON schema, and what it may do to the world.
+
+A `ToolRegistry` offers its tools to the model, checks the arguments of a call and runs it; what goes wrong in a tool
+becomes a `ToolOutcome` that the model reads. `recall_tools` are the ones every agent has: they search and open what was
+said earlier in the conversation.
+
+>>> from hermes_state.values import ToolCall, ToolEffect
+>>> async def look(arguments, context):
+...     return f"It is sunny in {arguments['place']}."
+>>> weather = Tool(
+...     name="weather",
+...     description="Tells the weather at a place.",
+...     parameters={"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+...     effect=ToolEffect.READ_ONLY,
+...     run=look,
+... )
+>>> ToolRegistry([weather]).check(ToolCall(id="1", name="weather", arguments='{"place": "Lisbon"}'))
+{'place': 'Lisbon'}
+"""
+
+from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH, recall_tools
+from agent.tools.registry import Tool, ToolContext, ToolFunction, ToolOutcome, ToolRegistry, failed
+
+__all__ = [
+    "HISTORY_OPEN",
+    "HISTORY_SEARCH",
+    "Tool",
+    "ToolContext",
+    "ToolFunction",
+    "ToolOutcome",
+    "ToolRegistry",
+    "failed",
+    "recall_tools",
+]

@@ -1,4 +1,4 @@
-"""Checking a tool call's arguments against the tool's JSON schema.
+"""Checks of a tool call's arguments against the tool's JSON schema.
 
 Models mostly get arguments right; what they get wrong are types, missing keys and made-up keys of the top level. That
 much is checked here, with a message that lets the model correct itself. Nested values are the tool's own business.
@@ -26,6 +26,10 @@ def checked_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call as a dict that fits `schema`; missing ones with a default are filled in.
 
     Raises `ToolError` whose text tells the model what to change.
+
+    >>> schema = {"properties": {"id": {"type": "string"}, "limit": {"type": "integer", "default": 10}}}
+    >>> checked_arguments('{"id": "m12"}', schema)
+    {'id': 'm12', 'limit': 10}
     """
     try:
         arguments = orjson.loads(text) if text.strip() else {}

@@ -1,4 +1,4 @@
-"""Finding again what was said earlier in this conversation, whether the model still sees it or not.
+"""Tools that find what was said earlier in a conversation, in the model's view or not: search and open.
 
 Both tools reach the rows of one lineage and nothing else: not other chats, and not what was before `/new`.
 """
@@ -28,10 +28,10 @@ HISTORY_SEARCH: Final = "history_search"
 HISTORY_OPEN: Final = "history_open"
 _MAX_HITS = 20
 _SEARCH_SECONDS = 2.0
-"""A query can be made to be slow; this bounds what one can cost."""
+"""Longest search, in seconds: a query can be made to be slow."""
 _DEFAULT_CHARACTERS = 4_000
 _MAX_CHARACTERS = 20_000
-"""About 5,000 tokens: enough to read a long message in a few calls, too little to fill a window with one."""
+"""Longest result, about 5,000 tokens: enough for a long message in a few calls, too little to fill a window."""
 
 
 def recall_tools() -> tuple[Tool, Tool]:

@@ -1,4 +1,4 @@
-"""Which tools there are, what each may do to the world, and running one of them."""
+"""Tools of an agent: their registry, what each may do to the world, and running one of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """For whom a tool runs."""
+    """Conversation and turn that a tool runs for."""
 
     chat_id: ChatId
     lineage_id: LineageId
@@ -28,7 +28,10 @@ class ToolContext:
 
 
 ToolFunction: TypeAlias = Callable[[dict[str, Any], ToolContext], Awaitable[str]]
-"""Takes checked arguments and returns the result as the model reads it. Raise `ToolError` with what went wrong."""
+"""Function of a tool: takes checked arguments, returns the result as the model reads it.
+
+It raises `ToolError` with what went wrong.
+"""
 
 
 def _always() -> bool:
@@ -37,7 +40,7 @@ def _always() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """One tool. `name` is at most 64 letters, digits, `_` and `-`."""
+    """Tool that a model may call. `name` is at most 64 letters, digits, `_` and `-`."""
 
     name: str
     description: str
@@ -46,10 +49,10 @@ class Tool:
     effect: ToolEffect
     run: ToolFunction
     is_available: Callable[[], bool] = _always
-    """Asked whenever the tools are listed: an unavailable tool is not offered."""
+    """Called whenever the tools are listed: an unavailable tool is not offered."""
     timeout_seconds: float = 120.0
     max_result_characters: int = 1_000_000
-    """What is longer is cut, with a note. A backstop for the database; a good tool limits itself far below."""
+    """Longest result, in characters; more is cut, with a note. A backstop: a good tool limits itself far below."""
 
     @property
     def schema(self) -> ToolSchema:
@@ -58,7 +61,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """How a call ended: `DONE` or `FAILED`, and what the model is told."""
+    """Outcome of a call: `DONE` or `FAILED`, and the text that the model reads."""
 
     text: str
     state: ToolRunState
@@ -84,7 +87,12 @@ class ToolRegistry:
         return tuple(tool for tool in self._tools.values() if tool.is_available())
 
     def check(self, call: ToolCall) -> dict[str, Any]:
-        """The call's arguments, fit for its tool. Raises `ToolError` when there is nothing that could be run."""
+        """The call's arguments, fit for its tool. Raises `ToolError` when there is nothing that could be run.
+
+        >>> ToolRegistry().check(ToolCall(id="1", name="look", arguments="{}"))
+        Traceback (most recent call last):
+        hermes_state.errors.ToolError: there is no tool named 'look'; there are: none
+        """
         tool = self._tools.get(call.name)
         if tool is None or not tool.is_available():
             names = ", ".join(tool.name for tool in self.available())
@@ -108,7 +116,7 @@ class ToolRegistry:
 
 
 def failed(reason: str) -> ToolOutcome:
-    """A call that could not be done, in the words that the model reads."""
+    """Outcome of a call that could not be done."""
     return ToolOutcome(text=f"Error: {reason}", state=ToolRunState.FAILED)
 
 

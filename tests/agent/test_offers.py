@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from agent.model import sizes
 from agent.model.base import ModelLimits
+from agent.model.protocols import limits
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.offline import OfflineModel
@@ -71,21 +71,21 @@ ROUTER = "https://openrouter.ai/api/v1"
 async def test_sizes_have_many_names(row: dict[str, object], expected: ModelLimits) -> None:
     for answers in ({ONE: row}, {ONE: {"data": row}}, {ALL: {"data": [{"id": "x"}, row]}}, {ALL: [row]}):
         get, _ = answering(answers)
-        assert await sizes.fetch_model_limits(get, NAME, API) == expected
+        assert await limits.fetch_model_limits(get, NAME, API) == expected
 
 
 async def test_of_a_reseller_the_place_counts_that_a_request_goes_to() -> None:
     top = {"context_length": 128_000, "max_completion_tokens": 16_384, "is_moderated": True}
     row = {"id": NAME, "context_length": 400_000, "top_provider": top}
     get, asked = answering({f"{ROUTER}/model/{NAME}": {"data": row}})
-    assert await sizes.fetch_model_limits(get, NAME, ROUTER) == said(128_000, 16_384)
+    assert await limits.fetch_model_limits(get, NAME, ROUTER) == said(128_000, 16_384)
     assert len(asked) == 1
 
 
 async def test_a_list_is_asked_only_where_the_one_does_not_tell() -> None:
     row = {"id": "other", "aliases": [NAME], "max_model_len": 16_384}
     get, asked = answering({ONE: {"id": NAME}, ALL: {"data": [row]}})
-    assert await sizes.fetch_model_limits(get, NAME, API) == said(16_384)
+    assert await limits.fetch_model_limits(get, NAME, API) == said(16_384)
     assert asked == [ONE, ALL]
 
 
@@ -94,12 +94,12 @@ async def test_a_list_is_asked_only_where_the_one_does_not_tell() -> None:
 )
 async def test_an_answer_of_another_shape_says_nothing(strange: object) -> None:
     get, _ = answering({ONE: strange, ALL: strange})
-    assert await sizes.fetch_model_limits(get, NAME, API) == NOTHING
+    assert await limits.fetch_model_limits(get, NAME, API) == NOTHING
 
 
 async def test_openai_is_not_asked() -> None:
     get, asked = answering({})
-    assert await sizes.fetch_model_limits(get, "gpt-4.1-mini", "https://api.openai.com/v1/") == NOTHING
+    assert await limits.fetch_model_limits(get, "gpt-4.1-mini", "https://api.openai.com/v1/") == NOTHING
     assert asked == []
 
 
@@ -138,7 +138,7 @@ async def test_servers_of_ones_own_are_asked_what_they_hold_of_the_model(
     row: dict[str, object], address: str, answer: object, expected: ModelLimits | None
 ) -> None:
     get, asked = answering({ONE: {"id": NAME, **row}, address: answer})
-    assert await sizes.fetch_model_limits(get, NAME, API) == expected
+    assert await limits.fetch_model_limits(get, NAME, API) == expected
     assert asked[-1] == address
 
 
@@ -173,7 +173,7 @@ async def test_a_refusal_says_nothing_and_is_not_repeated(
 
 
 async def test_whoever_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "MAX_FETCH_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "MAX_FETCH_SECONDS", 0.05)
 
     async def hang(_request: web.Request) -> web.Response:
         await asyncio.sleep(60)

@@ -16,7 +16,7 @@ from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, supports_cache_control
 from agent.model.http import CONNECTION_LIMITS, Endpoint, Transport, ssl_context
 from agent.model.protocols.anthropic_wire import AnthropicReplyBuilder, ReasoningRejected, body_parts, response_error
-from agent.model.sizes import MAX_FETCH_BYTES, UNKNOWN_LIMITS, bounded_limits, limits_in
+from agent.model.protocols.limits import MAX_FETCH_BYTES, bounded_limits, limits_in
 from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, OutputCapTooLarge
 
 BASE_URL: Final = "https://api.anthropic.com"
@@ -57,7 +57,7 @@ class AnthropicModel:
     async def _fetched_limits(self) -> ModelLimits:
         answer = await self._transport.fetch_json(f"/v1/models/{quote(self.name, safe='/:@')}", MAX_FETCH_BYTES)
         if not isinstance(answer, Mapping):
-            return UNKNOWN_LIMITS
+            return ModelLimits()
         return limits_in(
             {"max_input_tokens": answer.get("max_input_tokens"), "max_output_tokens": answer.get("max_tokens")}
         )

@@ -1,4 +1,4 @@
-"""The model that is built in: it needs no key and no network, thinks nothing, and says so.
+"""Offline model: built in, it needs no key and no network, thinks nothing, and says so.
 
 It lets a newcomer see a whole turn, streaming, tools and all, before anything is configured. The same rows always
 give the same answer.
@@ -18,7 +18,7 @@ MODEL_SETUP_HINT = (
     "set `OPENAI_API_KEY`, or in `config.yaml` `model.api_key` or, for another provider or a server of your own, "
     "`model.base_url` (`model.name` chooses the model), and start again"
 )
-"""The rest of a sentence that has said that the built-in model answers."""
+"""End of a sentence that has said that the built-in model answers."""
 
 SELF_DESCRIPTION = (
     "I am the offline model that comes with hermes-gateway: I repeat and look things up, but I do not think. "
@@ -31,7 +31,7 @@ _PIECE_WORDS = 3
 
 
 class OfflineModel:
-    """See the module. `pause_seconds` lies between two pieces, so that an answer can be seen to grow."""
+    """Built-in model. `pause_seconds` lies between two pieces, so that an answer can be seen to grow."""
 
     route = "offline"
     name = "offline"
@@ -40,11 +40,11 @@ class OfflineModel:
         self._pause_seconds = pause_seconds
 
     async def fetch_limits(self) -> ModelLimits:
-        """It has none: whatever is configured holds."""
+        """No limits: whatever is configured holds."""
         return ModelLimits()
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Does nothing: there are no connections."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """See `ChatModel.complete`."""
@@ -71,16 +71,16 @@ def _calls(request: ModelRequest) -> tuple[ToolCall, ...]:
     rows = request.transcript
     if not rows or rows[-1].role is not MessageRole.USER:
         return ()
-    asked = _newest_words(rows)
+    request_text = _newest_words(rows)
     wanted: list[tuple[str, dict[str, str]]] = []
-    if (found := _OPEN.search(asked)) is not None:
+    if (found := _OPEN.search(request_text)) is not None:
         wanted.append(("history_open", {"id": found["id"].lower()}))
-    if (found := _SEARCH.search(asked)) is not None:
+    if (found := _SEARCH.search(request_text)) is not None:
         wanted.append(("history_search", {"query": found["query"].strip(" .?!\"'“”")}))
     offered = {tool.name for tool in request.tools}
     return tuple(
-        ToolCall(id=f"offline_{rows[-1].id}_{place}", name=name, arguments=orjson.dumps(arguments).decode())
-        for place, (name, arguments) in enumerate(wanted)
+        ToolCall(id=f"offline_{rows[-1].id}_{index}", name=name, arguments=orjson.dumps(arguments).decode())
+        for index, (name, arguments) in enumerate(wanted)
         if name in offered
     )
 
@@ -89,10 +89,10 @@ def _answer(request: ModelRequest) -> str:
     rows = request.transcript
     results = _newest_results(rows)
     if results:
-        said = "\n\n".join(f"`{row.tool_name}` returned:\n\n{_quoted(row.text or '')}" for row in results)
+        answer = "\n\n".join(f"`{row.tool_name}` returned:\n\n{_quoted(row.text or '')}" for row in results)
     else:
-        said = f"You wrote: {_shortened(_newest_words(rows)) or 'nothing that I can read'}"
-    return f"{said}\n\n{SELF_DESCRIPTION}\n\nTry “search for” and a word that was used here, or “open m1”."
+        answer = f"You wrote: {_shortened(_newest_words(rows)) or 'nothing that I can read'}"
+    return f"{answer}\n\n{SELF_DESCRIPTION}\n\nTry “search for” and a word that was used here, or “open m1”."
 
 
 def _newest_results(rows: Iterable[Message]) -> list[Message]:
@@ -117,7 +117,7 @@ def _newest_words(rows: Iterable[Message]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As a Markdown quotation, which no line of `text` can end."""
+    """The text as a Markdown quotation, which no line of it can end."""
     return "\n".join(f"> {line}" for line in _shortened(text).splitlines())
 
 

@@ -16,8 +16,8 @@ from openai import AsyncOpenAI, AsyncStream
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.errors import error_text, status_error, stream_error
 from agent.model.http import CONNECTION_LIMITS, Endpoint, Transport, ssl_context
+from agent.model.protocols.limits import MAX_FETCH_BYTES, fetch_model_limits
 from agent.model.replies import ReplyBuilder
-from agent.model.sizes import MAX_FETCH_BYTES, fetch_model_limits
 from hermes_state.errors import ModelError, ModelNotFound, ModelTimeout, ModelUnavailable
 
 OPENAI_HOST: Final = "api.openai.com"

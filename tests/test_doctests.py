@@ -1,0 +1,29 @@
+"""Examples in docstrings do what they show."""
+
+import doctest
+from importlib import import_module
+
+import pytest
+
+MODULES = (
+    "agent.handoff",
+    "agent.model",
+    "agent.model.errors",
+    "agent.model.sizes",
+    "agent.model.usage",
+    "agent.model.wire",
+    "agent.title_prompt",
+    "agent.tokens",
+    "agent.tools",
+    "agent.tools.arguments",
+    "agent.tools.registry",
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_give_what_they_show(name: str) -> None:
+    module = import_module(name)
+    names = {public: getattr(module, public) for public in getattr(module, "__all__", ())}
+    result = doctest.testmod(module, extraglobs=names)
+    assert result.attempted > 0, "a module without an example does not belong into this list"
+    assert result.failed == 0
