@@ -1,4 +1,4 @@
-"""What the agent asks of a model, whatever protocol it speaks."""
+"""Model requests, replies and the `ChatModel` protocol, whatever protocol the model speaks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from hermes_state.values import CanonicalUsage, ChatId, LineageId, MicroUsd, Rea
 
 
 class FinishReason(StrEnum):
-    """Why a model stopped. A call that the provider filtered or broke off is an error, not a reply."""
+    """Reason for which a model stopped. A call that the provider filtered or broke off is an error, not a reply."""
 
     STOP = "stop"
     TOOL_CALLS = "tool_calls"
@@ -28,7 +28,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payer:
-    """Whose costs a call counts to. Nothing known: only to the day's."""
+    """Chat and conversation whose costs a call counts to. Nothing known: only to the day's."""
 
     chat_id: ChatId | None = None
     lineage_id: LineageId | None = None
@@ -38,7 +38,7 @@ NO_PAYER = Payer()
 
 
 class Caps(Protocol):
-    """What may be spent."""
+    """Caps on spending."""
 
     async def check(self, payer: Payer) -> None:
         """Return if another call may be made for `payer`; raises `SpendingCapExceeded`."""
@@ -52,15 +52,15 @@ class ModelRequest:
     transcript: Transcript
     tools: tuple[ToolSchema, ...] = ()
     may_call_tools: bool = True
-    """False: the tools stay listed, so that the prompt keeps its bytes, but the model has to answer."""
+    """False makes the model answer; the tools stay listed, so that the prompt keeps its bytes."""
     max_output_tokens: int | None
-    """None: no limit on the wire, for a summary that must not be cut off."""
+    """Output limit; None: none on the wire, for a summary that must not be cut off."""
     style: WireSettings = field(default_factory=WireSettings)
     payer: Payer = NO_PAYER
     cache_key: str = ""
-    """Requests that begin alike share it, where a provider routes by such a key; empty: none is sent.
+    """Key that requests share which begin alike, where a provider routes by it; empty: none is sent.
 
-    Without one nothing is marked for caching either: a prompt that is asked once would cost a quarter more.
+    Without one nothing is marked for caching either: a prompt that is sent once would cost a quarter more.
     """
 
 
@@ -72,23 +72,23 @@ class ModelReply:
     calls: tuple[ToolCall, ...] = ()
     finish: FinishReason
     usage: CanonicalUsage | None
-    """None where the provider reported none."""
+    """Usage as reported; None where the provider reported none."""
     reasoning: Reasoning | None = None
-    """What the model thought before its calls, if its API wants that back with their results."""
+    """Reasoning before the calls, if the model's API wants it back with their results."""
     cost: MicroUsd | None = None
-    """What the provider says that the call cost; None where it does not say."""
+    """Cost as the provider reports it; None where it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What a provider says about the sizes of its model; None: it does not say."""
+    """Sizes of a model as a provider states them; None: it does not."""
 
     context_length: Tokens | None = None
     max_output_tokens: Tokens | None = None
 
 
 def made_by(route: str, model: str) -> str:
-    """How `Reasoning.made_by` calls a model: its protocol, which a route begins with, and its name."""
+    """Name of a model in `Reasoning.made_by`: its protocol, which a route begins with, and its name."""
     return f"{route.partition(':')[0]}:{model}"
 
 
@@ -110,9 +110,9 @@ class ChatModel(Protocol):
         """
 
     async def fetch_limits(self) -> ModelLimits | None:
-        """What the provider says about the model's sizes. Costs nothing, takes seconds at most and raises nothing.
+        """Sizes of the model as the provider states them. Costs nothing, takes seconds at most and raises nothing.
 
-        None where the provider could not be asked just now, or may know more after a call.
+        None where the provider could not be reached just now, or may know more after a call.
         """
 
     async def close(self) -> None:

@@ -41,12 +41,12 @@ def day_of(moment: Millis, zone: tzinfo | None) -> date:
 
 
 def midnight(day: date, zone: tzinfo | None) -> Millis:
-    """When a day begins in `zone`."""
+    """Beginning of a day in `zone`."""
     return Millis(round(datetime.combine(day, time.min, zone).timestamp() * 1_000))
 
 
 class DailyUsage:
-    """What the whole gateway has spent today: kept, so that no row of the ledger is read twice."""
+    """Spending of the whole gateway today: kept, so that no row of the ledger is read twice."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -55,7 +55,7 @@ class DailyUsage:
         self._cost = MicroUsd(0)
 
     async def cost(self, since: Millis) -> MicroUsd:
-        """What all calls since the day's beginning came to."""
+        """Cost of all calls since the day's beginning."""
         if since != self._since:
             self._since, self._newest, self._cost = since, 0, MicroUsd(0)
         known, newest = self._cost, self._newest
@@ -67,7 +67,7 @@ class DailyUsage:
 
 
 class SpendingCaps:
-    """See `base.Caps`. For models whose price is known."""
+    """Caps for models whose price is known, see `base.Caps`."""
 
     def __init__(self, store: Store, limits: SpendingCapSettings, day: DailyUsage, clock: Clock) -> None:
         self._store = store
@@ -95,7 +95,7 @@ def _check_cap(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
 
 
 class UnpricedCaps:
-    """See `base.Caps`. For a model whose price nobody knows, while there are caps: it might cost anything."""
+    """Caps for a model whose price nobody knows, while there are caps: it might cost anything. See `base.Caps`."""
 
     def __init__(self, model: str) -> None:
         self._model = model

@@ -1,10 +1,6 @@
-"""A model as the gateway calls it: within the caps on costs, repeated where that helps, each call priced.
+"""Clients of models: calls within the spending caps, retried where that helps, priced, and behind a circuit breaker.
 
 The one place that repeats a model call: the SDKs' own retries are off.
-
-Rest for routes that fail: who asks a provider that is down once more gets nothing but later to where an answer is.
-
-In memory only: a restart, and a change of the configuration, begin anew.
 """
 
 import asyncio
@@ -30,19 +26,28 @@ T = TypeVar("T")
 RecordFailure = Callable[[ModelCallRecord], Awaitable[None]]
 
 RECORD_SECONDS = 1.0
-"""How long somebody who has cancelled a call waits for its row; a write that was queued is made in any case."""
+"""Longest wait of a cancelled call for its row, in seconds; a write that was queued is made in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long to wait between attempts, in seconds; how many there are depends on the failures, see `Remedy`."""
+    """Pauses between the attempts of a call, in seconds. How many there are depends on the failures, see `Remedy`.
+
+    >>> policy = RetryPolicy(first_pause=1.0, max_pause=8.0)
+    >>> 1.5 <= policy.pause(2, retry_after=None) <= 2.5
+    True
+    >>> policy.pause(1, retry_after=20.0)
+    20.0
+    """
 
     max_attempts: int = 6
-    """Of one call, whatever its failures are."""
+    """Most attempts of one call, whatever its failures are."""
     first_pause: float = 0.5
+    """Pause after the first attempt; each further one is twice as long."""
     max_pause: float = 8.0
+    """Longest pause, unless the provider asks for more."""
     max_retry_after: float = 30.0
-    """A provider that asks for more is not waited for: the person is told instead."""
+    """Longest pause that a provider may ask for; one that asks for more is not waited for."""
 
     def pause(self, attempt: int, retry_after: float | None) -> float:
         """Seconds after the `attempt`-th attempt (1, 2, …), jittered so that chats do not return in step."""
@@ -270,23 +275,36 @@ def _elapsed_ms(started: float) -> int:
 log = structlog.get_logger()
 
 MAX_FAILURES = 3
-"""Calls in a row, each with all its repeats: after so many it is no accident."""
+"""Failed calls in a row, each with all its retries, after which the circuit opens."""
 OPEN_SECONDS = (30.0, 60.0, 300.0)
-"""The first rest, the one after a failure behind it, and every further one."""
+"""Seconds for which a circuit stays open: the first time, after a failed trial, and after every further one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCircuit:
-    """A route is left alone."""
+    """A route that is left alone for now."""
 
     seconds: float
-    """How much longer."""
+    """Seconds until the next trial."""
     why: str
-    """What was wrong with it last: completes a sentence that begins with its name."""
+    """Fault of the route: completes a sentence that begins with its name."""
 
 
 class CircuitBreaker:
-    """How one route has fared lately."""
+    """Circuit breaker of one route: opens after failures in a row, then lets one attempt at a time try again.
+
+    Asking a provider that is down once more only delays the fallback's answer. In memory only: a restart, and a
+    change of the configuration, begin anew.
+
+    >>> breaker = CircuitBreaker("chat_completions:api.example.com", "gpt", now=lambda: 100.0)
+    >>> for _ in range(MAX_FAILURES):
+    ...     breaker.failed(ModelTimeout("no answer"))
+    >>> breaker.open
+    OpenCircuit(seconds=30.0, why='does not answer in time')
+    >>> breaker.succeeded()
+    >>> breaker.open is None
+    True
+    """
 
     def __init__(self, route: str, model: str, *, now: Callable[[], float] = time.monotonic) -> None:
         """`now`: seconds on a clock that never goes back."""
@@ -300,24 +318,24 @@ class CircuitBreaker:
 
     @property
     def open(self) -> OpenCircuit | None:
-        """Whether the route should be left alone; None: it may be asked."""
+        """The circuit while it is open; None: the route may be called."""
         left = self._open_until - self._now()
         return OpenCircuit(seconds=left, why=self._why) if left > 0 else None
 
     @property
     def is_tripped(self) -> bool:
-        """It rests, or has rested and not answered since: one attempt shows whether it is well again."""
+        """True from the first opening until a call is answered: one attempt shows if the route is well again."""
         return self._times_opened > 0
 
     def succeeded(self) -> None:
-        """A call was answered: whatever was before is over."""
+        """A call was answered: close the circuit."""
         if self._times_opened:
             log.info("route.recovered", route=self._route, model=self._model)
         self._failures = self._times_opened = 0
         self._open_until = 0.0
 
     def failed(self, error: ModelError) -> None:
-        """A call was given up. What is not the route's fault shows that it works, unless nothing was asked of it."""
+        """A call was given up. Errors that are not the route's fault show that it works."""
         remedy = remedy_for(error)
         if remedy.trouble is None:
             self._failures = 0

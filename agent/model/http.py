@@ -49,7 +49,7 @@ class Endpoint:
     write_seconds: float = 30.0
     pool_seconds: float = 10.0
     streams: bool = True
-    """False for servers that cannot: a reply then comes as a whole."""
+    """Streaming; False for servers that cannot: a reply then comes as a whole."""
 
     @property
     def timeout(self) -> httpx2.Timeout:

@@ -37,7 +37,7 @@ class SizeSource(StrEnum):
     LEARNED = "learned"
     """The provider, when it refused a prompt."""
     GUESSED = "guessed"
-    """It refused a prompt without saying what would fit."""
+    """The provider, when it refused a prompt without saying what would fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

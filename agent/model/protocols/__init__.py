@@ -21,7 +21,10 @@ The protocol's name is also that of the package's extra and of the target of `ma
 
 
 def missing_extra(protocol: str) -> str | None:
-    """How to install what the protocol needs; None if nothing is missing. Imports nothing: an SDK takes a second."""
+    """Advice how to install what the protocol needs; None if nothing is missing.
+
+    Imports nothing: an SDK takes a second.
+    """
     if protocol not in EXTRAS or importlib.util.find_spec(EXTRAS[protocol]) is not None:
         return None
     return (

@@ -31,7 +31,7 @@ class AnthropicSettings(Endpoint):
     default_max_tokens: int = DEFAULT_MAX_TOKENS
     """Output limit where a request sets none; best the model's whole output limit."""
     cache_ttl: CacheTtl = "5m"
-    """For Claude models, see `caching`."""
+    """Time to live of cached prompts of Claude models, see `caching`."""
 
 
 class AnthropicModel:
@@ -65,7 +65,7 @@ class AnthropicModel:
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """See `ChatModel.complete`.
 
-        A refusal that says how to ask instead is followed: without what was thought before, or, where the request
+        A rejection that says how to ask instead is followed: without the earlier reasoning, or, where the request
         itself sets no output limit, with a smaller one.
         """
         current = replace(request, style=replace(request.style, reasoning_of=self._made_by))

@@ -28,7 +28,7 @@ from hermes_state.values import Reasoning, well_formed
 _Block: TypeAlias = dict[str, Any]
 
 GO_ON = f"{NOTICE} Nobody has written since. Go on from here."
-"""Stands behind an answer that nothing follows: an answer is not begun for these models."""
+"""Message behind an answer that nothing follows: an answer is not begun for these models."""
 NOTHING_RETURNED = "(the tool returned nothing)"
 UNSEEN_IMAGE = f"{NOTICE} An image was sent here that you cannot see."
 
@@ -58,7 +58,7 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
 
 
 def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, Any], made_by: str) -> Reasoning:
-    """What a model thought behind the request with these `body_parts`, to be kept beside its calls."""
+    """Reasoning behind the request with these `body_parts`, to be stored beside the calls."""
     fingerprint = _Fingerprint(parts)
     for message in parts["messages"]:
         fingerprint.add(message)
@@ -102,7 +102,7 @@ def _messages(messages: Sequence[WireMessage], fingerprint: _Fingerprint) -> lis
         if message["role"] == "assistant":
             if remembers and sent:
                 fingerprint.add(sent[-1])  # whole now: what a user message still gets comes before the next answer
-            blocks = _thought(message, fingerprint) + _parts(message["content"]) + _calls(message, ids)
+            blocks = _reasoning_blocks(message, fingerprint) + _parts(message["content"]) + _calls(message, ids)
             sent.append({"role": "assistant", "content": blocks})
             if remembers:
                 fingerprint.add(sent[-1])
@@ -117,7 +117,7 @@ def _messages(messages: Sequence[WireMessage], fingerprint: _Fingerprint) -> lis
     return sent
 
 
-def _thought(message: WireMessage, fingerprint: _Fingerprint) -> list[_Block]:
+def _reasoning_blocks(message: WireMessage, fingerprint: _Fingerprint) -> list[_Block]:
     stored = message.get(REASONING)
     if not isinstance(stored, dict) or stored.get("behind") != fingerprint.text:
         return []
@@ -162,14 +162,14 @@ def _result(message: WireMessage, ids: "_CallIds") -> _Block:
 
 
 class _CallIds:
-    """Call ids as this API takes them. Those of other providers may hold other characters."""
+    """Call ids as this API takes them; those of other providers may hold other characters."""
 
     def __init__(self) -> None:
         self._legal: dict[str, str] = {}
         self._used: set[str] = set()
 
     def of(self, call_id: str) -> str:
-        """The same for the same id, another for every other."""
+        """A legal id: the same for the same id, another for every other."""
         legal = self._legal.get(call_id)
         if legal is None:
             legal = _ILLEGAL_IN_ID.sub("_", call_id)
@@ -181,7 +181,7 @@ class _CallIds:
 
 
 _CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded", "pause_turn"})
-"""Reasons after which more would have come. The last one is of tools at the provider, which are not offered."""
+"""Stop reasons after which more would have come. The last is of tools at the provider, which are not offered."""
 
 
 class AnthropicReplyBuilder(ReplyBuilder):
@@ -214,7 +214,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
             case "content_block_start":
                 self._begin(event["index"], event["content_block"])
             case "content_block_delta":
-                self._go_on(event["index"], event["delta"])
+                self._continue(event["index"], event["delta"])
             case "message_delta":
                 self._end(event["delta"].get("stop_reason"))
                 self._add_usage(event)
@@ -253,17 +253,17 @@ class AnthropicReplyBuilder(ReplyBuilder):
                 self._inputs[index] = block.get("input")
                 self.add_call(index, call_id=block["id"], name=block["name"])
             case "thinking":
-                self._think(index, "thinking", block, "thinking", "signature")
+                self._begin_reasoning(index, "thinking", block, "thinking", "signature")
             case "redacted_thinking":
-                self._think(index, "redacted_thinking", block, "data")
+                self._begin_reasoning(index, "redacted_thinking", block, "data")
 
-    def _think(self, index: int, kind: str, block: Mapping[str, Any], *keys: str) -> None:
+    def _begin_reasoning(self, index: int, kind: str, block: Mapping[str, Any], *keys: str) -> None:
         if len(self._thoughts) >= MAX_CALLS:
             raise ReplyMalformed(f"a reply with more than {MAX_CALLS} thoughts")
         self._is_interleaved = self._is_interleaved or self._has_content
         self._thoughts[index] = (kind, {key: [self.counted(block.get(key) or "")] for key in keys})
 
-    def _go_on(self, index: int, delta: Mapping[str, Any]) -> None:
+    def _continue(self, index: int, delta: Mapping[str, Any]) -> None:
         match delta["type"]:
             case "text_delta":
                 self.add_text(delta["text"])
@@ -309,7 +309,7 @@ def _can_go_back(block: Mapping[str, str]) -> bool:
 
 
 class ReasoningRejected(ModelError):
-    """What the model thought before is not taken back."""
+    """Earlier reasoning is not taken back."""
 
 
 _REASONING = re.compile(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", re.IGNORECASE)
@@ -327,7 +327,7 @@ _STATUS_OF_TYPE: Final = {
     "rate_limit_error": 429,
     "overloaded_error": 529,
 }
-"""What an error would have as its status, had it not come inside a stream, after a 200."""
+"""Status that an error would have, had it not come inside a stream, after a 200."""
 
 
 def response_error(status: int, headers: Mapping[str, str], body: object) -> ModelError:

@@ -27,12 +27,12 @@ from hermes_state.values import Reasoning
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCompletionsSettings(Endpoint):
-    """Where the model is and what the server there can."""
+    """Address of the model, and what the server there can do."""
 
     sends_cache_key: bool | None = None
-    """Whether requests say which of them begin alike. None: to OpenAI itself; not all others take what is new."""
+    """Requests say which of them begin alike. None: to OpenAI itself only; not all others take what is new."""
     cache_ttl: CacheTtl = "5m"
-    """For Claude models at a provider that passes breakpoints on, see `caching`."""
+    """Time to live of cached prompts of Claude models, where breakpoints are passed on, see `caching`."""
 
 
 _LIMIT_KEY: Final = "max_tokens"
@@ -176,7 +176,7 @@ _DETAILS: Final = "reasoning_details"
 _CONTENT: Final = "reasoning_content"
 _TEXTS: Final = (_CONTENT, "reasoning")
 _IN_PIECES: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}
-"""Details that a stream brings piece by piece, and the field that goes on."""
+"""Field that goes on in later pieces of a stream, by the type of the detail."""
 
 
 class ReasoningBuilder:
@@ -187,7 +187,7 @@ class ReasoningBuilder:
         self._texts: dict[str, list[str]] = {}
         self._details: list[dict[str, Any]] = []
         self._further: list[list[str]] = []
-        """How the text of each detail goes on."""
+        """Further pieces of the text of each detail."""
 
     def add(self, message: Mapping[str, Any], *, is_piece: bool) -> None:
         """Take in what a message, or a piece of one, holds."""
@@ -201,7 +201,7 @@ class ReasoningBuilder:
                 self._further.append([])
 
     def _continued(self, piece: Mapping[str, Any]) -> bool:
-        """Whether the piece was joined to the one before it: a signature is valid for the whole text only."""
+        """True if the piece was joined to the one before it: a signature is valid for the whole text only."""
         before = self._details[-1] if self._details else {}
         field = _IN_PIECES.get(str(piece.get("type")))
         if field is None or any(before.get(key) != piece.get(key) for key in ("type", "index")):
@@ -210,14 +210,14 @@ class ReasoningBuilder:
             raise TypeError("text is expected here")
         self._further[-1].append(self._counted(piece.get(field) or ""))
         # What every piece says again is not counted again: it is most of a stream of single words.
-        news = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
-        if news:
-            self._counted(json.dumps(news))
-            before |= news
+        changed = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
+        if changed:
+            self._counted(json.dumps(changed))
+            before |= changed
         return True
 
     def serialized(self, made_by: str) -> Reasoning | None:
-        """What is to be stored beside the calls. Details say everything that the text beside them says."""
+        """Reasoning to be stored beside the calls. Details say everything that the text beside them says."""
         fields: dict[str, Any] = {}
         if self._details:
             fields = {_DETAILS: [_joined(*one) for one in zip(self._details, self._further, strict=True)]}

@@ -106,7 +106,7 @@ def _newest_results(rows: Iterable[Message]) -> list[Message]:
 
 
 def _newest_words(rows: Iterable[Message]) -> str:
-    """What people wrote since the last answer."""
+    """Text that people wrote since the last answer."""
     words: list[str] = []
     for row in reversed(list(rows)):
         if row.role is MessageRole.ASSISTANT:
