@@ -19,9 +19,13 @@ HermesError
 ├── StateError
 │   ├── StoreUnavailable      nothing was written; the caller's keys make the retry safe
 │   ├── SessionNotFound · TranscriptBroken · LineageMoved
+│   ├── LookupFailed          a name or id that people gave names nothing, or too much; `reason` says which
+│   ├── PairingNotFound       no code or person of this kind is paired
 │   └── SchemaTooNew · ForeignFile
 └── CommandError       its text is safe to show in the chat
 """
+
+from enum import StrEnum
 
 from hermes_state.values import CanonicalUsage, MicroUsd
 
@@ -206,6 +210,37 @@ class StoreUnavailable(StateError):
 
 class SessionNotFound(StateError):
     """No session has this id."""
+
+
+class LookupReason(StrEnum):
+    """Reasons for which a name or id that people gave names nothing."""
+
+    MALFORMED = "malformed"
+    NOT_FOUND = "not_found"
+    MESSAGE_NOT_FOUND = "message_not_found"
+    AMBIGUOUS_CHAT = "ambiguous_chat"
+    AMBIGUOUS_SESSION = "ambiguous_session"
+    NOT_A_CHAT = "not_a_chat"
+    OTHER_CHAT = "other_chat"
+    """It names another chat than the one that may be looked at."""
+    ALREADY_ACTIVE = "already_active"
+
+
+class LookupFailed(StateError):
+    """A name or id names nothing, too much, or what may not be looked at.
+
+    `name` is as it was looked for; `candidates` are the first of what it may mean.
+    """
+
+    def __init__(self, reason: LookupReason, name: str, candidates: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{reason.value}: {name[:200]!r}")
+        self.reason = reason
+        self.name = name
+        self.candidates = candidates
+
+
+class PairingNotFound(StateError):
+    """Nobody holds this code, or nobody is paired under this id."""
 
 
 class TranscriptBroken(StateError):

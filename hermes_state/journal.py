@@ -21,7 +21,7 @@ from hermes_state.chats import KEY_COLUMNS
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.sessions import ensure_active, load_active, load_tip
+from hermes_state.sessions import ensure_active, load_tip
 from hermes_state.store.sql import scalar, scalar_or_none, scalars, select_one
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append, load_message
@@ -30,7 +30,6 @@ from hermes_state.values import (
     ChatId,
     ChatKey,
     ChatKind,
-    EndReason,
     InboxId,
     LineageId,
     Message,
@@ -129,24 +128,11 @@ def start_turn(
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
         raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows wait no longer")
-    _tell_expiry(db, chat_id, now)
     session = ensure_active(db, chat_id, now)
     starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
     turn_id = _insert_turn(db, chat_id, session.lineage_id, starter.sender_ref, now)
     _bind(db, turn_id, session.id, rows, prepared, now)
     return load_turn(db, turn_id)
-
-
-def _tell_expiry(db: Connection, chat_id: ChatId, now: Millis) -> None:
-    """Nobody should have to guess why the model remembers nothing: say it with the first message of the new one."""
-    last = load_active(db, chat_id)
-    if last is None or last.end_reason is not EndReason.EXPIRED:
-        return
-    sentence = f"The last conversation rested too long, so this starts a new one; `/resume {last.short_key}` goes back."
-    reply = Reply(
-        chat_id=chat_id, kind=OutboxKind.STATUS, markdown=sentence, dedupe_key=f"expired:{last.id}:{last.version}"
-    )
-    outbox.enqueue(db, reply, now)
 
 
 def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
@@ -303,11 +289,12 @@ def finish_turn(db: Connection, turn_id: TurnId, answer: FinalAnswer, now: Milli
     return message_id
 
 
-def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, now: Millis) -> bool:
+def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, now: Millis, *, notice: str) -> bool:
     """End a turn that a person stopped, keeping what was done; False when it had ended by itself.
 
     The partial answer becomes an assistant row flagged interrupted (and is what the chat keeps), open calls are
-    answered with `reason`, so that the transcript stays legal.
+    answered with `reason`, so that the transcript stays legal. `notice` takes the place of a preview that shows nothing
+    which is kept.
     """
     turn = _find_open(db, turn_id)
     if turn is None:
@@ -325,7 +312,7 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
         message_id = append(db, load_tip(db, turn.lineage_id).id, row, now)
         _owe_reply(db, turn, OutboxKind.FINAL, f"{text} …", message_id, now)
     elif turn.preview_ref is not None:
-        _owe_reply(db, turn, OutboxKind.STATUS, "(stopped)", None, now)
+        _owe_reply(db, turn, OutboxKind.STATUS, notice, None, now)
     _close(db, turn, TurnState.STOPPED, reason, now)
     return True
 

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass
 from sqlite3 import Connection
 
-from hermes_state.errors import CommandError, LineageMoved, SessionNotFound
+from hermes_state.errors import LineageMoved, LookupFailed, LookupReason, SessionNotFound
 from hermes_state.store.sql import scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
 
@@ -64,6 +64,8 @@ class Conversation:
 
 
 SHORT_KEY_LENGTH = 8
+MIN_KEY_PREFIX = 4
+"""Characters of a key that people must give for it to be looked up."""
 
 _COLUMNS = """id, key, chat_id, parent_session_id, lineage_id, depth, model, title, system_prompt, started_at, ended_at,
 end_reason, version, next_seq, message_count, reported_prompt_tokens, reported_at_seq, context_state,
@@ -168,12 +170,12 @@ UPDATE sessions SET ended_at = NULL, end_reason = NULL, version = version + 1, l
 def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
     """Make an earlier conversation of this chat the active one again; any session id in it will do.
 
-    Raises `CommandError` when the id is unknown here, ambiguous, or already active.
+    Raises `LookupFailed` when the id is unknown here, ambiguous, or already active.
     """
     tip = find_conversation(db, chat_id, key_prefix)
     active = load_active(db, chat_id)
     if active is not None and active.id == tip.id and tip.ended_at is None:
-        raise CommandError("That conversation is the active one already.")
+        raise LookupFailed(LookupReason.ALREADY_ACTIVE, tip.short_key)
     if active is not None and active.ended_at is None:
         end_session(db, active.id, EndReason.SWITCHED, now)
     db.execute(_REOPEN, (now, tip.id))
@@ -182,16 +184,16 @@ def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Ses
 
 
 def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Session:
-    """The tip of the conversation in which a session's key starts so. Raises `CommandError`."""
+    """The tip of the conversation in which a session's key starts so. Raises `LookupFailed`."""
     prefix = key_prefix.strip().lower()
-    if len(prefix) < 4 or any(letter not in _BASE32 for letter in prefix):
-        raise CommandError("Give the id that /sessions shows, at least four characters of it.")
+    if len(prefix) < MIN_KEY_PREFIX or any(letter not in _BASE32 for letter in prefix):
+        raise LookupFailed(LookupReason.MALFORMED, prefix)
     query = "SELECT DISTINCT lineage_id FROM sessions WHERE chat_id = ? AND key >= ? AND key < ?"
     lineages = scalars(db, LineageId, query, (chat_id, prefix, prefix + "~"))
     if not lineages:
-        raise CommandError(f"No conversation of this chat has an id that starts with “{prefix}”. /sessions lists them.")
+        raise LookupFailed(LookupReason.NOT_FOUND, prefix)
     if len(lineages) > 1:
-        raise CommandError(f"More than one conversation starts with “{prefix}”: give more characters.")
+        raise LookupFailed(LookupReason.AMBIGUOUS_SESSION, prefix)
     return load_tip(db, lineages[0])
 
 

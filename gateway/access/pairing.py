@@ -12,6 +12,7 @@ from hermes_state import inbox, outbox
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import Pairing, UserRole
 from hermes_state.chats import ensure_chat
+from hermes_state.errors import CommandError, PairingNotFound
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
 
@@ -65,8 +66,11 @@ def offer_pairing(
 
 
 def approve_pairing(db: Connection, code: str, role: UserRole, decided_by: str, now: Millis) -> ApprovedPairing:
-    """Turn a code into access and owe its holder a welcome. Raises `CommandError` as `pairings.approve` does."""
-    pairing = pairings.approve(db, code, role, decided_by, now)
+    """Turn a code into access and owe its holder a welcome. Raises `CommandError` for a code that is not valid."""
+    try:
+        pairing = pairings.approve(db, code, role, decided_by, now)
+    except PairingNotFound as error:
+        raise CommandError("That code is not valid: it was used, has expired, or was never given out.") from error
     asked = db.execute("SELECT chat_id FROM outbox WHERE dedupe_key = ?", (_offer_key(code),)).fetchone()
     if asked is None:
         return ApprovedPairing(pairing=pairing, told=None)
@@ -77,8 +81,13 @@ def approve_pairing(db: Connection, code: str, role: UserRole, decided_by: str, 
 
 
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Take access away, also from what waits to join a running turn. Raises what `pairings.revoke` does."""
-    pairing = pairings.revoke(db, person, decided_by, now)
+    """Take access away, also from what waits to join a running turn. Raises `CommandError`."""
+    try:
+        pairing = pairings.revoke(db, person, decided_by, now)
+    except PairingNotFound as error:
+        raise CommandError(
+            f"{person} is not paired. Access from the configuration file is taken away there."
+        ) from error
     # Who has access by configuration too loses nothing: their message waits for the next turn.
     inbox.queue_steers(db, lambda ref: ref != person)
     return pairing

@@ -6,7 +6,7 @@ from sqlite3 import Connection
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.times import when
 from hermes_state import sessions
-from hermes_state.errors import CommandError
+from hermes_state.errors import CommandError, LookupFailed, LookupReason
 from hermes_state.text import shortened
 from hermes_state.transcripts import load_said, taken_back
 from hermes_state.values import Button, ChatId, Message, MessageId, Millis, Origin, Transcript
@@ -93,6 +93,14 @@ def _name(conversation: sessions.Conversation) -> str:
     return conversation.title or (f"“{begun}”" if begun else "untitled")
 
 
+_RESUME_REFUSALS = {
+    LookupReason.MALFORMED: "Give the id that /sessions shows, at least four characters of it.",
+    LookupReason.NOT_FOUND: "No conversation of this chat has an id that starts with “{name}”. /sessions lists them.",
+    LookupReason.AMBIGUOUS_SESSION: "More than one conversation starts with “{name}”: give more characters.",
+    LookupReason.ALREADY_ACTIVE: "That conversation is the active one already.",
+}
+
+
 async def resume(invocation: Invocation) -> CommandResult:
     if not invocation.argument:
         raise CommandError("Write `/resume <id>` with an id that /sessions shows.")
@@ -100,7 +108,10 @@ async def resume(invocation: Invocation) -> CommandResult:
 
 
 def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> str:
-    tip = sessions.resume(db, chat_id, key_prefix, now)
+    try:
+        tip = sessions.resume(db, chat_id, key_prefix, now)
+    except LookupFailed as error:
+        raise CommandError(_RESUME_REFUSALS[error.reason].format(name=error.name)) from error
     name = sessions.load_title(db, tip.lineage_id)
     called = f" “{name}”" if name else ""
     return f"Back in conversation{called} `{tip.short_key}`, {_messages(sessions.count_messages(db, tip.lineage_id))}."

@@ -10,15 +10,13 @@ from sqlite3 import Connection
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.fields import secrets_of
-from gateway.operator.lookups import Redact, redacted_texts
+from gateway.operator.lookups import Redact, find_chat, find_place, redacted_texts
 from gateway.times import moment, when
 from hermes_state.admin.lineage_queries import (
     CompressionInfo,
     FoundMessage,
     Place,
     SessionLink,
-    find_chat,
-    find_place,
     load_around,
     load_chat_sessions,
     load_lineage,

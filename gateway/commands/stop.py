@@ -5,6 +5,7 @@ from sqlite3 import Connection
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation
 from gateway.turns.lanes import ActiveTurn
+from gateway.turns.runner import STOPPED_NOTICE
 from hermes_state import inbox, journal
 from hermes_state.errors import CommandError
 from hermes_state.inbox import InboxKind
@@ -73,7 +74,7 @@ def _stop(
     if turn is not None and _is_meant(invocation, turn):
         _check_may_stop(invocation, turn.started_by, "started", "turn")
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else ""
-        has_stopped = journal.stop_turn(db, turn.id, partial_text, STOPPED, now)
+        has_stopped = journal.stop_turn(db, turn.id, partial_text, STOPPED, now, notice=STOPPED_NOTICE)
     else:
         has_stopped = has_ended_task or stopping is not None or _was_stopped(db, invocation)
     dropped = 0

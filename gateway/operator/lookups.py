@@ -5,31 +5,41 @@ lineage by that of its first session; a message by its recall id, such as `m123`
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from sqlite3 import Connection
 from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 
+from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import (
     FoundMessage,
     Place,
     SessionLink,
-    find_chat,
-    find_place,
     load_around,
     load_chat_sessions,
     load_lineage,
     search_everywhere,
 )
 from hermes_state.chats import load_chat
-from hermes_state.errors import CommandError
+from hermes_state.errors import CommandError, LookupFailed, LookupReason
 from hermes_state.search.search import Order, snippet_of
 from hermes_state.search.segment import INDEXED_CHARACTERS
 from hermes_state.sessions import Session, list_conversations, load_active, load_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_said, taken_back
-from hermes_state.values import ChatKey, Message, MessageId, MessageRole, Millis, SessionId, Transcript, recall_id
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    Message,
+    MessageId,
+    MessageRole,
+    Millis,
+    SessionId,
+    Transcript,
+    recall_id,
+)
 
 Row: TypeAlias = dict[str, Any]
 """One JSON object of an answer."""
@@ -255,6 +265,48 @@ class SessionsLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             {**row, "title": row["title"] and redact(row["title"]), "first_words": redact(row["first_words"])}
             for row in rows
         ]
+
+
+# ---- names that people give ---------------------------------------------------------------------------------------
+
+
+def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place:
+    """`lineage_queries.find_place` for people. Raises `CommandError`."""
+    with _refused_in_words(within):
+        return lineage_queries.find_place(db, name, within)
+
+
+def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
+    """`lineage_queries.find_chat` for people. Raises `CommandError`."""
+    with _refused_in_words(within):
+        return lineage_queries.find_chat(db, name, within)
+
+
+@contextmanager
+def _refused_in_words(within: ChatId | None) -> Iterator[None]:
+    try:
+        yield
+    except LookupFailed as error:
+        raise CommandError(_refusal(error, " of this chat" if within is not None else "")) from error
+
+
+def _refusal(error: LookupFailed, scope: str) -> str:
+    name, candidates = error.name, ", ".join(f"`{candidate}`" for candidate in error.candidates)
+    match error.reason:
+        case LookupReason.MALFORMED:
+            return "That is too long to be an id."
+        case LookupReason.NOT_A_CHAT:
+            return f"“{name}” is no chat; a chat is called like `telegram:42`."
+        case LookupReason.OTHER_CHAT:
+            return "Here only this chat can be looked at; ask me in a direct chat for another one."
+        case LookupReason.MESSAGE_NOT_FOUND:
+            return f"There is no message {name}{scope}."
+        case LookupReason.AMBIGUOUS_CHAT:
+            return f"More than one chat is called “{name}”: {candidates}."
+        case LookupReason.AMBIGUOUS_SESSION:
+            return f"More than one session's id starts with “{name}”: {candidates}."
+        case _:
+            return f"No chat, session or message{scope} has the id “{name}”."
 
 
 LOOKUPS: Mapping[str, type[Lookup]] = {

@@ -14,7 +14,8 @@ import msgspec
 from agent.model.caps import SpendingCapSettings, day_of, day_start, midnight
 from gateway.config.settings import Config
 from gateway.models.pricing import cap_limits
-from hermes_state.admin.lineage_queries import Place, find_place
+from gateway.operator.lookups import find_place
+from hermes_state.admin.lineage_queries import Place
 from hermes_state.chats import load_chat
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError

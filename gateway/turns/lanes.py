@@ -6,7 +6,7 @@ message that crashes its lane again and again is a dead letter. At the end of th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from sqlite3 import Connection
 from typing import Self, TypeAlias
@@ -23,10 +23,11 @@ from hermes_state import inbox, journal, outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState
-from hermes_state.journal import InboxMoved, RunningTurn
+from hermes_state.journal import InboxMoved, PreparedContent, RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.sessions import load_active
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, ChatKey, Clock, Millis, TurnId, UserRef
+from hermes_state.values import ChatId, ChatKey, Clock, EndReason, InboxId, Millis, TurnId, UserRef
 
 log = structlog.get_logger()
 
@@ -35,6 +36,7 @@ STOPPED_FROM_MEMORY = "stopped by the person"
 
 TURNED_AWAY = "You have no access any more, so I did not answer what still waited."
 DEAD_LETTER_SENTENCE = "Something in this message breaks me, so I have put it aside; please try it in other words."
+EXPIRED_NOTICE = "The last conversation rested too long, so this starts a new one; `/resume {key}` goes back."
 MAX_CRASHES = 3
 """Crashes of a lane after which the message it works on is a dead letter: it would crash for ever."""
 
@@ -174,7 +176,7 @@ class Lane:
                 return
             ids = [row.id for row in rows]
             try:
-                turn = await lanes.store.write(journal.start_turn, self._chat_id, ids, prepared, lanes.clock.now())
+                turn = await lanes.store.write(_start_turn, self._chat_id, ids, prepared, lanes.clock.now())
             except InboxMoved:
                 return  # somebody withdrew a message meanwhile: look again
             await self._execute(turn)
@@ -346,6 +348,26 @@ def _dead_letter(db: Connection, row: InboxRow, now: Millis) -> None:
             reply_to=row.message_ref,
         )
         outbox.enqueue(db, reply, now)
+
+
+def _start_turn(
+    db: Connection,
+    chat_id: ChatId,
+    inbox_ids: Sequence[InboxId],
+    prepared: Mapping[InboxId, PreparedContent],
+    now: Millis,
+) -> RunningTurn:
+    """Open a turn; where the last conversation has expired, its people are told why this one is new."""
+    last = load_active(db, chat_id)
+    if last is not None and last.end_reason is EndReason.EXPIRED:
+        notice = Reply(
+            chat_id=chat_id,
+            kind=OutboxKind.STATUS,
+            markdown=EXPIRED_NOTICE.format(key=last.short_key),
+            dedupe_key=f"expired:{last.id}:{last.version}",
+        )
+        outbox.enqueue(db, notice, now)
+    return journal.start_turn(db, chat_id, inbox_ids, prepared, now)
 
 
 def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:

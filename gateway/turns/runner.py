@@ -37,6 +37,8 @@ MAX_RESTARTS = 3
 
 DEADLINE_SENTENCE = "This took longer than a turn may take, so I stopped. /retry tries again."
 CRASH_SENTENCE = "Something went wrong on my side while I worked on this. Your message is kept; /retry tries again."
+STOPPED_NOTICE = "(stopped)"
+"""Takes the place of a preview when nothing of the answer was written yet."""
 RESTART_SENTENCE = (
     "I was restarted several times while I worked on this, so I have stopped trying. "
     "Your message is kept; /retry tries again."
@@ -146,7 +148,9 @@ class TurnRunner:
     async def stop(self, turn: RunningTurn, partial_text: str, reason: str) -> None:
         """Record that people stopped the turn; a no-op when it has ended meanwhile."""
         now = self._clock.now()
-        stopped = await self._store.write_with_retry(journal.stop_turn, turn.id, partial_text, reason, now)
+        stopped = await self._store.write_with_retry(
+            journal.stop_turn, turn.id, partial_text, reason, now, notice=STOPPED_NOTICE
+        )
         if stopped:
             log.info("turn.stopped", turn_id=turn.id, chat=turn.chat.name)
         self._delivery.wake(turn.chat_id)

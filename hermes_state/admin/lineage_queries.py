@@ -8,10 +8,10 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.chats import KEY_COLUMNS, Chat, find_chats_named
-from hermes_state.errors import CommandError
+from hermes_state.chats import KEY_COLUMNS, find_chats_named
+from hermes_state.errors import LookupFailed, LookupReason
 from hermes_state.search.search import Hit, Order, search
-from hermes_state.sessions import SHORT_KEY_LENGTH, Session, find_sessions, load_session
+from hermes_state.sessions import MIN_KEY_PREFIX, SHORT_KEY_LENGTH, Session, find_sessions, load_session
 from hermes_state.store.sql import select, select_one
 from hermes_state.transcripts import load_own_rows
 from hermes_state.values import (
@@ -28,10 +28,9 @@ from hermes_state.values import (
     recall_id,
 )
 
-SHORTEST_KEY = 4
-LONGEST_NAME = 200
-"""Longer than any id there is; a refusal repeats the name."""
-AMBIGUOUS_SHOWN = 5
+MAX_NAME_CHARACTERS = 200
+"""More than any id has; a refusal repeats the name."""
+MAX_CANDIDATES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +96,11 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place:
     """What people mean by `telegram:42`, by a session's id or its beginning, or by a message's id such as `m123`.
 
-    Raises `CommandError` when nothing is called so, or more than one thing, or it is outside `within`.
+    Raises `LookupFailed` when nothing is called so, or more than one thing, or it is outside `within`.
     """
     name = name.strip()
-    if len(name) > LONGEST_NAME:
-        raise CommandError("That is too long to be an id.")
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise LookupFailed(LookupReason.MALFORMED, name)
     message_id = parse_recall_id(name)
     if message_id is not None:
         return _place_of_message(db, message_id, within)
@@ -109,23 +108,19 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place
     if not chats:
         return _place_of_session(db, name, within)
     if len(chats) > 1:
-        names = ", ".join(f"`{chat.key.name}`" for chat in chats[:AMBIGUOUS_SHOWN])
-        raise CommandError(f"More than one chat is called “{name}”: {names}.")
-    return Place(chat_id=_reached(chats[0], within).id)
+        names = tuple(chat.key.name for chat in chats[:MAX_CANDIDATES])
+        raise LookupFailed(LookupReason.AMBIGUOUS_CHAT, name, names)
+    if within not in (None, chats[0].id):
+        raise LookupFailed(LookupReason.OTHER_CHAT, name)
+    return Place(chat_id=chats[0].id)
 
 
 def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
     """As `find_place`, for a name that must be a chat's."""
     place = find_place(db, name, within)
     if place.session is not None:
-        raise CommandError(f"“{name}” is no chat; a chat is called like `telegram:42`.")
+        raise LookupFailed(LookupReason.NOT_A_CHAT, name)
     return place.chat_id
-
-
-def _reached(chat: Chat, within: ChatId | None) -> Chat:
-    if within is not None and chat.id != within:
-        raise CommandError("Here only this chat can be looked at; ask me in a direct chat for another one.")
-    return chat
 
 
 def _place_of_message(db: Connection, message_id: MessageId, within: ChatId | None) -> Place:
@@ -133,23 +128,19 @@ def _place_of_message(db: Connection, message_id: MessageId, within: ChatId | No
     session_id, seq = db.execute(query, (message_id,)).fetchone() or (None, None)
     session = load_session(db, session_id) if session_id is not None else None
     if session is None or within not in (None, session.chat_id):
-        raise CommandError(f"There is no message {recall_id(message_id)}{_here(within)}.")
+        raise LookupFailed(LookupReason.MESSAGE_NOT_FOUND, recall_id(message_id))
     return Place(chat_id=session.chat_id, session=session, message_id=message_id, message_seq=seq)
 
 
 def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Place:
     prefix = name.lower()
-    found = find_sessions(db, prefix, within, AMBIGUOUS_SHOWN + 1) if len(prefix) >= SHORTEST_KEY else []
+    found = find_sessions(db, prefix, within, MAX_CANDIDATES + 1) if len(prefix) >= MIN_KEY_PREFIX else []
     if not found:
-        raise CommandError(f"No chat, session or message{_here(within)} has the id “{name}”.")
+        raise LookupFailed(LookupReason.NOT_FOUND, name)
     if len(found) > 1:
-        keys = ", ".join(f"`{session.key}`" for session in found[:AMBIGUOUS_SHOWN])
-        raise CommandError(f"More than one session's id starts with “{name}”: {keys}.")
+        keys = tuple(session.key for session in found[:MAX_CANDIDATES])
+        raise LookupFailed(LookupReason.AMBIGUOUS_SESSION, name, keys)
     return Place(chat_id=found[0].chat_id, session=found[0])
-
-
-def _here(within: ChatId | None) -> str:
-    return " of this chat" if within is not None else ""
 
 
 # ---- chains

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from sqlite3 import Connection
 
-from hermes_state.errors import CommandError
+from hermes_state.errors import PairingNotFound
 from hermes_state.store.sql import scalars, select, select_one
 from hermes_state.values import Millis, Sender, UserRef
 
@@ -92,11 +92,11 @@ def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:
 
 
 def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Millis) -> Pairing:
-    """Turn a code into access. Raises `CommandError` when it is unknown, used or expired."""
+    """Turn a code into access. Raises `PairingNotFound` when it is unknown, used or expired."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = ? AND state = 'pending' AND expires_at > ?"
     pairing = select_one(db, Pairing, query, (hash_code(code), now))
     if pairing is None:
-        raise CommandError("That code is not valid: it was used, has expired, or was never given out.")
+        raise PairingNotFound("nobody holds this code")
     db.execute("DELETE FROM pairings WHERE user_ref = ? AND state <> 'pending'", (pairing.user_ref,))
     db.execute(
         "UPDATE pairings SET state = 'approved', role = ?, decided_by = ?, decided_at = ? WHERE code_hash = ?",
@@ -106,11 +106,11 @@ def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Mil
 
 
 def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Take access away. Raises `CommandError` when the person was not paired."""
+    """Take access away. Raises `PairingNotFound` when the person was not paired."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE user_ref = ? AND state IN ('approved','pending')"
     pairing = select_one(db, Pairing, query, (user_ref,))
     if pairing is None:
-        raise CommandError(f"{user_ref} is not paired. Access from the configuration file is taken away there.")
+        raise PairingNotFound(f"{user_ref} is not paired")
     db.execute(
         """UPDATE pairings SET state = 'revoked', decided_by = ?, decided_at = ?
         WHERE user_ref = ? AND state <> 'revoked'""",

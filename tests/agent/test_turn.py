@@ -378,7 +378,7 @@ async def test_a_turn_that_was_stopped_meanwhile_ends_without_an_answer(chat: Ch
     shop.gate.clear()
     running = asyncio.create_task(shop.agent().run(turn, Sink()))
     await shop.entered.wait()
-    await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now())
+    await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now(), notice="(stopped)")
     shop.gate.set()
     with pytest.raises(TurnClosed):
         await running
@@ -390,7 +390,7 @@ async def test_a_reply_that_comes_to_a_turn_that_was_stopped_was_paid_for(chat: 
     running = asyncio.create_task(shop.agent().run(turn, Sink()))
     while not llm.requests.rows:  # noqa: ASYNC110 - the server's list has no event
         await asyncio.sleep(0.001)
-    await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now())
+    await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now(), notice="(stopped)")
     llm.resumed.set()
     with pytest.raises(TurnClosed):
         await running

@@ -181,7 +181,7 @@ async def test_new_starts_afresh_keeps_the_old_and_resume_goes_back(store: Store
         assert "“First things”" in await gateway.ask(f"/resume {old}")
         await gateway.ask("three")
         assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "three"]
-        assert "already" in await gateway.ask(f"/resume {old}")
+        assert await gateway.ask(f"/resume {old}") == "That conversation is the active one already."
         assert "“First things”" in await gateway.ask("/title")
 
 
@@ -197,8 +197,8 @@ async def test_reset_is_new(store: Store, tmp_path: Path) -> None:
     ("line", "sentence"),
     [
         ("/resume", "/sessions shows"),
-        ("/resume zzzz", "No conversation"),
-        ("/resume ab", "at least four"),
+        ("/resume zzzz", "No conversation of this chat has an id that starts with “zzzz”. /sessions lists them."),
+        ("/resume ab", "Give the id that /sessions shows, at least four characters of it."),
         ("/title", "no title"),
         ("/title " + "x" * 200, "at most 100"),
         ("/new " + "x" * 200, "at most 100"),

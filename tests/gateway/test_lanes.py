@@ -314,7 +314,7 @@ async def test_an_answer_to_a_turn_that_was_stopped_meanwhile_was_paid_for(store
 
         async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
             [(turn_id,)] = await gateway.rows("SELECT id FROM turns")
-            await store.write(journal.stop_turn, turn_id, "", "stopped", gateway.clock.now())
+            await store.write(journal.stop_turn, turn_id, "", "stopped", gateway.clock.now(), notice="(stopped)")
             return answer("too late")
 
         gateway.model.script.append(late)

@@ -14,17 +14,27 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli import app
 from gateway.operator import lookups
-from gateway.operator.lookups import LOOKUPS, answer
+from gateway.operator.lookups import LOOKUPS, answer, find_chat, find_place
 from gateway.operator.socket import serve_control
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import SplitPlan, split
 from hermes_state.errors import CommandError
 from hermes_state.redaction import redact
-from hermes_state.sessions import reset, set_title
+from hermes_state.sessions import reset, set_title, start_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, hide, load_view
-from hermes_state.values import ChatKind, LineageId, MessageBody, MessageRole, Millis, Origin, SessionId, ToolCall
-from tests.hermes_state.rows import START, exchange, key_of
+from hermes_state.values import (
+    ChatKey,
+    ChatKind,
+    LineageId,
+    MessageBody,
+    MessageRole,
+    Millis,
+    Origin,
+    SessionId,
+    ToolCall,
+)
+from tests.hermes_state.rows import START, exchange, key_of, migrated
 
 Run: TypeAlias = Callable[..., Result]
 KEY = "sk-abcdefghij0123456789"
@@ -317,6 +327,34 @@ async def test_the_daemon_refuses_arguments_that_make_no_sense(
 ) -> None:
     with pytest.raises(CommandError, match=name):
         await answer(store, name, args, redact)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_chat", "is_within", "sentence"),
+    [
+        ("x" * 201, False, False, "That is too long to be an id."),
+        ("m99", False, False, "There is no message m99."),
+        ("M99", False, True, "There is no message m99 of this chat."),
+        ("nothing", False, False, "No chat, session or message has the id “nothing”."),
+        ("nothing", False, True, "No chat, session or message of this chat has the id “nothing”."),
+        ("9", False, False, "More than one chat is called “9”: `telegram:9`, `discord:9`."),
+        ("discord:9", False, True, "Here only this chat can be looked at; ask me in a direct chat for another one."),
+        ("{first}", True, False, "“{first}” is no chat; a chat is called like `telegram:42`."),
+        ("{common}", False, False, "More than one session's id starts with “{common}”: `{first}`, `{second}`."),
+    ],
+)
+def test_a_name_that_cannot_be_looked_up_is_refused_in_words(
+    name: str, is_chat: bool, is_within: bool, sentence: str
+) -> None:
+    with migrated() as db:
+        mine = ensure_chat(db, key_of("9"), ChatKind.DIRECT, None, START)
+        ensure_chat(db, ChatKey(platform="discord", account="discord", chat_ref="9"), ChatKind.DIRECT, None, START)
+        keys = [start_session(db, mine, START).key, start_session(db, mine, START).key]
+        names = {"first": keys[0], "second": keys[1], "common": keys[0][:4]}
+        look_up = find_chat if is_chat else find_place
+        with pytest.raises(CommandError) as raised:
+            look_up(db, name.format(**names), mine if is_within else None)
+    assert str(raised.value) == sentence.format(**names)
 
 
 async def test_a_configuration_that_cannot_be_read_does_not_keep_the_operator_from_searching(

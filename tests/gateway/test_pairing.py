@@ -14,11 +14,12 @@ from gateway.access.pairing import (
     PairingReply,
     approve_pairing,
     offer_pairing,
+    revoke_pairing,
 )
 from hermes_state.admin.pairings import PairingState, UserRole
 from hermes_state.errors import CommandError
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey
+from hermes_state.values import ChatKey, UserRef
 from tests.gateway.helpers import BOSS, EVE, PLATFORM, serving
 from tests.gateway.test_admission import CURSOR, message, owed
 from tests.gateway.test_operator import operator
@@ -57,9 +58,17 @@ def test_who_is_let_in_is_told_so_once_where_they_asked(db: sqlite3.Connection, 
     let_in = approve(db, "abcd-efgh", role)
     assert (let_in.told, let_in.pairing.state, let_in.pairing.role) == (asked, PairingState.APPROVED, role)
     assert owed(db) == ["code ABCDEFGH", WELCOME[role]]
-    with pytest.raises(CommandError):
+    with pytest.raises(CommandError) as raised:
         approve(db, "ABCDEFGH", role)
+    assert str(raised.value) == "That code is not valid: it was used, has expired, or was never given out."
     assert len(owed(db)) == 2
+
+
+def test_who_was_never_paired_cannot_be_revoked(db: sqlite3.Connection) -> None:
+    with pytest.raises(CommandError) as raised:
+        revoke_pairing(db, UserRef("telegram:9"), "x", START)
+    sentence = "telegram:9 is not paired. Access from the configuration file is taken away there."
+    assert str(raised.value) == sentence
 
 
 def test_a_code_whose_chat_is_forgotten_gives_access_all_the_same(db: sqlite3.Connection) -> None:

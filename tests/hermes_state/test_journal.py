@@ -6,7 +6,7 @@ import pytest
 from hermes_state import inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import FinalAnswer, InboxMoved, PreparedContent, TurnClosed
-from hermes_state.sessions import expire_idle, load_active, load_session, load_tip
+from hermes_state.sessions import load_active, load_session, load_tip
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_said, load_view
 from hermes_state.values import (
@@ -170,7 +170,7 @@ def test_a_step_of_a_closed_turn_is_refused(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "go")
     asked = call_tools(db, turn, "a")
-    assert journal.stop_turn(db, turn.id, "", "stopped", START)
+    assert journal.stop_turn(db, turn.id, "", "stopped", START, notice="(stopped)")
     said = load_said(db, turn.lineage_id, 20)
     with pytest.raises(TurnClosed):
         call_tools(db, turn, "b")
@@ -266,7 +266,7 @@ def test_stopping_keeps_the_partial_answer_and_answers_open_calls(db: sqlite3.Co
     asked = call_tools(db, turn, "a", "b", "c", text="let me see")
     journal.start_tools(db, turn.id, asked.id, asked.body.calls[:2], START)
     answer_call(db, turn, asked, "a")
-    assert journal.stop_turn(db, turn.id, "so far I found", "stopped by the person", START)
+    assert journal.stop_turn(db, turn.id, "so far I found", "stopped by the person", START, notice="(stopped)")
     view = load_view(db, turn.lineage_id).transcript
     assert [(row.role, row.tool_call_id, row.text) for row in view[2:]] == [
         (MessageRole.TOOL, "a", "found"),
@@ -288,7 +288,7 @@ def test_stopping_during_a_tool_does_not_tell_the_last_step_twice(db: sqlite3.Co
     turn = start(db, chat, "go")
     call_tools(db, turn, "a", text="Let me look.")
     journal.note_preview(db, turn.id, "p1")
-    assert journal.stop_turn(db, turn.id, "Let me look. ", "stopped", START)
+    assert journal.stop_turn(db, turn.id, "Let me look. ", "stopped", START, notice="(stopped)")
     assert seen(db, turn.lineage_id) == ["go", "Let me look.", "stopped"]
     assert [kind for kind, _ in replies(db, chat)] == ["status"]
 
@@ -296,7 +296,7 @@ def test_stopping_during_a_tool_does_not_tell_the_last_step_twice(db: sqlite3.Co
 def test_a_turn_that_ended_cannot_be_stopped_or_fail(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")
-    assert not journal.stop_turn(db, turn.id, "partial", "stopped", START)
+    assert not journal.stop_turn(db, turn.id, "partial", "stopped", START, notice="(stopped)")
     assert not journal.fail_turn(db, turn.id, "error", "Sorry.", START)
     assert seen(db, turn.lineage_id) == ["q", "a"]
     assert len(replies(db, chat)) == 1
@@ -318,7 +318,7 @@ def test_failing_leaves_a_legal_transcript_and_one_sentence(db: sqlite3.Connecti
 def test_a_placeholder_that_is_named_after_the_stop_is_still_replaced(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "go")
-    journal.stop_turn(db, turn.id, "partial", "stopped", START)
+    journal.stop_turn(db, turn.id, "partial", "stopped", START, notice="(stopped)")
     journal.note_preview(db, turn.id, "p1")
     assert db.execute("SELECT replaces FROM outbox").fetchall() == [("p1",)]
 
@@ -380,14 +380,3 @@ def test_settling_twice_changes_nothing(db: sqlite3.Connection) -> None:
     before = db.execute("SELECT * FROM inbox").fetchall()
     assert not inbox.settle(db, row, InboxState.DONE, Millis(START + 5))
     assert db.execute("SELECT * FROM inbox").fetchall() == before
-
-
-def test_the_first_message_after_an_expiry_is_told_why_and_how_to_go_back(db: sqlite3.Connection) -> None:
-    chat = make_chat(db)
-    exchange(db, chat, "long ago", "answered")
-    later = Millis(START + 10**9)
-    [expired] = expire_idle(db, later, 10, later)
-    start(db, chat, "hello again", at=later)
-    told = [text for kind, text in replies(db, chat) if kind == "status"]
-    assert len(told) == 1
-    assert f"/resume {load_session(db, expired).short_key}" in told[0]

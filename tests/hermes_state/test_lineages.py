@@ -17,7 +17,7 @@ from hermes_state.admin.lineage_queries import (
 )
 from hermes_state.chats import ensure_chat, find_chats_named
 from hermes_state.compressions import SplitPlan, plan_undo, split, undo_compression
-from hermes_state.errors import CommandError
+from hermes_state.errors import LookupFailed, LookupReason
 from hermes_state.sessions import load_session, load_tip, reset
 from hermes_state.transcripts import NewMessage, load_said, load_view
 from hermes_state.values import (
@@ -109,16 +109,16 @@ def test_a_name_stands_for_a_chat_a_session_or_a_message(db: sqlite3.Connection)
     place = find_place(db, f"m{said[1].id}")
     assert (place.session, place.message_id, place.message_seq) == (session, said[1].id, 2)
     assert find_chat(db, "telegram:42") == chat
-    with pytest.raises(CommandError, match="is no chat"):
+    with pytest.raises(LookupFailed, match=LookupReason.NOT_A_CHAT):
         find_chat(db, session.key)
 
 
 @pytest.mark.parametrize(
     "name", ["", "telegram:7", "nothing!", "m999", "m0", "abc", "'; --", "%", "m" + "9" * 40, "x" * 9_000]
 )
-def test_what_nothing_is_called_is_refused_in_words(db: sqlite3.Connection, name: str) -> None:
+def test_what_nothing_is_called_is_refused(db: sqlite3.Connection, name: str) -> None:
     talk(db, make_chat(db), "q1")
-    with pytest.raises(CommandError) as raised:
+    with pytest.raises(LookupFailed) as raised:
         find_place(db, name)
     assert len(str(raised.value)) < 300
 
@@ -128,14 +128,14 @@ def test_an_ambiguous_name_lists_what_it_may_mean(db: sqlite3.Connection) -> Non
     keys = [load_tip(db, talk(db, chat, "q1")).key]
     reset(db, chat, START)
     keys.append(load_tip(db, talk(db, chat, "q2")).key)
-    with pytest.raises(CommandError, match="More than one session") as raised:
+    with pytest.raises(LookupFailed, match=LookupReason.AMBIGUOUS_SESSION) as raised:
         find_place(db, keys[0][:4])
-    assert all(key in str(raised.value) for key in keys)
+    assert sorted(raised.value.candidates) == sorted(keys)
     other = ChatKey(platform="discord", account="discord", chat_ref="42")
     ensure_chat(db, other, ChatKind.DIRECT, None, START)
-    with pytest.raises(CommandError, match="More than one chat") as raised:
+    with pytest.raises(LookupFailed, match=LookupReason.AMBIGUOUS_CHAT) as raised:
         find_place(db, "42")
-    assert "discord:42" in str(raised.value)
+    assert "discord:42" in raised.value.candidates
 
 
 def test_threads_and_peoples_own_chats_have_names_of_their_own(db: sqlite3.Connection) -> None:
@@ -152,17 +152,22 @@ def test_within_one_chat_nothing_else_is_reached(db: sqlite3.Connection) -> None
     talk(db, mine, "q1")
     lineage = talk(db, other, "q2")
     session, message = load_tip(db, lineage), load_said(db, lineage, 1)[0]
-    for name in ("telegram:2", session.key, f"m{message.id}"):
+    for name, reason in (
+        ("telegram:2", LookupReason.OTHER_CHAT),
+        (session.key, LookupReason.NOT_FOUND),
+        (f"m{message.id}", LookupReason.MESSAGE_NOT_FOUND),
+    ):
         assert find_place(db, name).chat_id == other
-        with pytest.raises(CommandError, match="this chat"):
+        with pytest.raises(LookupFailed) as raised:
             find_place(db, name, mine)
+        assert raised.value.reason is reason
 
 
 def test_rows_made_for_a_view_cannot_be_opened(db: sqlite3.Connection) -> None:
     lineage = talk(db, make_chat(db), "q1")
     compress(db, lineage)
     (handoff,) = load_view(db, lineage).transcript
-    with pytest.raises(CommandError):
+    with pytest.raises(LookupFailed):
         find_place(db, f"m{handoff.id}")
 
 

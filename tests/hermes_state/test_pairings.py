@@ -16,7 +16,7 @@ from hermes_state.admin.pairings import (
     offer,
     revoke,
 )
-from hermes_state.errors import CommandError
+from hermes_state.errors import PairingNotFound
 from hermes_state.values import Millis, Sender, UserRef
 from tests.hermes_state.rows import START, migrated
 
@@ -53,14 +53,14 @@ def test_a_code_is_read_whatever_its_case_and_separators(db: sqlite3.Connection)
 def test_a_code_works_once(db: sqlite3.Connection) -> None:
     ask(db, "ABCDEFGH")
     let_in(db, "ABCDEFGH")
-    with pytest.raises(CommandError):
+    with pytest.raises(PairingNotFound):
         let_in(db, "ABCDEFGH", UserRole.ADMIN)
     assert load_roles(db) == {EVE.ref: UserRole.USER}
 
 
 def test_a_code_expires(db: sqlite3.Connection) -> None:
     ask(db, "ABCDEFGH")
-    with pytest.raises(CommandError):
+    with pytest.raises(PairingNotFound):
         let_in(db, "ABCDEFGH", at=START + HOUR)
     assert list_pairings(db, Millis(START + HOUR)) == []
     assert load_roles(db) == {}
@@ -69,7 +69,7 @@ def test_a_code_expires(db: sqlite3.Connection) -> None:
 @pytest.mark.parametrize("code", ["", "WRONG234", "--------", "0000"])
 def test_a_wrong_code_gives_nothing(db: sqlite3.Connection, code: str) -> None:
     ask(db, "ABCDEFGH")
-    with pytest.raises(CommandError):
+    with pytest.raises(PairingNotFound):
         let_in(db, code)
 
 
@@ -77,7 +77,7 @@ def test_a_person_has_one_code_at_a_time(db: sqlite3.Connection) -> None:
     assert ask(db, "ABCDEFGH")
     assert not ask(db, "HGFEDCBA", at=START + HOUR - 1)
     assert ask(db, "HGFEDCBA", at=START + HOUR)
-    with pytest.raises(CommandError):
+    with pytest.raises(PairingNotFound):
         let_in(db, "ABCDEFGH", at=START + HOUR)
 
 
@@ -116,7 +116,7 @@ def test_revoking_takes_access_away_and_a_new_code_can_give_it_back(db: sqlite3.
     let_in(db, "ABCDEFGH", UserRole.ADMIN)
     assert revoke(db, EVE.ref, "admin", START).role is UserRole.ADMIN
     assert load_roles(db) == {}
-    with pytest.raises(CommandError):
+    with pytest.raises(PairingNotFound):
         revoke(db, EVE.ref, "admin", START)
     ask(db, "HGFEDCBA")
     let_in(db, "HGFEDCBA")
@@ -127,12 +127,12 @@ def test_revoking_takes_access_away_and_a_new_code_can_give_it_back(db: sqlite3.
 def test_revoking_somebody_who_waits_spoils_the_code(db: sqlite3.Connection) -> None:
     ask(db, "ABCDEFGH")
     revoke(db, EVE.ref, "admin", START)
-    with pytest.raises(CommandError):
+    with pytest.raises(PairingNotFound):
         let_in(db, "ABCDEFGH")
 
 
 def test_somebody_who_was_never_paired_cannot_be_revoked(db: sqlite3.Connection) -> None:
-    with pytest.raises(CommandError, match="telegram:9"):
+    with pytest.raises(PairingNotFound, match="telegram:9"):
         revoke(db, UserRef("telegram:9"), "admin", START)
 
 

@@ -400,7 +400,7 @@ async def test_what_was_taken_back_stays_and_is_marked(local: LocalHarness, inta
 async def test_a_stopped_answer_is_marked(local: LocalHarness, intake: StoringIntake) -> None:
     turn = await begin(local, intake, "a long story")
     await turn.show("Once upon")
-    await local.store.write(journal.stop_turn, turn.id, "Once upon", "stopped", local.clock.now())
+    await local.store.write(journal.stop_turn, turn.id, "Once upon", "stopped", local.clock.now(), notice="(stopped)")
     await turn.deliver()
     local.adapter = local.another_adapter()
     async with running(local.adapter, intake):
