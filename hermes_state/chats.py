@@ -1,10 +1,23 @@
 """Chats: the places where people talk, and which session each one is in."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from sqlite3 import Connection
 
 from hermes_state.store.sql import select, select_one
-from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, SessionId
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    ChatKind,
+    LineageId,
+    MessageBody,
+    MessageId,
+    MessageRole,
+    Millis,
+    Origin,
+    SessionId,
+    TurnId,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +84,19 @@ def find_chats_named(db: Connection, name: str) -> list[Chat]:
     return select(db, Chat, _NAMED, {"name": name})
 
 
+# Purpose: the chats of an adapter with what their conversations are called, most recently used first.
+_RECENT = """
+SELECT c.chat_ref, s.title FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
+WHERE c.platform = ? AND c.account = ?
+ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT ?
+"""
+
+
+def load_recent_chats(db: Connection, platform: str, account: str, limit: int) -> list[tuple[str, str | None]]:
+    """`chat_ref` and title of the conversation of an adapter's chats, most recently used first."""
+    return db.execute(_RECENT, (platform, account, limit)).fetchall()
+
+
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
     """The chat with this id, which must exist."""
     chat = select_one(db, Chat, f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,))
@@ -110,3 +136,62 @@ def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
     db.execute("UPDATE inbox SET chat_id = ? WHERE chat_id = ? AND state = 'new'", (target, source))
     owed = "state IN ('pending','sending','ambiguous')"
     db.execute(f"UPDATE outbox SET chat_id = ? WHERE chat_id = ? AND {owed}", (target, source))
+
+
+# ---- history ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRow:
+    """One original message of a chat, with what became of it."""
+
+    id: MessageId
+    lineage_id: LineageId
+    role: MessageRole
+    origin: Origin
+    text: str | None
+    body: MessageBody | None
+    turn_id: TurnId | None
+    tool_call_id: str | None
+    created_at: Millis
+    ref: str | None
+    """The platform's id of the message, of its first part if it has several."""
+    is_owed: bool
+    """Its delivery is not finished."""
+    is_undone: bool
+    """The model does not see it any more."""
+    files: str | None
+    """Names of its attachments, one a line."""
+
+
+# Purpose: the sessions of a chat that people spoke in, newest first.
+_SESSIONS = """
+SELECT id FROM sessions WHERE chat_id = ? AND kind IN ('root','continuation','branch')
+ORDER BY started_at DESC, id DESC
+"""
+# Purpose: what was said in one session, newest first.
+_HISTORY = """
+SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_call_id, m.created_at,
+  (SELECT p.ref FROM platform_messages p WHERE p.message_id = m.id ORDER BY p.part LIMIT 1) AS ref,
+  EXISTS (SELECT 1 FROM outbox o WHERE o.message_id = m.id AND o.state IN ('pending','sending','ambiguous')) AS is_owed,
+  EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL) AS is_undone,
+  (SELECT group_concat(a.name, char(10)) FROM attachments a WHERE a.message_id = m.id) AS files
+FROM messages m WHERE m.session_id = ? AND m.seq > 0 AND m.id < ? ORDER BY m.seq DESC LIMIT ?
+"""
+
+
+def load_history(db: Connection, chat_id: ChatId, limit: int, before: int | None = None) -> list[HistoryRow]:
+    """The newest `limit` messages of a chat (ahead of `before`, if given) in all its conversations, oldest first."""
+    rows: list[HistoryRow] = []
+    bound = before if before is not None else 2**62
+    for (session_id,) in db.execute(_SESSIONS, (chat_id,)):  # read as far as needed, there may be many
+        if len(rows) >= limit:
+            break
+        rows += select(db, HistoryRow, _HISTORY, (session_id, bound, limit - len(rows)))
+    return sorted(rows, key=lambda row: row.id)
+
+
+def known_refs(db: Connection, chat_id: ChatId, refs: Iterable[str]) -> frozenset[str]:
+    """Those of these platform ids that are messages of the chat's transcript."""
+    query = "SELECT 1 FROM platform_messages WHERE chat_id = ? AND ref = ?"
+    return frozenset(ref for ref in refs if db.execute(query, (chat_id, ref)).fetchone())

@@ -146,6 +146,11 @@ def load_waiting(db: Connection, chat_id: ChatId) -> list[InboxRow]:
     return select(db, InboxRow, query, (chat_id,))
 
 
+def load_waiting_commands(db: Connection) -> list[InboxId]:
+    """Commands of all chats that were not carried out yet, oldest first."""
+    return scalars(db, InboxId, f"SELECT id FROM inbox WHERE {WAITS} AND kind = 'command' ORDER BY id")
+
+
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
     """Chats in which something waits or a turn is open: where work starts after a restart."""
     query = """SELECT chat_id FROM inbox WHERE state IN ('new','claimed')

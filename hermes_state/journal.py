@@ -12,18 +12,18 @@ A turn belongs to a lineage and may cross a split: rows go to whatever session i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state import inbox, ledger, outbox, tool_runs
+from hermes_state import inbox, ledger, outbox
 from hermes_state.chats import KEY_COLUMNS
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import ensure_active, load_tip
 from hermes_state.store.sql import scalar, scalar_or_none, scalars, select_one
-from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append, load_message
 from hermes_state.values import (
     AttachmentId,
@@ -109,6 +109,24 @@ class FinalAnswer:
     reported_prompt_tokens: int | None
     markdown: str = field(default="")
     """What the chat is shown where it differs from `text` (a notice below it); empty: the same."""
+
+
+class ToolRunState(StrEnum):
+    STARTED = "started"
+    DONE = "done"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What the model is told about one of its calls."""
+
+    call_message_id: MessageId
+    call: ToolCall
+    text: str
+    state: ToolRunState
 
 
 # ---- starting -------------------------------------------------------------------------------------------------
@@ -217,6 +235,19 @@ def _is_newest_answer(db: Connection, chat_id: ChatId, quote: Quote) -> bool:
 
 # ---- steps ------------------------------------------------------------------------------------------------------
 
+# Purpose: the beginning of a run, which a call that was begun before keeps.
+_BEGIN_RUN = """
+INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
+VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT (call_message_id, tool_call_id) DO NOTHING
+"""
+# Purpose: the end of a run. A call that was answered without being run (unknown tool, stopped before it began) gets
+# its row here.
+_END_RUN = """
+INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at, ended_at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (call_message_id, tool_call_id) DO UPDATE SET state = excluded.state, ended_at = excluded.ended_at
+"""
+
 
 def append_calls(db: Connection, turn_id: TurnId, step: ModelStep, now: Millis) -> Message:
     """Store a model answer that calls tools, with its place in the ledger. Raises `TurnClosed`."""
@@ -241,7 +272,7 @@ def start_tools(
 ) -> None:
     """Commit that these calls begin; a call that was begun before keeps its row. Raises `TurnClosed`."""
     _require_running(db, turn_id)
-    tool_runs.begin(db, turn_id, call_message_id, calls, now)
+    db.executemany(_BEGIN_RUN, [(turn_id, call_message_id, call.id, call.name, now) for call in calls])
 
 
 def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Message:
@@ -251,14 +282,15 @@ def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis
 
 
 def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Millis) -> MessageId:
-    tool_runs.end(db, turn.id, result, now)
+    call = result.call
+    db.execute(_END_RUN, (turn.id, result.call_message_id, call.id, call.name, result.state, now, now))
     row = NewMessage(
         role=MessageRole.TOOL,
         origin=Origin.TOOL,
         text=result.text,
         turn_id=turn.id,
-        tool_call_id=result.call.id,
-        tool_name=result.call.name,
+        tool_call_id=call.id,
+        tool_name=call.name,
     )
     return append(db, load_tip(db, turn.lineage_id).id, row, now)
 
@@ -415,6 +447,33 @@ def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
 
 def _find_open(db: Connection, turn_id: TurnId) -> RunningTurn | None:
     return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state IN ('running','waiting')", (turn_id,))
+
+
+# Purpose: a turn of a conversation that ran at a moment, and was stopped then or later.
+_STOPPED_SINCE = """
+SELECT EXISTS (SELECT 1 FROM turns
+  WHERE lineage_id = :lineage_id AND state = 'stopped' AND started_at <= :at AND ended_at >= :at)
+"""
+
+
+def was_stopped(db: Connection, lineage_id: LineageId, at: Millis) -> bool:
+    """Whether the turn that a conversation was in at that time has been stopped."""
+    return scalar(db, bool, _STOPPED_SINCE, {"lineage_id": lineage_id, "at": at})
+
+
+def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:
+    """The state of each call of an assistant row that was begun, by tool call id."""
+    query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
+    return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
+
+
+# Purpose: the answers of a turn that called tools, whatever the view holds of them by now.
+_ROUNDS = "SELECT count(DISTINCT call_message_id) FROM tool_runs WHERE turn_id = ?"
+
+
+def count_tool_rounds(db: Connection, turn_id: TurnId) -> int:
+    """How many rounds of tool calls a turn has made."""
+    return scalar(db, int, _ROUNDS, (turn_id,))
 
 
 def note_resumed(db: Connection, turn_id: TurnId, is_restart: bool) -> RunningTurn:

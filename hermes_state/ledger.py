@@ -55,6 +55,12 @@ def record(
         db.execute(_ADD_USAGE, (*used, cost or 0, int(cost is None), session.id))
 
 
+def is_outdated(db: Connection) -> bool:
+    """Whether the ledger is an older version's, whose calls know no chat; so only in a file that was not migrated."""
+    query = "SELECT count(*) FROM pragma_table_info('model_calls') WHERE name = 'chat_id'"
+    return scalar(db, int, query) == 0
+
+
 def count_calls(db: Connection, lineage_id: LineageId, purpose: str) -> int:
     """How often a model was asked for `purpose` in a conversation, failed calls included."""
     query = "SELECT count(*) FROM model_calls WHERE lineage_id = ? AND purpose = ?"

@@ -12,7 +12,7 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.store.sql import scalars, select
+from hermes_state.store.sql import scalar_or_none, scalars, select
 from hermes_state.values import Button, ChatId, MessageId, Millis, OutboundPart, OutboxId, TurnId
 
 
@@ -111,6 +111,11 @@ def enqueue(db: Connection, reply: Reply, now: Millis) -> bool:
         ),
     )
     return cursor.rowcount == 1
+
+
+def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
+    """The chat that a reply was stored for, None when it is not known any more."""
+    return scalar_or_none(db, ChatId, "SELECT chat_id FROM outbox WHERE dedupe_key = ?", (dedupe_key,))
 
 
 def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:

@@ -71,12 +71,10 @@ def approve_pairing(db: Connection, code: str, role: UserRole, decided_by: str, 
         pairing = pairings.approve(db, code, role, decided_by, now)
     except PairingNotFound as error:
         raise CommandError("That code is not valid: it was used, has expired, or was never given out.") from error
-    asked = db.execute("SELECT chat_id FROM outbox WHERE dedupe_key = ?", (_offer_key(code),)).fetchone()
-    if asked is None:
-        return ApprovedPairing(pairing=pairing, told=None)
-    chat_id = ChatId(asked[0])
-    key = f"welcome:{pairings.hash_code(code)[:16]}"
-    outbox.enqueue(db, Reply(chat_id=chat_id, kind=OutboxKind.STATUS, markdown=WELCOME[role], dedupe_key=key), now)
+    chat_id = outbox.find_recipient(db, _offer_key(code))
+    if chat_id is not None:
+        key = f"welcome:{pairings.hash_code(code)[:16]}"
+        outbox.enqueue(db, Reply(chat_id=chat_id, kind=OutboxKind.STATUS, markdown=WELCOME[role], dedupe_key=key), now)
     return ApprovedPairing(pairing=pairing, told=chat_id)
 
 

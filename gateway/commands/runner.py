@@ -48,7 +48,7 @@ class CommandRunner:
 
     async def start(self) -> None:
         """Carry out what had been accepted, but not done, when the process ended: before any turn resumes."""
-        for inbox_id in await self._context.store.read(_load_pending):
+        for inbox_id in await self._context.store.read(inbox.load_waiting_commands):
             row = await self._context.store.read(inbox.load, inbox_id)
             if row is not None and self._kind_of(row) is not CommandKind.CHANGE:
                 await self.run_queued(row)
@@ -184,8 +184,3 @@ def _carry_out(
 def _name_of(row: InboxRow) -> str:
     parsed = parse(row.payload.text)
     return parsed.name if parsed else ""
-
-
-def _load_pending(db: Connection) -> list[InboxId]:
-    rows = db.execute(f"SELECT id FROM inbox WHERE {inbox.WAITS} AND kind = 'command' ORDER BY id").fetchall()
-    return [InboxId(row[0]) for row in rows]

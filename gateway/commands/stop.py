@@ -85,18 +85,10 @@ def _stop(
     return _stop_sentence(has_stopped, dropped, waiting)
 
 
-# Purpose: a turn of a conversation that ran when a `/stop` came, and was stopped.
-_STOPPED_SINCE = """SELECT EXISTS (SELECT 1 FROM turns
-  WHERE lineage_id = ? AND state = 'stopped' AND started_at <= ? AND ended_at >= ?)"""
-
-
 def _was_stopped(db: Connection, invocation: Invocation) -> bool:
     """True for a `/stop` that acted before it could be stored: its lane has stored the end of the turn already."""
     session = load_active(db, invocation.chat.id)
-    received_at = invocation.row.received_at
-    return session is not None and bool(
-        db.execute(_STOPPED_SINCE, (session.lineage_id, received_at, received_at)).fetchone()[0]
-    )
+    return session is not None and journal.was_stopped(db, session.lineage_id, invocation.row.received_at)
 
 
 def _is_meant(invocation: Invocation, turn: RunningTurn) -> bool:

@@ -19,7 +19,7 @@ from hermes_state.admin.lineage_queries import Place
 from hermes_state.chats import load_chat
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
-from hermes_state.ledger import NOTHING, CallTotals, UsageSlice, load_by_purpose, load_since, load_slices
+from hermes_state.ledger import NOTHING, CallTotals, UsageSlice, is_outdated, load_by_purpose, load_since, load_slices
 from hermes_state.values import MICROS, ChatId, LineageId, MicroUsd, Millis, micro_usd
 
 Report: TypeAlias = dict[str, Any]
@@ -228,7 +228,7 @@ REPORTS = ("usage", "insights")
 
 def report(db: Connection, name: str, terms: SpendingSettings, args: Mapping[str, Any]) -> Report:
     """What the command line is told. Raises `CommandError`."""
-    if db.execute("SELECT count(*) FROM pragma_table_info('model_calls') WHERE name = 'chat_id'").fetchone()[0] == 0:
+    if is_outdated(db):
         raise CommandError("The database is an older version's; start the gateway once, which brings it up to date.")
     if name == "insights":
         return insights_report(db, terms, days_in(args))

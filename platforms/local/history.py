@@ -7,47 +7,17 @@ than what the model sees: undone messages stay, marked.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
-from typing import Any, TypeAlias
 
-import msgspec
-
-from hermes_state.chats import find_chat
+from hermes_state import chats
+from hermes_state.chats import HistoryRow, find_chat
 from hermes_state.inbox import load_waiting
 from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin
 from platforms.local.entries import Entry, EntryKind, ToolEntry
-
-_Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; `_HistoryRow` gives it types
 
 RESULT_CHARACTERS = 4_000
 """What a page shows of a tool's result; the model and `history_open` have all of it."""
 
 _BEGINNING = Millis(0)
-
-_decode_body = msgspec.json.Decoder(MessageBody).decode
-
-# Purpose: the chats of this platform with what their conversation is called, most recently used first.
-_CHATS = """
-SELECT c.chat_ref, s.title FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
-WHERE c.platform = ? AND c.account = ?
-ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT ?
-"""
-# Purpose: the sessions of a chat that people spoke in, newest first.
-_SESSIONS = """
-SELECT id, lineage_id FROM sessions WHERE chat_id = ? AND kind IN ('root','continuation','branch')
-ORDER BY started_at DESC, id DESC
-"""
-# Purpose: what was said in one session, newest first, with the platform's id of each row, whether its delivery is
-# still owed, and whether it was taken back.
-_SAID = """
-SELECT m.id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_call_id, m.created_at,
-  (SELECT p.ref FROM platform_messages p WHERE p.message_id = m.id ORDER BY p.part LIMIT 1),
-  EXISTS (SELECT 1 FROM outbox o WHERE o.message_id = m.id AND o.state IN ('pending','sending','ambiguous')),
-  EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL),
-  (SELECT group_concat(a.name, char(10)) FROM attachments a WHERE a.message_id = m.id)
-FROM messages m WHERE m.session_id = ? AND m.seq > 0 AND m.id < ? ORDER BY m.seq DESC LIMIT ?
-"""
-# Purpose: whether a platform message is a row of the transcript.
-_IS_TOLD = "SELECT 1 FROM platform_messages WHERE chat_id = ? AND ref = ?"
 
 
 def chat_key(name: str) -> ChatKey:
@@ -76,29 +46,9 @@ class HistoryPage:
     """When this stretch begins; 0 at the beginning of the chat."""
 
 
-@dataclass(frozen=True, slots=True)
-class _HistoryRow:
-    """One row of `_SAID`."""
-
-    id: int
-    role: str
-    origin: str
-    text: str | None
-    body: str | None
-    turn_id: int | None
-    tool_call_id: str | None
-    created_at: int
-    ref: str | None
-    is_owed: int
-    is_undone: int
-    files: str | None
-    lineage_id: int
-
-
 def load_chats(db: Connection, platform: str, account: str, limit: int = 50) -> list[ChatLink]:
     """The chats that exist, most recently used first."""
-    rows = db.execute(_CHATS, (platform, account, limit)).fetchall()
-    return [ChatLink(name=name, title=title) for name, title in rows]
+    return [ChatLink(name=name, title=title) for name, title in chats.load_recent_chats(db, platform, account, limit)]
 
 
 def load_history(
@@ -112,7 +62,7 @@ def load_history(
     chat = find_chat(db, key)
     if chat is None:
         return HistoryPage()
-    rows = _said(db, chat.id, limit, before)
+    rows = chats.load_history(db, chat.id, limit, before)
     is_all = len(rows) < limit
     waiting = [] if before is not None else _waiting(db, chat.id)
     entries = [*_with_dividers(rows), *waiting]
@@ -120,7 +70,7 @@ def load_history(
         entries=tuple(sorted(entries, key=lambda entry: entry.at)),
         known_refs=load_known_refs(db, key, recent_refs) | {entry.ref for entry in waiting},
         earlier_than=None if is_all else rows[0].id,
-        since=_BEGINNING if is_all else min(Millis(row.created_at) for row in rows),
+        since=_BEGINNING if is_all else min(row.created_at for row in rows),
     )
 
 
@@ -129,7 +79,7 @@ def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozen
     chat = find_chat(db, key)
     if chat is None:
         return frozenset()
-    return frozenset(ref for ref in refs if db.execute(_IS_TOLD, (chat.id, ref)).fetchone())
+    return chats.known_refs(db, chat.id, refs)
 
 
 def load_tool_lines(db: Connection, key: ChatKey, limit: int = 60) -> list[Entry]:
@@ -137,21 +87,9 @@ def load_tool_lines(db: Connection, key: ChatKey, limit: int = 60) -> list[Entry
     chat = find_chat(db, key)
     if chat is None:
         return []
-    rows = _said(db, chat.id, limit, None)
+    rows = chats.load_history(db, chat.id, limit)
     lines = [entry for row in rows for entry in _entries(row, _results(rows))]
     return [entry for entry in lines if entry.kind in (EntryKind.TOOL, EntryKind.ASIDE)]
-
-
-def _said(db: Connection, chat_id: ChatId, limit: int, before: int | None) -> list[_HistoryRow]:
-    rows: list[_HistoryRow] = []
-    for session_id, lineage_id in db.execute(_SESSIONS, (chat_id,)):  # read as far as needed, there may be many
-        room = limit - len(rows)
-        if room <= 0:
-            break
-        bound = before if before is not None else 2**62
-        found: list[_Row] = db.execute(_SAID, (session_id, bound, room)).fetchall()
-        rows.extend(_HistoryRow(*(*row, lineage_id)) for row in found)
-    return sorted(rows, key=lambda row: row.id)
 
 
 def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
@@ -168,34 +106,34 @@ def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
     ]
 
 
-def _with_dividers(rows: Sequence[_HistoryRow]) -> Iterator[Entry]:
+def _with_dividers(rows: Sequence[HistoryRow]) -> Iterator[Entry]:
     results = _results(rows)
     seen: set[int] = set()
     for row in rows:
         if seen and row.lineage_id not in seen:
-            yield Entry(ref=f"d{row.lineage_id}", kind=EntryKind.DIVIDER, at=Millis(row.created_at))
+            yield Entry(ref=f"d{row.lineage_id}", kind=EntryKind.DIVIDER, at=row.created_at)
         seen.add(row.lineage_id)
         yield from _entries(row, results)
 
 
-def _results(rows: Sequence[_HistoryRow]) -> Mapping[tuple[int | None, str], str]:
+def _results(rows: Sequence[HistoryRow]) -> Mapping[tuple[int | None, str], str]:
     """Results of tool calls by turn and call."""
     return {(row.turn_id, row.tool_call_id): row.text or "" for row in rows if row.tool_call_id is not None}
 
 
-def _entries(row: _HistoryRow, results: Mapping[tuple[int | None, str], str]) -> Iterator[Entry]:
+def _entries(row: HistoryRow, results: Mapping[tuple[int | None, str], str]) -> Iterator[Entry]:
     if row.role == MessageRole.TOOL or (row.is_owed and row.role == MessageRole.ASSISTANT):
         return
-    body = _decode_body(row.body) if row.body else MessageBody()
+    body = row.body or MessageBody()
     kind = _kind(row, has_calls=bool(body.calls))
     if row.text or not body.calls:
         yield Entry(
             ref=row.ref or str(row.id),
             kind=kind,
-            at=Millis(row.created_at),
+            at=row.created_at,
             text=row.text or "",
             files=tuple(row.files.split("\n")) if row.files else (),
-            is_undone=bool(row.is_undone),
+            is_undone=row.is_undone,
             was_interrupted=body.was_interrupted,
         )
     for number, call in enumerate(body.calls):
@@ -203,13 +141,13 @@ def _entries(row: _HistoryRow, results: Mapping[tuple[int | None, str], str]) ->
         yield Entry(
             ref=f"{row.id}.{number}",
             kind=EntryKind.TOOL,
-            at=Millis(row.created_at),
+            at=row.created_at,
             tool=ToolEntry(name=call.name, arguments=call.arguments, result=_shortened(result)),
-            is_undone=bool(row.is_undone),
+            is_undone=row.is_undone,
         )
 
 
-def _kind(row: _HistoryRow, *, has_calls: bool) -> EntryKind:
+def _kind(row: HistoryRow, *, has_calls: bool) -> EntryKind:
     if row.origin == Origin.HUMAN:
         return EntryKind.PERSON
     if row.origin == Origin.ASSISTANT:

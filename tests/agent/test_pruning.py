@@ -7,9 +7,8 @@ import pytest
 
 from agent.context.pruning import MOST_DEPTH, PrunedTranscript, PruneStyle, prune
 from hermes_state import journal
-from hermes_state.journal import ModelStep, ToolResult
+from hermes_state.journal import ModelStep, ToolResult, ToolRunState
 from hermes_state.redaction import Redactor
-from hermes_state.tool_runs import ToolRunState
 from hermes_state.values import CanonicalUsage, Message, MessageBody, MessageRole, ModelCallRecord, ToolCall
 from tests.agent.conftest import Chat
 from tests.agent.histories import PASSAGES

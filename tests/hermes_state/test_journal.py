@@ -5,9 +5,16 @@ import pytest
 
 from hermes_state import inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
-from hermes_state.journal import FinalAnswer, InboxMoved, PreparedContent, TurnClosed
+from hermes_state.journal import (
+    FinalAnswer,
+    InboxMoved,
+    PreparedContent,
+    ToolResult,
+    ToolRunState,
+    TurnClosed,
+    load_tool_runs,
+)
 from hermes_state.sessions import load_active, load_session, load_tip
-from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_said, load_view
 from hermes_state.values import (
     AttachmentId,
