@@ -20,7 +20,7 @@ from bench.bare_writer import BareWriter
 from bench.corpus import CHINESE, COMMON, PHRASE, RARE, Corpus
 from bench.measure import Measure, table
 from hermes_state.chats import ensure_chat
-from hermes_state.search.search import search
+from hermes_state.search.full_text import search
 from hermes_state.sessions import Session, load_tip, start_session
 from hermes_state.store.connections import register_functions
 from hermes_state.store.migrate import migrate

@@ -29,9 +29,9 @@ from gateway.models.capacity import capacity_in, configured_limits
 from gateway.models.selection import ClientRegistry
 from gateway.models.window import context_settings
 from hermes_state.redaction import Redactor
+from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Tokens
-from hermes_state.view_cache import ViewCache
 from platforms.base import CommandMenuItem, PlatformAdapter
 from platforms.discord.adapter import DiscordAdapter, DiscordSettings
 from platforms.local.adapter import LocalAdapter, LocalSettings

@@ -17,7 +17,7 @@ from agent.context.estimate import Estimator, Size
 from agent.context.limits import LEAST_INPUT_WINDOW
 from agent.model.base import ChatModel, ModelLimits, ModelRequest
 from agent.model.sizes import UNKNOWN_LIMITS, SizeSource, model_size, plausible
-from hermes_state.profiles import (
+from hermes_state.model_profiles import (
     ModelProfile,
     OfferedSize,
     keep_offer,

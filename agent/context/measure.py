@@ -12,10 +12,10 @@ from agent.model.base import ModelRequest
 from agent.model.sizes import SizeSource
 from agent.model.wire import WireSettings
 from hermes_state.compressions import count_compressions
+from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import EstimatedTokens, LineageId, MessageId, SessionId, Tokens
-from hermes_state.view_cache import ViewCache
 
 KEPT_LOOKS = 256
 """As many as turns may begin at one time; they are gone as soon as the turn has looked itself."""

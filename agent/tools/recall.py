@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.errors import StoreUnavailable, ToolError
-from hermes_state.search.search import Hit, search
+from hermes_state.search.full_text import Hit, search
 from hermes_state.sessions import load_session
 from hermes_state.transcripts import load_message
 from hermes_state.values import (

@@ -26,7 +26,7 @@ from hermes_state.admin.lineage_queries import (
 )
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
-from hermes_state.search.search import Order
+from hermes_state.search.full_text import Order
 from hermes_state.text import counted, shortened
 from hermes_state.values import Button, ChatId, Message, MessageId, MessageRole, Millis, Transcript, recall_id
 

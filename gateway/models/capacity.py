@@ -11,7 +11,7 @@ from agent.model.base import ModelLimits
 from agent.model.catalog import TAKEN_ON
 from agent.model.sizes import UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
 from gateway.config.routes import RouteConfig
-from hermes_state.profiles import OfferedSize
+from hermes_state.model_profiles import OfferedSize
 from hermes_state.values import Tokens
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from hermes_state.chats import KEY_COLUMNS, find_chats_named
 from hermes_state.errors import LookupFailed, LookupReason
-from hermes_state.search.search import Hit, Order, search
+from hermes_state.search.full_text import Hit, Order, search
 from hermes_state.sessions import MIN_KEY_PREFIX, SHORT_KEY_LENGTH, Session, find_sessions, load_session
 from hermes_state.store.sql import select, select_one
 from hermes_state.transcripts import load_own_rows

@@ -13,11 +13,11 @@ from agent.context.measure import PromptMeasure
 from agent.model.base import ModelLimits, ModelRequest
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.turn import Agent, scene_of
-from hermes_state.profiles import learn_context
+from hermes_state.model_profiles import learn_context
+from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, hide, load_view
 from hermes_state.values import EstimatedTokens, LineageId, Tokens
-from hermes_state.view_cache import ViewCache
 from tests.agent.conftest import Chat, FixedClock, Sink
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from hermes_state.search.search import search
+from hermes_state.search.full_text import search
 from hermes_state.sessions import get_compression_tip
 from hermes_state.store.connections import register_functions
 from hermes_state.transcripts import load_said

@@ -21,10 +21,10 @@ from gateway.models.agents import Agents
 from gateway.models.pricing import Pricing
 from gateway.models.selection import ClientRegistry, make_model, route_of
 from hermes_state.chats import load_chat
+from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ChatId, SystemClock
-from hermes_state.view_cache import ViewCache
 from tests.agent.asking import ask, request
 from tests.agent.test_plugins import ENGINE
 from tests.fakes import fake_llm, labkit

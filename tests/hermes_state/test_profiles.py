@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_state import profiles
-from hermes_state.profiles import (
+from hermes_state import model_profiles as profiles
+from hermes_state.model_profiles import (
     LEAST_IMAGE,
     LEAST_SCALE,
     MOST_IMAGE,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_state.chats import ensure_chat
+from hermes_state.search.full_text import RANKED_HITS, SNIPPET_CHARACTERS, Hit, search
 from hermes_state.search.query import parse_query
-from hermes_state.search.search import RANKED_HITS, SNIPPET_CHARACTERS, Hit, search
 from hermes_state.sessions import Session, ensure_active
 from hermes_state.store.connections import register_functions
 from hermes_state.store.migrate import migrate
