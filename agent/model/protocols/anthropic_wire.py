@@ -53,32 +53,22 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
         parts["tools"] = tools
         if not may_call:
             parts["tool_choice"] = {"type": "none"}
-    parts["messages"] = _messages(messages, _Fingerprint(parts))
+    parts["messages"] = _messages(messages, _prompt_digest(parts))
     return parts
 
 
 def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, Any], made_by: str) -> Reasoning:
     """Reasoning behind the request with these `body_parts`, to be stored beside the calls."""
-    fingerprint = _Fingerprint(parts)
+    digest = _prompt_digest(parts)
     for message in parts["messages"]:
-        fingerprint.add(message)
-    stored = {"behind": fingerprint.text, "blocks": list(blocks)}
+        digest.update(orjson.dumps(message))
+    stored = {"behind": digest.hexdigest(), "blocks": list(blocks)}
     return Reasoning(made_by=made_by, blocks=orjson.dumps(stored).decode())
 
 
-class _Fingerprint:
-    """Digest of everything that a model has read: system prompt, tools, and the messages so far."""
-
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        self._digest = blake2b(digest_size=12)
-        self.add([parts.get("system"), parts.get("tools")])
-
-    def add(self, value: object) -> None:
-        self._digest.update(orjson.dumps(value))
-
-    @property
-    def text(self) -> str:
-        return self._digest.hexdigest()
+def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
+    """Digest that is to take in everything a model has read: system prompt and tools so far, then the messages."""
+    return blake2b(orjson.dumps([parts.get("system"), parts.get("tools")]), digest_size=12)
 
 
 def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
@@ -93,19 +83,19 @@ def _called_names(messages: Sequence[WireMessage]) -> list[str]:
 # --- messages
 
 
-def _messages(messages: Sequence[WireMessage], fingerprint: _Fingerprint) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[WireMessage], digest: blake2b) -> list[dict[str, Any]]:
     """Messages whose roles alternate, the user's first and last."""
     ids = _CallIds()
     remembers = any(REASONING in message for message in messages)
     sent: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "assistant":
-            if remembers and sent:
-                fingerprint.add(sent[-1])  # whole now: what a user message still gets comes before the next answer
-            blocks = _reasoning_blocks(message, fingerprint) + _parts(message["content"]) + _calls(message, ids)
+            if remembers and sent:  # whole now: what a user message still gets comes before the next answer
+                digest.update(orjson.dumps(sent[-1]))
+            blocks = _reasoning_blocks(message, digest) + _parts(message["content"]) + _calls(message, ids)
             sent.append({"role": "assistant", "content": blocks})
             if remembers:
-                fingerprint.add(sent[-1])
+                digest.update(orjson.dumps(sent[-1]))
             continue
         blocks = [_result(message, ids)] if message["role"] == "tool" else _parts(message["content"])
         if sent and sent[-1]["role"] == "user":
@@ -117,9 +107,9 @@ def _messages(messages: Sequence[WireMessage], fingerprint: _Fingerprint) -> lis
     return sent
 
 
-def _reasoning_blocks(message: WireMessage, fingerprint: _Fingerprint) -> list[_Block]:
+def _reasoning_blocks(message: WireMessage, digest: blake2b) -> list[_Block]:
     stored = message.get(REASONING)
-    if not isinstance(stored, dict) or stored.get("behind") != fingerprint.text:
+    if not isinstance(stored, dict) or stored.get("behind") != digest.hexdigest():
         return []
     blocks: list[_Block] = stored["blocks"]
     return blocks
