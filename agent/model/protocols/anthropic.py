@@ -51,7 +51,6 @@ class AnthropicModel:
         await self._transport.close()
 
     async def fetch_limits(self) -> ModelLimits | None:
-        """See `ChatModel.fetch_limits`."""
         return await bounded_limits(self.name, self._fetched_limits)
 
     async def _fetched_limits(self) -> ModelLimits:
@@ -63,7 +62,7 @@ class AnthropicModel:
         )
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """See `ChatModel.complete`.
+        """Make the call, see `ChatModel.complete`.
 
         A rejection that says how to ask instead is followed: without the earlier reasoning, or, where the request
         itself sets no output limit, with a smaller one.

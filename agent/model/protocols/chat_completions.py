@@ -17,7 +17,7 @@ from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, supports_cache_control
 from agent.model.errors import stream_error
 from agent.model.http import Endpoint
-from agent.model.protocols.openai import MAX_CACHE_KEY_CHARACTERS, OPENAI_HOST, OpenAIModel, RequestFault
+from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import ReplyBuilder, serialized_reasoning
 from agent.model.usage import UsageFormat, normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
@@ -50,7 +50,6 @@ class ChatDialect:
     insists_on_reasoning: bool = False
 
     def without(self, fault: RequestFault) -> "ChatDialect":
-        """See `Dialect.without`."""
         match fault:
             case RequestFault.LIMIT_NAME:
                 return replace(self, limit_key=_NEWER_LIMIT_KEY)
@@ -105,14 +104,8 @@ def encoded_request(
         body["stream"] = True
         if dialect.has_stream_options:
             body["stream_options"] = {"include_usage": True}
-    if request.max_output_tokens is not None:
-        body[dialect.limit_key] = request.max_output_tokens
-    if request.tools:
-        body["tools"] = [_wire_tool(tool) for tool in request.tools]
-        if not request.may_call_tools:
-            body["tool_choice"] = "none"
-    if request.cache_key:
-        body["prompt_cache_key"] = request.cache_key[:MAX_CACHE_KEY_CHARACTERS]
+    tools = [_wire_tool(tool) for tool in request.tools]
+    add_options(body, request, limit_key=dialect.limit_key, tools=tools)
     return orjson.dumps(body)
 
 

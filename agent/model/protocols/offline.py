@@ -47,7 +47,6 @@ class OfflineModel:
         """Does nothing: there are no connections."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """See `ChatModel.complete`."""
         calls = _calls(request) if request.may_call_tools else ()
         text = "" if calls else _answer(request)
         await self._stream(text, on_text)

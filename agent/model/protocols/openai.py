@@ -5,10 +5,11 @@ A server that does not take a request may take it put in another way; a `Dialect
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Final, Generic, Protocol, Self, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 import openai
 from openai import AsyncOpenAI, AsyncStream
@@ -65,18 +66,14 @@ class OpenAIModel(ABC, Generic[D]):
         self._made_by = made_by(self.route, self.name)
 
     async def fetch_limits(self) -> ModelLimits | None:
-        """See `ChatModel.fetch_limits`."""
-
-        async def get(address: str) -> object:
-            return await self._transport.fetch_json(address, MAX_FETCH_BYTES)
-
-        return await fetch_model_limits(get, self.name, self._transport.base_url)
+        fetch_json = partial(self._transport.fetch_json, max_bytes=MAX_FETCH_BYTES)
+        return await fetch_model_limits(fetch_json, self.name, self._transport.base_url)
 
     async def close(self) -> None:
         await self._transport.close()
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """See `ChatModel.complete`.
+        """Make the call, see `ChatModel.complete`.
 
         A request is put in another way where that helps, each way once; the one that the server took is remembered.
         """
@@ -106,6 +103,20 @@ class OpenAIModel(ABC, Generic[D]):
     @abstractmethod
     def _new_reply(self, on_text: Callable[[str], None]) -> ReplyBuilder:
         """A reply of which nothing has come yet."""
+
+
+def add_options(
+    body: dict[str, Any], request: ModelRequest, *, limit_key: str, tools: Sequence[Mapping[str, object]]
+) -> None:
+    """Add what both protocols ask for in the same words: output limit, tools in the API's form, and cache key."""
+    if request.max_output_tokens is not None:
+        body[limit_key] = request.max_output_tokens
+    if tools:
+        body["tools"] = tools
+        if not request.may_call_tools:
+            body["tool_choice"] = "none"
+    if request.cache_key:
+        body["prompt_cache_key"] = request.cache_key[:MAX_CACHE_KEY_CHARACTERS]
 
 
 def openai_transport(endpoint: Endpoint) -> Transport[AsyncOpenAI]:

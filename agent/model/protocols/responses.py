@@ -16,7 +16,7 @@ from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
 from agent.model.errors import stream_error
 from agent.model.http import Endpoint
-from agent.model.protocols.openai import MAX_CACHE_KEY_CHARACTERS, OpenAIModel, RequestFault
+from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
 from agent.model.replies import ReplyBuilder, serialized_reasoning
 from agent.model.usage import UsageFormat, normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
@@ -39,7 +39,6 @@ class ResponsesDialect:
     replays_reasoning: bool = True
 
     def without(self, fault: RequestFault) -> "ResponsesDialect":
-        """See `Dialect.without`."""
         match fault:
             case RequestFault.ENCRYPTED_REASONING:
                 return replace(self, asks_for_reasoning=False)
@@ -75,18 +74,12 @@ def encoded_request(
         body["instructions"] = instructions
     if dialect.asks_for_reasoning:
         body["include"] = [ENCRYPTED_REASONING]
-    if request.max_output_tokens is not None:
-        body["max_output_tokens"] = request.max_output_tokens
-    if request.tools:
-        body["tools"] = [_tool(tool) for tool in request.tools]
-        if not request.may_call_tools:
-            body["tool_choice"] = "none"
-    if request.cache_key:
-        body["prompt_cache_key"] = request.cache_key[:MAX_CACHE_KEY_CHARACTERS]
+    tools = [_wire_tool(tool) for tool in request.tools]
+    add_options(body, request, limit_key="max_output_tokens", tools=tools)
     return orjson.dumps(body)
 
 
-def _tool(tool: ToolSchema) -> dict[str, Any]:
+def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
     return {
         "type": "function",
         "name": tool.name,
