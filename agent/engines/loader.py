@@ -1,8 +1,8 @@
-"""Context engines that others bring: which there are, which one is in use, and what is wrong with the rest.
+"""Context engines of plugins: finding them, choosing one, and saying what is wrong with the rest.
 
 They come as entry points of installed packages (group `hermes_gateway.context_engines`) or as folders in the state
-directory (`plugins/context_engine/<name>/`). Looking one over runs its code, so the daemon looks only at the one that
-is configured.
+directory (`plugins/context_engine/<name>/`). Loading one runs its code, so the daemon loads only the one that is
+configured.
 """
 
 import copy
@@ -12,7 +12,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -29,8 +29,11 @@ from hermes_state.text import closest
 from hermes_state.values import Clock
 
 BUILT_IN: Final = "compressor"
+"""Name of the built-in engine in `context.engine`."""
 ENTRY_POINTS: Final = "hermes_gateway.context_engines"
+"""Group of the entry points that lead to engines."""
 FOLDER: Final = Path("plugins") / "context_engine"
+"""Folder of plugins in the state directory."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -45,32 +48,33 @@ class PluginError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSource:
-    """A plugin that is there, not looked over yet."""
+    """A plugin that was found and not loaded yet."""
 
     name: str
     source: str
-    """Where it is from, for people: a folder, or a package with its version."""
+    """Origin for people to read: a folder, or a package with its version."""
     load: Callable[[], object]
     """Runs its code and returns what it offers. Raises anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    """A plugin that works as far as one can see without a conversation."""
+    """A plugin's engine that works as far as one can see without a conversation."""
 
     name: str
     source: str
     about: str
-    """The first line of what it says about itself."""
+    """First line of its docstring."""
     make: MakeEngine
-    schemas: tuple[ToolSchema, ...] = field(default=())
+    schemas: tuple[ToolSchema, ...] = ()
+    """Tools that it gives to the model."""
 
     def around(
         self, built_in: Engine, *, model: ModelInfo, redact: Callable[[str], str], clock: Clock, mark: str
     ) -> PluginEngine:
-        """The engine for all conversations of a model; the built-in one stands in where it fails.
+        """The engine for all conversations of a model; where it fails, `built_in` takes over.
 
-        `mark`: of the settings behind both.
+        `mark` changes with the settings behind both.
         """
         return PluginEngine(
             self.name,
@@ -86,14 +90,14 @@ class LoadedEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginReport:
-    """One engine for `plugins list`."""
+    """One line of `plugins list`."""
 
     name: str
     state: PluginState
     source: str
-    about: str
-    why: str | None
-    """Why it failed; None for the others."""
+    about: str = ""
+    why: str | None = None
+    """Reason of a failure; None for the others."""
 
 
 def load_engine(name: str, home: Path) -> LoadedEngine | None:
@@ -115,25 +119,26 @@ def load_engine(name: str, home: Path) -> LoadedEngine | None:
 
 def list_plugins(home: Path, active: str) -> list[PluginReport]:
     """Every engine there is, the built-in one first. Runs the code of all plugins."""
-    reports = [_working(BUILT_IN, active, "built in", "cuts, prunes and summarises")]
-    seen = {BUILT_IN}
+
+    def report(name: str, source: str, about: str) -> PluginReport:
+        return PluginReport(name=name, state="active" if name == active else "found", source=source, about=about)
+
+    reports = [report(BUILT_IN, "built in", "cuts, prunes and summarises")]
     for plugin in find_plugins(home):
-        if plugin.name in seen:
-            why = "the name is taken by the built-in engine" if plugin.name == BUILT_IN else "the name is taken"
-            reports.append(_failed(plugin, why))
+        failed = partial(PluginReport, name=plugin.name, state="failed", source=plugin.source)
+        if any(plugin.name == known.name for known in reports):
+            by = " by the built-in engine" if plugin.name == BUILT_IN else ""
+            reports.append(failed(why=f"the name is taken{by}"))
             continue
-        seen.add(plugin.name)
         try:
-            engine = loaded(plugin)
+            reports.append(report(plugin.name, plugin.source, loaded(plugin).about))
         except PluginError as error:
-            reports.append(_failed(plugin, str(error)))
-            continue
-        reports.append(_working(plugin.name, active, plugin.source, engine.about))
+            reports.append(failed(why=str(error)))
     return reports
 
 
 def unknown_engine(name: str, known: Iterable[str]) -> str:
-    """The sentence about a name in `context.engine` that nobody has."""
+    """A sentence about a name in `context.engine` that nobody has."""
     names = list(dict.fromkeys([BUILT_IN, *known]))
     meant = closest(name, names, cutoff=0.5)
     if meant is not None:
@@ -145,7 +150,7 @@ def unknown_engine(name: str, known: Iterable[str]) -> str:
 
 
 def find_plugins(home: Path) -> list[PluginSource]:
-    """Every plugin by name, without running any. Folders of the state directory win over packages."""
+    """Every plugin there is, without running any. Folders of the state directory win over packages."""
     return [*_in_folder(home / FOLDER), *_in_packages()]
 
 
@@ -193,7 +198,7 @@ def _import_folder(folder: Path) -> ModuleType:
     return module
 
 
-# ---- looking one over
+# ---- loading
 
 
 def loaded(plugin: PluginSource) -> LoadedEngine:
@@ -219,8 +224,8 @@ def loaded(plugin: PluginSource) -> LoadedEngine:
     )
 
 
-class _Registration:
-    """What `register` of a plugin is called with."""
+class _Registry:
+    """The argument of a plugin's `register`."""
 
     def __init__(self) -> None:
         self.offered: list[object] = []
@@ -231,7 +236,7 @@ class _Registration:
 
 
 def _maker(offered: object) -> MakeEngine:
-    """From what a plugin offers: a module, an engine class, a function that makes one, or an engine."""
+    """A function that makes engines, from a module, an engine class, such a function, or an engine."""
     if isinstance(offered, ModuleType):
         return _maker(_offered_by(offered))
     if isinstance(offered, ContextEngine):
@@ -246,12 +251,12 @@ def _maker(offered: object) -> MakeEngine:
 
 
 def _offered_by(module: ModuleType) -> object:
-    """What its `register` registers, else the one engine class that is defined in it."""
+    """The engine that its `register` registers, else the one engine class that is defined in it."""
     register = getattr(module, "register", None)
     if callable(register):
-        registration = _Registration()
-        register(registration)
-        offered = registration.offered
+        registry = _Registry()
+        register(registry)
+        offered = registry.offered
     else:
         offered = [
             value
@@ -284,12 +289,3 @@ def _schema(offered: Any) -> ToolSchema:
     if not isinstance(parameters, dict) or parameters.get("type") != "object":
         raise PluginError(f"the parameters of its tool {name} are no JSON schema of type object")
     return ToolSchema(name=name, description=str(offered.get("description") or ""), parameters=parameters)
-
-
-def _failed(plugin: PluginSource, why: str) -> PluginReport:
-    return PluginReport(name=plugin.name, state="failed", source=plugin.source, about="", why=why)
-
-
-def _working(name: str, active: str, source: str, about: str) -> PluginReport:
-    state: PluginState = "active" if name == active else "found"
-    return PluginReport(name=name, state=state, source=source, about=about, why=None)

@@ -1,4 +1,4 @@
-"""Context engines as others write them, and conversations for them."""
+"""Context engines as plugins bring them, and conversations for them."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ class KeepNewest(ContextEngine):
     name = "keep-newest"
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def update_from_response(self, usage: dict[str, Any]) -> None:
         self.last_prompt_tokens = usage["prompt_tokens"]
         self.last_completion_tokens = usage["completion_tokens"]
         self.last_total_tokens = usage["total_tokens"]
-        self.heard.append(("usage", usage["prompt_tokens"]))
+        self.calls.append(("usage", usage["prompt_tokens"]))
 
     def should_compress(self, prompt_tokens: int | None = None) -> bool:
         return (self.last_prompt_tokens if prompt_tokens is None else prompt_tokens) >= self.threshold_tokens
@@ -27,7 +27,7 @@ class KeepNewest(ContextEngine):
     def compress(
         self, messages: list[dict[str, Any]], current_tokens: int | None = None, focus_topic: str | None = None
     ) -> list[dict[str, Any]]:
-        self.heard.append(("compress", len(messages), current_tokens, focus_topic))
+        self.calls.append(("compress", len(messages), current_tokens, focus_topic))
         body = [message for message in messages if message["role"] != "system"]
         start = max(0, len(body) - self.protect_last_n)
         while start > 0 and body[start]["role"] != "user":
@@ -39,14 +39,14 @@ class KeepNewest(ContextEngine):
         return [message for message in messages if message["role"] == "system"] + [note, *body[start:]]
 
     def on_session_start(self, session_id: str, **kwargs: Any) -> None:
-        self.heard.append(("start", session_id, kwargs.get("reason"), kwargs.get("parent")))
+        self.calls.append(("start", session_id, kwargs.get("reason"), kwargs.get("parent")))
 
     def on_session_end(self, session_id: str, messages: list[dict[str, Any]]) -> None:
-        self.heard.append(("end", session_id, len(messages)))
+        self.calls.append(("end", session_id, len(messages)))
 
     def on_session_reset(self) -> None:
         super().on_session_reset()
-        self.heard.append(("reset",))
+        self.calls.append(("reset",))
 
     def get_tool_schemas(self) -> list[dict[str, Any]]:
         parameters = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}

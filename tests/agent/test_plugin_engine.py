@@ -136,8 +136,8 @@ def engine_that(compress: Callable[..., Any], **methods: Any) -> Callable[[], Co
 
 
 async def test_an_engine_for_lists_compresses_rows() -> None:
-    heard = KeepNewest()
-    result, state = await drafted(plugin(made_once(heard)), job(focus="foxes"))
+    recorder = KeepNewest()
+    result, state = await drafted(plugin(made_once(recorder)), job(focus="foxes"))
     assert isinstance(result, PreparedCompression)
     handoff, *rest = result.context
     assert isinstance(handoff, NewMessage)
@@ -149,7 +149,7 @@ async def test_an_engine_for_lists_compresses_rows() -> None:
     assert result.tokens_after < 5_000
     assert state == ContextState()
     assert result.state.awaited is not None
-    assert ("compress", 33, 5_000, "foxes") in heard.heard
+    assert ("compress", 33, 5_000, "foxes") in recorder.calls
 
 
 async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too() -> None:
@@ -178,7 +178,7 @@ async def test_engines_that_rest_longest_are_let_go_and_taken_up_again() -> None
         await engine.told(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
     await engine.told(ReplyEvent(session=session(reported_prompt_tokens=1), usage=CanonicalUsage(input=2)))
     assert len(made) == MAX_INSTANCES + 3
-    assert made[-1].heard == [("start", "s1", "resumed", None), ("usage", 2)]
+    assert made[-1].calls == [("start", "s1", "resumed", None), ("usage", 2)]
 
 
 async def test_an_async_engine_is_awaited() -> None:
@@ -407,41 +407,41 @@ async def test_an_engine_that_was_cut_off_is_not_asked_again_in_that_session_whe
 
 
 async def test_an_engine_that_nobody_waited_for_any_more_rests_and_nobody_else_does() -> None:
-    heard = KeepNewest()
-    engine = plugin(made_once(heard))
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
     late = job(layer="hygiene", must_shrink=True, is_out_of_time=True)
     offline = SummaryRoute(line=line_to(OfflineModel()), context_length=Tokens(8_192))
     result, state = await engine.draft(late, ContextState(), Estimator(), (offline,), unrecorded)
     assert isinstance(result, PreparedCompression)
     assert (result.summary_kind, result.failure) == ("deterministic", "The summary took too long.")
     assert list(state.cooldowns) == list(result.state.cooldowns) == ["hygiene:engine:theirs:"]
-    assert heard.heard == []
+    assert recorder.calls == []
 
 
 async def test_a_busy_engine_keeps_nobody_waiting() -> None:
     entered, leave = threading.Event(), threading.Event()
-    heard = KeepNewest()
+    recorder = KeepNewest()
 
     def slowly(messages: list[Any], current_tokens: int | None = None, focus_topic: str | None = None) -> list[Any]:
         entered.set()
         assert leave.wait(10)
         return messages[-4:]
 
-    heard.compress = slowly  # type: ignore[method-assign]
-    engine = plugin(made_once(heard))
+    recorder.compress = slowly  # type: ignore[method-assign]
+    engine = plugin(made_once(recorder))
     task = asyncio.create_task(drafted(engine, job()))
     assert await asyncio.to_thread(entered.wait, 10)
     assert await engine.wish(job(tokens=10)) is None
     usage = CanonicalUsage(input=11, output=3)
     await engine.told(ReplyEvent(session=session(), usage=usage))
-    assert heard.last_prompt_tokens == 0
+    assert recorder.last_prompt_tokens == 0
     second, _ = await drafted(engine, job())
     assert isinstance(second, Aborted)
     assert "busy" in second.reason
     leave.set()
     first, _ = await task
     assert isinstance(first, PreparedCompression)
-    assert (heard.last_prompt_tokens, heard.last_completion_tokens, heard.last_total_tokens) == (11, 3, 14)
+    assert (recorder.last_prompt_tokens, recorder.last_completion_tokens, recorder.last_total_tokens) == (11, 3, 14)
 
 
 async def test_a_list_that_is_no_smaller_is_not_taken_and_counts_as_a_strike() -> None:
@@ -462,12 +462,12 @@ async def test_nothing_is_compressed_while_a_tool_runs() -> None:
 
 
 async def test_a_cut_at_a_certain_message_is_made_by_the_built_in_engine() -> None:
-    heard = KeepNewest()
-    engine = plugin(made_once(heard))
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
     result, _ = await drafted(engine, job(keep_turns=1))
     assert isinstance(result, PreparedCompression)
     assert result.summary_kind == "deterministic"
-    assert heard.heard == []
+    assert recorder.calls == []
     preview = engine.preview(job(), Estimator())
     assert isinstance(preview, NotNeeded)
     assert preview.why is SkipReason.NO_PREVIEW
@@ -529,9 +529,9 @@ async def test_an_answer_that_is_neither_yes_nor_no_leaves_the_decision_to_the_g
 
 
 async def test_an_engine_may_ask_for_a_compression_with_a_reason_and_a_focus() -> None:
-    heard = KeepNewest()
-    engine = plugin(made_once(heard))
-    heard.request_compression("a chapter\nends", focus_topic="the  schema " + "x" * 900)
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
+    recorder.request_compression("a chapter\nends", focus_topic="the  schema " + "x" * 900)
     wish = await engine.wish(job(tokens=10))
     assert wish is not None
     assert wish.reason == "a chapter ends"
@@ -550,7 +550,7 @@ async def test_where_it_compresses_is_what_its_status_says_and_hygiene_at_the_la
             self.threshold_tokens = usage["prompt_tokens"] * 2
 
     engine = plugin(Early)
-    assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene, "it has not been heard yet"
+    assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene, "its status is not known yet"
     await engine.wish(job())
     assert engine.threshold(LineageId(1), LIMITS) == 2_048
     await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=1_500)))
@@ -588,7 +588,7 @@ async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() 
     await engine.told(ContinuedEvent(child=child))
     await engine.told(ContinuedEvent(child=child))
     await engine.told(EndedEvent(view=View(session=child, transcript=ROWS), was_reset=True))
-    assert [news for news in made[0].heard if news[0] != "compress"] == [
+    assert [call for call in made[0].calls if call[0] != "compress"] == [
         ("start", "s1", "started", None),
         ("usage", 70),
         ("start", "s2", "compression", "s1"),
@@ -598,16 +598,16 @@ async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() 
     assert (made[0].context_length, len(made)) == (8_192, 1)
     other = session(9, lineage_id=LineageId(9), reported_prompt_tokens=5)
     await engine.told(ReplyEvent(session=other, usage=CanonicalUsage(input=1)))
-    assert made[1].heard == [("start", "s9", "resumed", None), ("usage", 1)]
+    assert made[1].calls == [("start", "s9", "resumed", None), ("usage", 1)]
 
 
 async def test_a_compression_that_was_taken_back_is_told_as_one() -> None:
-    heard = KeepNewest()
-    engine = plugin(made_once(heard))
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
     await engine.wish(job())
     undone = stored_form(ContextState().undone(5_000))
     await engine.wish(job(at=session(3, parent=2, context_state=undone)))
-    assert ("start", "s3", "undo", "s1") in heard.heard
+    assert ("start", "s3", "undo", "s1") in recorder.calls
 
 
 async def test_a_learned_window_is_told_as_another_model_to_the_conversation_that_it_is_of() -> None:
@@ -645,7 +645,7 @@ async def test_an_engine_whose_conversation_has_ended_is_let_go_even_if_it_break
     assert len(made) == 2
 
 
-async def test_news_never_raise() -> None:
+async def test_events_never_raise() -> None:
     class Deaf(KeepNewest):
         def update_from_response(self, usage: dict[str, Any]) -> None:
             raise KeyError("usage")
@@ -655,35 +655,35 @@ async def test_news_never_raise() -> None:
 
 
 async def test_a_cut_that_the_built_in_engine_made_is_told_as_a_compression() -> None:
-    heard = KeepNewest()
-    engine = plugin(made_once(heard))
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
     await engine.wish(job())
     result, _ = await drafted(engine, job(keep_turns=1))
     assert isinstance(result, PreparedCompression)
     await engine.wish(job(at=session(2, parent=1, context_state=stored_form(result.state))))
-    assert ("start", "s2", "compression", "s1") in heard.heard
+    assert ("start", "s2", "compression", "s1") in recorder.calls
 
 
 async def test_what_happens_while_an_engine_is_asked_is_told_behind_it() -> None:
     entered, leave = threading.Event(), threading.Event()
-    heard = KeepNewest()
+    recorder = KeepNewest()
 
     def slowly(prompt_tokens: int | None = None) -> bool:
         entered.set()
         assert leave.wait(10)
         return False
 
-    heard.should_compress = slowly  # type: ignore[method-assign]
-    engine = plugin(made_once(heard))
+    recorder.should_compress = slowly  # type: ignore[method-assign]
+    engine = plugin(made_once(recorder))
     task = asyncio.create_task(engine.wish(job(tokens=10)))
     assert await asyncio.to_thread(entered.wait, 10)
     await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=11)))
     leave.set()
     await task
-    assert heard.last_prompt_tokens == 11
+    assert recorder.last_prompt_tokens == 11
 
 
-async def test_news_that_a_cancellation_left_are_told_with_the_next() -> None:
+async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
     asked, answer_now, told, go_on = (threading.Event() for _ in range(4))
     usages: list[int] = []
 
@@ -712,12 +712,12 @@ async def test_news_that_a_cancellation_left_are_told_with_the_next() -> None:
     assert usages == [1, 2, 3]
 
 
-async def test_news_of_a_session_that_is_over_do_not_take_the_engine_back_to_it() -> None:
-    heard = KeepNewest()
-    engine = plugin(made_once(heard))
+async def test_events_of_a_session_that_is_over_do_not_take_the_engine_back_to_it() -> None:
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
     await engine.wish(job(at=session(2, parent=1)))
     await engine.told(ReplyEvent(session=session(1), usage=CanonicalUsage(input=7)))
-    assert heard.heard == [("start", "s2", "resumed", None), ("usage", 7)]
+    assert recorder.calls == [("start", "s2", "resumed", None), ("usage", 7)]
 
 
 async def test_an_engine_that_could_not_be_told_of_the_model_is_told_again() -> None:
@@ -745,8 +745,8 @@ async def context(chat: Chat) -> ToolContext:
 
 
 async def test_the_tools_of_an_engine_are_tools_of_the_agent(context: ToolContext) -> None:
-    heard = KeepNewest()
-    engine = plugin(made_once(heard), schemas=SCHEMAS)
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder), schemas=SCHEMAS)
     tools = ToolRegistry(engine.tools())
     call = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
     outcome = await tools.run(call, tools.check(call), context)

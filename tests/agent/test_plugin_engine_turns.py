@@ -75,21 +75,21 @@ async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatC
     scene = await converse(chat, agent, texts(60))
     assert len(listening.compressions) >= 2
     assert {event.model for event in listening.compressions} == {"theirs"}
-    [engine] = [one for one in made if one.heard]
+    [engine] = [one for one in made if one.calls]
     children = [("start", event.child.key, "compression", event.parent.key) for event in listening.compressions]
-    assert [news for news in engine.heard if news[0] == "start"][1:] == children
-    assert sum(news[0] == "usage" for news in engine.heard) == 60
-    assert not any(news[0] == "end" for news in engine.heard)
+    assert [call for call in engine.calls if call[0] == "start"][1:] == children
+    assert sum(call[0] == "usage" for call in engine.calls) == 60
+    assert not any(call[0] == "end" for call in engine.calls)
     said = await chat.store.read(load_said, scene.lineage_id, 10_000)
     assert [row.text for row in said if row.role is MessageRole.USER] == texts(60)
     view = await chat.store.read(load_view, scene.lineage_id)
     assert sum(row.origin is Origin.SUMMARY for row in view.transcript) == 1
     assert all(not untidy(row["violations"]) for row in llm.requests.rows)
     await agent.context.ended(view.session.id, was_reset=True)
-    assert engine.heard[-1][0] != "reset", "it has not ended yet"
+    assert engine.calls[-1][0] != "reset", "it has not ended yet"
     await chat.store.write(sessions.reset, scene.chat_id, chat.clock.now())
     await agent.context.ended(view.session.id, was_reset=True)
-    assert [news[0] for news in engine.heard[-2:]] == ["end", "reset"]
+    assert [call[0] for call in engine.calls[-2:]] == ["end", "reset"]
     await agent.close()
 
 
