@@ -49,7 +49,7 @@ from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneDispatcher
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
-from gateway.turns.transcription import Transcriber, transcription_line
+from gateway.turns.transcription import Transcriber, transcription_client
 from hermes_state.aio import run_until
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
@@ -123,9 +123,9 @@ class _Daemon:
         self._extra_tools = tuple(extra_tools)
         self._clock = clock
         self._stopping = asyncio.Event()
-        self._hurrying = asyncio.Event()
+        self._stopping_now = asyncio.Event()
         self._reloaded = asyncio.Event()
-        self._costs = Pricing(store, clock)
+        self._pricing = Pricing(store, clock)
         self._lines: list[ClientRegistry] = []
         self._agents: list[Agents] = []
         self._group = asyncio.TaskGroup()
@@ -134,8 +134,8 @@ class _Daemon:
         self._delivery = Delivery(store=store, adapters=self._adapters, gates=gates, clock=clock, group=self._group)
         self._live = Runtime(config=loaded.config, agents=self._new_agents(loaded))
         self._access = AccessControl(store, self._live)
-        make_line = partial(transcription_line, costs=self._costs)
-        self._ears = Transcriber(store=store, live=self._live, clock=clock, make_line=make_line)
+        make_client = partial(transcription_client, costs=self._pricing)
+        self._transcriber = Transcriber(store=store, live=self._live, clock=clock, make_client=make_client)
         self._titles = TitleWriter(
             store=store, live=self._live, clock=clock, redactor=lambda: Redactor(self._loaded.secrets())
         )
@@ -157,7 +157,7 @@ class _Daemon:
                 live=self._live,
                 adapters=self._adapters,
                 delivery=self._delivery,
-                ears=self._ears,
+                transcriber=self._transcriber,
                 clock=clock,
                 folder=loaded.attachments,
             ),
@@ -218,7 +218,7 @@ class _Daemon:
                 await agents.close()
             for lines in self._lines:
                 await lines.close()
-            await self._ears.close()
+            await self._transcriber.close()
 
     async def _serve(self) -> None:
         if await run_until(self._stopping, self._take_up()):
@@ -242,7 +242,7 @@ class _Daemon:
         tasks.append(self._group.create_task(self._access.follow(self._reloaded), name="access"))
         self._schedules.start()
         async with serve_control(self._loaded.control_socket, self._operator.handlers()):
-            _settle_memory()
+            _freeze_memory()
             notify(self._environ, "READY=1")
             model = self._live.config.model
             log.info("daemon.started", adapters=sorted(self._adapters.supervised), model=model.name or "offline")
@@ -264,7 +264,7 @@ class _Daemon:
         seconds = self._live.config.lifecycle.drain_seconds
         turns = self._lanes.running_count
         log.info("daemon.draining", turns=turns, seconds=seconds, hint="a second signal ends it at once")
-        if not await run_until(self._hurrying, self._drain_within(seconds)):
+        if not await run_until(self._stopping_now, self._drain_within(seconds)):
             await self._drain_within(0.0)
 
     async def _drain_within(self, seconds: float) -> None:
@@ -290,7 +290,7 @@ class _Daemon:
 
     def _stop(self) -> None:
         if self._stopping.is_set():
-            self._hurrying.set()
+            self._stopping_now.set()
         self._stopping.set()
 
     def _reload(self) -> None:
@@ -321,7 +321,7 @@ class _Daemon:
         _log_caching(merged.config)
 
     def _new_agents(self, loaded: LoadedConfig) -> Agents:
-        lines = ClientRegistry(loaded.config, self._costs)
+        lines = ClientRegistry(loaded.config, self._pricing)
         # A running turn may still use older ones: all are closed at the end.
         self._lines.append(lines)
         agents = make_agents(
@@ -359,7 +359,7 @@ def _warn(warnings: Sequence[str]) -> None:
         log.warning("config.warned", reason=warning)
 
 
-def _settle_memory() -> None:
+def _freeze_memory() -> None:
     """Let go of what starting left behind, and never look at what stays for the whole run again.
 
     The SDKs bring some hundred thousand objects; without this every full collection walks over all of them, in

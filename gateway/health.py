@@ -47,7 +47,7 @@ class Heartbeat:
         self._lag = 0.0
         self._status = ""
 
-    def vitals(self) -> HealthStatus:
+    def health(self) -> HealthStatus:
         pulse = self._store.pulse
         return HealthStatus(
             is_ready=all(one.health().is_ready for one in self._adapters.supervised.values()),
@@ -68,9 +68,9 @@ class Heartbeat:
                 log.warning("loop.lagged", seconds=round(self._lag, 3))
             if self._store.pulse.oldest_wait_seconds < WRITER_STUCK_SECONDS:
                 notify(self._environ, "WATCHDOG=1")
-            self._tell_status()
+            self._notify_status()
 
-    def _tell_status(self) -> None:
+    def _notify_status(self) -> None:
         states = ", ".join(f"{name} {one.health().state.value}" for name, one in self._adapters.supervised.items())
         if states != self._status:
             self._status = states

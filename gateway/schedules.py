@@ -38,7 +38,7 @@ class ScheduleRunner:
 
     def start(self) -> None:
         self._every(IDLE_CHECK_MINUTES, self.expire_idle)
-        self._every(HOUSEKEEPING_MINUTES, self.keep_house)
+        self._every(HOUSEKEEPING_MINUTES, self.run_housekeeping)
         self._scheduler.start()
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class ScheduleRunner:
         except StateError as error:
             log.warning("sessions.expiry_delayed", error=str(error))
 
-    async def keep_house(self) -> None:
+    async def run_housekeeping(self) -> None:
         """Forget what is settled and old, make room for files, tidy the database."""
         config = self._live.config
         try:

@@ -57,12 +57,12 @@ class CommandRunner:
         """Carry out a stored `control` or `read` command now, beside whatever the chat does."""
         track(self._tasks, self._group.create_task(self._run_stored(inbox_id, chat_id), name=f"command-{inbox_id}"))
 
-    def say_unstored(
+    def send_unstored(
         self, message: InboundMessage, key: ChatKey, text: Callable[[CommandContext, ChatKey], str]
     ) -> asyncio.Task[bool]:
         """Answer a command that cannot be stored now. The task says whether the whole answer was sent."""
         name = f"unstored-{message.event_ref}"
-        work = self._delivery.say_unstored(message, key, text(self._context, key))
+        work = self._delivery.send_unstored(message, key, text(self._context, key))
         return track(self._tasks, self._group.create_task(work, name=name))
 
     async def close(self) -> None:

@@ -36,8 +36,8 @@ class AcceptedEvent:
     cursor: Cursor | None
     steers: TurnId | None = None
     """Turn that it joins, if that is still running when it is stored."""
-    told_when_steered: str | None = None
-    told_when_behind: str | None = None
+    steered_notice: str | None = None
+    queued_notice: str | None = None
     """Acknowledges it in the same transaction, if its place in the queue is behind something."""
 
     @property
@@ -53,53 +53,53 @@ class StoredEvent:
     chat_id: ChatId
     inbox_id: InboxId | None
     """Row that waits; None for a duplicate that was taken up already, and where too much waits."""
-    is_told: bool
+    has_reply: bool
     """Something is owed to the chat."""
 
 
-def admit(db: Connection, admission: AcceptedEvent, now: Millis) -> StoredEvent:
+def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     """Store an event once; with it its acknowledgement and the channel's cursor."""
-    message = admission.message
-    if admission.cursor is not None:
-        inbox.advance_cursor(db, admission.cursor)
-    chat_id = ensure_chat(db, admission.key, message.chat_kind, message.chat_title, now)
-    is_steer = admission.steers is not None and journal.find_turn(db, admission.steers) is not None
-    mode = InboxMode.STEER if is_steer else admission.mode
-    inbox_id = inbox.insert(db, _row(admission, chat_id, mode), now)
+    message = event.message
+    if event.cursor is not None:
+        inbox.advance_cursor(db, event.cursor)
+    chat_id = ensure_chat(db, event.key, message.chat_kind, message.chat_title, now)
+    is_steer = event.steers is not None and journal.find_turn(db, event.steers) is not None
+    mode = InboxMode.STEER if is_steer else event.mode
+    inbox_id = inbox.insert(db, _row(event, chat_id, mode), now)
     if inbox_id is None:
         # Whoever brought it the first time may have been cancelled right after the commit: it must not be forgotten.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
-        return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, is_told=False)
-    most = admission.max_waiting
-    if most is not None and inbox.count_waiting(db, chat_id, message.sender.ref) > most:
+        return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, has_reply=False)
+    limit = event.max_waiting
+    if limit is not None and inbox.count_waiting(db, chat_id, message.sender.ref) > limit:
         inbox.settle(db, inbox_id, InboxState.DROPPED, now)
-        is_told = _refuse_full(db, admission, chat_id, most, now)
-        return StoredEvent(chat_id=chat_id, inbox_id=None, is_told=is_told)
-    told = admission.told_when_steered if is_steer else _told_when_behind(db, admission, inbox_id)
-    if told is not None:
-        outbox.enqueue(db, _reply(admission, chat_id, f"inbox:{inbox_id}:ack", OutboxKind.STATUS, told), now)
-    return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, is_told=told is not None)
+        has_reply = _refuse_full(db, event, chat_id, limit, now)
+        return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=has_reply)
+    notice = event.steered_notice if is_steer else _queued_notice(db, event, inbox_id)
+    if notice is not None:
+        outbox.enqueue(db, _reply(event, chat_id, f"inbox:{inbox_id}:ack", OutboxKind.STATUS, notice), now)
+    return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=notice is not None)
 
 
-def _told_when_behind(db: Connection, admission: AcceptedEvent, inbox_id: InboxId) -> str | None:
-    sentence = admission.told_when_behind
+def _queued_notice(db: Connection, event: AcceptedEvent, inbox_id: InboxId) -> str | None:
+    sentence = event.queued_notice
     return sentence if sentence is not None and inbox.is_behind_work(db, inbox_id) else None
 
 
-def _row(admission: AcceptedEvent, chat_id: ChatId, mode: InboxMode) -> NewInboxRow:
-    message = admission.message
+def _row(event: AcceptedEvent, chat_id: ChatId, mode: InboxMode) -> NewInboxRow:
+    message = event.message
     return NewInboxRow(
         platform=message.chat.platform,
         account=message.chat.account,
         event_ref=message.event_ref,
         chat_id=chat_id,
-        kind=admission.kind,
+        kind=event.kind,
         mode=mode,
         sender_ref=message.sender.ref,
         sender_name=message.sender.name,
         message_ref=message.message_ref,
         payload=InboxPayload(
-            text=admission.text,
+            text=event.text,
             attachments=message.attachments,
             quote=message.quote,
             via=message.via,
@@ -110,24 +110,24 @@ def _row(admission: AcceptedEvent, chat_id: ChatId, mode: InboxMode) -> NewInbox
     )
 
 
-def _refuse_full(db: Connection, admission: AcceptedEvent, chat_id: ChatId, most: int, now: Millis) -> bool:
+def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
     """Say once that too much waits; the next refusal is told when the queue has moved on."""
-    sender = admission.message.sender.ref
+    sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (
-        f"{most} of your messages wait already, so I did not take this one. "
+        f"{limit} of your messages wait already, so I did not take this one. "
         "/stop all drops what waits; otherwise send it again later."
     )
-    reply = _reply(admission, chat_id, f"full:{chat_id}:{sender}:{oldest}", OutboxKind.ERROR, sentence)
+    reply = _reply(event, chat_id, f"full:{chat_id}:{sender}:{oldest}", OutboxKind.ERROR, sentence)
     # A slash command is answered in its own place each time, or its sender sees it hang.
-    ticket = admission.message.ticket
+    ticket = event.message.ticket
     if ticket is not None:
-        reply = replace(reply, ticket=ticket, dedupe_key=f"full:{admission.message.event_ref}")
+        reply = replace(reply, ticket=ticket, dedupe_key=f"full:{event.message.event_ref}")
     return outbox.enqueue(db, reply, now)
 
 
-def _reply(admission: AcceptedEvent, chat_id: ChatId, dedupe_key: str, kind: OutboxKind, markdown: str) -> Reply:
-    message = admission.message
+def _reply(event: AcceptedEvent, chat_id: ChatId, dedupe_key: str, kind: OutboxKind, markdown: str) -> Reply:
+    message = event.message
     return Reply(
         chat_id=chat_id,
         kind=kind,

@@ -73,8 +73,8 @@ class GatewayIntake:
         self._commands = commands
         self._delivery = delivery
         self._clock = clock
-        self._pace = CommandRateLimiter()
-        self._unstored = OfflineCommands(access=access, lanes=lanes, commands=commands)
+        self._rate_limiter = CommandRateLimiter()
+        self._offline = OfflineCommands(access=access, lanes=lanes, commands=commands)
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
         match event:
@@ -95,10 +95,10 @@ class GatewayIntake:
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         if command.name == "stop":
             if self._lanes.running_in(key) is None:
-                return  # what it is about may wait in front of it: it is heard again when its turn comes
-        elif not self._pace.admits(event):
+                return  # what it is about may wait in front of it: it is overheard again when its turn comes
+        elif not self._rate_limiter.admits(event):
             return
-        self._unstored.hear(event, key, command, self._clock.now())
+        self._offline.run(event, key, command, self._clock.now())
 
     async def mark_seen(self, cursor: Cursor) -> None:
         await self._store.write(inbox.advance_cursor, cursor)
@@ -119,11 +119,11 @@ class GatewayIntake:
         parsed, command = self._registry.resolve(message.text)
         if message.is_bare_command and command is None:
             message = replace(message, is_addressed=False)  # for another bot of the group
-        verdict = self._access.judge(message)
-        if verdict is AccessDecision.ADMITTED:
+        decision = self._access.judge(message)
+        if decision is AccessDecision.ADMITTED:
             await self._admit(message, parsed, command, cursor)
-        elif verdict is AccessDecision.STRANGER or (verdict is AccessDecision.DENIED and message.ticket is not None):
-            await self._answer_stranger(message, verdict, cursor)
+        elif decision is AccessDecision.STRANGER or (decision is AccessDecision.DENIED and message.ticket is not None):
+            await self._answer_stranger(message, decision, cursor)
         elif cursor is not None:
             await self.mark_seen(cursor)
 
@@ -134,14 +134,14 @@ class GatewayIntake:
         running = self._lanes.running_in(key)
         admission = self._admission(message, key, parsed, command, running, cursor)
         is_stop = command is not None and command.name == "stop"
-        if admission.runs_at_once and not self._pace.admits(message) and not (is_stop and running is not None):
-            await self._slow_down(admission)
+        if admission.runs_at_once and not self._rate_limiter.admits(message) and not (is_stop and running is not None):
+            await self._refuse_too_fast(admission)
             return
         if command is not None:
             admitted = await self._store_command(admission, command)
         else:
             admitted = await self._store.write(admit, admission, self._clock.now())
-        if admitted.is_told:
+        if admitted.has_reply:
             self._delivery.wake(admitted.chat_id)
         if admitted.inbox_id is None:
             return
@@ -153,7 +153,7 @@ class GatewayIntake:
         if running is not None and self._interrupts(admission, running):
             self._lanes.interrupt(admitted.chat_id, running.id)
 
-    async def _slow_down(self, admission: AcceptedEvent) -> None:
+    async def _refuse_too_fast(self, admission: AcceptedEvent) -> None:
         """Refuse a command of somebody who gives too many; say so once a minute, but in every slash command's place."""
         message, now = admission.message, self._clock.now()
         log.info("command.refused", chat=admission.key.name, sender=message.sender.ref)
@@ -192,13 +192,13 @@ class GatewayIntake:
                 mode=InboxMode.ALONE,
                 text=parsed.argument,
                 steers=joins if command.name == "steer" and not message.attachments else None,
-                told_when_steered=STEERED,
-                told_when_behind=AFTER_THIS_ANSWER,
+                steered_notice=STEERED,
+                queued_notice=AFTER_THIS_ANSWER,
             )
         is_queued = command is not None and command.kind is CommandKind.CHANGE
-        told = AFTER_THIS_ANSWER if is_queued else None
-        most = admission.max_waiting if is_queued else None
-        return replace(admission, kind=InboxKind.COMMAND, max_waiting=most, told_when_behind=told)
+        notice = AFTER_THIS_ANSWER if is_queued else None
+        limit = admission.max_waiting if is_queued else None
+        return replace(admission, kind=InboxKind.COMMAND, max_waiting=limit, queued_notice=notice)
 
     def _message_text(self, text: str) -> str:
         """Text of a message as the model reads it: `/queue <words>` is a message made of its words."""
@@ -222,23 +222,23 @@ class GatewayIntake:
     async def _store_command(self, admission: AcceptedEvent, command: Command) -> StoredEvent:
         """Store a command; while the database is slow or away, it runs from memory first."""
         message, now = admission.message, self._clock.now()
-        heard = self._unstored.find(message.event_ref)
+        offline = self._offline.find(message.event_ref)
         # What acted already and could not be stored keeps its time: a turn that began since is not what it was about.
-        write = asyncio.ensure_future(self._store.write(admit, admission, now if heard is None else heard.at))
+        write = asyncio.ensure_future(self._store.write(admit, admission, now if offline is None else offline.at))
         try:
             await asyncio.wait({write}, timeout=MEMORY_SECONDS)
             if not write.done() or isinstance(write.exception(), StoreUnavailable):
-                heard = self._unstored.hear(message, admission.key, command, now)
+                offline = self._offline.run(message, admission.key, command, now)
             admitted = await write
         except BaseException:
             write.cancel()
-            if heard is not None and heard.stopping is not None:
-                heard.stopping.settle_stop()  # no stored command will do it
+            if offline is not None and offline.stopping is not None:
+                offline.stopping.settle_stop()  # no stored command will do it
             raise
         if admitted.inbox_id is None:
-            if heard is not None and heard.stopping is not None:
-                heard.stopping.settle_stop()
-        elif heard is not None and await heard.is_answered():
+            if offline is not None and offline.stopping is not None:
+                offline.stopping.settle_stop()
+        elif offline is not None and await offline.is_answered():
             await self._store.write(inbox.settle, admitted.inbox_id, InboxState.DONE, self._clock.now())
             return replace(admitted, inbox_id=None)
         return admitted
@@ -249,10 +249,10 @@ class GatewayIntake:
 
     # ---- strangers, edits --------------------------------------------------------------------------------------
 
-    async def _answer_stranger(self, message: InboundMessage, verdict: AccessDecision, cursor: Cursor | None) -> None:
+    async def _answer_stranger(self, message: InboundMessage, decision: AccessDecision, cursor: Cursor | None) -> None:
         pairing = self._live.config.pairing
         now = self._clock.now()
-        if verdict is AccessDecision.STRANGER and pairing.enabled:
+        if decision is AccessDecision.STRANGER and pairing.enabled:
             code = pairings.new_code()
             minutes = pairing.code_minutes
             sentence = (

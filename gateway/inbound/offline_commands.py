@@ -54,31 +54,31 @@ class OfflineCommands:
         self._access = access
         self._lanes = lanes
         self._commands = commands
-        self._heard: dict[str, OfflineResult] = {}
+        self._results: dict[str, OfflineResult] = {}
         """Newest results by the commands' events."""
 
     def find(self, event_ref: str) -> OfflineResult | None:
-        return self._heard.get(event_ref)
+        return self._results.get(event_ref)
 
-    def hear(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> OfflineResult:
+    def run(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> OfflineResult:
         """Do at once what can be done for a command, once for each event."""
-        known = self._heard.get(message.event_ref)
+        known = self._results.get(message.event_ref)
         if known is not None:
             return known
         log.warning("command.from_memory", command=command.name, chat=key.name)
-        if len(self._heard) >= MAX_EVENTS:
-            del self._heard[next(iter(self._heard))]
-        heard = self._heard[message.event_ref] = self._act(message, key, command, now)
-        return heard
+        if len(self._results) >= MAX_EVENTS:
+            del self._results[next(iter(self._results))]
+        result = self._results[message.event_ref] = self._run(message, key, command, now)
+        return result
 
-    def _act(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> OfflineResult:
+    def _run(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> OfflineResult:
         if command.unstored is not None:
-            return OfflineResult(at=now, answering=self._commands.say_unstored(message, key, command.unstored))
+            return OfflineResult(at=now, answering=self._commands.send_unstored(message, key, command.unstored))
         stopping = None
         if command.name == "stop":
             sender = message.sender.ref
             is_admin = self._access.role_of(sender) is UserRole.ADMIN
             stopping = self._lanes.stop_from_memory(key, sender, is_admin)
-        said = NOT_TAKEN if stopping is None else STOPPED
-        self._commands.say_unstored(message, key, lambda _context, _key: said)
+        text = NOT_TAKEN if stopping is None else STOPPED
+        self._commands.send_unstored(message, key, lambda _context, _key: text)
         return OfflineResult(at=now, stopping=stopping)

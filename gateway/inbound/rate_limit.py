@@ -27,19 +27,19 @@ class CommandRateLimiter:
     """
 
     def __init__(self) -> None:
-        self._taken: dict[UserRef, deque[tuple[str, Millis]]] = {}
+        self._recent: dict[UserRef, deque[tuple[str, Millis]]] = {}
         """Event and time of each person's newest commands; whoever gave one last is at the end."""
 
     def admits(self, message: InboundMessage) -> bool:
-        """Tell whether the command may run; one that was taken before, and comes again, may."""
+        """Tell whether the command may run; one that ran before, and comes again, may."""
         sender = message.sender.ref
-        taken = self._taken.pop(sender, None) or deque(maxlen=COMMANDS_PER_MINUTE)
-        self._taken[sender] = taken
-        if len(self._taken) > _MAX_SENDERS:
-            del self._taken[next(iter(self._taken))]
-        if any(event_ref == message.event_ref for event_ref, _ in taken):
+        recent = self._recent.pop(sender, None) or deque(maxlen=COMMANDS_PER_MINUTE)
+        self._recent[sender] = recent
+        if len(self._recent) > _MAX_SENDERS:
+            del self._recent[next(iter(self._recent))]
+        if any(event_ref == message.event_ref for event_ref, _ in recent):
             return True
-        if len(taken) == COMMANDS_PER_MINUTE and abs(message.sent_at - taken[0][1]) < _WINDOW_MS:
+        if len(recent) == COMMANDS_PER_MINUTE and abs(message.sent_at - recent[0][1]) < _WINDOW_MS:
             return False
-        taken.append((message.event_ref, message.sent_at))
+        recent.append((message.event_ref, message.sent_at))
         return True

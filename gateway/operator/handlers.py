@@ -80,7 +80,7 @@ class OperatorHandler:
             "protocol": model.protocol,
             "routes": self._routes(),
             "turns_running": self._lanes.running_count,
-            "vitals": asdict(self._heartbeat.vitals()),
+            "vitals": asdict(self._heartbeat.health()),
             "platforms": {name: self._health(name) for name in self._adapters.supervised},
             "not_stored": {
                 verdict.value: count

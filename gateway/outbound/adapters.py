@@ -26,7 +26,7 @@ class SupervisedAdapter:
     def __init__(self, adapter: PlatformAdapter) -> None:
         self.adapter = adapter
         self._pause_ends: float | None = None
-        self._trouble: str | None = None
+        self._error: str | None = None
         self._is_rejected = False
 
     @property
@@ -38,11 +38,11 @@ class SupervisedAdapter:
         inner = self.adapter.health()
         if self._is_rejected:
             return AdapterHealth(
-                state=AdapterState.FAILED, last_progress_at=inner.last_progress_at, detail=self._trouble or ""
+                state=AdapterState.FAILED, last_progress_at=inner.last_progress_at, detail=self._error or ""
             )
         if self._pause_ends is not None:
             seconds = max(0.0, self._pause_ends - time.monotonic())
-            detail = f"{self._trouble}; next attempt in {seconds:.0f} s"
+            detail = f"{self._error}; next attempt in {seconds:.0f} s"
             return AdapterHealth(state=AdapterState.BACKING_OFF, last_progress_at=inner.last_progress_at, detail=detail)
         return inner
 
@@ -55,17 +55,17 @@ class SupervisedAdapter:
             try:
                 with own_cancellation():
                     await self.adapter.run(intake)
-                self._trouble = "the connection ended"
+                self._error = "the connection ended"
             except TokenRejected as error:
-                self._is_rejected, self._trouble = True, str(error)
+                self._is_rejected, self._error = True, str(error)
                 log.error("adapter.rejected", adapter=self.name, error=str(error))
                 return
             except PlatformError as error:
-                self._trouble = str(error)
+                self._error = str(error)
                 log.warning("adapter.failed", adapter=self.name, error=type(error).__name__, detail=str(error))
             except Exception as error:  # an SDK's bug must not end the daemon: it counts as a failed attempt
                 is_cut_off = isinstance(error, CancelledElsewhereError)
-                self._trouble = "the connection was cut off" if is_cut_off else type(error).__name__
+                self._error = "the connection was cut off" if is_cut_off else type(error).__name__
                 log.exception("adapter.crashed", adapter=self.name)
             if time.monotonic() - began >= HEALTHY_SECONDS:
                 delays = iter(RETRY_BACKOFF)

@@ -80,7 +80,7 @@ class Delivery:
             self._idle.clear()
             track(self._tasks, self._group.create_task(self._serve(chat_id), name=f"delivery-{chat_id}"))
 
-    async def say_unstored(self, asked: InboundMessage, chat: ChatKey, markdown: str) -> bool:
+    async def send_unstored(self, message: InboundMessage, chat: ChatKey, markdown: str) -> bool:
         """Answer at once what could not be stored, once and without trying again; whether all of it was sent.
 
         It does not pass the chat's gate: whoever holds that may be waiting for the database.
@@ -89,15 +89,15 @@ class Delivery:
         if adapter is None:
             return False
         flood = self._gates.flood_of(chat)
-        digest = hashlib.sha256(asked.event_ref.encode()).hexdigest()[:16]
+        digest = hashlib.sha256(message.event_ref.encode()).hexdigest()[:16]
         try:
             for number, part in enumerate(await _render(adapter, outbox.SentParts(markdown=markdown))):
                 request = SendRequest(
                     chat=chat,
                     part=part,
                     key=f"u{digest}.{number}",
-                    reply_to=asked.message_ref if asked.chat_kind.is_shared else None,
-                    ticket=asked.ticket,
+                    reply_to=message.message_ref if message.chat_kind.is_shared else None,
+                    ticket=message.ticket,
                 )
                 with flood.obeyed():
                     await self._send_or_plain(adapter, request)

@@ -39,11 +39,13 @@ class NoticeListener:
 
     settings: Callable[[], NoticeConfig]
 
-    def __call__(self, db: Connection, scene: ConversationRef, event: ContextEvent, now: Millis) -> None:
+    def __call__(self, db: Connection, conversation: ConversationRef, event: ContextEvent, now: Millis) -> None:
         sentence = self._sentence(event)
         if sentence is None:
             return
-        outbox.enqueue(db, _reply(scene, sentence, _DEDUPE_WORDS[type(event)], _which(event, scene, now)), now)
+        outbox.enqueue(
+            db, _reply(conversation, sentence, _DEDUPE_WORDS[type(event)], _dedupe_part(event, conversation, now)), now
+        )
 
     def _sentence(self, event: ContextEvent) -> str | None:
         match event:
@@ -69,17 +71,17 @@ class NoticeListener:
                 )
 
     def _compressed(self, event: Compressed) -> str | None:
-        said = []
+        sentences = []
         if event.failure is not None:
-            said.append(
+            sentences.append(
                 f"I had to shorten this conversation without a summary ({event.failure.rstrip('.')}). "
                 f"{event.summarised:,} messages are represented by a list of what could be found in them; all of them "
                 "are kept, and I can look them up."
             )
         accuracy = accuracy_sentence(event, self.settings())
         if accuracy is not None:
-            said.append(accuracy)
-        return " ".join(said) or None
+            sentences.append(accuracy)
+        return " ".join(sentences) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +93,13 @@ class WaitNotice:
     deliver: Callable[[ChatId], None]
     clock: Clock
 
-    async def __call__(self, scene: ConversationRef, view: View) -> None:
+    async def __call__(self, conversation: ConversationRef, view: View) -> None:
         """Tell the chat once for each wait, also when it begins anew after a restart or takes several passes."""
         if not self.settings().waiting:
             return
-        reply = _reply(scene, WAITING, "waiting", f"{scene.turn_id}:{view.transcript[-1].id}")
+        reply = _reply(conversation, WAITING, "waiting", f"{conversation.turn_id}:{view.transcript[-1].id}")
         await self.store.write(outbox.enqueue, reply, self.clock.now())
-        self.deliver(scene.chat_id)
+        self.deliver(conversation.chat_id)
 
 
 def accuracy_sentence(event: Compressed, settings: NoticeConfig) -> str | None:
@@ -120,19 +122,19 @@ def pressure_sentence(pressure: PressureEvent) -> str:
     return f"_{pressure.percent} % of the room before compression is used {figures}._"
 
 
-def _reply(scene: ConversationRef, sentence: str, what: str, which: str) -> Reply:
+def _reply(conversation: ConversationRef, sentence: str, what: str, which: str) -> Reply:
     return Reply(
-        chat_id=scene.chat_id,
+        chat_id=conversation.chat_id,
         kind=OutboxKind.STATUS,
         markdown=sentence,
-        dedupe_key=f"context:{scene.lineage_id}:{what}:{which}",
+        dedupe_key=f"context:{conversation.lineage_id}:{what}:{which}",
     )
 
 
-def _which(event: ContextEvent, scene: ConversationRef, now: Millis) -> str:
+def _dedupe_part(event: ContextEvent, conversation: ConversationRef, now: Millis) -> str:
     """Part of the dedupe key: one notice a compression, one a turn in which several layers could not compress."""
     if isinstance(event, Compressed):
         return str(event.child.id)
-    if isinstance(event, Aborted) and scene.turn_id is not None:
-        return f"turn:{scene.turn_id}"
+    if isinstance(event, Aborted) and conversation.turn_id is not None:
+        return f"turn:{conversation.turn_id}"
     return str(now)

@@ -83,7 +83,7 @@ IMAGE_SIGNATURES = (
     (b"GIF87a", "image/gif"),
     (b"GIF89a", "image/gif"),
 )
-UNHEARD = {
+UNSUPPORTED_SENTENCES = {
     AttachmentKind.VOICE: "I cannot listen to voice messages here; please write to me instead.",
     AttachmentKind.AUDIO: "I cannot listen to audio files here; please write to me instead.",
     AttachmentKind.VIDEO: "I cannot watch videos; please describe in words what matters in it.",
@@ -107,7 +107,7 @@ class _PreparedParts:
     hints: list[str]
     """Sentences for the sender about files that were taken."""
     notes: list[str]
-    heard: list[str]
+    transcripts: list[str]
     """Transcripts of recordings; they are in the message by now."""
 
 
@@ -121,11 +121,11 @@ class AttachmentHandler:
         live: Runtime,
         adapters: AdapterRegistry,
         delivery: Delivery,
-        ears: Transcriber,
+        transcriber: Transcriber,
         clock: Clock,
         folder: Path,
     ) -> None:
-        self._ears = ears
+        self._transcriber = transcriber
         self._store = store
         self._live = live
         self._adapters = adapters
@@ -149,10 +149,14 @@ class AttachmentHandler:
                 continue
             gathered = await self._gather(chat, row)
             is_useful = bool(
-                row.payload.text.strip() or row.payload.heard or gathered.heard or gathered.documents or gathered.images
+                row.payload.text.strip()
+                or row.payload.heard
+                or gathered.transcripts
+                or gathered.documents
+                or gathered.images
             )
             if gathered.refusals or gathered.hints:
-                await self._store.write(_tell, row, gathered, not is_useful, self._clock.now())
+                await self._store.write(_notify_sender, row, gathered, not is_useful, self._clock.now())
                 self._delivery.wake(chat_id)
             is_whole = is_whole and is_useful
             body = MessageBody(
@@ -162,26 +166,28 @@ class AttachmentHandler:
         return prepared if is_whole else None
 
     async def _gather(self, chat: Chat, row: InboxRow) -> _PreparedParts:
-        gathered = _PreparedParts(documents=[], images=[], ids=[], refusals=[], hints=[], notes=[], heard=[])
+        gathered = _PreparedParts(documents=[], images=[], ids=[], refusals=[], hints=[], notes=[], transcripts=[])
         for attachment in row.payload.attachments:
             try:
-                await self._take(chat, row, attachment, gathered)
+                await self._read(chat, row, attachment, gathered)
             except _AttachmentError as error:
                 log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
                 gathered.refusals.append(str(error))
-                gathered.notes.append(f"{attachment.kind} “{_said(attachment)}” was attached but could not be read")
+                gathered.notes.append(
+                    f"{attachment.kind} “{_quoted_name(attachment)}” was attached but could not be read"
+                )
         return gathered
 
-    async def _take(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _PreparedParts) -> None:
+    async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _PreparedParts) -> None:
         config = self._live.config
         limit = config.attachments.max_bytes
-        if attachment.kind in RECORDINGS and self._ears.are_open:
-            gathered.heard.append(await self._heard(chat, row, attachment, limit))
+        if attachment.kind in RECORDINGS and self._transcriber.is_enabled:
+            gathered.transcripts.append(await self._transcript(chat, row, attachment, limit))
             return
         is_text = _is_text(attachment)
         if not is_text and attachment.kind is not AttachmentKind.IMAGE:
             raise _AttachmentError(
-                UNHEARD.get(attachment.kind) or _unreadable(attachment, await self._sees_images(chat))
+                UNSUPPORTED_SENTENCES.get(attachment.kind) or _unreadable(attachment, await self._sees_images(chat))
             )
         if not is_text and not await self._sees_images(chat):
             raise _AttachmentError("The model that answers here cannot see images; please describe it in words.")
@@ -189,13 +195,13 @@ class AttachmentHandler:
         if is_text:
             max_chars = config.attachments.max_text_chars
             read = partial(_read_text, attachment=attachment, max_chars=max_chars)
-            file, document = await self._kept(chat, attachment, limit, read)
+            file, document = await self._fetch_and_keep(chat, attachment, limit, read)
             gathered.documents.append(document)
             if document.was_truncated:
-                gathered.hints.append(_cut(attachment, max_chars))
+                gathered.hints.append(_truncated(attachment, max_chars))
             gathered.ids.append(await self._store.write(attachments.insert, chat.id, file, self._clock.now()))
             return
-        file, mime = await self._kept(chat, attachment, limit, partial(_image_mime, attachment=attachment))
+        file, mime = await self._fetch_and_keep(chat, attachment, limit, partial(_image_mime, attachment=attachment))
         attachment_id = await self._store.write(attachments.insert, chat.id, file, self._clock.now())
         gathered.ids.append(attachment_id)
         gathered.images.append(Image(attachment_id=attachment_id, mime=mime, path=file.path))
@@ -207,16 +213,18 @@ class AttachmentHandler:
         model = self._live.config.model
         return (route_of(model, choice) or model.route).sees_images
 
-    async def _heard(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
+    async def _transcript(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
         """Transcript of a recording, whose bytes are not kept."""
         _refuse_large(recording, limit)
         try:
-            self._ears.refuse_long(recording)
-            return await self._ears.hear(row, recording, await self._fetch(chat, recording, limit, Path.read_bytes))
+            self._transcriber.refuse_long(recording)
+            return await self._transcriber.transcribe(
+                row, recording, await self._fetch(chat, recording, limit, Path.read_bytes)
+            )
         except TranscriptionError as error:
             raise _AttachmentError(str(error)) from error
 
-    async def _kept(
+    async def _fetch_and_keep(
         self, chat: Chat, attachment: IncomingAttachment, limit: int, read: Callable[[Path], T]
     ) -> tuple[StoredFile, T]:
         """Fetch a file and look into it; only one that `read` can use is kept, or nothing would ever remove it."""
@@ -231,13 +239,15 @@ class AttachmentHandler:
         """Fetch a file and let `look`, in a thread, read it; unless moved away, the file is gone afterwards."""
         adapter = self._adapters.of(chat.key)
         if adapter is None:
-            raise _AttachmentError(f"I could not fetch “{_said(attachment)}” right now; please send it again later.")
+            raise _AttachmentError(
+                f"I could not fetch “{_quoted_name(attachment)}” right now; please send it again later."
+            )
         try:
             target = await asyncio.to_thread(_new_file, self._folder)
         except OSError as error:
             log.warning("attachment.not_stored", error=type(error).__name__)
             raise _AttachmentError(
-                f"I cannot store “{_said(attachment)}” right now; please send it again later."
+                f"I cannot store “{_quoted_name(attachment)}” right now; please send it again later."
             ) from error
         try:
             for attempt in range(1, FETCH_ATTEMPTS + 1):
@@ -248,18 +258,20 @@ class AttachmentHandler:
                 except FileTooLarge as error:
                     raise _AttachmentError(_too_large(attachment, error.limit_bytes)) from error
                 except MessageRejected as error:
-                    sentence = f"“{_said(attachment)}” is not there to be fetched any more; please send it again."
+                    sentence = (
+                        f"“{_quoted_name(attachment)}” is not there to be fetched any more; please send it again."
+                    )
                     raise _AttachmentError(sentence) from error
                 except (PlatformError, OSError) as error:  # a full disk, too, must not look like a harmful message
                     log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
                 if attempt < FETCH_ATTEMPTS:
-                    await _recovery(adapter)
-            raise _AttachmentError(f"I could not fetch “{_said(attachment)}”; please send it again.")
+                    await _wait_until_ready(adapter)
+            raise _AttachmentError(f"I could not fetch “{_quoted_name(attachment)}”; please send it again.")
         finally:
             await asyncio.to_thread(target.unlink, missing_ok=True)
 
 
-async def _recovery(adapter: PlatformAdapter) -> None:
+async def _wait_until_ready(adapter: PlatformAdapter) -> None:
     """Wait for a while until the adapter works."""
     for _ in range(round(READY_SECONDS / READY_PAUSE_SECONDS)):
         if adapter.health().is_ready:
@@ -267,7 +279,7 @@ async def _recovery(adapter: PlatformAdapter) -> None:
         await asyncio.sleep(READY_PAUSE_SECONDS)  # nothing tells when the service is back
 
 
-def _tell(db: Connection, row: InboxRow, gathered: _PreparedParts, is_all: bool, now: Millis) -> None:
+def _notify_sender(db: Connection, row: InboxRow, gathered: _PreparedParts, is_all: bool, now: Millis) -> None:
     """Tell the sender; a message that held nothing of use is settled with it."""
     if is_all:
         inbox.settle(db, row.id, InboxState.DONE, now)
@@ -291,7 +303,7 @@ def _is_text(attachment: IncomingAttachment) -> bool:
     return Path(name).suffix in TEXT_SUFFIXES or name in ("dockerfile", "makefile", "readme", "license")
 
 
-def _said(attachment: IncomingAttachment) -> str:
+def _quoted_name(attachment: IncomingAttachment) -> str:
     """Name of the file for a sentence of ours, which it can neither leave nor end: the model trusts our notes."""
     flat = " ".join(attachment.name.replace("“", "'").replace("”", "'").replace("[", "(").replace("]", ")").split())
     return flat if len(flat) <= NAME_CHARACTERS else f"{flat[:NAME_CHARACTERS]}…"
@@ -304,7 +316,7 @@ def _refuse_large(attachment: IncomingAttachment, limit: int) -> None:
 
 def _too_large(attachment: IncomingAttachment, limit: int) -> str:
     smaller = "a smaller copy" if attachment.kind is AttachmentKind.IMAGE else "the part that matters"
-    return f"“{_said(attachment)}” is larger than the {_size(limit)} that I take; please send {smaller}."
+    return f"“{_quoted_name(attachment)}” is larger than the {_size(limit)} that I take; please send {smaller}."
 
 
 def _size(count: int) -> str:
@@ -313,7 +325,7 @@ def _size(count: int) -> str:
 
 
 def _unreadable(attachment: IncomingAttachment, sees_images: bool) -> str:
-    what = f"I cannot read “{_said(attachment)}”"
+    what = f"I cannot read “{_quoted_name(attachment)}”"
     files = "a text file or an image" if sees_images else "a text file"
     if attachment.kind is AttachmentKind.DOCUMENT:
         return f"{what}; please send me {files}, or paste what matters."
@@ -321,12 +333,12 @@ def _unreadable(attachment: IncomingAttachment, sees_images: bool) -> str:
 
 
 def _not_text(attachment: IncomingAttachment) -> str:
-    return f"“{_said(attachment)}” is not text that I can read; please save it as UTF-8, or paste what matters."
+    return f"“{_quoted_name(attachment)}” is not text that I can read; please save it as UTF-8, or paste what matters."
 
 
-def _cut(attachment: IncomingAttachment, max_chars: int) -> str:
+def _truncated(attachment: IncomingAttachment, max_chars: int) -> str:
     return (
-        f"“{_said(attachment)}” is long: I read its first {max_chars:,} characters; "
+        f"“{_quoted_name(attachment)}” is long: I read its first {max_chars:,} characters; "
         "to show me more, send the rest as a file of its own."
     )
 
@@ -339,13 +351,13 @@ def _new_file(folder: Path) -> Path:
 
 
 def _keep(folder: Path, fetched: Path, attachment: IncomingAttachment) -> StoredFile:
-    """Move a fetched file to the place that its bytes name."""
+    """Move a fetched file to the path that its bytes name."""
     with fetched.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     size = fetched.stat().st_size
-    place = folder / sha256[:2] / sha256
-    place.parent.mkdir(mode=0o700, exist_ok=True)
-    fetched.replace(place)
+    path = folder / sha256[:2] / sha256
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    fetched.replace(path)
     return StoredFile(
         sha256=sha256, path=f"{sha256[:2]}/{sha256}", name=attachment.name, mime=attachment.mime, size_bytes=size
     )
@@ -374,5 +386,5 @@ def _image_mime(path: Path, attachment: IncomingAttachment) -> str:
         if start.startswith(signature):
             return mime
     raise _AttachmentError(
-        f"“{_said(attachment)}” is not an image that I can look at; please send it as {IMAGE_FORMS}."
+        f"“{_quoted_name(attachment)}” is not an image that I can look at; please send it as {IMAGE_FORMS}."
     )

@@ -47,15 +47,15 @@ Work: TypeAlias = Claim | QueuedCommand | Hold | None
 def next_work(rows: Sequence[InboxRow], *, merge_ms: int, paste_ms: int, now: Millis) -> Work:
     """Decide what a lane does next with `rows`, all that waits in its chat, in platform order."""
     notices = [row for row in rows if row.kind is InboxKind.NOTICE]
-    asked = [row for row in rows if row.kind is not InboxKind.NOTICE]
-    if not asked:
+    messages = [row for row in rows if row.kind is not InboxKind.NOTICE]
+    if not messages:
         return None
-    first = asked[0]
+    first = messages[0]
     if first.kind is InboxKind.COMMAND:
         return QueuedCommand(row=first)
-    burst = _burst(asked, merge_ms, paste_ms)
+    burst = _burst(messages, merge_ms, paste_ms)
     last = burst[-1]
-    if last.expects_more and len(burst) == len(asked) and paste_ms > 0:
+    if last.expects_more and len(burst) == len(messages) and paste_ms > 0:
         until = Millis(last.received_at + paste_ms + ARRIVAL_SLACK_MS)
         if now < until:
             return Hold(until=until)
@@ -63,12 +63,12 @@ def next_work(rows: Sequence[InboxRow], *, merge_ms: int, paste_ms: int, now: Mi
     return Claim(rows=tuple(sorted([*earlier, *burst], key=lambda row: row.id)))
 
 
-def _burst(asked: Sequence[InboxRow], merge_ms: int, paste_ms: int) -> list[InboxRow]:
-    first = asked[0]
+def _burst(messages: Sequence[InboxRow], merge_ms: int, paste_ms: int) -> list[InboxRow]:
+    first = messages[0]
     burst = [first]
     if first.mode is InboxMode.ALONE:
         return burst
-    for row in asked[1:]:
+    for row in messages[1:]:
         if row.kind is InboxKind.COMMAND or row.mode is InboxMode.ALONE or row.sender_ref != first.sender_ref:
             break
         last = burst[-1]

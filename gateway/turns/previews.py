@@ -40,19 +40,19 @@ class LivePreview:
         adapter: PlatformAdapter | None,
         gate: Gate,
         flood: FloodControl,
-        note_ref: Callable[[str], Awaitable[None]],
+        save_ref: Callable[[str], Awaitable[None]],
     ) -> None:
         self._turn = turn
         self._adapter = adapter
         self._gate = gate
         self._flood = flood
-        self._note_ref = note_ref
-        self._ref = self._noted_ref = turn.preview_ref
+        self._save_ref = save_ref
+        self._ref = self._saved_ref = turn.preview_ref
         self._changed = asyncio.Event()
         self._closed = asyncio.Event()
         self._shown = ""
         self._shown_at = self._typed_at = 0.0
-        self._pump: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self.text = ""
 
     def show(self, text: str) -> None:
@@ -67,17 +67,17 @@ class LivePreview:
     def open(self) -> None:
         """Begin to show previews. Whoever opens a preview awaits `close`."""
         if self._adapter is not None:
-            self._pump = asyncio.create_task(self._run(self._adapter), name=f"preview-{self._turn.id}")
+            self._task = asyncio.create_task(self._run(self._adapter), name=f"preview-{self._turn.id}")
 
     async def close(self) -> None:
         """Show no more previews. Returns when nothing is in flight, so that the final answer comes last."""
         self._closed.set()
         self._changed.set()
-        if self._pump is None:
+        if self._task is None:
             return
-        await self._pump
+        await self._task
         with contextlib.suppress(StateError):  # a stale copy beside the answer is better than no answer
-            await self._note()
+            await self._save()
 
     async def _run(self, adapter: PlatformAdapter) -> None:
         interval = self._interval(adapter)
@@ -128,13 +128,13 @@ class LivePreview:
         self._ref = await adapter.show(preview) or self._ref
         self._shown = text
         self._shown_at = time.monotonic()
-        await self._note()
+        await self._save()
 
-    async def _note(self) -> None:
+    async def _save(self) -> None:
         """Store which message is the placeholder, unless that is known."""
-        if self._ref is not None and self._ref != self._noted_ref:
-            await self._note_ref(self._ref)
-            self._noted_ref = self._ref
+        if self._ref is not None and self._ref != self._saved_ref:
+            await self._save_ref(self._ref)
+            self._saved_ref = self._ref
 
     def _is_typing_due(self, adapter: PlatformAdapter) -> bool:
         fades = adapter.capabilities.typing_seconds

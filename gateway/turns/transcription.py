@@ -33,7 +33,7 @@ from hermes_state.values import ChatId, Clock, IncomingAttachment, Millis, Model
 
 log = structlog.get_logger()
 
-MakeLine = Callable[[Config], TranscriptionClient]
+MakeClient = Callable[[Config], TranscriptionClient]
 
 
 class TranscriptionError(Exception):
@@ -43,85 +43,87 @@ class TranscriptionError(Exception):
 class Transcriber:
     """Transcribes recordings as the configuration in force says."""
 
-    def __init__(self, *, store: Store, live: Runtime, clock: Clock, make_line: MakeLine) -> None:
+    def __init__(self, *, store: Store, live: Runtime, clock: Clock, make_client: MakeClient) -> None:
         self._store = store
         self._live = live
         self._clock = clock
-        self._make_line = make_line
-        self._lines: list[TranscriptionClient] = []
+        self._make_client = make_client
+        self._clients: list[TranscriptionClient] = []
         """The newest is in use; an older one may still be for a moment after a reload."""
-        self._made_for: object = None
+        self._inputs: object = None
 
     @property
-    def are_open(self) -> bool:
+    def is_enabled(self) -> bool:
         """Recordings are transcribed at all."""
         return self._live.config.transcription.model is not None
 
     def refuse_long(self, recording: IncomingAttachment) -> None:
         """Raise `TranscriptionError` for a recording that is known to be longer than `transcription.max_seconds`."""
-        most = self._live.config.transcription.max_seconds
-        if recording.seconds is not None and recording.seconds > most:
-            raise TranscriptionError(f"I listen to at most {_length(most)} at a time; please say it in shorter pieces.")
+        limit = self._live.config.transcription.max_seconds
+        if recording.seconds is not None and recording.seconds > limit:
+            raise TranscriptionError(
+                f"I listen to at most {_length(limit)} at a time; please say it in shorter pieces."
+            )
 
-    async def hear(self, row: InboxRow, recording: IncomingAttachment, data: bytes) -> str:
+    async def transcribe(self, row: InboxRow, recording: IncomingAttachment, data: bytes) -> str:
         """Transcript of a fetched recording of a waiting message, by now stored with it.
 
         Raises `TranscriptionError` when nothing could be made out, with the reason.
         """
-        if not self.are_open:  # a reload may have closed them while the recording was fetched
+        if not self.is_enabled:  # a reload may have closed them while the recording was fetched
             raise TranscriptionError("I cannot listen to recordings any more; please write to me instead.")
-        line = self._line()
+        client = self._client()
         payer = Payer(chat_id=row.chat_id)
 
         async def record_failure(call: ModelCallRecord) -> None:
-            await self._store.write(_pay, row.chat_id, call, self._clock.now())
+            await self._store.write(_record, row.chat_id, call, self._clock.now())
 
         try:
-            heard = await line.transcribe(
+            transcript = await client.transcribe(
                 data,
-                _named(recording),
+                _file_name(recording),
                 payer=payer,
                 record_failure=record_failure,
                 within=self._live.config.model.turn_seconds,
             )
         except ModelError as error:
             log.warning("recording.unheard", error=type(error).__name__, detail=str(error))
-            raise TranscriptionError(_why(error)) from error
-        await self._store.write(_keep, row, recording, heard.text, heard.call, self._clock.now())
-        if not heard.text:
+            raise TranscriptionError(_sentence(error)) from error
+        await self._store.write(_keep, row, recording, transcript.text, transcript.call, self._clock.now())
+        if not transcript.text:
             raise TranscriptionError(
                 "I could not make out any words in your recording; please send it again, or write to me."
             )
-        log.info("recording.heard", seconds=recording.seconds, characters=len(heard.text))
-        return heard.text
+        log.info("recording.heard", seconds=recording.seconds, characters=len(transcript.text))
+        return transcript.text
 
     async def close(self) -> None:
         """Let go of connections."""
-        for line in self._lines:
-            await line.model.close()
+        for client in self._clients:
+            await client.model.close()
 
-    def _line(self) -> TranscriptionClient:
+    def _client(self) -> TranscriptionClient:
         config = self._live.config
         inputs = (config.transcription, config.model, config.costs, config.agent.time_zone)
-        if inputs != self._made_for:
-            self._lines.append(self._make_line(config))
-            self._made_for = inputs
-        return self._lines[-1]
+        if inputs != self._inputs:
+            self._clients.append(self._make_client(config))
+            self._inputs = inputs
+        return self._clients[-1]
 
 
 def _keep(
     db: Connection, row: InboxRow, recording: IncomingAttachment, text: str, call: ModelCallRecord, now: Millis
 ) -> None:
-    _pay(db, row.chat_id, call, now)
+    _record(db, row.chat_id, call, now)
     if text:
         inbox.note_heard(db, row.id, recording, text)
 
 
-def _pay(db: Connection, chat_id: ChatId, call: ModelCallRecord, now: Millis) -> None:
+def _record(db: Connection, chat_id: ChatId, call: ModelCallRecord, now: Millis) -> None:
     ledger.record(db, None, None, call, now, chat_id=chat_id)
 
 
-def _named(recording: IncomingAttachment) -> str:
+def _file_name(recording: IncomingAttachment) -> str:
     """File name whose end tells the format, as transcription endpoints want it."""
     suffix = Path(recording.name).suffix.lower()
     if suffix not in _SUFFIXES:
@@ -141,7 +143,7 @@ _SUFFIX_OF = {
 }
 
 
-def _why(error: ModelError) -> str:
+def _sentence(error: ModelError) -> str:
     if isinstance(error, SpendingCapExceeded | PriceNotFound):
         return sentence_for(error)
     if isinstance(error, AuthRejected | QuotaExceeded | ModelNotFound):
@@ -156,7 +158,7 @@ def _length(seconds: int) -> str:
     return f"{seconds} seconds" if seconds < 120 else f"{seconds // 60} minutes"
 
 
-def transcription_line(config: Config, costs: Pricing) -> TranscriptionClient:
+def transcription_client(config: Config, costs: Pricing) -> TranscriptionClient:
     """Client of the configured speech-to-text model."""
     endpoint = endpoint_of(config)
     return TranscriptionClient(TranscriptionModel(endpoint), **costs.terms(config, endpoint.model))

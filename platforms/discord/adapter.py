@@ -120,9 +120,9 @@ class DiscordAdapter:
     async def run(self, intake: Intake) -> None:
         """Receive until cancelled; see `PlatformAdapter.run`."""
         try:
-            async with self._connection(intake) as (client, inlet, history), asyncio.TaskGroup() as tasks:
-                tasks.create_task(inlet.run(history), name="discord inlet")
-                tasks.create_task(self._watch(client, inlet), name="discord watch")
+            async with self._connection(intake) as (client, events, history), asyncio.TaskGroup() as tasks:
+                tasks.create_task(events.run(history), name="discord events")
+                tasks.create_task(self._watch(client, events), name="discord watch")
                 tasks.create_task(self._publish_menu(client), name="discord menu")
                 # In this task, not in one of its own: only so the group takes back the cancellation that a failing
                 # task makes, and `cancelling` below tells an order to stop from a failure.
@@ -166,15 +166,17 @@ class DiscordAdapter:
         with _store_errors():
             salt = await self._load_salt()
         self._state, self._detail = AdapterState.STARTING, "Connecting."
-        inlet = EventQueue(intake, account=settings.account, clock=self._clock, queue_size=settings.queue_size)
+        events = EventQueue(intake, account=settings.account, clock=self._clock, queue_size=settings.queue_size)
         client = GatewayClient(
-            inlet,
+            events,
             account=settings.account,
             clock=self._clock,
             api_url=settings.api_url,
             gateway_url=settings.gateway_url,
         )
-        client.on_slash_or_button = InteractionHandler(client, inlet, client.reader, self._tickets, self._buttons).take
+        client.on_slash_or_button = InteractionHandler(
+            client, events, client.reader, self._tickets, self._buttons
+        ).handle
         sender = DiscordSender(
             client,
             self._tickets,
@@ -186,7 +188,7 @@ class DiscordAdapter:
         history = HistoryReader(
             client,
             client.reader,
-            sender.say,
+            sender.announce,
             clock=self._clock,
             hours=settings.catch_up_hours,
             messages=settings.catch_up_messages,
@@ -194,7 +196,7 @@ class DiscordAdapter:
         self._client, self._sender = client, sender
         try:
             async with _closing(client):
-                yield client, inlet, history
+                yield client, events, history
         finally:
             self._note_progress(client)
             self._client = self._sender = None
@@ -216,13 +218,13 @@ class DiscordAdapter:
                 task.cancel()
                 await asyncio.wait({task}, timeout=STOP_SECONDS)
 
-    async def _watch(self, client: GatewayClient, inlet: EventQueue) -> None:
+    async def _watch(self, client: GatewayClient, events: EventQueue) -> None:
         """Give the connection up when it makes no progress: being connected is not enough."""
         limit = self._settings.stale_seconds
         while True:
             with contextlib.suppress(TimeoutError):  # the usual case: nothing overflowed
                 async with asyncio.timeout(min(limit / 6, 15.0)):
-                    await inlet.overflowed.wait()
+                    await events.overflowed.wait()
                 raise PlatformUnavailable("more events arrived than could be stored")
             offline_since = client.offline_since
             if offline_since is not None and time.monotonic() - offline_since > limit:

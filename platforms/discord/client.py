@@ -58,7 +58,9 @@ class RestClient(HTTPClient):
 class GatewayClient(discord.Client):
     """Connection to Discord's gateway; hands every event to an `EventQueue`, in order, without waiting."""
 
-    def __init__(self, inlet: EventQueue, *, account: str, clock: Clock, api_url: str, gateway_url: str | None) -> None:
+    def __init__(
+        self, events: EventQueue, *, account: str, clock: Clock, api_url: str, gateway_url: str | None
+    ) -> None:
         intents = discord.Intents.none()
         intents.guilds = intents.guild_messages = intents.dm_messages = intents.message_content = True
         super().__init__(
@@ -70,7 +72,7 @@ class GatewayClient(discord.Client):
             allowed_mentions=discord.AllowedMentions.none(),
         )
         self.http = self._connection.http = RestClient(self, api_url=api_url, gateway_url=gateway_url)
-        self._inlet = inlet
+        self._events = events
         self.reader = EventReader(self, account=account, clock=clock)
         self.on_slash_or_button: Callable[[discord.Interaction], Awaitable[None]] | None = None
         self.offline_since: float | None = time.monotonic()
@@ -94,32 +96,32 @@ class GatewayClient(discord.Client):
     # its own, and only the order in which they start is the order in which Discord sent them.
 
     async def on_message(self, message: discord.Message) -> None:
-        self._inlet.put(MessageEvent(str(message.channel.id), message.id, self.reader.message(message)))
+        self._events.put(MessageEvent(str(message.channel.id), message.id, self.reader.message(message)))
 
     async def on_raw_message_edit(self, payload: discord.RawMessageUpdateEvent) -> None:
         if (edit := self.reader.edit(payload)) is not None:
-            self._inlet.put(ChangeEvent(str(payload.channel_id), edit))
+            self._events.put(ChangeEvent(str(payload.channel_id), edit))
 
     async def on_raw_message_delete(self, payload: discord.RawMessageDeleteEvent) -> None:
-        self._inlet.put(
+        self._events.put(
             ChangeEvent(str(payload.channel_id), self.reader.deletion(payload.channel_id, payload.message_id))
         )
 
     async def on_raw_bulk_message_delete(self, payload: discord.RawBulkMessageDeleteEvent) -> None:
         for message_id in sorted(payload.message_ids):
-            self._inlet.put(ChangeEvent(str(payload.channel_id), self.reader.deletion(payload.channel_id, message_id)))
+            self._events.put(ChangeEvent(str(payload.channel_id), self.reader.deletion(payload.channel_id, message_id)))
 
     async def on_interaction(self, interaction: discord.Interaction) -> None:
         if self.on_slash_or_button is not None:
             await self.on_slash_or_button(interaction)
 
     async def on_connect(self) -> None:  # READY, never RESUMED
-        self._inlet.put(ConnectedEvent())
+        self._events.put(ConnectedEvent())
         self.offline_since = None
         self.had_session.set()
 
     async def on_ready(self) -> None:  # the servers are listed
-        self._inlet.put(ChannelsEvent({ref: newest for guild in self.guilds for ref, newest in _readable(guild)}))
+        self._events.put(ChannelsEvent({ref: newest for guild in self.guilds for ref, newest in _readable(guild)}))
 
     async def on_resumed(self) -> None:
         self.offline_since = None

@@ -108,12 +108,12 @@ class EventQueue:
         self._fetches = PrioritySemaphore(PARALLEL_FETCHES)
         self._cursors: dict[str, int] | None = None
         self._gaps: dict[str, _CatchUpState] = {}
-        self._whole: set[str] = set()
+        self._complete: set[str] = set()
         """Channels that nothing is missing from in this connection."""
         self._high_water = 0
         """Newest message seen anywhere before this connection, 0 if there was none: ids are ordered by time."""
         self._connected_at = Millis(0)
-        self._unheard: dict[str, InboundMessage] = {}
+        self._unstored: dict[str, InboundMessage] = {}
         """Events that arrived and are not being stored yet, by `event_ref`: somebody may want to stop something."""
         self._is_held_up = False
         """The database keeps an event waiting."""
@@ -131,7 +131,7 @@ class EventQueue:
             self.overflowed.set()
             return
         if isinstance(item, InteractionEvent | MessageEvent) and item.event is not None:
-            self._unheard[item.event.event_ref] = item.event
+            self._unstored[item.event.event_ref] = item.event
             if self._is_held_up:
                 self._may_listen.set()
 
@@ -140,10 +140,10 @@ class EventQueue:
         while True:
             await self._may_listen.wait()
             self._may_listen.clear()
-            while self._is_held_up and self._unheard:
-                await self._intake.overhear(self._unheard.pop(next(iter(self._unheard))))
+            while self._is_held_up and self._unstored:
+                await self._intake.overhear(self._unstored.pop(next(iter(self._unstored))))
 
-    def _begin_to_listen(self) -> None:
+    def _start_listening(self) -> None:
         self._is_held_up = True
         self._may_listen.set()
 
@@ -159,14 +159,14 @@ class EventQueue:
                     case ChannelsEvent(newest=newest):
                         for channel_ref, message_id in newest.items():
                             if message_id > self._high_water:
-                                self._look_into(channel_ref, history, tasks)
+                                self._catch_up(channel_ref, history, tasks)
                     case InteractionEvent(event=event):
                         await self._store(event, None)
                     case MessageEvent() | ChangeEvent():
-                        self._look_into(item.channel_ref, history, tasks)
+                        self._catch_up(item.channel_ref, history, tasks)
                         if gap := self._gaps.get(item.channel_ref):
                             gap.waiting.append(item)
-                            self._fetches.hurry(item.channel_ref)  # there may be a thousand channels to look into
+                            self._fetches.prioritize(item.channel_ref)  # there may be a thousand channels to look into
                             if len(gap.waiting) > self._queue.maxsize:  # a history that cannot be read for long
                                 self.overflowed.set()
                         else:
@@ -176,14 +176,14 @@ class EventQueue:
         cursors = await self._load_cursors()
         self._high_water = max(cursors.values(), default=0)
         self._connected_at = self._clock.now()
-        self._whole.clear()
+        self._complete.clear()
         for gap in self._gaps.values():
             gap.is_open = True
             gap.until = None
         for channel_ref in cursors:
-            self._look_into(channel_ref, history, tasks)
+            self._catch_up(channel_ref, history, tasks)
 
-    def _look_into(self, channel_ref: str, history: HistorySource, tasks: asyncio.TaskGroup) -> None:
+    def _catch_up(self, channel_ref: str, history: HistorySource, tasks: asyncio.TaskGroup) -> None:
         """Catch a channel up once per connection.
 
         A channel without a cursor may have been written to for the first time while nobody listened: what
@@ -191,7 +191,7 @@ class EventQueue:
         servers, but no bot's direct chats: one that was opened in an outage is found with its next message.
         Source: https://github.com/discord/discord-api-docs/issues/184
         """
-        if channel_ref in self._whole or channel_ref in self._gaps:
+        if channel_ref in self._complete or channel_ref in self._gaps:
             return
         seen = (self._cursors or {}).get(channel_ref)
         if seen is not None:
@@ -200,12 +200,12 @@ class EventQueue:
             before = snowflake_at(Millis(self._connected_at + SKEW_MS))
             gap = _CatchUpState(max(0, self._high_water - (SKEW_MS << 22)), before)
         else:
-            self._whole.add(channel_ref)
+            self._complete.add(channel_ref)
             return
         self._gaps[channel_ref] = gap
-        tasks.create_task(self._close(channel_ref, gap, history), name=f"discord catch-up {channel_ref}")
+        tasks.create_task(self._close_gap(channel_ref, gap, history), name=f"discord catch-up {channel_ref}")
 
-    async def _close(self, channel_ref: str, gap: _CatchUpState, history: HistorySource) -> None:
+    async def _close_gap(self, channel_ref: str, gap: _CatchUpState, history: HistorySource) -> None:
         while True:
             if gap.is_open:
                 gap.is_open = False  # before the fetch: a reconnect during it opens the gap again
@@ -216,7 +216,7 @@ class EventQueue:
             else:
                 break
         del self._gaps[channel_ref]
-        self._whole.add(channel_ref)
+        self._complete.add(channel_ref)
 
     async def _fetch(self, channel_ref: str, gap: _CatchUpState, history: HistorySource) -> Sequence[MessageEvent]:
         seen = max(gap.seen, (self._cursors or {}).get(channel_ref, 0))
@@ -246,8 +246,8 @@ class EventQueue:
 
     async def _store(self, event: InboundMessage | InboundEdit | InboundDeletion | None, cursor: Cursor | None) -> None:
         if event is not None:
-            self._unheard.pop(event.event_ref, None)
-        patience = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._begin_to_listen)
+            self._unstored.pop(event.event_ref, None)
+        patience = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._start_listening)
         try:
             for delay in RETRY_BACKOFF:
                 try:
@@ -259,7 +259,7 @@ class EventQueue:
                     return
                 except StoreUnavailable as error:
                     log.warning("discord.event_retried", detail=str(error), retry_seconds=delay)
-                self._begin_to_listen()
+                self._start_listening()
                 await asyncio.sleep(delay)
         finally:
             patience.cancel()

@@ -69,7 +69,7 @@ class DiscordSender:
             self._delivered.popitem(last=False)
         return ref
 
-    async def say(self, channel_ref: str, text: str, key: str) -> str:
+    async def announce(self, channel_ref: str, text: str, key: str) -> str:
         """Send a sentence of the adapter's own."""
         return await self._post(channel_ref, {"content": text, "allowed_mentions": NO_MENTIONS}, key)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 
 class PrioritySemaphore:
-    """Semaphore that admits in order; whoever is in a hurry comes next."""
+    """Semaphore that admits in order; whoever is urgent comes next."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -19,12 +19,12 @@ class PrioritySemaphore:
         if self._free:
             self._free -= 1
         else:
-            place = self._waiting[name] = asyncio.get_running_loop().create_future()
+            slot = self._waiting[name] = asyncio.get_running_loop().create_future()
             try:
-                await place
+                await slot
             except asyncio.CancelledError:
                 self._waiting.pop(name, None)
-                if not place.cancelled():  # it was given in the same moment
+                if not slot.cancelled():  # it was given in the same moment
                     self._pass_on()
                 raise
         try:
@@ -32,15 +32,15 @@ class PrioritySemaphore:
         finally:
             self._pass_on()
 
-    def hurry(self, name: str) -> None:
+    def prioritize(self, name: str) -> None:
         """Let `name` come next: somebody waits for it."""
         if name in self._waiting:
             self._waiting.move_to_end(name, last=False)
 
     def _pass_on(self) -> None:
         while self._waiting:
-            _, place = self._waiting.popitem(last=False)
-            if not place.done():  # else its owner was told to stop and has not run yet
-                place.set_result(None)
+            _, slot = self._waiting.popitem(last=False)
+            if not slot.done():  # else its owner was told to stop and has not run yet
+                slot.set_result(None)
                 return
         self._free += 1

@@ -178,18 +178,18 @@ class InteractionHandler:
     def __init__(
         self,
         client: discord.Client,
-        inlet: EventQueue,
+        events: EventQueue,
         reader: EventReader,
         tickets: TicketRegistry,
         buttons: ButtonCommands,
     ) -> None:
         self._client = client
-        self._inlet = inlet
+        self._events = events
         self._reader = reader
         self._tickets = tickets
         self._buttons = buttons
 
-    async def take(self, interaction: discord.Interaction) -> None:
+    async def handle(self, interaction: discord.Interaction) -> None:
         """Take an interaction. A command is handed over before anything is awaited; a button has to look up its own."""
         if interaction.type is discord.InteractionType.application_command:
             self._hand_over(interaction, _command_line(interaction), InputKind.SLASH)
@@ -202,7 +202,7 @@ class InteractionHandler:
     def _hand_over(self, interaction: discord.Interaction, text: str | None, via: InputKind) -> None:
         event = self._reader.interaction(interaction, text, via) if text is not None else None
         if event is not None:
-            self._inlet.put(InteractionEvent(event))
+            self._events.put(InteractionEvent(event))
 
     async def _pressed(self, interaction: discord.Interaction) -> str | None:
         try:

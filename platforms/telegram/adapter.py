@@ -62,7 +62,7 @@ class TelegramAdapter:
         self._clock = clock
         self._account = account
         self._buttons = button_commands(store, account)
-        self._liveness = HealthState(clock, settings.stall_seconds)
+        self._health = HealthState(clock, settings.stall_seconds)
         self._connection: _Connection | None = None
 
     @property
@@ -74,13 +74,13 @@ class TelegramAdapter:
         return CAPABILITIES
 
     def health(self) -> AdapterHealth:
-        return self._liveness.health()
+        return self._health.current()
 
     async def run(self, intake: Intake) -> None:
         """Receive until cancelled, over connections of this run only. See `PlatformAdapter.run`."""
         if self._connection is not None:
             raise RuntimeError("this adapter is running: two pollers would cut each other off")
-        self._liveness.starting()
+        self._health.starting()
         try:
             async with _Connection(self._settings) as connection:
                 self._connection = connection
@@ -90,14 +90,14 @@ class TelegramAdapter:
                 connection.spawn(publish_menu(connection.sdk, self._menu), "telegram.menu")
                 await self._receive(connection, self._queue(intake, bot, connection))
         except TokenRejected as error:
-            self._liveness.failed(str(error))
+            self._health.failed(str(error))
             raise
         except PlatformError as error:
-            self._liveness.backing_off(str(error))
+            self._health.backing_off(str(error))
             raise
         finally:
             self._connection = None
-            self._liveness.stopped()
+            self._health.stopped()
 
     def render(self, text: str) -> Sequence[OutboundPart]:
         return rendering.render(text)
@@ -120,15 +120,15 @@ class TelegramAdapter:
     async def _receive(self, connection: "_Connection", queue: UpdateQueue) -> None:
         webhook = self._settings.webhook
         if webhook is not None:
-            async with WebhookServer(webhook, queue, self._liveness):
-                await keep_webhook(connection.sdk, self._settings, webhook, self._liveness)
+            async with WebhookServer(webhook, queue, self._health):
+                await keep_webhook(connection.sdk, self._settings, webhook, self._health)
             return
         await connection.forget_webhook()
         poller = Poller(
             base_url=connection.sdk.base_url,
             request=connection.polling,
             queue=queue,
-            liveness=self._liveness,
+            health=self._health,
             settings=self._settings,
         )
         await poller.run()

@@ -35,15 +35,15 @@ async def fetch(
         address = (await sdk.get_file(attachment.file_ref)).file_path
         if not address:
             raise MessageRejected("Telegram gives no address for the file")
-        place = local_place(address, sdk.base_url)
-        if place is not None:
-            return await asyncio.to_thread(_copied, place, target, max_bytes)
+        path = local_path(address, sdk.base_url)
+        if path is not None:
+            return await asyncio.to_thread(_copy, path, target, max_bytes)
         async with request.stream(address) as response:
             if response.status >= 500:
                 raise PlatformUnavailable(f"the file server answered {response.status}")
             if response.status != 200:
                 raise MessageRejected(f"the file server answered {response.status}")
-            return await _written(response.content, target, max_bytes)
+            return await _write(response.content, target, max_bytes)
     except BadRequest as error:
         if is_file_too_big(error):
             raise FileTooLarge(min(DOWNLOAD_BYTES, max_bytes)) from error
@@ -52,7 +52,7 @@ async def fetch(
         raise PlatformUnavailable(f"the file could not be fetched ({type(error).__name__})") from error
 
 
-def local_place(address: str, base_url: str) -> Path | None:
+def local_path(address: str, base_url: str) -> Path | None:
     """Path of a file according to a local Bot API server (one that runs with `--local`).
 
     None for an address to fetch it from. Telegram's own servers have no say about files of this machine.
@@ -60,12 +60,12 @@ def local_place(address: str, base_url: str) -> Path | None:
     return Path(address) if address.startswith("/") and not base_url.startswith(BASE_URL) else None
 
 
-def _copied(place: Path, target: Path, max_bytes: int) -> int:
+def _copy(path: Path, target: Path, max_bytes: int) -> int:
     try:
-        size = place.stat().st_size
+        size = path.stat().st_size
         if size > max_bytes:
             raise FileTooLarge(max_bytes)
-        shutil.copyfile(place, target)
+        shutil.copyfile(path, target)
     except FileNotFoundError as error:
         raise MessageRejected("the Bot API server names a file that is not on this machine") from error
     except OSError as error:
@@ -74,7 +74,7 @@ def _copied(place: Path, target: Path, max_bytes: int) -> int:
     return size
 
 
-async def _written(content: aiohttp.StreamReader, target: Path, max_bytes: int) -> int:
+async def _write(content: aiohttp.StreamReader, target: Path, max_bytes: int) -> int:
     size = 0
     is_whole = False
     try:

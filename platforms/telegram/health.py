@@ -40,7 +40,7 @@ class HealthState:
         if self._state in (AdapterState.RUNNING, AdapterState.STARTING, AdapterState.STALLED):
             self._set(AdapterState.STARTING, "not running")
 
-    def health(self) -> AdapterHealth:
+    def current(self) -> AdapterHealth:
         silence = time.monotonic() - self._heard
         if self._state is AdapterState.RUNNING and silence > self._stall_seconds:
             detail = f"no progress for {silence:.0f} s"

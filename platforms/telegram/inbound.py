@@ -92,22 +92,22 @@ def read_message(message: Message, bot: BotIdentity) -> InboundMessage | ChatMig
     raw = message.text or message.caption or ""
     if sender is None or not (raw or attachments):
         return None
-    meant = _meant(message, raw, bot)
-    if meant is None:
+    addressed = _addressed_text(message, raw, bot)
+    if addressed is None:
         return None
     quoted = _quoted(message)
-    is_called = message.chat.type == Chat.PRIVATE or meant.is_named or _is_from(quoted, bot)
+    is_called = message.chat.type == Chat.PRIVATE or addressed.is_named or _is_from(quoted, bot)
     return InboundMessage(
         event_ref=bot.message_key(message),
         chat=chat_key(message, bot.account),
         chat_kind=_chat_kind(message),
         chat_title=message.chat.title,
         sender=sender,
-        text=meant.text,
+        text=addressed.text,
         message_ref=str(message.message_id),
         sent_at=_millis(message),
-        is_addressed=is_called or meant.is_bare_command,
-        is_bare_command=meant.is_bare_command and not is_called,
+        is_addressed=is_called or addressed.is_bare_command,
+        is_bare_command=addressed.is_bare_command and not is_called,
         expects_more=message.media_group_id is not None or _is_near_limit(raw),
         attachments=attachments,
         quote=_quote(message, quoted, bot),
@@ -120,14 +120,14 @@ def read_edit(update: Update, message: Message, bot: BotIdentity) -> InboundEdit
     raw = message.text or message.caption or ""
     if sender is None or not raw:
         return None
-    meant = _meant(message, raw, bot)
-    if meant is None:
+    addressed = _addressed_text(message, raw, bot)
+    if addressed is None:
         return None
     return InboundEdit(
         event_ref=bot.edit_key(update, message),
         chat=chat_key(message, bot.account),
         sender=sender,
-        text=meant.text,
+        text=addressed.text,
         message_ref=str(message.message_id),
         sent_at=_millis(message),
     )
@@ -206,7 +206,7 @@ class _AddressedText:
     """The text begins with a command for any bot that knows it."""
 
 
-def _meant(message: Message, text: str, bot: BotIdentity) -> _AddressedText | None:
+def _addressed_text(message: Message, text: str, bot: BotIdentity) -> _AddressedText | None:
     """`/stop@our_bot now` means `/stop now`, and a leading `@our_bot` goes away; None for a command to another bot."""
     is_named = False
     for entity in message.entities or message.caption_entities:

@@ -74,7 +74,7 @@ class TelegramSender:
         part = (await asyncio.to_thread(render, preview.text))[-1]
         if not preview.is_shared and self._has_drafts and preview.ref is None:
             try:
-                await _called(self._draft(preview, part))
+                await _call(self._draft(preview, part))
             except _DraftRejected:
                 log.debug("telegram.draft_refused")  # a placeholder does; it serves the rest of this turn
             else:
@@ -86,7 +86,7 @@ class TelegramSender:
 
     async def show_typing(self, chat: ChatKey) -> None:
         """Show for five seconds that something is being written."""
-        await _called(
+        await _call(
             self._sdk.send_chat_action(
                 chat_id=int(chat.chat_ref), action=ChatAction.TYPING, message_thread_id=_thread(chat)
             )
@@ -154,7 +154,7 @@ class TelegramSender:
                 raise translated(error) from error
         # The same people read the group's general topic; an answer that nobody gets helps nobody.
         log.info("telegram.topic_gone")
-        return await _called(attempt(None))
+        return await _call(attempt(None))
 
     async def _edit(
         self,
@@ -203,7 +203,7 @@ class _DraftRejected(Exception):
     """The Bot API server has no drafts, or none for this chat."""
 
 
-async def _called(call: Awaitable[T]) -> T:
+async def _call(call: Awaitable[T]) -> T:
     try:
         return await call
     except TelegramError as error:

@@ -52,13 +52,13 @@ class Poller:
         base_url: str,
         request: BotApiRequest,
         queue: UpdateQueue,
-        liveness: HealthState,
+        health: HealthState,
         settings: TelegramSettings,
     ) -> None:
         self._url = f"{base_url}/getUpdates"
         self._request = request
         self._queue = queue
-        self._liveness = liveness
+        self._health = health
         self._settings = settings
         self._offset: int | None = None
         self._failures = 0
@@ -82,7 +82,7 @@ class Poller:
         wait = 0 if was_probe else self._settings.poll_seconds
         async with asyncio.timeout(wait + self._settings.poll_grace_seconds):
             updates = await self._fetch(wait)
-        self._liveness.progressed(_CONFLICT if time.monotonic() < self._conflict_until else "")
+        self._health.progressed(_CONFLICT if time.monotonic() < self._conflict_until else "")
         for number, raw in enumerate(updates):
             try:
                 await self._put(raw)
@@ -128,11 +128,11 @@ class Poller:
         delay = self._settings.backoff.after(self._failures)
         if isinstance(error, TimeoutError):
             log.warning("telegram.poll_stalled", failures=self._failures)
-            self._liveness.stalled("getUpdates got no answer; the connection was replaced")
+            self._health.stalled("getUpdates got no answer; the connection was replaced")
         else:
             detail = _explained(error)
             log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)
-            self._liveness.backing_off(detail)
+            self._health.backing_off(detail)
         if isinstance(error, Conflict):
             self._conflict_until = time.monotonic() + CONFLICT_MEMORY_SECONDS
             delay = max(delay, self._settings.conflict_seconds)

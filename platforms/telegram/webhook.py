@@ -33,11 +33,11 @@ class WebhookServer:
     Raises `PlatformUnavailable` on entering when the port cannot be had.
     """
 
-    def __init__(self, webhook: WebhookSettings, queue: UpdateQueue, liveness: HealthState) -> None:
+    def __init__(self, webhook: WebhookSettings, queue: UpdateQueue, health: HealthState) -> None:
         self._webhook = webhook
         self._secret = webhook.secret.encode()
         self._queue = queue
-        self._liveness = liveness
+        self._health = health
         app = web.Application(client_max_size=UPDATE_BYTES)
         app.router.add_post(urlsplit(webhook.url).path or "/", self._receive)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
@@ -73,14 +73,14 @@ class WebhookServer:
             await self._queue.put(raw)
         except NetworkError as error:
             log.warning("webhook.put_off", detail=error.message)
-            self._liveness.backing_off(error.message)
+            self._health.backing_off(error.message)
             return web.Response(status=503)
-        self._liveness.progressed()
+        self._health.progressed()
         return web.Response()
 
 
 async def keep_webhook(
-    sdk: telegram.Bot, settings: TelegramSettings, webhook: WebhookSettings, liveness: HealthState
+    sdk: telegram.Bot, settings: TelegramSettings, webhook: WebhookSettings, health: HealthState
 ) -> None:
     """Set the webhook, then look after it until cancelled. Raises `TokenRejected`."""
     failures = 0
@@ -93,7 +93,7 @@ async def keep_webhook(
                     await _set_webhook(sdk, webhook)
             is_set = True
             failures = 0
-            liveness.progressed()
+            health.progressed()
             pause = settings.webhook_check_seconds
         except InvalidToken:
             raise TokenRejected("Telegram does not accept the bot token any more: check telegram.token") from None
@@ -101,7 +101,7 @@ async def keep_webhook(
             failures += 1
             log.warning("telegram.webhook_check_failed", error=type(error).__name__, failures=failures)
             told = f": {error.message}" if isinstance(error, BadRequest) else ""
-            liveness.backing_off(f"the webhook could not be set or checked ({type(error).__name__}{told})")
+            health.backing_off(f"the webhook could not be set or checked ({type(error).__name__}{told})")
             pause = settings.backoff.after(failures)
         await asyncio.sleep(pause)
 

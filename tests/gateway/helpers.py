@@ -32,7 +32,7 @@ from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneDispatcher
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
-from gateway.turns.transcription import Transcriber, transcription_line
+from gateway.turns.transcription import Transcriber, transcription_client
 from hermes_state.errors import FileTooLarge
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
@@ -352,8 +352,11 @@ class TestGateway:
             live=live,
             adapters=self.adapters,
             delivery=self.delivery,
-            ears=Transcriber(
-                store=store, live=live, clock=clock, make_line=partial(transcription_line, costs=Pricing(store, clock))
+            transcriber=Transcriber(
+                store=store,
+                live=live,
+                clock=clock,
+                make_client=partial(transcription_client, costs=Pricing(store, clock)),
             ),
             clock=clock,
             folder=self._folder / "attachments",

@@ -83,7 +83,7 @@ def test_an_event_that_comes_again_is_named_while_nobody_has_taken_it_up(db: sql
 
 
 def test_a_command_is_acknowledged_only_behind_something(db: sqlite3.Connection) -> None:
-    command = {"kind": InboxKind.COMMAND, "told_when_behind": "later"}
+    command = {"kind": InboxKind.COMMAND, "queued_notice": "later"}
     assert not admit(db, admission(message(1, "/new"), **command), START).is_told
     admit(db, admission(message(2)), START)
     assert admit(db, admission(message(3, "/new"), **command), START).is_told
@@ -94,7 +94,7 @@ def test_a_command_is_acknowledged_only_behind_something(db: sqlite3.Connection)
 def test_a_steer_joins_the_turn_that_is_still_open_and_else_waits(db: sqlite3.Connection) -> None:
     chat = ensure_chat(db, key_of(), ChatKind.DIRECT, None, START)
     turn = start(db, chat, "go")
-    steer = {"steers": turn.id, "told_when_steered": "noted", "told_when_behind": "later"}
+    steer = {"steers": turn.id, "steered_notice": "noted", "queued_notice": "later"}
     admit(db, admission(message(1, "in time"), **steer), START)
     finish(db, turn, "done")
     admit(db, admission(message(2, "too late"), **steer), START)

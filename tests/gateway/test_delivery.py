@@ -265,7 +265,7 @@ async def test_flood_control_of_a_group_holds_for_all_its_topics(store: Store, t
         await eventually(lambda: gateway.adapter.requests, "the first attempt")
         await owe(gateway, "two", "two", to=topics[1])
         unstored = gateway.message("/status", chat=topics[1])
-        assert not await gateway.delivery.say_unstored(unstored, topics[1], "all is well")
+        assert not await gateway.delivery.send_unstored(unstored, topics[1], "all is well")
         await owe(gateway, "elsewhere")
         assert await gateway.replies(1) == ["elsewhere"]
         assert len(gateway.adapter.requests) == 2, "every request would make the penalty longer"

@@ -83,7 +83,7 @@ async def test_housekeeping_forgets_old_keys_and_removes_the_oldest_files(store:
             await asyncio.to_thread(path.write_bytes, b"x")
             stored = StoredFile(sha256=name, path=f"aa/{name}", name=name, mime=None, size_bytes=700_000)
             await store.write(attachments.insert, chat, stored, Millis(number))
-        await schedules(gateway, tmp_path, 31 * 24 * HOUR).keep_house()
+        await schedules(gateway, tmp_path, 31 * 24 * HOUR).run_housekeeping()
         assert [path.name for path in (tmp_path / "attachments" / "aa").iterdir()] == ["new"]
         assert await gateway.rows("SELECT name FROM attachments") == [("new",)]
         assert await gateway.inbox_states() == []
@@ -96,9 +96,9 @@ async def test_housekeeping_removes_what_a_crash_left_half_fetched(store: Store,
         folder = tmp_path / "attachments"
         await asyncio.to_thread(folder.mkdir)
         await asyncio.to_thread((folder / f"{INCOMING_PREFIX}x").write_bytes, b"half")
-        await schedules(gateway, tmp_path).keep_house()
+        await schedules(gateway, tmp_path).run_housekeeping()
         assert len(list(folder.iterdir())) == 1
-        await schedules(gateway, tmp_path, 25 * HOUR).keep_house()
+        await schedules(gateway, tmp_path, 25 * HOUR).run_housekeeping()
         assert list(folder.iterdir()) == []
 
 
@@ -107,7 +107,7 @@ async def test_housekeeping_that_cannot_be_done_is_put_off(store: Store, tmp_pat
         await gateway.ask("one")
         await store.write(set_max_pages, 0)
         with capture_logs() as said:
-            await schedules(gateway, tmp_path).keep_house()
+            await schedules(gateway, tmp_path).run_housekeeping()
         assert [line["event"] for line in said] == ["housekeeping.delayed"]
         await store.write(set_max_pages, None)
         assert await store.read(inbox.load_chats_with_waiting) == []
@@ -120,7 +120,7 @@ async def test_files_make_room_also_while_the_database_is_full(store: Store, tmp
         await asyncio.to_thread(folder.mkdir)
         await asyncio.to_thread((folder / f"{INCOMING_PREFIX}x").write_bytes, b"half")
         await store.write(set_max_pages, 0)
-        await schedules(gateway, tmp_path, 25 * HOUR).keep_house()
+        await schedules(gateway, tmp_path, 25 * HOUR).run_housekeeping()
         await store.write(set_max_pages, None)
         assert list(folder.iterdir()) == []
 
@@ -129,5 +129,5 @@ async def test_the_timer_starts_and_ends_with_the_daemon(store: Store, tmp_path:
     async with serving(store, tmp_path) as gateway:
         made = schedules(gateway, tmp_path)
         made.start()
-        assert {job.name for job in made._scheduler.get_jobs()} == {"expire_idle", "keep_house"}
+        assert {job.name for job in made._scheduler.get_jobs()} == {"expire_idle", "run_housekeeping"}
         made.close()

@@ -19,7 +19,7 @@ from hermes_state.errors import (
 )
 from hermes_state.values import AttachmentKind, Button, ChatKey, IncomingAttachment
 from platforms.base import Preview, SendRequest
-from platforms.telegram.files import local_place
+from platforms.telegram.files import local_path
 from tests.fakes.wire import Wire
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.telegram_harness import GROUP, PERSON, TelegramHarness
@@ -447,9 +447,9 @@ class TestFiles:
         assert not (tmp_path / "capped").exists()
 
     def test_telegram_itself_can_name_no_file_of_this_machine(self) -> None:
-        assert local_place("/etc/passwd", "https://api.telegram.org/bot1:x") is None
-        assert local_place("documents/file_1.txt", "http://127.0.0.1:8081/bot1:x") is None
-        assert local_place("/var/lib/bot/file_1.txt", "http://127.0.0.1:8081/bot1:x") == Path("/var/lib/bot/file_1.txt")
+        assert local_path("/etc/passwd", "https://api.telegram.org/bot1:x") is None
+        assert local_path("documents/file_1.txt", "http://127.0.0.1:8081/bot1:x") is None
+        assert local_path("/var/lib/bot/file_1.txt", "http://127.0.0.1:8081/bot1:x") == Path("/var/lib/bot/file_1.txt")
 
     @pytest.mark.parametrize(("kind", "times"), [("reset", 2), ("502", 1)])  # a reset is tried again at once by itself
     async def test_a_broken_download_is_retryable(

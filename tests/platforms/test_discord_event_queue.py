@@ -1,4 +1,4 @@
-"""The inlet under random weather: whatever is lost, live or late, each channel is stored whole and in order."""
+"""The event queue under random weather: whatever is lost, live or late, each channel is stored whole and in order."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ class Weather:
         self.dice = dice
         self.clock = StepClock()
         self.intake = RecordingIntake()
-        self.inlet = EventQueue(self.intake, account="discord", clock=self.clock)
+        self.events = EventQueue(self.intake, account="discord", clock=self.clock)
         self.channels: dict[str, list[MessageEvent]] = {channel: [] for channel in CHANNELS}
         self.is_online = False
 
@@ -70,12 +70,12 @@ class Weather:
         )
         self.channels[channel_ref].append(row)
         if self.is_online:
-            self.inlet.put(row)
+            self.events.put(row)
 
     def connect(self) -> None:
         self.clock.time = Millis(self.clock.time + 1)
         self.is_online = True
-        self.inlet.put(ConnectedEvent())
+        self.events.put(ConnectedEvent())
 
 
 def _event(channel_ref: str, message_id: int) -> InboundMessage:
@@ -96,7 +96,7 @@ async def _play(seed: int) -> Weather:
     weather.connect()
     for channel in CHANNELS:  # every channel is known from the start: a first message is live
         weather.write(channel)
-    worker = asyncio.create_task(weather.inlet.run(weather))
+    worker = asyncio.create_task(weather.events.run(weather))
     for _ in range(weather.dice.randrange(5, 60)):
         match weather.dice.randrange(10):
             case 0 | 1:
@@ -128,12 +128,12 @@ def test_every_channel_is_stored_whole_and_in_order(seed: int) -> None:
 
 async def test_the_cursor_never_moves_back() -> None:
     intake = RecordingIntake()
-    inlet = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, account="discord", clock=StepClock())
     later, earlier = snowflake_at(Millis(START + 1)), snowflake_at(START)
-    inlet.put(ConnectedEvent())
-    inlet.put(MessageEvent("1", later, _event("1", later)))
-    inlet.put(MessageEvent("1", earlier, _event("1", earlier)))
-    worker = asyncio.create_task(inlet.run(Weather(random.Random(1))))
+    events.put(ConnectedEvent())
+    events.put(MessageEvent("1", later, _event("1", later)))
+    events.put(MessageEvent("1", earlier, _event("1", earlier)))
+    worker = asyncio.create_task(events.run(Weather(random.Random(1))))
     await intake.wait_for(2)
     worker.cancel()
     await asyncio.gather(worker, return_exceptions=True)
@@ -143,12 +143,12 @@ async def test_the_cursor_never_moves_back() -> None:
 
 async def test_the_cursor_passes_a_message_only_once_it_is_stored() -> None:
     intake = RecordingIntake()
-    inlet = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, account="discord", clock=StepClock())
     message = _arrived("1", 1)
     intake.gate.clear()
-    inlet.put(ConnectedEvent())
-    inlet.put(message)
-    worker = asyncio.create_task(inlet.run(Weather(random.Random(1))))
+    events.put(ConnectedEvent())
+    events.put(message)
+    worker = asyncio.create_task(events.run(Weather(random.Random(1))))
     await eventually(lambda: intake.offered, "the message is being stored")
     assert intake.cursors == {}
     intake.gate.set()
@@ -166,8 +166,8 @@ def _arrived(channel_ref: str, number: int) -> MessageEvent:
 
 
 @contextlib.asynccontextmanager
-async def _working(inlet: EventQueue, history: HistorySource) -> AsyncIterator[None]:
-    worker = asyncio.create_task(inlet.run(history))
+async def _working(events: EventQueue, history: HistorySource) -> AsyncIterator[None]:
+    worker = asyncio.create_task(events.run(history))
     try:
         yield
     finally:
@@ -178,17 +178,17 @@ async def _working(inlet: EventQueue, history: HistorySource) -> AsyncIterator[N
 
 async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard() -> None:
     intake = RecordingIntake()
-    inlet = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, account="discord", clock=StepClock())
     stuck, queued, later = (_arrived(channel, number) for number, channel in enumerate(CHANNELS))
     pressed = replace(_event("1", 9), event_ref="9:interaction:1", text="/stop")
     intake.gate.clear()
-    inlet.put(ConnectedEvent())
-    inlet.put(stuck)
-    inlet.put(queued)  # before anybody could know that the database is stuck
-    async with _working(inlet, Weather(random.Random(1))):
+    events.put(ConnectedEvent())
+    events.put(stuck)
+    events.put(queued)  # before anybody could know that the database is stuck
+    async with _working(events, Weather(random.Random(1))):
         await eventually(lambda: queued.event in intake.overheard, "what was queued is heard")
-        inlet.put(later)
-        inlet.put(InteractionEvent(pressed))
+        events.put(later)
+        events.put(InteractionEvent(pressed))
         await eventually(lambda: len(intake.overheard) == 3, "what comes later is heard")
         assert intake.overheard == [queued.event, later.event, pressed]
         assert intake.events == []
@@ -209,18 +209,18 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
 
     intake = RecordingIntake()
     intake.cursors["1"] = "1"
-    inlet = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, account="discord", clock=StepClock())
     live = _arrived("1", 1)
     pressed = replace(_event("2", 9), event_ref="9:interaction:1", text="/status")
-    inlet.put(ConnectedEvent())
-    inlet.put(live)
-    inlet.put(InteractionEvent(pressed))
-    async with _working(inlet, Slow()):
+    events.put(ConnectedEvent())
+    events.put(live)
+    events.put(InteractionEvent(pressed))
+    async with _working(events, Slow()):
         await intake.wait_for(1)
         await asyncio.sleep(0.2)  # four times as long as the database may take
         assert intake.overheard == []
         intake.gate.clear()
-        inlet.put(InteractionEvent(replace(pressed, event_ref="9:interaction:2")))
+        events.put(InteractionEvent(replace(pressed, event_ref="9:interaction:2")))
         await eventually(lambda: intake.overheard == [live.event], "the live message is heard")
     assert intake.messages == [pressed]
 
@@ -228,12 +228,12 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
 async def test_what_waits_behind_a_refused_event_is_heard_at_once() -> None:
     intake = RecordingIntake()
     intake.refusals = 4
-    inlet = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, account="discord", clock=StepClock())
     refused, behind = _arrived("1", 1), _arrived("1", 2)
-    inlet.put(ConnectedEvent())
-    inlet.put(refused)
-    inlet.put(behind)
-    async with _working(inlet, Weather(random.Random(1))):
+    events.put(ConnectedEvent())
+    events.put(refused)
+    events.put(behind)
+    async with _working(events, Weather(random.Random(1))):
         await intake.wait_for(2)
     assert intake.overheard == [behind.event]
 
@@ -253,13 +253,13 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
     intake, history = RecordingIntake(), Gated()
     channels = [str(number) for number in range(100)]
     intake.cursors = dict.fromkeys(channels, "1")
-    inlet = EventQueue(intake, account="discord", clock=StepClock())
-    inlet.put(ConnectedEvent())
-    async with _working(inlet, history):
+    events = EventQueue(intake, account="discord", clock=StepClock())
+    events.put(ConnectedEvent())
+    async with _working(events, history):
         await eventually(lambda: len(history.asked) == PARALLEL_FETCHES, "the first channels are looked into")
-        inlet.put(_arrived("77", 1))
-        inlet.put(_arrived("99", 2))
-        inlet.put(InteractionEvent(replace(_event("1", 9), event_ref="9:interaction:1", text="/status")))
+        events.put(_arrived("77", 1))
+        events.put(_arrived("99", 2))
+        events.put(InteractionEvent(replace(_event("1", 9), event_ref="9:interaction:1", text="/status")))
         await intake.wait_for(1)  # a command waits for no history, and what arrived before it has been looked at
         history.places.release()
         history.places.release()
@@ -277,13 +277,13 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
 async def test_what_is_stored_at_once_is_not_heard_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inlet_module, "LISTEN_SECONDS", 0.05)
     intake = RecordingIntake()
-    inlet = EventQueue(intake, account="discord", clock=StepClock())
-    inlet.put(ConnectedEvent())
-    async with _working(inlet, Weather(random.Random(1))):
-        inlet.put(_arrived("1", 1))
+    events = EventQueue(intake, account="discord", clock=StepClock())
+    events.put(ConnectedEvent())
+    async with _working(events, Weather(random.Random(1))):
+        events.put(_arrived("1", 1))
         await intake.wait_for(1)
         intake.gate.clear()
-        inlet.put(_arrived("1", 2))
-        inlet.put(_arrived("1", 3))
+        events.put(_arrived("1", 2))
+        events.put(_arrived("1", 3))
         await eventually(lambda: bool(intake.overheard), "the last one is heard")
     assert [event.event_ref for event in intake.overheard] == [f"9:{snowflake_at(Millis(START + 3))}"]

@@ -71,17 +71,17 @@ async def test_a_reload_that_moves_what_calls_cost_or_where_days_begin_brings_an
     async with serving(store, tmp_path, is_started=False, transcription=NOBODY_LISTENS) as gateway:
         made_for: list[Config] = []
 
-        def make_line(config: Config) -> TranscriptionClient:
+        def make_client(config: Config) -> TranscriptionClient:
             made_for.append(config)
             return TranscriptionClient(TranscriptionModel(endpoint_of(config)), policy=RetryPolicy(max_attempts=1))
 
-        ears = Transcriber(store=store, live=gateway.live, clock=gateway.clock, make_line=make_line)
+        ears = Transcriber(store=store, live=gateway.live, clock=gateway.clock, make_client=make_client)
         await gateway.say("", files=[VOICE])
         row = await store.read(inbox.load, InboxId(1))
         assert row is not None
         for config in (gateway.live.config, config_of(transcription=NOBODY_LISTENS, **change)):
             gateway.live.config = config
             with pytest.raises(TranscriptionError):
-                await ears.hear(row, VOICE, b"")
+                await ears.transcribe(row, VOICE, b"")
         assert len(made_for) == lines
         await ears.close()
