@@ -1,9 +1,6 @@
 """Files that people sent, streamed from Discord's file server to disk."""
 
-import asyncio
-import contextlib
 from pathlib import Path
-from typing import BinaryIO
 
 import aiohttp
 import msgspec
@@ -11,8 +8,8 @@ from discord.http import HTTPClient, Route
 
 from hermes_state.errors import ChatUnreachable, FileTooLarge, MessageRejected, PlatformUnavailable
 from platforms.discord.errors import MessageNotFound, rest_errors
+from platforms.files import CHUNK_BYTES, save_stream
 
-CHUNK_BYTES = 256 * 1024
 CONNECT_SECONDS = 10.0
 STALL_SECONDS = 30.0
 """Longest silence inside a download, in seconds."""
@@ -82,25 +79,6 @@ async def _fetch(url: str, target: Path, max_bytes: int) -> int:
                 raise PlatformUnavailable(f"the file server answered {response.status}")
             if (response.content_length or 0) > max_bytes:
                 raise FileTooLarge(max_bytes)
-            return await _write(response.content, target, max_bytes)
+            return await save_stream(response.content.iter_chunked(CHUNK_BYTES), target, max_bytes)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise PlatformUnavailable(f"the file server cannot be reached: {type(error).__name__}") from error
-
-
-async def _write(content: aiohttp.StreamReader, target: Path, max_bytes: int) -> int:
-    size = 0
-    file: BinaryIO = await asyncio.to_thread(target.open, "wb")
-    is_whole = False
-    try:
-        async for chunk in content.iter_chunked(CHUNK_BYTES):
-            size += len(chunk)
-            if size > max_bytes:
-                raise FileTooLarge(max_bytes)
-            await asyncio.to_thread(file.write, chunk)
-        is_whole = True
-    finally:
-        file.close()
-        if not is_whole:
-            with contextlib.suppress(OSError):  # a file that cannot be removed is not worth hiding the failure
-                await asyncio.to_thread(target.unlink, missing_ok=True)
-    return size

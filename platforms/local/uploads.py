@@ -17,6 +17,7 @@ from aiohttp import BodyPartReader, MultipartReader, web
 
 from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
 from hermes_state.values import AttachmentKind, IncomingAttachment
+from platforms.files import CHUNK_BYTES
 
 MAX_FILES = 10
 """Most files in one message."""
@@ -25,7 +26,6 @@ MAX_AGE_SECONDS = 7 * 24 * 3600
 """Longest time that a file waits for its turn; a daemon that was away over a long weekend still finds it."""
 
 _SWEEP_SECONDS = 3600.0
-_CHUNK_BYTES = 256 * 1024
 _FIELD_BYTES = 4 * 1024 * 1024
 _REF = re.compile(r"[0-9a-f]{32}")
 _KINDS = {
@@ -87,7 +87,7 @@ class UploadStore:
             await asyncio.to_thread(self._sweep)  # a daemon that runs for months must not keep them all
         file = await asyncio.to_thread(_create, path)
         try:
-            while chunk := await part.read_chunk(_CHUNK_BYTES):
+            while chunk := await part.read_chunk(CHUNK_BYTES):
                 size += len(chunk)
                 if size > self.max_file_bytes:
                     raise FormError(413, f"A file may have at most {readable_size(self.max_file_bytes)}.")
@@ -173,7 +173,7 @@ async def _read_parts(
 
 async def _read_field(part: BodyPartReader) -> str:
     data = bytearray()
-    while chunk := await part.read_chunk(_CHUNK_BYTES):
+    while chunk := await part.read_chunk(CHUNK_BYTES):
         data += chunk
         if len(data) > _FIELD_BYTES:
             raise FormError(413, "That text is too long. Send it as a file.")

@@ -4,17 +4,16 @@ import asyncio
 import shutil
 from pathlib import Path
 
-import aiohttp
 import telegram
 from telegram.error import BadRequest, TelegramError
 
 from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
 from hermes_state.values import IncomingAttachment
+from platforms.files import CHUNK_BYTES, save_stream
 from platforms.telegram.errors import is_file_too_big
 from platforms.telegram.settings import BASE_URL
 from platforms.telegram.transport import BotApiRequest
 
-CHUNK_BYTES = 256 * 1024
 DOWNLOAD_BYTES = 20_000_000
 """Largest file that Telegram's own Bot API server hands out, in bytes."""
 
@@ -43,7 +42,7 @@ async def fetch(
                 raise PlatformUnavailable(f"the file server answered {response.status}")
             if response.status != 200:
                 raise MessageRejected(f"the file server answered {response.status}")
-            return await _write(response.content, target, max_bytes)
+            return await save_stream(response.content.iter_chunked(CHUNK_BYTES), target, max_bytes)
     except BadRequest as error:
         if is_file_too_big(error):
             raise FileTooLarge(min(DOWNLOAD_BYTES, max_bytes)) from error
@@ -72,20 +71,3 @@ def _copy(path: Path, target: Path, max_bytes: int) -> int:
         target.unlink(missing_ok=True)
         raise PlatformUnavailable(f"the Bot API server's file could not be copied: {error.strerror}") from error
     return size
-
-
-async def _write(content: aiohttp.StreamReader, target: Path, max_bytes: int) -> int:
-    size = 0
-    is_whole = False
-    try:
-        with await asyncio.to_thread(target.open, "wb") as file:
-            async for chunk in content.iter_chunked(CHUNK_BYTES):
-                size += len(chunk)
-                if size > max_bytes:
-                    raise FileTooLarge(max_bytes)
-                await asyncio.to_thread(file.write, chunk)
-        is_whole = True
-        return size
-    finally:
-        if not is_whole:
-            await asyncio.to_thread(target.unlink, missing_ok=True)
