@@ -68,7 +68,7 @@ def test_an_event_is_stored_with_its_cursor(db: sqlite3.Connection) -> None:
     admitted = admit(db, admission(message(), cursor=CURSOR), START)
     assert [row.id for row in inbox.load_waiting(db, admitted.chat_id)] == [admitted.inbox_id]
     assert inbox.load_cursors(db, "telegram", "telegram") == {"42": "100"}
-    assert not admitted.is_told
+    assert not admitted.has_reply
 
 
 def test_an_event_that_comes_again_is_named_while_nobody_has_taken_it_up(db: sqlite3.Connection) -> None:
@@ -77,17 +77,17 @@ def test_an_event_that_comes_again_is_named_while_nobody_has_taken_it_up(db: sql
     assert first.inbox_id is not None
     journal.start_turn(db, first.chat_id, [first.inbox_id], {}, START)
     again = admit(db, admission(message(), cursor=CURSOR), START)
-    assert (again.inbox_id, again.is_told) == (None, False)
+    assert (again.inbox_id, again.has_reply) == (None, False)
     assert inbox.load_cursors(db, "telegram", "telegram") == {"42": "100"}
     assert states(db, first.chat_id) == ["claimed"]
 
 
 def test_a_command_is_acknowledged_only_behind_something(db: sqlite3.Connection) -> None:
     command = {"kind": InboxKind.COMMAND, "queued_notice": "later"}
-    assert not admit(db, admission(message(1, "/new"), **command), START).is_told
+    assert not admit(db, admission(message(1, "/new"), **command), START).has_reply
     admit(db, admission(message(2)), START)
-    assert admit(db, admission(message(3, "/new"), **command), START).is_told
-    assert not admit(db, admission(message(3, "/new"), **command), START).is_told
+    assert admit(db, admission(message(3, "/new"), **command), START).has_reply
+    assert not admit(db, admission(message(3, "/new"), **command), START).has_reply
     assert owed(db) == ["later"]
 
 
@@ -108,7 +108,7 @@ def test_a_steer_joins_the_turn_that_is_still_open_and_else_waits(db: sqlite3.Co
 def test_beyond_the_limit_one_sentence_says_so_until_the_queue_moves(db: sqlite3.Connection) -> None:
     admitted = [admit(db, admission(message(number)), START) for number in range(1, 7)]
     assert [one.inbox_id is not None for one in admitted] == [True] * 3 + [False] * 3
-    assert [one.is_told for one in admitted] == [False] * 3 + [True, False, False]
+    assert [one.has_reply for one in admitted] == [False] * 3 + [True, False, False]
     chat = admitted[0].chat_id
     assert states(db, chat) == ["new"] * 3 + ["dropped"] * 3
     assert len(owed(db)) == 1
@@ -118,7 +118,7 @@ def test_beyond_the_limit_one_sentence_says_so_until_the_queue_moves(db: sqlite3
     assert first is not None
     finish(db, journal.start_turn(db, chat, [first], {}, START), "a")
     assert admit(db, admission(message(10)), START).inbox_id is not None
-    assert admit(db, admission(message(11)), START).is_told
+    assert admit(db, admission(message(11)), START).has_reply
     assert len([sentence for sentence in owed(db) if "of your messages" in sentence]) == 2
 
 
@@ -127,7 +127,7 @@ def test_a_refused_event_that_comes_again_changes_nothing(db: sqlite3.Connection
         admit(db, admission(message(number)), START)
     before = db.execute("SELECT * FROM inbox").fetchall()
     again = admit(db, admission(message(4)), START)
-    assert (again.inbox_id, again.is_told) == (None, False)
+    assert (again.inbox_id, again.has_reply) == (None, False)
     assert db.execute("SELECT * FROM inbox").fetchall() == before
 
 

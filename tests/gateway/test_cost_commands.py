@@ -26,9 +26,9 @@ async def test_a_group_learns_only_of_itself(store: Store, tmp_path: Path) -> No
 
 async def test_what_all_chats_spend_is_told_to_admins_in_private(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        for chat, sender, is_told in ((DIRECT, BOSS, True), (DIRECT, ANN, False), (GROUP, BOSS, False)):
+        for chat, sender, has_reply in ((DIRECT, BOSS, True), (DIRECT, ANN, False), (GROUP, BOSS, False)):
             told = await gateway.ask("/usage", chat=chat, sender=sender)
-            assert ("The whole gateway today" in told) is is_told, (chat, sender)
+            assert ("The whole gateway today" in told) is has_reply, (chat, sender)
             assert "This chat today" in told
 
 
