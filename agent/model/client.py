@@ -18,6 +18,7 @@ from agent.model.base import Caps, ChatModel, FinishReason, ModelReply, ModelReq
 from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, retry_after_of, with_usage
 from agent.model.prices import Price, cost_of
 from agent.model.usage import estimated_reply_usage
+from hermes_state.aio import Backoff
 from hermes_state.errors import ModelError, ModelTimeout, ReplyMalformed, StateError
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord
 
@@ -51,7 +52,7 @@ class RetryPolicy:
 
     def pause(self, attempt: int, retry_after: float | None) -> float:
         """Seconds after the `attempt`-th attempt (1, 2, …), jittered so that chats do not return in step."""
-        backoff: float = min(self.max_pause, self.first_pause * 2 ** (attempt - 1)) * random.uniform(0.75, 1.25)
+        backoff = Backoff(self.first_pause, self.max_pause).after(attempt) * random.uniform(0.75, 1.25)
         return max(backoff, retry_after or 0.0)
 
 
