@@ -6,12 +6,12 @@ from hermes_state.errors import CommandError
 from hermes_state.values import Millis
 
 
-def when(at: Millis) -> str:
+def format_time(at: Millis) -> str:
     """UTC, to the minute."""
     return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def moment(text: str) -> Millis:
+def parse_time(text: str) -> Millis:
     """What people mean by a date or a date with a time, UTC unless it says otherwise. Raises `CommandError`."""
     try:
         at = datetime.fromisoformat(text.strip())

@@ -7,7 +7,7 @@ chat, the command line through the running daemon, or the command line alone whi
 from dataclasses import dataclass
 from sqlite3 import Connection
 
-from gateway.times import when
+from gateway.times import format_time
 from hermes_state import inbox, outbox
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import Pairing, UserRole
@@ -16,7 +16,7 @@ from hermes_state.errors import CommandError, PairingNotFound
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
 
-ASK_AGAIN_MS = 300_000
+MIN_NOTICE_INTERVAL_MS = 300_000
 """Whoever asks again is told that often at most that the code still waits."""
 
 STILL_WAITING = (
@@ -56,10 +56,10 @@ def offer_pairing(
 ) -> ChatId | None:
     """Give a stranger a code, or tell one who has a code that it still waits; None when there is nothing to say."""
     if pairings.offer(db, message.sender, offer.code, offer.lifetime_ms, offer.max_pending, now):
-        return turn_down(db, message, message.chat, _offer_key(offer.code), offer.sentence, cursor, now)
+        return refuse(db, message, message.chat, _offer_key(offer.code), offer.sentence, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
-        moment = now // ASK_AGAIN_MS
-        return turn_down(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
+        moment = now // MIN_NOTICE_INTERVAL_MS
+        return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
     if cursor is not None:
         inbox.advance_cursor(db, cursor)
     return None
@@ -91,15 +91,15 @@ def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis
     return pairing
 
 
-def shown(pairing: Pairing) -> dict[str, str]:
+def pairing_row(pairing: Pairing) -> dict[str, str]:
     """A pairing as the command line shows it, whether the daemon or the database answers."""
     return {
         "user": pairing.user_ref,
         "name": pairing.display_name,
         "state": pairing.state.value,
         "role": pairing.role.value,
-        "asked": when(pairing.created_at),
-        "expires": when(pairing.expires_at),
+        "asked": format_time(pairing.created_at),
+        "expires": format_time(pairing.expires_at),
     }
 
 
@@ -108,7 +108,7 @@ def _offer_key(code: str) -> str:
     return f"pairing:{pairings.hash_code(code)[:16]}"
 
 
-def turn_down(
+def refuse(
     db: Connection,
     message: InboundMessage,
     key: ChatKey,

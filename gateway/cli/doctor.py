@@ -8,7 +8,7 @@ from gateway.cli.output import Json, print_json
 from gateway.config import process_environment
 
 _SIGNS = {"fine": "ok", "skipped": "--", "warning": "!!", "failed": "XX"}
-"""By `Severity`."""
+"""By `CheckStatus`."""
 
 
 def doctor(
@@ -20,15 +20,18 @@ def doctor(
     Changes nothing and is safe beside a running gateway. A configured model's server is asked for its list of
     models. Exit code 1 when something failed, 78 when it is the configuration.
     """
-    from gateway.operator.doctor import Severity, examine  # it knows the whole agent, which takes its time to import
+    from gateway.operator.doctor import (  # it knows the whole agent, which takes its time to import
+        CheckStatus,
+        run_checks,
+    )
 
     findings = []
-    for finding in examine(process_environment(), is_online=is_online):
+    for finding in run_checks(process_environment(), is_online=is_online):
         findings.append(finding)
         if not as_json:
             typer.echo(f"{_SIGNS[finding.verdict]}  {finding.check:<12} {finding.text}".replace("\n", "\n" + " " * 17))
     if as_json:
         print_json(findings)
-    failed = {finding.check for finding in findings if finding.verdict is Severity.FAILED}
+    failed = {finding.check for finding in findings if finding.verdict is CheckStatus.FAILED}
     if failed:
         raise typer.Exit(78 if "config" in failed else 1)

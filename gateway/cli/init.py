@@ -24,7 +24,7 @@ MODEL_PROTOCOL = "HERMES_MODEL__PROTOCOL"
 MODEL_BASE_URL = "HERMES_MODEL__BASE_URL"
 ADMINS = "HERMES_ACCESS__ADMINS"
 
-_OF_A_MODEL = (MODEL_PROTOCOL, MODEL_BASE_URL, MODEL_KEY)
+_MODEL_VARIABLES = (MODEL_PROTOCOL, MODEL_BASE_URL, MODEL_KEY)
 
 SECRETS = (TELEGRAM_TOKEN, DISCORD_TOKEN, MODEL_KEY)
 """These go to `.env`; the rest goes to `config.yaml`."""
@@ -91,7 +91,7 @@ def init(
         raise CommandError("init asks questions and needs a terminal; without one give options, see `init --help`")
     loaded = load(answers)
     if not is_untested:
-        _try_all(loaded, answers, is_interactive=is_interactive)
+        _probe_all(loaded, answers, is_interactive=is_interactive)
     _write(home, answers)
     load_config(environ)  # proves that what was written is what `run` accepts
     if (missing := missing_extra(loaded.config.model.protocol)) is not None:
@@ -119,7 +119,7 @@ def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], objec
     answers: dict[str, str] = {}
     for question in _QUESTIONS:
         answer = given[question.variable]
-        needs_name = question.variable in _OF_A_MODEL and MODEL_NAME not in answers
+        needs_name = question.variable in _MODEL_VARIABLES and MODEL_NAME not in answers
         if not answer and not needs_name:
             answer = _ask(question)
             while answer and (complaint := _complaint(question.variable, load, {**answers, question.variable: answer})):
@@ -154,7 +154,7 @@ def _overlaid(environ: Mapping[str, str], home: Path, answers: Mapping[str, str]
     return {**environ, **answers, "HERMES_HOME": str(home / "not-written-yet")}
 
 
-def _try_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interactive: bool) -> None:
+def _probe_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interactive: bool) -> None:
     """Each service that was answered for. Without a terminal a failure ends here; at one the person decides."""
     config = loaded.config
     probes: list[Callable[[], ProbeResult]] = []
@@ -162,7 +162,7 @@ def _try_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interactive
         probes.append(lambda: probe_telegram(config.telegram))
     if DISCORD_TOKEN in answers:
         probes.append(lambda: probe_discord(config.discord))
-    if any(name in answers for name in (MODEL_NAME, *_OF_A_MODEL)) and config.model.protocol != "offline":
+    if any(name in answers for name in (MODEL_NAME, *_MODEL_VARIABLES)) and config.model.protocol != "offline":
         probes.append(lambda: probe_model(config.model, may_call=True))
     for probe in probes:
         seen = probe()

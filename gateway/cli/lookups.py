@@ -8,9 +8,9 @@ import typer
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import load_config, process_environment
 from gateway.config.files import find_state
-from gateway.operator.lookups import HISTORY_PAGE, LINKS_MOST, SEARCH_MOST, Row, answer_at_rest
+from gateway.operator.lookups import MAX_HITS, MAX_LINKS, MAX_PAGE_ROWS, Row, look_up_at_rest
 from gateway.operator.socket import DaemonNotRunningError, ask
-from gateway.times import moment, when
+from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import short_key
 from hermes_state.admin.overview import open_resting
 from hermes_state.errors import ConfigError
@@ -18,15 +18,15 @@ from hermes_state.redaction import Redactor
 from hermes_state.text import shortened
 from hermes_state.values import MessageRole, Millis, parse_recall_id
 
-ASK_SECONDS = 30.0
-TOOL_TEXT_CHARACTERS = 300
+TIMEOUT_SECONDS = 30.0
+MAX_TOOL_CHARS = 300
 
 
 def lineage(
     place: Annotated[
         str | None, typer.Argument(metavar="CHAT|SESSION", help="A chat such as telegram:42, or a session's id.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=LINKS_MOST, help="The newest so many sessions.")] = LINKS_MOST,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LINKS, help="The newest so many sessions.")] = MAX_LINKS,
     as_json: Json = False,
 ) -> None:
     """Show how sessions continue one another, oldest first: those of SESSION's conversation, of a chat, or of all."""
@@ -48,8 +48,8 @@ def _link_cells(row: Row) -> tuple[str, ...]:
         short_key(row["parent"]) if row["parent"] else "-",
         str(row["depth"]),
         row["chat"],
-        when(Millis(row["started_at"])),
-        when(Millis(row["ended_at"])) if row["ended_at"] is not None else "-",
+        format_time(Millis(row["started_at"])),
+        format_time(Millis(row["ended_at"])) if row["ended_at"] is not None else "-",
         row["end_reason"] or "-",
         str(row["messages"]),
         _made_by(row),
@@ -77,7 +77,7 @@ def search(
         str | None, typer.Option(metavar="DATE", help="Only from then on: 2026-03-31 or 2026-03-31T14:00, UTC.")
     ] = None,
     is_newest: Annotated[bool, typer.Option("--newest", help="Newest first instead of best first.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=SEARCH_MOST, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_HITS, help="At most so many.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Find what was said, in whichever session and chat that was. Secrets are taken out of what is shown."""
@@ -87,7 +87,7 @@ def search(
             "words": " ".join(words),
             "chat": chat,
             "role": role,
-            "since": moment(since) if since is not None else None,
+            "since": parse_time(since) if since is not None else None,
             "order": "newest" if is_newest else "best",
             "limit": limit,
         },
@@ -99,7 +99,9 @@ def search(
     else:
         for row in rows:
             place = f"{row['chat']}, session {short_key(row['session'])}"
-            typer.echo(f"{row['message']}  {when(Millis(row['at']))}  {row['role']}  {place}\n    {row['snippet']}")
+            typer.echo(
+                f"{row['message']}  {format_time(Millis(row['at']))}  {row['role']}  {place}\n    {row['snippet']}"
+            )
         typer.echo(f"\n`hermes-gateway history {rows[0]['message']}` shows what was said around the first one.")
 
 
@@ -121,7 +123,7 @@ def history(
     elif not rows:
         typer.echo("Nothing was said there.")
     else:
-        typer.echo("\n\n".join(_said(row) for row in rows))
+        typer.echo("\n\n".join(_message_text(row) for row in rows))
 
 
 def _load_history(place: str, limit: int, is_session_only: bool) -> list[Row]:
@@ -130,7 +132,7 @@ def _load_history(place: str, limit: int, is_session_only: bool) -> list[Row]:
     args = {"place": place, "is_session_only": is_session_only}
     before: int | None = None
     while len(rows) < limit:
-        page = _look_up("history", {**args, "limit": min(limit - len(rows), HISTORY_PAGE), "before": before})
+        page = _look_up("history", {**args, "limit": min(limit - len(rows), MAX_PAGE_ROWS), "before": before})
         rows = page + rows
         first = parse_recall_id(page[0]["message"]) if page else None
         if first is None or first == before or _is_message(place):
@@ -143,20 +145,20 @@ def _is_message(place: str) -> bool:
     return parse_recall_id(place) is not None
 
 
-def _said(row: Row) -> str:
+def _message_text(row: Row) -> str:
     who = row["sender"] or row["role"] if row["role"] != "tool" else f"tool {row['tool']}"
     mark = ", taken back" if row["taken_back"] else ""
     text = row["text"]
-    if row["role"] == "tool" and len(text) > TOOL_TEXT_CHARACTERS:
-        text = f"{text[:TOOL_TEXT_CHARACTERS]}… ({len(row['text']):,} characters; --json prints them)"
+    if row["role"] == "tool" and len(text) > MAX_TOOL_CHARS:
+        text = f"{text[:MAX_TOOL_CHARS]}… ({len(row['text']):,} characters; --json prints them)"
     if row["calls"]:
         text = f"{text}\n(called {', '.join(row['calls'])})".strip()
-    return f"{row['message']}  {when(Millis(row['at']))}  {who}{mark}\n{text}"
+    return f"{row['message']}  {format_time(Millis(row['at']))}  {who}{mark}\n{text}"
 
 
 def sessions(
     chat: Annotated[str | None, typer.Argument(metavar="CHAT", help="Such as telegram:42; without it all.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=LINKS_MOST, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LINKS, help="At most so many.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List conversations, the most recently used first; each by the id of its newest session."""
@@ -178,7 +180,7 @@ def _conversation_cells(row: Row) -> tuple[str, ...]:
     return (
         short_key(row["session"]),
         row["chat"],
-        when(Millis(used)),
+        format_time(Millis(used)),
         str(row["sessions"]),
         str(row["messages"]),
         state,
@@ -192,10 +194,10 @@ def _look_up(name: str, args: Mapping[str, Any]) -> list[Row]:
     # A shell may hand over bytes that are no text; JSON and SQLite take none.
     args = {key: _text(value) if isinstance(value, str) else value for key, value in args.items()}
     try:
-        rows: list[Row] = ask(state.control_socket, name, args, timeout_seconds=ASK_SECONDS)
+        rows: list[Row] = ask(state.control_socket, name, args, timeout_seconds=TIMEOUT_SECONDS)
     except DaemonNotRunningError:
         with open_resting(state.database) as db:
-            return [] if db is None else answer_at_rest(db, name, args, _redactor())
+            return [] if db is None else look_up_at_rest(db, name, args, _redactor())
     return rows
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias
 import orjson
 import typer
 
-from gateway.times import when
+from gateway.times import format_time
 from hermes_state.values import Millis
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
@@ -55,5 +55,5 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name.endswith("_at") and isinstance(value, int):
-        return when(Millis(value))
+        return format_time(Millis(value))
     return str(value)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.access.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
+from gateway.access.pairing import COMMAND_LINE, approve_pairing, pairing_row, revoke_pairing
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import process_environment
 from gateway.config.files import find_state
@@ -41,7 +41,7 @@ def approve(
 ) -> None:
     """Let in the person who was shown this code; they are told so, at the next start if the gateway is not running."""
     role = UserRole.ADMIN if as_admin else UserRole.USER
-    answer = _decided("pair.approve", {"code": code, "role": role}, lambda db, now: _approve(db, code, role, now))
+    answer = _decide("pair.approve", {"code": code, "role": role}, lambda db, now: _approve(db, code, role, now))
     if as_json:
         print_json(answer)
     else:
@@ -54,7 +54,7 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Take back the access of a paired person, at once."""
-    answer = _decided(
+    answer = _decide(
         "pair.revoke", {"user": person}, lambda db, now: revoke_pairing(db, UserRef(person), COMMAND_LINE, now)
     )
     if as_json:
@@ -69,7 +69,7 @@ def _pairings() -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = ask(state.control_socket, "pair.list")
     except DaemonNotRunningError:
         with open_resting(state.database) as db:
-            return [] if db is None else [shown(pairing) for pairing in list_pairings(db, SystemClock().now())]
+            return [] if db is None else [pairing_row(pairing) for pairing in list_pairings(db, SystemClock().now())]
     return rows
 
 
@@ -78,7 +78,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return row["user"], row["name"], row["state"], row["role"], row["asked"], expires
 
 
-def _decided(request: str, args: dict[str, str], decide: Callable[[Connection, Millis], Pairing]) -> Any:
+def _decide(request: str, args: dict[str, str], decide: Callable[[Connection, Millis], Pairing]) -> Any:
     """The daemon's answer, or that of the database itself while no daemon runs."""
     state = find_state(process_environment())
     try:
@@ -86,7 +86,7 @@ def _decided(request: str, args: dict[str, str], decide: Callable[[Connection, M
     except DaemonNotRunningError:
         if not state.database.exists():
             raise
-    return shown(asyncio.run(_at_rest(state.database, decide)))
+    return pairing_row(asyncio.run(_at_rest(state.database, decide)))
 
 
 async def _at_rest(database: Path, decide: Callable[[Connection, Millis], Pairing]) -> Pairing:

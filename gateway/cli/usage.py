@@ -11,13 +11,13 @@ from gateway.config.files import find_state
 from gateway.config.settings import Config
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
 from gateway.operator.socket import DaemonNotRunningError, ask
-from gateway.operator.spending import DAYS_DEFAULT, DAYS_MOST, Report, insights_of, report, terms_of, usage_of
+from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, Report, insights_of, report, spending_settings, usage_of
 from hermes_state.admin.lineage_queries import short_key
 from hermes_state.admin.overview import open_resting
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.values import SystemClock
 
-ASK_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 def usage(
@@ -45,7 +45,7 @@ def _heading(found: Report) -> str:
 
 
 def insights(
-    days: Annotated[int, typer.Option(min=1, max=DAYS_MOST, help="So many days, today included.")] = DAYS_DEFAULT,
+    days: Annotated[int, typer.Option(min=1, max=MAX_DAYS, help="So many days, today included.")] = DEFAULT_DAYS,
     as_json: Json = False,
 ) -> None:
     """Show what was spent lately, by day, chat, model and purpose."""
@@ -61,12 +61,12 @@ def _look_up(name: str, args: Mapping[str, Any]) -> Report:
     """The daemon's answer, or that of the file itself while no daemon has it open."""
     state = find_state(process_environment())
     try:
-        found: Report = ask(state.control_socket, name, args, timeout_seconds=ASK_SECONDS)
+        found: Report = ask(state.control_socket, name, args, timeout_seconds=TIMEOUT_SECONDS)
     except DaemonNotRunningError:
         with open_resting(state.database) as db:
             if db is None:
                 raise CommandError("There is no database yet; the first start makes it.") from None
-            found = report(db, name, terms_of(_config(), SystemClock().now()), args)
+            found = report(db, name, spending_settings(_config(), SystemClock().now()), args)
     return found
 
 

@@ -20,9 +20,9 @@ from hermes_state.redaction import Redactor
 from hermes_state.text import counted
 from hermes_state.values import Millis
 
-WORKING = "Compressing this conversation…"
-GIVEN_UP = "I gave up compressing; nothing was changed."
-FOCUS_CHARACTERS = 500
+STARTED = "Compressing this conversation…"
+STOPPED = "I gave up compressing; nothing was changed."
+MAX_FOCUS_CHARS = 500
 
 _HERE = re.compile(r"here\s+(\d{1,6})", re.IGNORECASE)
 _FOCUS = re.compile(r"\A\s*focus\s*:\s*", re.IGNORECASE)
@@ -38,9 +38,9 @@ async def compress(invocation: Invocation) -> CommandResult:
     conversation = invocation.conversation(session)
     context = invocation.context.live.agent_for(session.chosen_model).context
     if word == "preview":
-        return say(_previewed(await context.preview(conversation)))
+        return say(_preview_text(await context.preview(conversation)))
     if word == "undo":
-        return await _undoing(context, conversation)
+        return await _plan_undo(context, conversation)
     keep_turns = int(here[1]) if here is not None else None
     if keep_turns == 0:
         raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
@@ -48,17 +48,17 @@ async def compress(invocation: Invocation) -> CommandResult:
     focus = None if here is not None else _focus(argument, Redactor(secrets_of(config)))
     preview = await context.preview(conversation, keep_turns=keep_turns)
     if isinstance(preview, CompressionPreview) or preview.why is SkipReason.NO_PREVIEW:
-        await invocation.acknowledge(WORKING)
+        await invocation.acknowledge(STARTED)
     draft = context.draft_by_hand(conversation, focus=focus, keep_turns=keep_turns)
     drafted = await invocation.context.tasks.run(invocation.chat.id, invocation.row.sender_ref, draft)
     if drafted is None:
-        return say(GIVEN_UP)
+        return say(STOPPED)
     return CommandResult(apply=partial(_settle, context, config.notices, conversation, drafted))
 
 
 def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
     """The topic: one line without secrets, for it is sent, stored and shown."""
-    return redact(" ".join(_FOCUS.sub("", argument).split()))[:FOCUS_CHARACTERS] or None
+    return redact(" ".join(_FOCUS.sub("", argument).split()))[:MAX_FOCUS_CHARS] or None
 
 
 def _settle(
@@ -70,12 +70,12 @@ def _settle(
     now: Millis,
 ) -> str:
     outcome = context.settle(db, conversation, drafted, now)
-    told = _told(outcome)
+    told = _outcome_text(outcome)
     accuracy = accuracy_sentence(outcome, notices) if isinstance(outcome, Compressed) else None
     return f"{told}\n{accuracy}" if accuracy is not None else told
 
 
-def _told(outcome: CompressionOutcome) -> str:
+def _outcome_text(outcome: CompressionOutcome) -> str:
     feedback = summarize_manual_compression(outcome)
     lines = [feedback.headline, feedback.token_line]
     if isinstance(outcome, Compressed):
@@ -98,7 +98,7 @@ def _details(outcome: Compressed) -> list[str]:
     ]
 
 
-async def _undoing(context: ContextController, conversation: ConversationRef) -> CommandResult:
+async def _plan_undo(context: ContextController, conversation: ConversationRef) -> CommandResult:
     undoing = await context.plan_undo(conversation)
     if undoing is None:
         raise CommandError("This conversation has no compression that could be taken back.")
@@ -122,9 +122,9 @@ def _undo(context: ContextController, undoing: UndoPreview, db: Connection, now:
     )
 
 
-def _previewed(preview: CompressionPreview | NotNeeded) -> str:
+def _preview_text(preview: CompressionPreview | NotNeeded) -> str:
     if isinstance(preview, NotNeeded):
-        return _told(preview)
+        return _outcome_text(preview)
     shorter = f"{counted(preview.pruned, 'long tool result')} would be shortened for it. " if preview.pruned else ""
     return "\n".join(
         (

@@ -4,19 +4,19 @@ from functools import partial
 from sqlite3 import Connection
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
-from gateway.times import when
+from gateway.times import format_time
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LookupFailed, LookupReason
 from hermes_state.text import shortened
 from hermes_state.transcripts import load_said, taken_back
 from hermes_state.values import Button, ChatId, Message, MessageId, Millis, Origin, Transcript
 
-SESSIONS_SHOWN = 15
-BUTTONS_SHOWN = 5
-BUTTON_CHARS = 30
-HISTORY_DEFAULT = 10
-HISTORY_MOST = 50
-HISTORY_CHARS = 280
+MAX_SESSIONS = 15
+MAX_BUTTONS = 5
+MAX_BUTTON_CHARS = 30
+DEFAULT_HISTORY = 10
+MAX_HISTORY = 50
+MAX_HISTORY_CHARS = 280
 MAX_TITLE_CHARS = 100
 
 
@@ -66,19 +66,19 @@ def _title(argument: str) -> str:
 
 
 async def list_sessions(invocation: Invocation) -> CommandResult:
-    found = await invocation.context.store.read(sessions.list_conversations, invocation.chat.id, SESSIONS_SHOWN)
+    found = await invocation.context.store.read(sessions.list_conversations, invocation.chat.id, MAX_SESSIONS)
     if not found:
         return say("This chat has no conversation yet.")
     lines = []
     for conversation in found:
         mark = " (active)" if conversation.is_active else ""
         name = _name(conversation)
-        used = when(conversation.last_human_at or conversation.tip.started_at)
+        used = format_time(conversation.last_human_at or conversation.tip.started_at)
         lines.append(f"- `{conversation.tip.short_key}` {name}, {_messages(conversation.message_count)}, {used}{mark}")
-    others = [conversation for conversation in found if not conversation.is_active][:BUTTONS_SHOWN]
+    others = [conversation for conversation in found if not conversation.is_active][:MAX_BUTTONS]
     buttons = [
         Button(
-            label=shortened(_name(conversation), BUTTON_CHARS),
+            label=shortened(_name(conversation), MAX_BUTTON_CHARS),
             command=f"/resume {conversation.tip.short_key}",
         )
         for conversation in others
@@ -118,10 +118,10 @@ def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> st
 
 
 async def history(invocation: Invocation) -> CommandResult:
-    wanted = invocation.number(HISTORY_DEFAULT)
+    wanted = invocation.number(DEFAULT_HISTORY)
     if wanted is None:
         raise CommandError("Write `/history`, or `/history 30` for the last 30 messages.")
-    wanted = min(HISTORY_MOST, wanted)
+    wanted = min(MAX_HISTORY, wanted)
     rows, hidden = await invocation.context.store.read(_load_history, invocation.chat.id, wanted)
     if not rows:
         return say("Nothing has been said in this conversation yet.")
@@ -141,7 +141,7 @@ def _load_history(db: Connection, chat_id: ChatId, wanted: int) -> tuple[Transcr
 def _history_line(row: Message, is_hidden: bool) -> str:
     who = row.sender_name or "You" if row.origin is Origin.HUMAN else "Answer"
     mark = " (taken back)" if is_hidden else ""
-    return f"**{who}**, {when(row.created_at)}{mark}\n{shortened(row.text or '', HISTORY_CHARS)}"
+    return f"**{who}**, {format_time(row.created_at)}{mark}\n{shortened(row.text or '', MAX_HISTORY_CHARS)}"
 
 
 def _messages(count: int) -> str:

@@ -11,7 +11,7 @@ from sqlite3 import Connection
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.fields import secrets_of
 from gateway.operator.lookups import Redact, find_chat, find_place, redacted_texts
-from gateway.times import moment, when
+from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import (
     CompressionInfo,
     FoundMessage,
@@ -30,14 +30,14 @@ from hermes_state.search.full_text import Order
 from hermes_state.text import counted, shortened
 from hermes_state.values import Button, ChatId, Message, MessageId, MessageRole, Millis, Transcript, recall_id
 
-LINKS_SHOWN = 12
-HITS_SHOWN = 5
-ROWS_SHOWN = 8
+MAX_LINKS = 12
+MAX_HITS = 5
+MAX_ROWS = 8
 ROWS_BEFORE = 1
-ROW_CHARS = 280
-OPENED_CHARS = 1_000
+MAX_ROW_CHARS = 280
+MAX_OPENED_CHARS = 1_000
 """Of the message that was asked for."""
-REDACTED_CHARS = 20_000
+MAX_REDACTED_CHARS = 20_000
 """Of a message, of which much less is shown."""
 SEARCH_SECONDS = 2.0
 
@@ -47,13 +47,13 @@ SEARCH_SECONDS = 2.0
 
 async def lineage(invocation: Invocation) -> CommandResult:
     links = await invocation.context.store.read(
-        _load_links, invocation.chat.id, invocation.argument, _reach(invocation)
+        _load_links, invocation.chat.id, invocation.argument, _reachable_chat(invocation)
     )
     if not links:
         return say("This chat has no conversation yet.")
-    shown = links[-LINKS_SHOWN:]
+    shown = links[-MAX_LINKS:]
     head = f"Sessions of `{links[-1].chat.name}`, oldest first"
-    head += f" (the newest {LINKS_SHOWN}; the command line shows all):" if len(links) > LINKS_SHOWN else ":"
+    head += f" (the newest {MAX_LINKS}; the command line shows all):" if len(links) > MAX_LINKS else ":"
     lines = "\n".join(_link_line(link) for link in shown)
     return say(f"{head}\n{lines}\n\n`/session <id>` opens one.")
 
@@ -61,8 +61,8 @@ async def lineage(invocation: Invocation) -> CommandResult:
 def _load_links(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[SessionLink]:
     place = find_place(db, argument, within) if argument else Place(chat_id=chat_id)
     if place.session is not None:
-        return load_lineage(db, place.session.lineage_id, LINKS_SHOWN + 1)
-    return load_chat_sessions(db, place.chat_id, LINKS_SHOWN + 1)
+        return load_lineage(db, place.session.lineage_id, MAX_LINKS + 1)
+    return load_chat_sessions(db, place.chat_id, MAX_LINKS + 1)
 
 
 def _link_line(link: SessionLink) -> str:
@@ -71,7 +71,7 @@ def _link_line(link: SessionLink) -> str:
 
 
 def _begun(link: SessionLink) -> str:
-    at = when(link.started_at)
+    at = format_time(link.started_at)
     if link.made_by is not None:
         return f"{at} {_made_by(link.made_by)}"
     if link.undone_key is not None:
@@ -102,7 +102,7 @@ def _ended(link: SessionLink) -> str:
     if link.ended_at is None:
         return "open"
     follower = f" → `{short_key(link.child_key)}`" if link.child_key is not None else ""
-    return f"ended {when(link.ended_at)} ({link.end_reason}){follower}"
+    return f"ended {format_time(link.ended_at)} ({link.end_reason}){follower}"
 
 
 # ---- /search ----------------------------------------------------------------------------------------------------
@@ -120,10 +120,10 @@ class SearchRequest:
 
 
 async def search(invocation: Invocation) -> CommandResult:
-    wanted = _wanted(invocation.argument)
+    wanted = _parse_search(invocation.argument)
     store = invocation.context.store
     try:
-        found = await store.read_within(SEARCH_SECONDS, _search, wanted, _reach(invocation))
+        found = await store.read_within(SEARCH_SECONDS, _search, wanted, _reachable_chat(invocation))
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
     if not found:
@@ -139,7 +139,7 @@ async def search(invocation: Invocation) -> CommandResult:
 _DASHES = "\u2013\u2014"
 
 
-def _wanted(argument: str) -> SearchRequest:
+def _parse_search(argument: str) -> SearchRequest:
     """Options as on the command line, in any place; telephones make one dash of two."""
     words: list[str] = []
     options: dict[str, str] = {}
@@ -156,7 +156,7 @@ def _wanted(argument: str) -> SearchRequest:
         words=" ".join(words),
         chat=options.get("chat"),
         role=_role(options["role"]) if "role" in options else None,
-        since=moment(options["since"]) if "since" in options else None,
+        since=parse_time(options["since"]) if "since" in options else None,
         order="newest" if "newest" in options else "best",
     )
 
@@ -187,7 +187,7 @@ def _search(db: Connection, wanted: SearchRequest, within: ChatId | None) -> lis
         role=wanted.role,
         since=wanted.since,
         order=wanted.order,
-        limit=HITS_SHOWN,
+        limit=MAX_HITS,
     )
 
 
@@ -196,7 +196,7 @@ def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> lis
     for one in found:
         hit = one.hit
         who = one.sender_name or hit.role
-        head = f"`{recall_id(hit.message_id)}` {when(hit.created_at)}, {who} in `{one.chat.name}`"
+        head = f"`{recall_id(hit.message_id)}` {format_time(hit.created_at)}, {who} in `{one.chat.name}`"
         snippet = redacted_texts(hit.text, words, redact)["snippet"]
         lines.append(f"{head}, session `{short_key(one.session_key)}`\n{snippet}")
     return lines
@@ -206,7 +206,7 @@ def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> lis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionPage:
+class OpenedSession:
     """A session with the rows of it that are shown."""
 
     link: SessionLink
@@ -221,22 +221,22 @@ async def session(invocation: Invocation) -> CommandResult:
     """A session from its beginning, or around a message that was said in it."""
     if not invocation.argument:
         raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
-    opened = await invocation.context.store.read(_open, invocation.argument, _reach(invocation))
+    opened = await invocation.context.store.read(_open, invocation.argument, _reachable_chat(invocation))
     said = await asyncio.to_thread(_row_lines, opened, _redactor(invocation))
-    return say("\n\n".join([_session_head(opened.link), *said]), *_ways(opened))
+    return say("\n\n".join([_session_head(opened.link), *said]), *_neighbour_buttons(opened))
 
 
-def _open(db: Connection, name: str, within: ChatId | None) -> SessionPage:
+def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
     place = find_place(db, name, within)
     if place.session is None:
         raise CommandError(f"“{name}” is a chat; `/lineage {name}` lists its sessions.")
     start = max(1, (place.message_seq or 1) - ROWS_BEFORE)
-    rows = load_around(db, place.session.id, start, ROWS_SHOWN - ROWS_BEFORE, 2 * ROWS_SHOWN)
+    rows = load_around(db, place.session.id, start, MAX_ROWS - ROWS_BEFORE, 2 * MAX_ROWS)
     first = next((number for number, row in enumerate(rows) if row.seq >= start), 0)
-    following = rows[first + ROWS_SHOWN : first + ROWS_SHOWN + 1]
-    return SessionPage(
+    following = rows[first + MAX_ROWS : first + MAX_ROWS + 1]
+    return OpenedSession(
         link=load_link(db, place.session.id),
-        rows=rows[first : first + ROWS_SHOWN],
+        rows=rows[first : first + MAX_ROWS],
         message_id=place.message_id,
         earlier_id=rows[0].id if first else None,
         later_id=following[0].id if following else None,
@@ -253,21 +253,21 @@ def _session_head(link: SessionLink) -> str:
     return "\n".join(lines)
 
 
-def _row_lines(opened: SessionPage, redact: Redact) -> list[str]:
+def _row_lines(opened: OpenedSession, redact: Redact) -> list[str]:
     return [_row_line(row, row.id == opened.message_id, redact) for row in opened.rows]
 
 
 def _row_line(row: Message, is_opened: bool, redact: Redact) -> str:
     who = row.sender_name or row.role.value if row.role is not MessageRole.TOOL else f"tool {row.tool_name}"
-    text = redact((row.text or "")[:REDACTED_CHARS])
+    text = redact((row.text or "")[:MAX_REDACTED_CHARS])
     if row.body.calls:
         text += f" (called {', '.join(call.name for call in row.body.calls)})"
     mark = " ←" if is_opened else ""
-    shown = shortened(text, OPENED_CHARS if is_opened else ROW_CHARS)
-    return f"**{who}**, {when(row.created_at)}, `{recall_id(row.id)}`{mark}\n{shown}"
+    shown = shortened(text, MAX_OPENED_CHARS if is_opened else MAX_ROW_CHARS)
+    return f"**{who}**, {format_time(row.created_at)}, `{recall_id(row.id)}`{mark}\n{shown}"
 
 
-def _ways(opened: SessionPage) -> list[Button]:
+def _neighbour_buttons(opened: OpenedSession) -> list[Button]:
     """To what was said before and after, and to the neighbours in the chain."""
     ways = (
         ("Earlier", opened.earlier_id and recall_id(opened.earlier_id)),
@@ -281,7 +281,7 @@ def _ways(opened: SessionPage) -> list[Button]:
 # ---- shared -----------------------------------------------------------------------------------------------------
 
 
-def _reach(invocation: Invocation) -> ChatId | None:
+def _reachable_chat(invocation: Invocation) -> ChatId | None:
     """The one chat that may be looked at; None: all of them."""
     return invocation.chat.id if invocation.chat.kind.is_shared else None
 

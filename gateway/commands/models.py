@@ -14,8 +14,8 @@ from hermes_state.errors import CommandError, ConfigError
 from hermes_state.sessions import Session
 from hermes_state.values import Button, ChatId, Millis
 
-BUTTONS_SHOWN = 8
-SHOWN = 30
+MAX_BUTTONS = 8
+MAX_NAMES = 30
 """Names in the list; whoever has more knows them."""
 
 
@@ -58,11 +58,11 @@ async def _window(agent: Agent) -> str:
 
 def _chosen(settings: ModelConfig, choice: str | None, route: RouteConfig, window: str) -> str:
     if choice is None:
-        return f"The configured model answers from the next message on: {_said(settings, route)}, {window}."
+        return f"The configured model answers from the next message on: {_described(settings, route)}, {window}."
     name = name_of(settings, choice)
     called = f"{name}: " if name != route.label else ""
     return (
-        f"From the next message on this conversation is answered by {called}{_said(settings, route)}, {window}; "
+        f"From the next message on this conversation is answered by {called}{_described(settings, route)}, {window}; "
         f"`/model {CONFIGURED}` goes back."
     )
 
@@ -82,29 +82,29 @@ async def _listed(invocation: Invocation, session: Session | None) -> CommandRes
     route = route_of(settings, choice)
     if route is None:
         choice, route = None, settings.route
-    lines = [f"Model: {_said(settings, route)}, {await _window(live.agent_for(choice))}"]
+    lines = [f"Model: {_described(settings, route)}, {await _window(live.agent_for(choice))}"]
     current = settings.label if choice is None else name_of(settings, choice)
     known = known_routes(settings)
-    lines += [_line(settings, name, one, current) for name, one in list(known.items())[:SHOWN]]
+    lines += [_line(settings, name, one, current) for name, one in list(known.items())[:MAX_NAMES]]
     if settings.fallback_routes:
-        lines.append("If it fails: " + ", then ".join(_said(settings, one) for one in settings.fallback_routes))
+        lines.append("If it fails: " + ", then ".join(_described(settings, one) for one in settings.fallback_routes))
     if len(known) == 1 and choice is None:
         lines.append("No others are configured; `model.aliases` names them.")
     else:
         lines.append(f"`/model <name>` chooses for this conversation, `/model {CONFIGURED}` goes back.")
-    others = [name for name in known if name != current][:BUTTONS_SHOWN]
+    others = [name for name in known if name != current][:MAX_BUTTONS]
     buttons = [Button(label=name, command=f"/model {name}") for name in others]
     return say("\n".join(lines), *buttons)
 
 
 def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) -> str:
     marks = [mark for mark, holds in (("current", name == current), ("configured", name == settings.label)) if holds]
-    said = "" if name == route.label and place_of(route) == place_of(settings) else f": {_said(settings, route)}"
+    said = "" if name == route.label and place_of(route) == place_of(settings) else f": {_described(settings, route)}"
     marked = f" ({', '.join(marks)})" if marks else ""
     return f"- `{name}`{said}{marked}"
 
 
-def _said(settings: ModelConfig, route: RouteConfig) -> str:
+def _described(settings: ModelConfig, route: RouteConfig) -> str:
     """A route in words; where it is only if that is elsewhere."""
     place = place_of(route)
     return route.label if place is None or place == place_of(settings) else f"{route.label} at {place}"

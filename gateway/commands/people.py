@@ -23,16 +23,16 @@ async def pair(invocation: Invocation) -> CommandResult:
         case [] | ["list"]:
             return CommandResult(apply=_list)
         case ["approve", code] | ["approve", code, "user"]:
-            return _deciding(invocation, partial(_approve, code, UserRole.USER, invocation.row.sender_ref))
+            return _changing_access(invocation, partial(_approve, code, UserRole.USER, invocation.row.sender_ref))
         case ["approve", code, "admin"]:
-            return _deciding(invocation, partial(_approve, code, UserRole.ADMIN, invocation.row.sender_ref))
+            return _changing_access(invocation, partial(_approve, code, UserRole.ADMIN, invocation.row.sender_ref))
         case ["revoke", person]:
-            return _deciding(invocation, partial(_revoke, UserRef(person), invocation.row.sender_ref))
+            return _changing_access(invocation, partial(_revoke, UserRef(person), invocation.row.sender_ref))
         case _:
             raise CommandError("Write `/pair list`, `/pair approve <code> [admin]` or `/pair revoke <platform:id>`.")
 
 
-def _deciding(invocation: Invocation, apply: Apply) -> CommandResult:
+def _changing_access(invocation: Invocation, apply: Apply) -> CommandResult:
     return CommandResult(apply=apply, after=invocation.context.access.load)
 
 

@@ -2,7 +2,7 @@
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
-from gateway.operator.spending import DAYS_DEFAULT, DAYS_MOST, load_insights, load_usage, terms_of
+from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, load_insights, load_usage, spending_settings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.sessions import Session, load_active
@@ -12,7 +12,7 @@ from hermes_state.text import counted
 async def usage(invocation: Invocation) -> CommandResult:
     """This conversation, this chat today, and the caps; the whole gateway only for admins, or where it is capped."""
     context, chat = invocation.context, invocation.chat
-    terms = terms_of(context.live.config, context.clock.now())
+    terms = spending_settings(context.live.config, context.clock.now())
     session = await context.store.read(load_active, chat.id)
     lineage_id = None if session is None else session.lineage_id
     found = await context.store.read(load_usage, terms, chat.id, lineage_id)
@@ -42,11 +42,11 @@ async def _context_line(invocation: Invocation, session: Session) -> str:
 
 async def insights(invocation: Invocation) -> CommandResult:
     """In a chat that others can read an admin sees that chat alone."""
-    days = invocation.number(DAYS_DEFAULT)
-    if days is None or days > DAYS_MOST:
-        raise CommandError(f"Write `/insights`, or `/insights 30` for another number of days, at most {DAYS_MOST}.")
+    days = invocation.number(DEFAULT_DAYS)
+    if days is None or days > MAX_DAYS:
+        raise CommandError(f"Write `/insights`, or `/insights 30` for another number of days, at most {MAX_DAYS}.")
     context, chat = invocation.context, invocation.chat
-    terms = terms_of(context.live.config, context.clock.now())
+    terms = spending_settings(context.live.config, context.clock.now())
     within = chat.id if chat.kind.is_shared else None
     found = await context.store.read(load_insights, terms, days, within)
     where = "This chat" if within is not None else "All chats"

@@ -160,7 +160,7 @@ def _mode_or_off(value: object) -> object:
     return "off" if value is False or value == "false" else value
 
 
-class AuxiliaryTask(BaseConfig):
+class AuxiliaryTaskConfig(BaseConfig):
     """A model of its own for a task of the gateway."""
 
     mode: Annotated[Mode | None, AnyCase] = setting(
@@ -186,15 +186,15 @@ class AuxiliaryTask(BaseConfig):
     )
 
 
-class CompressionTask(AuxiliaryTask):
+class CompressionTaskConfig(AuxiliaryTaskConfig):
     """Who writes summaries."""
 
 
-class FlushTask(AuxiliaryTask):
+class FlushTaskConfig(AuxiliaryTaskConfig):
     """Who writes down what matters before a compression; for the memory tool, which does not exist yet."""
 
 
-class TitleTask(AuxiliaryTask):
+class TitleTaskConfig(AuxiliaryTaskConfig):
     """Who names conversations that people gave no title; asked once each, after the first answer."""
 
     mode: Annotated[Mode | Literal["off"] | None, BeforeValidator(_mode_or_off), AnyCase] = setting(  # type: ignore[assignment]  # one word more
@@ -213,13 +213,17 @@ class AuxiliaryConfig(BaseConfig):
         "`custom`: the one named below; a task that names none has the conversation's own. A model that a task names "
         "does it in any mode.",
     )
-    compression: CompressionTask = Field(default_factory=CompressionTask)
-    flush: FlushTask = Field(default_factory=FlushTask)
-    title: TitleTask = Field(default_factory=TitleTask)
+    compression: CompressionTaskConfig = Field(default_factory=CompressionTaskConfig)
+    flush: FlushTaskConfig = Field(default_factory=FlushTaskConfig)
+    title: TitleTaskConfig = Field(default_factory=TitleTaskConfig)
 
     @model_validator(mode="after")
     def _is_complete(self) -> "AuxiliaryConfig":
-        tasks: dict[str, AuxiliaryTask] = {"compression": self.compression, "flush": self.flush, "title": self.title}
+        tasks: dict[str, AuxiliaryTaskConfig] = {
+            "compression": self.compression,
+            "flush": self.flush,
+            "title": self.title,
+        }
         for name, task in tasks.items():
             if task.mode == "custom" and task.model is None:
                 raise ValueError(f"auxiliary.{name}.mode custom needs auxiliary.{name}.model")

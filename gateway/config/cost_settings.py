@@ -10,8 +10,8 @@ from gateway.config.errors import unknown_key
 from gateway.config.types import BaseConfig, OffOrNumber, setting
 
 MAX_DOLLARS = 1_000_000
-NEEDED = ("input", "output")
-KNOWN = (*NEEDED, "cache_read", "cache_write")
+REQUIRED_KEYS = ("input", "output")
+PRICE_KEYS = (*REQUIRED_KEYS, "cache_read", "cache_write")
 
 
 def _price_list(value: object) -> object:
@@ -28,9 +28,9 @@ def _price_list(value: object) -> object:
 
 def _prices(pattern: str, prices: dict[Any, Any]) -> dict[str, float]:
     for key in prices:
-        if key not in KNOWN:
-            raise ValueError(f"{pattern}: {unknown_key(key, KNOWN)}")
-    for key in NEEDED:
+        if key not in PRICE_KEYS:
+            raise ValueError(f"{pattern}: {unknown_key(key, PRICE_KEYS)}")
+    for key in REQUIRED_KEYS:
         if prices.get(key) is None:
             raise ValueError(f"{pattern}.{key} is missing: write it in US dollars for a million tokens")
     return {key: _dollars(f"{pattern}.{key}", value) for key, value in prices.items() if value is not None}

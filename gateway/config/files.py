@@ -53,7 +53,7 @@ def read_yaml(path: Path) -> YamlFile:
         lines = dict(_key_lines(node, (), path))
         values = loader.construct_document(node)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}{_place(error)}: not valid YAML: {_problem(error)}") from error
+        raise ConfigError(f"{path}{_position(error)}: not valid YAML: {_problem(error)}") from error
     except (ValueError, RecursionError) as error:  # a date such as 2026-13-45, an alias that contains itself
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     finally:
@@ -111,7 +111,7 @@ def _key_lines(node: yaml.MappingNode, above: KeyPath, path: Path) -> Iterator[t
             yield from _key_lines(value_node, key, path)
 
 
-def _place(error: yaml.YAMLError) -> str:
+def _position(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     return f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
 

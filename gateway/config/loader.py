@@ -116,7 +116,7 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
         _Source(credentials, "credential "),
         _Source(env_file, f"{state.env_file}: "),
     )
-    warnings = (*warnings, *strange, *_foreign_names(places))
+    warnings = (*warnings, *strange, *_warn_unknown_variables(places))
     chosen = _choose(places, parsed, file)
     config, problems = _checked(chosen, parsed, file)
     unknown = list(_unknown_keys(file, parsed, parsed.values))
@@ -125,7 +125,7 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     return LoadedConfig(
         config=config,
         home=state.home,
-        warnings=(*warnings, *_nothing_served(config)),
+        warnings=(*warnings, *_warn_nothing_served(config)),
         sources={dotted(key): chosen[key][1] if key in chosen else DEFAULT_SOURCE for key in FIELDS},
     )
 
@@ -285,12 +285,12 @@ def _suggestion(key: KeyPath) -> str:
     return f"; known here: {siblings}" if siblings else ""
 
 
-def _nothing_served(config: Config) -> Iterator[str]:
+def _warn_nothing_served(config: Config) -> Iterator[str]:
     if not (config.telegram.token or config.discord.token or config.local.enabled):
         yield "nothing is served: set telegram.token or discord.token, or local.enabled to true"
 
 
-def _foreign_names(places: Iterable[_Source]) -> Iterator[str]:
+def _warn_unknown_variables(places: Iterable[_Source]) -> Iterator[str]:
     """`HERMES_…` variables that are no setting: other programs use the prefix too, so they only warn."""
     for place in places:
         for name in sorted(place.variables):

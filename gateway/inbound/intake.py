@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import structlog
 
-from gateway.access.pairing import PairingReply, offer_pairing, turn_down
+from gateway.access.pairing import PairingReply, offer_pairing, refuse
 from gateway.access.permissions import AccessControl, AccessDecision
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
@@ -159,7 +159,7 @@ class GatewayIntake:
         log.info("command.refused", chat=admission.key.name, sender=message.sender.ref)
         moment = message.event_ref if message.ticket is not None else now // 60_000
         reason = f"too-fast:{message.sender.ref}:{moment}"
-        chat_id = await self._store.write(turn_down, message, admission.key, reason, TOO_FAST, admission.cursor, now)
+        chat_id = await self._store.write(refuse, message, admission.key, reason, TOO_FAST, admission.cursor, now)
         if chat_id is not None:
             self._delivery.wake(chat_id)
 
@@ -269,7 +269,7 @@ class GatewayIntake:
             day = now // 86_400_000
             reason = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{day}"
             reason = f"no-access:{reason}"
-            chat_id = await self._store.write(turn_down, message, message.chat, reason, NO_ACCESS, cursor, now)
+            chat_id = await self._store.write(refuse, message, message.chat, reason, NO_ACCESS, cursor, now)
         log.info("access.denied", platform=message.chat.platform, sender=message.sender.ref)
         if chat_id is not None:
             self._delivery.wake(chat_id)

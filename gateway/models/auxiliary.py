@@ -7,7 +7,7 @@ configured one. The offline model does none of it: it cannot.
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
-from gateway.config.context_settings import AuxiliaryTask, Mode
+from gateway.config.context_settings import AuxiliaryTaskConfig, Mode
 from gateway.config.routes import PartialRoute, RouteConfig, completed
 from gateway.config.settings import Config
 
@@ -42,7 +42,7 @@ def _mode(config: Config, task: Task) -> Mode | Literal["off"]:
     return own or config.auxiliary.mode
 
 
-def _settings(config: Config, task: Task) -> AuxiliaryTask:
+def _settings(config: Config, task: Task) -> AuxiliaryTaskConfig:
     match task:
         case "compression":
             return config.auxiliary.compression

@@ -33,8 +33,8 @@ from hermes_state.errors import CommandError, ConfigError, HermesError, StateErr
 from hermes_state.store.connections import check_engine
 from hermes_state.store.lock import holder, is_free
 
-DISK_LOW_BYTES = 1_000_000_000
-DISK_OUT_BYTES = 100_000_000
+LOW_DISK_BYTES = 1_000_000_000
+MIN_DISK_BYTES = 100_000_000
 
 STOP_MARGIN_SECONDS = 40
 """What stopping may take after the drain: a preview in flight, the last answers, goodbyes, closing the database."""
@@ -43,7 +43,7 @@ UNIT = "hermes-gateway.service"
 UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
 
 
-class Severity(StrEnum):
+class CheckStatus(StrEnum):
     FINE = "fine"
     SKIPPED = "skipped"
     WARNING = "warning"
@@ -51,27 +51,27 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """What one check saw. `text` is one or two sentences; `check` is a fixed word that scripts may rely on."""
 
     check: str
-    verdict: Severity
+    verdict: CheckStatus
     text: str
 
 
-def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]:
+def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[CheckResult]:
     """Every check in turn. `is_online` also shows the tokens to Telegram and Discord."""
     yield from _engine()
     try:
         loaded = load_config(environ)
     except ConfigError as error:
-        yield Finding(check="config", verdict=Severity.FAILED, text=str(error))
+        yield CheckResult(check="config", verdict=CheckStatus.FAILED, text=str(error))
         yield from _warnings(error.warnings if isinstance(error, ConfigRejected) else ())
         yield from _home(locate_home(environ))
         if isinstance(error, ConfigRejected):  # else what lies there may not be ours
             yield from _state(StateDirectory(home=locate_home(environ)))
         return
-    yield Finding(check="config", verdict=Severity.FINE, text=_sources(loaded))
+    yield CheckResult(check="config", verdict=CheckStatus.FINE, text=_sources(loaded))
     yield from _warnings(loaded.warnings)
     yield from _home(loaded.home)
     state = list(_state(loaded))
@@ -86,23 +86,23 @@ def examine(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Finding]
     yield from _service(environ, loaded)
 
 
-def _warnings(warnings: Sequence[str]) -> Iterator[Finding]:
-    return (Finding(check="environment", verdict=Severity.WARNING, text=warning) for warning in warnings)
+def _warnings(warnings: Sequence[str]) -> Iterator[CheckResult]:
+    return (CheckResult(check="environment", verdict=CheckStatus.WARNING, text=warning) for warning in warnings)
 
 
-def _state(state: StateDirectory) -> Iterator[Finding]:
+def _state(state: StateDirectory) -> Iterator[CheckResult]:
     yield from _disk(state.home)
     yield from _database(state)
 
 
-def _engine() -> Iterator[Finding]:
+def _engine() -> Iterator[CheckResult]:
     version = f"Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}"
     try:
         check_engine()
     except StateError as error:
-        yield Finding(check="engine", verdict=Severity.FAILED, text=str(error))
+        yield CheckResult(check="engine", verdict=CheckStatus.FAILED, text=str(error))
     else:
-        yield Finding(check="engine", verdict=Severity.FINE, text=f"{version} with full-text search.")
+        yield CheckResult(check="engine", verdict=CheckStatus.FINE, text=f"{version} with full-text search.")
 
 
 def _sources(loaded: LoadedConfig) -> str:
@@ -110,14 +110,16 @@ def _sources(loaded: LoadedConfig) -> str:
     return f"Settings from {', '.join(places)}." if places else "Nothing is configured; defaults are in use."
 
 
-def _home(home: Path) -> Iterator[Finding]:
+def _home(home: Path) -> Iterator[CheckResult]:
     if not home.is_dir():
         if home.exists():
             return  # the configuration's finding has said that it is no directory
-        yield Finding(check="home", verdict=Severity.FINE, text=f"{home} does not exist yet; the first start makes it.")
+        yield CheckResult(
+            check="home", verdict=CheckStatus.FINE, text=f"{home} does not exist yet; the first start makes it."
+        )
         return
     if not os.access(home, os.W_OK | os.X_OK):
-        yield Finding(check="home", verdict=Severity.FAILED, text=f"{home} cannot be written by this user.")
+        yield CheckResult(check="home", verdict=CheckStatus.FAILED, text=f"{home} cannot be written by this user.")
         return
     is_fine = True
     for path, wanted in ((home, 0o700), *((home / name, 0o600) for name in ("config.yaml", ".env", "state.db"))):
@@ -129,89 +131,99 @@ def _home(home: Path) -> Iterator[Finding]:
         if mode & ~wanted & 0o077:
             is_fine = False
             text = f"{path} is open to other users (mode {mode:04o}): chmod {wanted:04o} {path}"
-            yield Finding(check="home", verdict=Severity.WARNING, text=text)
+            yield CheckResult(check="home", verdict=CheckStatus.WARNING, text=text)
         if status.st_uid != os.geteuid():
             is_fine = False
             text = f"{path} belongs to user id {status.st_uid}, not to the one running this ({os.geteuid()})."
-            yield Finding(check="home", verdict=Severity.WARNING, text=text)
+            yield CheckResult(check="home", verdict=CheckStatus.WARNING, text=text)
     if is_fine:
-        yield Finding(check="home", verdict=Severity.FINE, text=f"{home} is ours and closed to others.")
+        yield CheckResult(check="home", verdict=CheckStatus.FINE, text=f"{home} is ours and closed to others.")
 
 
-def _disk(home: Path) -> Iterator[Finding]:
+def _disk(home: Path) -> Iterator[CheckResult]:
     existing = next(path for path in (home, *home.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
-    verdict = Severity.FAILED if free < DISK_OUT_BYTES else Severity.WARNING if free < DISK_LOW_BYTES else Severity.FINE
-    yield Finding(check="disk", verdict=verdict, text=f"{free / 1e9:.1f} GB free at {existing}.")
+    verdict = (
+        CheckStatus.FAILED
+        if free < MIN_DISK_BYTES
+        else CheckStatus.WARNING
+        if free < LOW_DISK_BYTES
+        else CheckStatus.FINE
+    )
+    yield CheckResult(check="disk", verdict=verdict, text=f"{free / 1e9:.1f} GB free at {existing}.")
 
 
-def _database(state: StateDirectory) -> Iterator[Finding]:
+def _database(state: StateDirectory) -> Iterator[CheckResult]:
     """Asks the daemon when one runs; a second process must not read a file that the daemon may be writing to."""
     try:
         answer = ask(state.control_socket, "doctor", timeout_seconds=60)
     except DaemonNotRunningError:
         yield from _resting_database(state)
     except CommandError as error:
-        yield Finding(check="daemon", verdict=Severity.FAILED, text=f"The daemon runs but could not answer: {error}")
+        yield CheckResult(
+            check="daemon", verdict=CheckStatus.FAILED, text=f"The daemon runs but could not answer: {error}"
+        )
     else:
-        yield Finding(check="daemon", verdict=Severity.FINE, text="The daemon is running and answers.")
-        yield from (Finding(check=row["check"], verdict=Severity(row["verdict"]), text=row["text"]) for row in answer)
+        yield CheckResult(check="daemon", verdict=CheckStatus.FINE, text="The daemon is running and answers.")
+        yield from (
+            CheckResult(check=row["check"], verdict=CheckStatus(row["verdict"]), text=row["text"]) for row in answer
+        )
 
 
-def _resting_database(state: StateDirectory) -> Iterator[Finding]:
+def _resting_database(state: StateDirectory) -> Iterator[CheckResult]:
     if not is_free(state.lock_file):
         who = holder(state.lock_file) or "another process"
         text = f"The database is held by {who}, which does not answer at {state.control_socket}."
-        yield Finding(check="daemon", verdict=Severity.FAILED, text=text)
+        yield CheckResult(check="daemon", verdict=CheckStatus.FAILED, text=text)
         return
-    yield Finding(check="daemon", verdict=Severity.SKIPPED, text="The daemon is not running.")
+    yield CheckResult(check="daemon", verdict=CheckStatus.SKIPPED, text="The daemon is not running.")
     try:
         with open_resting(state.database) as db:
-            yield database_finding(db) if db is not None else _no_database(state)
+            yield check_database(db) if db is not None else _no_database(state)
     except HermesError as error:
-        yield Finding(check="database", verdict=Severity.FAILED, text=str(error))
+        yield CheckResult(check="database", verdict=CheckStatus.FAILED, text=str(error))
 
 
-def _no_database(state: StateDirectory) -> Finding:
+def _no_database(state: StateDirectory) -> CheckResult:
     text = "There is no database yet; the first start makes it."
     if state.database.exists():
         text = "The database is still empty: a start failed before it had made the tables. The next start makes them."
-    return Finding(check="database", verdict=Severity.SKIPPED, text=text)
+    return CheckResult(check="database", verdict=CheckStatus.SKIPPED, text=text)
 
 
-def database_finding(db: sqlite3.Connection) -> Finding:
+def check_database(db: sqlite3.Connection) -> CheckResult:
     """Integrity and size of the database; the daemon answers `doctor` with this, from one of its readers."""
     verdict = quick_check(db)
     if verdict != "ok":
-        return Finding(check="database", verdict=Severity.FAILED, text=f"The database is damaged: {verdict}")
+        return CheckResult(check="database", verdict=CheckStatus.FAILED, text=f"The database is damaged: {verdict}")
     seen = load_overview(db)
     text = (
         f"The database is sound: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
         f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered."
     )
-    return Finding(check="database", verdict=Severity.FINE, text=text)
+    return CheckResult(check="database", verdict=CheckStatus.FINE, text=text)
 
 
-def _access(loaded: LoadedConfig) -> Iterator[Finding]:
+def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
     config = loaded.config
     has_platform = config.telegram.token is not None or config.discord.token is not None
     if config.access.allow_all and has_platform:
         text = "access.allow_all is on: everybody who finds the bot can use the model at your cost."
-        yield Finding(check="access", verdict=Severity.WARNING, text=text)
+        yield CheckResult(check="access", verdict=CheckStatus.WARNING, text=text)
     elif has_platform and not config.access.names_somebody:
         advice = "people get a pairing code; `hermes-gateway pair list` shows who was let in."
         if not config.pairing.enabled:
             advice = "pairing is off too: nobody can write unless paired earlier. Set access.allow."
-        verdict = Severity.FINE if config.pairing.enabled else Severity.WARNING
-        yield Finding(check="access", verdict=verdict, text=f"The configuration names nobody: {advice}")
+        verdict = CheckStatus.FINE if config.pairing.enabled else CheckStatus.WARNING
+        yield CheckResult(check="access", verdict=verdict, text=f"The configuration names nobody: {advice}")
 
 
-def _context(loaded: LoadedConfig, told: Sequence[Finding]) -> Iterator[Finding]:
+def _context(loaded: LoadedConfig, told: Sequence[CheckResult]) -> Iterator[CheckResult]:
     """A running daemon has told it: it knows best, and nobody else looks into the file meanwhile."""
     try:
         engine = load_engine(loaded.config.context.engine, loaded.home)
     except ConfigError as error:
-        yield Finding(check="context", verdict=Severity.FAILED, text=str(error))
+        yield CheckResult(check="context", verdict=CheckStatus.FAILED, text=str(error))
         return
     if any(finding.check == "context" for finding in told):
         return
@@ -219,10 +231,10 @@ def _context(loaded: LoadedConfig, told: Sequence[Finding]) -> Iterator[Finding]
     with suppress(HermesError), open_resting(loaded.database) as db:  # another finding says what is wrong with it
         profile = load_configured_profile(db, loaded.config) if db is not None else None
     name = engine.name if engine is not None else None
-    yield context_finding(loaded.config, window_of(loaded.config, profile), name)
+    yield check_context(loaded.config, window_of(loaded.config, profile), name)
 
 
-def context_finding(config: Config, window: Window, engine: str | None) -> Finding:
+def check_context(config: Config, window: Window, engine: str | None) -> CheckResult:
     """How large the configured model's window is, who says so, and where a plugin's engine or ours compresses."""
     limits, fixed = window.limits, fixed_prompt_tokens(config)
     threshold, by = limits.threshold, ""
@@ -234,29 +246,31 @@ def context_finding(config: Config, window: Window, engine: str | None) -> Findi
         f"take about {fixed:,} of them."
     )
     if fixed * 2 < threshold:
-        return Finding(check="context", verdict=Severity.FINE, text=text)
+        return CheckResult(check="context", verdict=CheckStatus.FINE, text=text)
     text += " That is half of it or more: use a model with a larger window, or set model.context_length if it has one."
-    return Finding(check="context", verdict=Severity.WARNING, text=text)
+    return CheckResult(check="context", verdict=CheckStatus.WARNING, text=text)
 
 
-def _model(loaded: LoadedConfig) -> Iterator[Finding]:
+def _model(loaded: LoadedConfig) -> Iterator[CheckResult]:
     model = loaded.config.model
     if model.protocol == "offline":
         text = f"The built-in offline model answers; for a real one, {MODEL_SETUP_HINT}."
-        yield Finding(check="model", verdict=Severity.WARNING, text=text)
+        yield CheckResult(check="model", verdict=CheckStatus.WARNING, text=text)
     else:
         yield _from_probe("model", probe_model(model))
 
 
-def _routes(loaded: LoadedConfig) -> Iterator[Finding]:
+def _routes(loaded: LoadedConfig) -> Iterator[CheckResult]:
     """The other APIs that models are asked at: each once for each key, for one wrong key may be as good as none."""
     seen = {_api(loaded.config.model)}
     for route in all_routes(loaded.config):
         if route.protocol != "offline" and _api(route) not in seen:
             seen.add(_api(route))
             probe = probe_model(route)
-            verdict = Severity.FINE if probe.is_ok else Severity.WARNING  # who stands in, or is chosen, is not all
-            yield Finding(check="route", verdict=verdict, text=f"{route.label}: {probe.text}")
+            verdict = (
+                CheckStatus.FINE if probe.is_ok else CheckStatus.WARNING
+            )  # who stands in, or is chosen, is not all
+            yield CheckResult(check="route", verdict=verdict, text=f"{route.label}: {probe.text}")
 
 
 def _api(route: RouteConfig) -> tuple[str | None, str | None]:
@@ -264,24 +278,24 @@ def _api(route: RouteConfig) -> tuple[str | None, str | None]:
     return route.address, route.api_key.get_secret_value() if route.api_key is not None else None
 
 
-def _extras(loaded: LoadedConfig) -> Iterator[Finding]:
+def _extras(loaded: LoadedConfig) -> Iterator[CheckResult]:
     """What the protocols in use need beside the gateway's own packages."""
     for protocol in sorted({route.protocol for route in all_routes(loaded.config)}):
         if (missing := missing_extra(protocol)) is not None:
-            yield Finding(check="extra", verdict=Severity.FAILED, text=f"{missing[0].upper()}{missing[1:]}.")
+            yield CheckResult(check="extra", verdict=CheckStatus.FAILED, text=f"{missing[0].upper()}{missing[1:]}.")
 
 
-def _costs(loaded: LoadedConfig) -> Iterator[Finding]:
+def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
     names = unpriced_models(loaded.config)
     if names:
         sentence = unpriced_sentence(names)
-        yield Finding(check="costs", verdict=Severity.WARNING, text=f"{sentence[0].upper()}{sentence[1:]}.")
+        yield CheckResult(check="costs", verdict=CheckStatus.WARNING, text=f"{sentence[0].upper()}{sentence[1:]}.")
     elif loaded.config.costs.has_caps:
         text = "Spending is capped, and the price of every configured model is known."
-        yield Finding(check="costs", verdict=Severity.FINE, text=text)
+        yield CheckResult(check="costs", verdict=CheckStatus.FINE, text=text)
 
 
-def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[Finding]:
+def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
     telegram, discord = loaded.config.telegram, loaded.config.discord
     if telegram.token is not None:
         yield _from_probe("telegram", probe_telegram(telegram) if is_online else None)
@@ -289,13 +303,13 @@ def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[Finding]:
         yield _from_probe("discord", probe_discord(discord) if is_online else None)
 
 
-def _from_probe(check: str, probe: ProbeResult | None) -> Finding:
+def _from_probe(check: str, probe: ProbeResult | None) -> CheckResult:
     if probe is None:
-        return Finding(check=check, verdict=Severity.SKIPPED, text="There is a token; --online tries it.")
-    return Finding(check=check, verdict=Severity.FINE if probe.is_ok else Severity.FAILED, text=probe.text)
+        return CheckResult(check=check, verdict=CheckStatus.SKIPPED, text="There is a token; --online tries it.")
+    return CheckResult(check=check, verdict=CheckStatus.FINE if probe.is_ok else CheckStatus.FAILED, text=probe.text)
 
 
-def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Finding]:
+def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:
     """Traps of running under systemd: too little time to stop, and user services that never start or end at logout."""
     user_units = (
         Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config") / "systemd/user"
@@ -304,22 +318,22 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Findi
         (path for path in (user_units / UNIT, *(place / UNIT for place in UNIT_DIRECTORIES)) if path.is_file()), None
     )
     if found is None:
-        yield Finding(check="service", verdict=Severity.SKIPPED, text="No systemd unit is installed.")
+        yield CheckResult(check="service", verdict=CheckStatus.SKIPPED, text="No systemd unit is installed.")
         return
     needed = loaded.config.lifecycle.drain_seconds + STOP_MARGIN_SECONDS
     unit = _with_drop_ins(found)
     timeout = stop_timeout_seconds(unit)
     if timeout is not None and timeout < needed:
         text = f"{found} stops the gateway after {timeout:g} s; stopping may take {needed:g} s: raise TimeoutStopSec."
-        yield Finding(check="service", verdict=Severity.WARNING, text=text)
+        yield CheckResult(check="service", verdict=CheckStatus.WARNING, text=text)
     elif found.parent == user_units and "WantedBy=multi-user.target" in unit:
         text = f"Nothing starts {found}: a user's systemd has no multi-user.target; write WantedBy=default.target."
-        yield Finding(check="service", verdict=Severity.WARNING, text=text)
+        yield CheckResult(check="service", verdict=CheckStatus.WARNING, text=text)
     elif found.parent == user_units and _lingers(environ) is False:
         text = "The unit is a user service and stops at logout: loginctl enable-linger"
-        yield Finding(check="service", verdict=Severity.WARNING, text=text)
+        yield CheckResult(check="service", verdict=CheckStatus.WARNING, text=text)
     else:
-        yield Finding(check="service", verdict=Severity.FINE, text=f"{found} leaves room for the drain.")
+        yield CheckResult(check="service", verdict=CheckStatus.FINE, text=f"{found} leaves room for the drain.")
 
 
 def _with_drop_ins(unit: Path) -> str:

@@ -7,19 +7,19 @@ from typing import Any
 
 from agent.engines.loader import BUILT_IN
 from agent.model.client import ModelClient, OpenCircuit
-from gateway.access.pairing import COMMAND_LINE, approve_pairing, revoke_pairing, shown
+from gateway.access.pairing import COMMAND_LINE, approve_pairing, pairing_row, revoke_pairing
 from gateway.access.permissions import AccessControl, AccessDecision
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.runtime import Runtime
 from gateway.models.window import Window
-from gateway.operator.doctor import Finding, Severity, context_finding, database_finding
-from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, answer
+from gateway.operator.doctor import CheckResult, CheckStatus, check_context, check_database
+from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up
 from gateway.operator.socket import Handler
-from gateway.operator.spending import REPORTS, Report, report, terms_of
+from gateway.operator.spending import REPORTS, Report, report, spending_settings
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.times import when
+from gateway.times import format_time
 from gateway.turns.lanes import LaneDispatcher
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
@@ -104,13 +104,13 @@ class OperatorHandler:
         return {
             "state": health.state.value,
             "detail": health.detail,
-            "last_progress": when(at) if at is not None else None,
+            "last_progress": format_time(at) if at is not None else None,
         }
 
     async def list_pairings(self, _args: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Who waits and who has access."""
         found = await self._store.read(pairings.list_pairings, self._clock.now())
-        return [shown(pairing) for pairing in found]
+        return [pairing_row(pairing) for pairing in found]
 
     async def approve(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """`code`, and `role` (user)."""
@@ -123,32 +123,32 @@ class OperatorHandler:
         await self._access.load()
         if let_in.told is not None:
             self._delivery.wake(let_in.told)
-        return shown(let_in.pairing)
+        return pairing_row(let_in.pairing)
 
     async def revoke(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """`user`: a stable id such as `telegram:42`."""
         person = UserRef(str(args.get("user", "")))
         pairing = await self._store.write(revoke_pairing, person, COMMAND_LINE, self._clock.now())
         await self._access.load()
-        return shown(pairing)
+        return pairing_row(pairing)
 
-    async def examine(self, _args: Mapping[str, Any]) -> list[Finding]:
+    async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
         """The checks that only the running daemon can make: its database, its models' windows and rests."""
         lines = [agent.line for _, agent in self._live.agents.in_use()]
-        resting = [_finding(line, rest) for line in lines if (rest := line.breaker.open) is not None]
+        resting = [_circuit_result(line, rest) for line in lines if (rest := line.breaker.open) is not None]
         context = self._live.agents.configured.context
         window = Window(limits=await context.load_limits(), window_from=context.window_from)
         engine = context.engine if context.engine != BUILT_IN else None
-        told = context_finding(self._live.config, window, engine)
-        return [await self._store.read(database_finding), told, *resting]
+        told = check_context(self._live.config, window, engine)
+        return [await self._store.read(check_database), told, *resting]
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
         """Chains of sessions, and what was said; see `gateway.operator.lookups`."""
-        return await answer(self._store, name, args, Redactor(self._loaded().secrets()))
+        return await look_up(self._store, name, args, Redactor(self._loaded().secrets()))
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Report:
         """What was used and what it cost; see `gateway.operator.spending`."""
-        terms = terms_of(self._live.config, self._clock.now())
+        terms = spending_settings(self._live.config, self._clock.now())
         return await self._store.read_within(LOOKUP_SECONDS, report, name, terms, args)
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -158,6 +158,6 @@ class OperatorHandler:
         return {"url": adapter.mint_url() if isinstance(adapter, LocalAdapter) else None}
 
 
-def _finding(line: ModelClient, rest: OpenCircuit) -> Finding:
+def _circuit_result(line: ModelClient, rest: OpenCircuit) -> CheckResult:
     text = f"{line.name} ({line.route}) {rest.why}; it is left alone for {rest.seconds:.0f} s."
-    return Finding(check="route", verdict=Severity.WARNING, text=text)
+    return CheckResult(check="route", verdict=CheckStatus.WARNING, text=text)

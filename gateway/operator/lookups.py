@@ -49,15 +49,15 @@ Redact: TypeAlias = Callable[[str], str]
 LOOKUP_SECONDS = 5.0
 """A query can be made to be slow; this bounds what one can cost."""
 
-SEARCH_MOST = 100
-LINKS_MOST = 5_000
+MAX_HITS = 100
+MAX_LINKS = 5_000
 """About 2 MB of JSON."""
 
-HISTORY_PAGE = 500
-HISTORY_PAGE_CHARACTERS = 1_000_000
+MAX_PAGE_ROWS = 500
+MAX_PAGE_CHARS = 1_000_000
 """One answer holds at least a row, and then no more text than this; the asker asks again for what came before."""
 
-SEARCH_TEXT_CHARACTERS = 100_000
+MAX_HIT_CHARS = 100_000
 """A hit's text is cut there; `history` has all of it."""
 
 _Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
@@ -77,10 +77,10 @@ class LineageLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The sessions of a conversation, of a chat or of all chats, oldest first."""
 
     place: str | None = None
-    limit: _Limit = LINKS_MOST
+    limit: _Limit = MAX_LINKS
 
     def read(self, db: Connection) -> list[Row]:
-        limit = min(self.limit, LINKS_MOST)
+        limit = min(self.limit, MAX_LINKS)
         place = find_place(db, self.place) if self.place is not None else None
         if place is not None and place.session is not None:
             links = load_lineage(db, place.session.lineage_id, limit)
@@ -122,7 +122,7 @@ class SearchLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def read(self, db: Connection) -> list[Row]:
         chat_id = find_chat(db, self.chat) if self.chat is not None else None
         since = Millis(self.since) if self.since is not None else None
-        limit = min(self.limit, SEARCH_MOST)
+        limit = min(self.limit, MAX_HITS)
         found = search_everywhere(
             db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit
         )
@@ -136,7 +136,7 @@ class SearchLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def redacted_texts(text: str, words: str, redact: Redact) -> dict[str, str]:
     """`text` and `snippet` of a hit as they may be shown."""
     safe = redact(text[:INDEXED_CHARACTERS])
-    return {"text": safe[:SEARCH_TEXT_CHARACTERS], "snippet": snippet_of(safe, words)}
+    return {"text": safe[:MAX_HIT_CHARS], "snippet": snippet_of(safe, words)}
 
 
 def _found_row(found: FoundMessage) -> Row:
@@ -162,7 +162,7 @@ class HistoryLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     place: str
-    limit: _Limit = HISTORY_PAGE
+    limit: _Limit = MAX_PAGE_ROWS
     before: int | None = None
     """Only what was said before the message with this id."""
     is_session_only: bool = False
@@ -178,7 +178,7 @@ class HistoryLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return [_message_row(row, names, row.id in hidden) for row in rows]
 
     def _load(self, db: Connection, place: Place, session: Session) -> Transcript:
-        limit = min(self.limit, HISTORY_PAGE)
+        limit = min(self.limit, MAX_PAGE_ROWS)
         if place.message_id is not None:
             return load_around(db, session.id, place.message_seq, limit // 2, limit)
         before = MessageId(self.before) if self.before is not None else None
@@ -190,7 +190,7 @@ class HistoryLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def _fitting(rows: Transcript, *, is_newest: bool) -> Transcript:
     """At least one row, and then as many as an answer holds, from the newest back or from the oldest on."""
-    room, count = HISTORY_PAGE_CHARACTERS, 0
+    room, count = MAX_PAGE_CHARS, 0
     for row in reversed(rows) if is_newest else rows:
         room -= len(row.text or "")
         if room < 0 and count:
@@ -240,7 +240,7 @@ class SessionsLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def read(self, db: Connection) -> list[Row]:
         chat_id = find_chat(db, self.chat) if self.chat is not None else None
         rows = []
-        for one in list_conversations(db, chat_id, min(self.limit, LINKS_MOST)):
+        for one in list_conversations(db, chat_id, min(self.limit, MAX_LINKS)):
             chat = load_chat(db, one.tip.chat_id).key
             rows.append(
                 {
@@ -318,7 +318,7 @@ LOOKUPS: Mapping[str, type[Lookup]] = {
 """By the name under which the command line asks."""
 
 
-def asked(name: str, args: Mapping[str, Any]) -> Lookup:
+def parse_lookup(name: str, args: Mapping[str, Any]) -> Lookup:
     """The question that these arguments stand for. Raises `CommandError`."""
     try:
         return msgspec.convert(args, LOOKUPS[name])
@@ -326,14 +326,14 @@ def asked(name: str, args: Mapping[str, Any]) -> Lookup:
         raise CommandError(f"{name}: {error}") from None
 
 
-async def answer(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
+async def look_up(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
     """From the running daemon's store. Raises `CommandError`, and `StoreUnavailable` when it takes too long."""
-    lookup = asked(name, args)
+    lookup = parse_lookup(name, args)
     rows = await store.read_within(LOOKUP_SECONDS, lookup.read)
     return await asyncio.to_thread(lookup.finish, rows, redact)
 
 
-def answer_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
+def look_up_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
     """From a file that no daemon has open. Raises `CommandError`."""
-    lookup = asked(name, args)
+    lookup = parse_lookup(name, args)
     return lookup.finish(lookup.read(db), redact)

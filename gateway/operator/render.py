@@ -13,11 +13,11 @@ LABEL = 7
 VALUE = 10
 BAR = WIDTH - LABEL - VALUE - 1
 NAME = 22
-ENTRIES = 10
+MAX_ENTRIES = 10
 """Rows of a table; what lies beyond becomes one."""
-DAYS_SHOWN = 31
+MAX_DAYS = 31
 """More days are shown by the week, more than half a year by the month."""
-WEEKS_SHOWN = 182
+MAX_WEEK_DAYS = 182
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _UNKNOWN = "unknown"
@@ -150,9 +150,9 @@ def insights_notes(total: CallTotals) -> list[str]:
 
 def _spans(days: Sequence[tuple[date, CallTotals]]) -> list[tuple[str, CallTotals]]:
     """Days, weeks or months with their names."""
-    if len(days) <= DAYS_SHOWN:
+    if len(days) <= MAX_DAYS:
         return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
-    if len(days) <= WEEKS_SHOWN:
+    if len(days) <= MAX_WEEK_DAYS:
         weeks = groupby(days, lambda entry: entry[0] - timedelta(days=entry[0].weekday()))
         return [(f"{week:%d %b}", _sum(entries)) for week, entries in weeks]
     months = groupby(days, lambda entry: entry[0].replace(day=1))
@@ -182,7 +182,7 @@ def _bar(size: int, most: int) -> str:
 
 
 def _table(head: str, entries: Sequence[tuple[str, CallTotals]], *, by_cost: bool) -> str:
-    shown, rest = entries[:ENTRIES], entries[ENTRIES:]
+    shown, rest = entries[:MAX_ENTRIES], entries[MAX_ENTRIES:]
     rows = [_row(_short(name), _value(spent, by_cost=by_cost), spent.calls) for name, spent in shown]
     if rest:
         others = sum((spent for _, spent in rest), NOTHING)

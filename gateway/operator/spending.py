@@ -25,8 +25,8 @@ from hermes_state.values import MICROS, ChatId, LineageId, MicroUsd, Millis, mic
 Report: TypeAlias = dict[str, Any]
 """One JSON object."""
 
-DAYS_MOST = 366
-DAYS_DEFAULT = 7
+MAX_DAYS = 366
+DEFAULT_DAYS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +41,15 @@ class SpendingSettings:
         return day_start(self.now, self.limits.zone)
 
 
-def terms_of(config: Config, now: Millis) -> SpendingSettings:
+def spending_settings(config: Config, now: Millis) -> SpendingSettings:
     return SpendingSettings(now=now, limits=cap_limits(config))
 
 
 def days_in(args: Mapping[str, Any]) -> int:
     """How many days a request asks for. Raises `CommandError`."""
-    days = args.get("days", DAYS_DEFAULT)
-    if type(days) is not int or not 1 <= days <= DAYS_MOST:
-        raise CommandError(f"Between 1 and {DAYS_MOST} days can be looked at.")
+    days = args.get("days", DEFAULT_DAYS)
+    if type(days) is not int or not 1 <= days <= MAX_DAYS:
+        raise CommandError(f"Between 1 and {MAX_DAYS} days can be looked at.")
     return days
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.access.pairing import turn_down
+from gateway.access.pairing import refuse
 from gateway.inbound.admission import AcceptedEvent, admit, apply_deletion, apply_edit
 from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat
@@ -141,8 +141,8 @@ def test_every_refused_slash_command_is_answered_in_its_own_place(db: sqlite3.Co
 
 
 def test_the_same_reason_is_told_once(db: sqlite3.Connection) -> None:
-    assert turn_down(db, message(1), key_of(), "k", "no access", None, START) is not None
-    assert turn_down(db, message(2), key_of(), "k", "no access", None, START) is None
+    assert refuse(db, message(1), key_of(), "k", "no access", None, START) is not None
+    assert refuse(db, message(2), key_of(), "k", "no access", None, START) is None
 
 
 # ---- edits

@@ -12,7 +12,7 @@ from agent.context.controller import ContextSettings
 from agent.context.events import ConversationRef
 from agent.context.outcomes import Compressed, summarize_manual_compression
 from agent.model.base import FinishReason, ModelReply
-from gateway.commands.compression import GIVEN_UP, WORKING
+from gateway.commands.compression import STARTED, STOPPED
 from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view
@@ -36,7 +36,7 @@ async def compress(gateway: TestGateway, argument: str = "") -> str:
     await gateway.quiet()
     await eventually(lambda: len(gateway.adapter.texts()) > before, "an answer")
     shown = gateway.adapter.texts()[before:]
-    assert shown[:-1] in ([], [WORKING]), shown
+    assert shown[:-1] in ([], [STARTED]), shown
     return shown[-1]
 
 
@@ -69,7 +69,7 @@ async def test_the_reply_has_the_sizes_the_strategy_and_the_new_id(store: Store,
         [(key,)] = await gateway.rows("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
         assert f"The conversation goes on as `{key[:8]}`." in told
         assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "model")]
-        assert gateway.adapter.texts()[-2] == WORKING
+        assert gateway.adapter.texts()[-2] == STARTED
         await gateway.ask("and now?")
         assert any(row.origin is Origin.SUMMARY for row in model.turns[-1].transcript)
         assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
@@ -205,7 +205,7 @@ async def test_nothing_to_compress_is_said_without_a_model_call(store: Store, tm
         told = await compress(gateway, argument)
         assert told.startswith("No changes from compression: 2 messages")
         assert "Nothing could be compressed: " in told
-        assert WORKING not in gateway.adapter.texts()
+        assert STARTED not in gateway.adapter.texts()
         assert model.summaries == []
         assert await dump(gateway) == before
 
@@ -269,7 +269,7 @@ async def test_while_the_summary_hangs_commands_are_answered_and_a_message_waits
         model.summary = hang = Hang(says="", text=SUMMARY)
         began = time.monotonic()
         await gateway.say("/compress")
-        await eventually(lambda: gateway.adapter.texts()[-1] == WORKING, "acknowledged")
+        await eventually(lambda: gateway.adapter.texts()[-1] == STARTED, "acknowledged")
         assert time.monotonic() - began < 1
         await hang.begun.wait()
         asked_at = time.monotonic()
@@ -299,7 +299,7 @@ async def test_stop_ends_a_summary_that_hangs_and_the_chat_goes_on(store: Store,
         await eventually(lambda: any("Stopped." in text for text in gateway.adapter.texts()), "/stop")
         assert time.monotonic() - asked_at < 1
         await eventually(lambda: "echo: said meanwhile" in gateway.adapter.texts(), "the message is answered")
-        assert GIVEN_UP in gateway.adapter.texts()
+        assert STOPPED in gateway.adapter.texts()
         assert (await view_of(gateway))[: len(before)] == before
         assert await gateway.rows(EVENTS) == []
         model.summary = answer(SUMMARY)

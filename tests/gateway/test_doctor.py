@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from agent.engines.loader import FOLDER
-from gateway.operator.doctor import Finding, Severity, database_finding, examine
+from gateway.operator.doctor import CheckResult, CheckStatus, check_database, run_checks
 from gateway.operator.socket import serve_control
 from hermes_state.store.lock import FileLock
 from hermes_state.store.migrate import APPLICATION_ID
@@ -38,23 +38,23 @@ def environ(home: Path, tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path), "HERMES_HOME": str(home), "PATH": os.environ["PATH"]}
 
 
-def findings(environ: Mapping[str, str], *, is_online: bool = False) -> dict[str, Finding]:
+def findings(environ: Mapping[str, str], *, is_online: bool = False) -> dict[str, CheckResult]:
     """By check; of several findings of one check the worst."""
-    order = list(Severity)
-    found: dict[str, Finding] = {}
-    for finding in sorted(examine(environ, is_online=is_online), key=lambda one: order.index(one.verdict)):
+    order = list(CheckStatus)
+    found: dict[str, CheckResult] = {}
+    for finding in sorted(run_checks(environ, is_online=is_online), key=lambda one: order.index(one.verdict)):
         found[finding.check] = finding
     return found
 
 
-async def examined(environ: Mapping[str, str], *, is_online: bool = False) -> dict[str, Finding]:
+async def examined(environ: Mapping[str, str], *, is_online: bool = False) -> dict[str, CheckResult]:
     return await asyncio.to_thread(findings, environ, is_online=is_online)
 
 
 def test_a_fresh_machine_has_nothing_wrong_but_no_model(environ: dict[str, str], home: Path) -> None:
     found = findings(environ)
-    assert {name for name, one in found.items() if one.verdict is Severity.FAILED} == set()
-    assert found["model"].verdict is Severity.WARNING
+    assert {name for name, one in found.items() if one.verdict is CheckStatus.FAILED} == set()
+    assert found["model"].verdict is CheckStatus.WARNING
     assert "offline" in found["model"].text
     assert list(home.iterdir()) == []
 
@@ -70,7 +70,7 @@ def test_a_state_directory_that_is_a_file_is_not_called_missing(environ: dict[st
 def test_a_wrong_configuration_is_the_loaders_own_sentence(environ: dict[str, str], home: Path) -> None:
     (home / "config.yaml").write_text("sessions: {groups: both}")
     found = findings(environ)
-    assert found["config"].verdict is Severity.FAILED
+    assert found["config"].verdict is CheckStatus.FAILED
     assert "shared, per_user" in found["config"].text
 
 
@@ -83,9 +83,9 @@ async def test_a_wrong_configuration_hides_neither_warnings_nor_the_running_daem
     (home / "config.yaml").write_text("sessions: {groups: both}")
     async with serve_control(home / "control.sock", {"doctor": doctor}):
         found = await examined({**environ, "HERMES_NONSENSE": "1"})
-    assert found["config"].verdict is Severity.FAILED
+    assert found["config"].verdict is CheckStatus.FAILED
     assert "HERMES_NONSENSE" in found["environment"].text
-    assert found["daemon"].verdict is Severity.FINE
+    assert found["daemon"].verdict is CheckStatus.FINE
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "a file without tables"])
@@ -98,13 +98,13 @@ def test_a_database_that_a_failed_start_left_unmade_is_not_called_broken(
         with contextlib.closing(sqlite3.connect(home / "state.db")) as db:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     found = findings(environ)
-    assert found["database"].verdict is Severity.SKIPPED
+    assert found["database"].verdict is CheckStatus.SKIPPED
     assert ("first start makes it" in found["database"].text) == (left == "nothing")
 
 
 def test_foreign_variables_are_told(environ: dict[str, str]) -> None:
     found = findings({**environ, "HERMES_TELEGRAM_TOKEN": "x"})
-    assert found["environment"].verdict is Severity.WARNING
+    assert found["environment"].verdict is CheckStatus.WARNING
     assert "HERMES_TELEGRAM__TOKEN" in found["environment"].text
 
 
@@ -117,7 +117,7 @@ def test_files_open_to_others_are_told_with_the_remedy(
         path.write_text("")
     path.chmod(mode)
     found = findings(environ)
-    assert found["home"].verdict is Severity.WARNING
+    assert found["home"].verdict is CheckStatus.WARNING
     assert f"{mode:04o}" in found["home"].text
     assert f"chmod {'0600' if name else '0700'} {path}" in found["home"].text
 
@@ -126,15 +126,15 @@ async def test_a_resting_database_is_checked(environ: dict[str, str], home: Path
     store = await Store.open(home / "state.db")
     await store.close()
     found = await examined(environ)
-    assert found["database"].verdict is Severity.FINE
-    assert found["daemon"].verdict is Severity.SKIPPED
+    assert found["database"].verdict is CheckStatus.FINE
+    assert found["daemon"].verdict is CheckStatus.SKIPPED
 
 
 async def test_a_damaged_database_is_noticed(environ: dict[str, str], home: Path) -> None:
     store = await Store.open(home / "state.db")
     await store.close()
     damage(home / "state.db")
-    assert (await examined(environ))["database"].verdict is Severity.FAILED
+    assert (await examined(environ))["database"].verdict is CheckStatus.FAILED
 
 
 def damage(path: Path) -> None:
@@ -148,22 +148,22 @@ async def test_a_running_daemon_checks_its_own_database(environ: dict[str, str],
     store = await Store.open(home / "state.db")
 
     async def doctor(_args: Mapping[str, Any]) -> Any:
-        return [await store.read(database_finding)]
+        return [await store.read(check_database)]
 
     try:
         async with serve_control(home / "control.sock", {"doctor": doctor}):
             found = await examined(environ)
     finally:
         await store.close()
-    assert found["daemon"].verdict is Severity.FINE
-    assert found["database"].verdict is Severity.FINE
+    assert found["daemon"].verdict is CheckStatus.FINE
+    assert found["database"].verdict is CheckStatus.FINE
     assert "sound" in found["database"].text
 
 
 def test_a_holder_that_does_not_answer_is_named(environ: dict[str, str], home: Path) -> None:
     with FileLock.acquire(home / "state.db.lock", what="the database"):
         found = findings(environ)
-    assert found["daemon"].verdict is Severity.FAILED
+    assert found["daemon"].verdict is CheckStatus.FAILED
     assert str(os.getpid()) in found["daemon"].text
     assert "database" not in found
 
@@ -181,21 +181,21 @@ async def test_tokens_are_tried_only_when_asked_to(environ: dict[str, str]) -> N
             "HERMES_DISCORD__API_URL": discord.url,
         }
         offline = await examined(variables)
-        assert offline["telegram"].verdict is offline["discord"].verdict is Severity.SKIPPED
+        assert offline["telegram"].verdict is offline["discord"].verdict is CheckStatus.SKIPPED
         online = await examined(variables, is_online=True)
         assert "lab_gateway_bot" in online["telegram"].text
-        assert online["discord"].verdict is Severity.FINE
+        assert online["discord"].verdict is CheckStatus.FINE
         wrong = await examined({**variables, "HERMES_TELEGRAM__TOKEN": "1:WRONG"}, is_online=True)
-        assert wrong["telegram"].verdict is Severity.FAILED
+        assert wrong["telegram"].verdict is CheckStatus.FAILED
         assert "1:WRONG" not in wrong["telegram"].text
 
 
 async def test_the_models_server_is_asked(environ: dict[str, str]) -> None:
     async with Server(fake_llm.make_app()) as llm:
         variables = {**environ, "HERMES_MODEL__NAME": "lab-model", "HERMES_MODEL__BASE_URL": f"{llm.url}/v1"}
-        assert (await examined(variables))["model"].verdict is Severity.FINE
+        assert (await examined(variables))["model"].verdict is CheckStatus.FINE
     gone = (await examined(variables))["model"]
-    assert gone.verdict is Severity.FAILED
+    assert gone.verdict is CheckStatus.FAILED
     assert "cannot be reached" in gone.text
 
 
@@ -217,11 +217,11 @@ async def test_every_api_of_the_configuration_is_asked_once(environ: dict[str, s
         }
         variables = {**environ, "HERMES_MODEL__NAME": "lab-model", "HERMES_MODEL__BASE_URL": f"{llm.url}/v1"}
         variables["HERMES_MODEL__ALIASES"] = json.dumps(aliases)
-        found = await asyncio.to_thread(lambda: list(examine(variables, is_online=False)))
+        found = await asyncio.to_thread(lambda: list(run_checks(variables, is_online=False)))
     assert [(one.verdict, one.text) for one in found if one.check == "route"] == [
-        (Severity.WARNING, f"llama: The model's server at {other.url}/v1 wants a key (api_key)."),
-        (Severity.WARNING, f"llama: The model's server at {other.url}/v1 does not accept the key."),
-        (Severity.FINE, f"llama: The model's server answers at {other.url}/v1."),
+        (CheckStatus.WARNING, f"llama: The model's server at {other.url}/v1 wants a key (api_key)."),
+        (CheckStatus.WARNING, f"llama: The model's server at {other.url}/v1 does not accept the key."),
+        (CheckStatus.FINE, f"llama: The model's server answers at {other.url}/v1."),
     ]
 
 
@@ -232,7 +232,7 @@ async def test_an_anthropic_server_is_asked_in_its_own_way(environ: dict[str, st
         variables = {**environ, "HERMES_MODEL__NAME": "lab-128k", "HERMES_MODEL__BASE_URL": f"{llm.url}{tail}"}
         variables |= {"HERMES_MODEL__PROTOCOL": "anthropic", "HERMES_MODEL__API_KEY": "lab-key"}
         found = await examined(variables)
-    assert found["model"].verdict is Severity.FINE
+    assert found["model"].verdict is CheckStatus.FINE
     assert found["model"].text == f"The model's server answers at {llm.url}/v1."
     assert "extra" not in found
 
@@ -247,7 +247,7 @@ async def test_an_sdk_that_is_missing_is_told_with_the_command_that_helps(
     for variable in ("HERMES_MODEL__PROTOCOL", "HERMES_AUXILIARY__TITLE__PROTOCOL"):
         named = {variable: "anthropic", "HERMES_AUXILIARY__TITLE__MODEL": "small"}
         found = (await examined({**variables, **named}))["extra"]
-        assert found.verdict is Severity.FAILED
+        assert found.verdict is CheckStatus.FAILED
         assert "make anthropic" in found.text
 
 
@@ -267,17 +267,17 @@ async def test_a_probe_follows_no_redirect_with_its_key(environ: dict[str, str])
             "HERMES_MODEL__BASE_URL": server.url,
             "OPENAI_API_KEY": "sk-1",
         }
-        assert (await examined(variables))["model"].verdict is Severity.FAILED
+        assert (await examined(variables))["model"].verdict is CheckStatus.FAILED
     assert seen == ["/models"]
 
 
 def test_access_that_lets_everybody_or_nobody_in_is_told(environ: dict[str, str]) -> None:
     token = {"HERMES_TELEGRAM__TOKEN": TELEGRAM_TOKEN}
-    assert findings({**environ, **token, "HERMES_ACCESS__ALLOW_ALL": "true"})["access"].verdict is Severity.WARNING
+    assert findings({**environ, **token, "HERMES_ACCESS__ALLOW_ALL": "true"})["access"].verdict is CheckStatus.WARNING
     nobody = findings({**environ, **token, "HERMES_PAIRING__ENABLED": "false"})["access"]
-    assert nobody.verdict is Severity.WARNING
+    assert nobody.verdict is CheckStatus.WARNING
     assert "access.allow" in nobody.text
-    assert findings({**environ, **token})["access"].verdict is Severity.FINE
+    assert findings({**environ, **token})["access"].verdict is CheckStatus.FINE
 
 
 def user_unit(tmp_path: Path, text: str) -> None:
@@ -290,7 +290,7 @@ def test_a_stop_timeout_below_the_drain_is_told(environ: dict[str, str], tmp_pat
     user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n")
     assert "TimeoutStopSec" not in findings(environ)["service"].text
     found = findings({**environ, "HERMES_LIFECYCLE__DRAIN_SECONDS": "120"})["service"]
-    assert found.verdict is Severity.WARNING
+    assert found.verdict is CheckStatus.WARNING
     assert "raise TimeoutStopSec" in found.text
 
 
@@ -305,13 +305,13 @@ def test_a_stop_timeout_raised_in_a_drop_in_counts(environ: dict[str, str], tmp_
 def test_a_user_service_that_nothing_starts_is_told(environ: dict[str, str], tmp_path: Path) -> None:
     user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n[Install]\nWantedBy=multi-user.target\n")
     found = findings(environ)["service"]
-    assert found.verdict is Severity.WARNING
+    assert found.verdict is CheckStatus.WARNING
     assert "WantedBy=default.target" in found.text
 
 
-@pytest.mark.parametrize(("answer", "verdict"), [("no", Severity.WARNING), ("yes", Severity.FINE)])
+@pytest.mark.parametrize(("answer", "verdict"), [("no", CheckStatus.WARNING), ("yes", CheckStatus.FINE)])
 def test_a_user_service_without_linger_is_told(
-    environ: dict[str, str], tmp_path: Path, answer: str, verdict: Severity
+    environ: dict[str, str], tmp_path: Path, answer: str, verdict: CheckStatus
 ) -> None:
     user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n")
     loginctl = tmp_path / "loginctl"
@@ -339,12 +339,12 @@ def snapshot(home: Path) -> dict[str, bytes]:
 
 
 def test_a_window_that_the_prompt_itself_fills_is_told(environ: dict[str, str]) -> None:
-    [fine] = [finding for finding in examine(environ, is_online=False) if finding.check == "context"]
-    assert (fine.verdict, "16,384 of 24,576" in fine.text) == (Severity.FINE, True)
+    [fine] = [finding for finding in run_checks(environ, is_online=False) if finding.check == "context"]
+    assert (fine.verdict, "16,384 of 24,576" in fine.text) == (CheckStatus.FINE, True)
     assert "32,768 tokens, assumed, for nobody says it" in fine.text
     environ |= {"HERMES_MODEL__CONTEXT_LENGTH": "3000", "HERMES_AGENT__PERSONA": "You are patient. " * 100}
-    [crowded] = [finding for finding in examine(environ, is_online=False) if finding.check == "context"]
-    assert crowded.verdict is Severity.WARNING
+    [crowded] = [finding for finding in run_checks(environ, is_online=False) if finding.check == "context"]
+    assert crowded.verdict is CheckStatus.WARNING
     assert "model.context_length" in crowded.text
 
 
@@ -353,13 +353,13 @@ def test_where_a_plugin_compresses_is_told_as_the_line_that_does_not_wait_for_it
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(ENGINE)
     environ["HERMES_CONTEXT__ENGINE"] = "sample"
-    [fine] = [finding for finding in examine(environ, is_online=False) if finding.check == "context"]
-    assert fine.verdict is Severity.FINE
+    [fine] = [finding for finding in run_checks(environ, is_online=False) if finding.check == "context"]
+    assert fine.verdict is CheckStatus.FINE
     assert "from 22,119 of 24,576 tokens on at the latest, by the context engine sample" in fine.text
 
 
 def test_a_context_engine_that_nobody_has_is_told(environ: dict[str, str]) -> None:
     environ["HERMES_CONTEXT__ENGINE"] = "compresor"
-    texts = [finding.text for finding in examine(environ, is_online=False) if finding.verdict is Severity.FAILED]
+    texts = [finding.text for finding in run_checks(environ, is_online=False) if finding.verdict is CheckStatus.FAILED]
     assert len(texts) == 1
     assert "compressor" in texts[0]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli import app
 from gateway.operator import lookups
-from gateway.operator.lookups import LOOKUPS, answer, find_chat, find_place
+from gateway.operator.lookups import LOOKUPS, find_chat, find_place, look_up
 from gateway.operator.socket import serve_control
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import SplitPlan, split
@@ -94,7 +94,7 @@ def fill(db: sqlite3.Connection) -> LineageId:
 @asynccontextmanager
 async def answering(store: Store, home: Path) -> AsyncIterator[None]:
     """The part of the daemon that the command line asks."""
-    handlers = {name: partial(answer, store, name, redact=redact) for name in LOOKUPS}
+    handlers = {name: partial(look_up, store, name, redact=redact) for name in LOOKUPS}
     async with serve_control(home / "control.sock", handlers):
         yield
 
@@ -326,7 +326,7 @@ async def test_the_daemon_refuses_arguments_that_make_no_sense(
     store: Store, name: str, args: Mapping[str, Any]
 ) -> None:
     with pytest.raises(CommandError, match=name):
-        await answer(store, name, args, redact)
+        await look_up(store, name, args, redact)
 
 
 @pytest.mark.parametrize(
@@ -351,9 +351,9 @@ def test_a_name_that_cannot_be_looked_up_is_refused_in_words(
         ensure_chat(db, ChatKey(platform="discord", account="discord", chat_ref="9"), ChatKind.DIRECT, None, START)
         keys = [start_session(db, mine, START).key, start_session(db, mine, START).key]
         names = {"first": keys[0], "second": keys[1], "common": keys[0][:4]}
-        look_up = find_chat if is_chat else find_place
+        find = find_chat if is_chat else find_place
         with pytest.raises(CommandError) as raised:
-            look_up(db, name.format(**names), mine if is_within else None)
+            find(db, name.format(**names), mine if is_within else None)
     assert str(raised.value) == sentence.format(**names)
 
 
