@@ -1,4 +1,4 @@
-"""Moments as people read them."""
+"""Times as people read and write them."""
 
 from datetime import UTC, datetime
 
@@ -7,12 +7,12 @@ from hermes_state.values import Millis
 
 
 def format_time(at: Millis) -> str:
-    """UTC, to the minute."""
+    """`2026-03-31 14:00 UTC`."""
     return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def parse_time(text: str) -> Millis:
-    """What people mean by a date or a date with a time, UTC unless it says otherwise. Raises `CommandError`."""
+    """Time of a date, or of a date with a time, UTC unless it says otherwise. Raises `CommandError`."""
     try:
         at = datetime.fromisoformat(text.strip())
     except ValueError:

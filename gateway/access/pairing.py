@@ -1,4 +1,4 @@
-"""Access by code, each step one transaction: a stranger is offered a code, and somebody decides about it.
+"""Pairing: access by code, in transactions that offer a code to a stranger, approve it and revoke it.
 
 What a person is told stands in the transaction that decided it, so that it is told once, whoever decides: an admin in a
 chat, the command line through the running daemon, or the command line alone while there is none.
@@ -17,14 +17,14 @@ from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
 
 MIN_NOTICE_INTERVAL_MS = 300_000
-"""Whoever asks again is told that often at most that the code still waits."""
+"""Shortest time between two notices that a code still waits, in milliseconds."""
 
 STILL_WAITING = (
     "You have no access yet: the code that I gave you still waits for whoever runs this bot, or for an admin."
 )
 
 COMMAND_LINE = "command line"
-"""Who decided, where no admin in a chat did."""
+"""Name of the decider where no admin in a chat decided."""
 
 WELCOME = {
     UserRole.USER: "You have access now. Write to me and I answer; /help lists what else I can do.",
@@ -34,7 +34,7 @@ WELCOME = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairingReply:
-    """A new code for somebody who asks for access."""
+    """New code for somebody who asks for access."""
 
     code: str
     lifetime_ms: int
@@ -44,11 +44,11 @@ class PairingReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovedPairing:
-    """A code that became access."""
+    """Pairing that became access."""
 
     pairing: Pairing
     told: ChatId | None
-    """The chat that asked for the code, which is owed a welcome now; None when it is not known any more."""
+    """Chat that asked for the code and is owed a welcome now; None when it is not known any more."""
 
 
 def offer_pairing(
@@ -92,7 +92,7 @@ def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis
 
 
 def pairing_row(pairing: Pairing) -> dict[str, str]:
-    """A pairing as the command line shows it, whether the daemon or the database answers."""
+    """Row of a pairing for the command line, whether the daemon or the database answers."""
     return {
         "user": pairing.user_ref,
         "name": pairing.display_name,
@@ -104,7 +104,7 @@ def pairing_row(pairing: Pairing) -> dict[str, str]:
 
 
 def _offer_key(code: str) -> str:
-    """Names the reply that told a code, and by it the chat that asked."""
+    """Key of the reply that told a code, by which the chat that asked is found."""
     return f"pairing:{pairings.hash_code(code)[:16]}"
 
 

@@ -1,4 +1,4 @@
-"""Who may do what: one place for messages, commands and buttons. Nobody may, unless named or paired.
+"""Permissions: roles and access of people, for messages, commands and buttons. Nobody has any, unless named or paired.
 
 People are known by stable ids. A revocation holds from the next event on.
 """
@@ -19,13 +19,13 @@ from hermes_state.values import ChatKind, InboundMessage, Sender, UserRef
 log = structlog.get_logger()
 
 LOCAL_OWNER = UserRef("local:owner")
-"""Whoever holds the local web chat's cookie."""
+"""Person who holds the local web chat's cookie."""
 
 
 class AccessDecision(StrEnum):
     ADMITTED = "admitted"
     UNADDRESSED = "unaddressed"
-    """In a shared chat and not meant for us."""
+    """Message in a shared chat that is not meant for us."""
     BOT = "bot"
     STRANGER = "stranger"
     """Somebody without access, in a direct chat: they are told how to get it."""
@@ -76,13 +76,13 @@ class AccessControl:
         return UserRole.USER if access.allow_all or ref in access.allow else None
 
     def judge(self, message: InboundMessage) -> AccessDecision:
-        """What becomes of a message before anything is stored."""
+        """Judge a message, before anything is stored, and count the verdict."""
         verdict = self._judge(message.sender, message.chat_kind, message.is_addressed)
         self.counts[verdict] += 1
         return verdict
 
     def admits(self, message: InboundMessage) -> bool:
-        """The same without counting it: the message is judged when it comes to be stored."""
+        """True for a message that would be admitted; it is counted when it comes to be stored."""
         return self._judge(message.sender, message.chat_kind, message.is_addressed) is AccessDecision.ADMITTED
 
     def _judge(self, sender: Sender, kind: ChatKind, is_addressed: bool) -> AccessDecision:

@@ -84,7 +84,7 @@ def keys(
 
 
 def _sizes(loaded: LoadedConfig) -> Mapping[str, tuple[str, Any, str]]:
-    """What holds for the sizes of the model that are not configured, until its provider is asked."""
+    """Rows for the model's sizes that are not configured, as they hold until its provider is asked."""
     model, capacity = loaded.config.model, capacity_in(loaded.config.model)
     known = {
         "model.context_length": (model.context_length, capacity.context_length, capacity.context_from),
@@ -108,7 +108,7 @@ def _summary(loaded: LoadedConfig) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """For people's eyes: secrets masked, also the password that an address may carry."""
+    """Value for people's eyes: secrets masked, also the password that an address may carry."""
     if isinstance(value, SecretStr):
         return MARK
     if isinstance(value, str):
@@ -132,5 +132,5 @@ def _text(value: Any) -> str:
 
 
 def _name(one: Any) -> str:
-    """Of an entry that is a block, what it is called; `--json` shows all of it."""
+    """Entry of a list, or the name of one that is a block; `--json` shows all of it."""
     return str(one.get("name", one) if isinstance(one, Mapping) else one)

@@ -1,4 +1,4 @@
-"""`hermes-gateway doctor`: what keeps the gateway from working."""
+"""`hermes-gateway doctor`: checks of everything that can keep the gateway from working."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from gateway.cli.output import Json, print_json
 from gateway.config import process_environment
 
 _SIGNS = {"fine": "ok", "skipped": "--", "warning": "!!", "failed": "XX"}
-"""By `CheckStatus`."""
+"""Marks before the lines, by `CheckStatus`."""
 
 
 def doctor(

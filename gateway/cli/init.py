@@ -1,9 +1,8 @@
-"""`hermes-gateway init`: asks for what a first start needs, tries it, writes it down."""
+"""`hermes-gateway init`: asks for tokens, model and admin, tries them, and writes the configuration."""
 
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -27,28 +26,20 @@ ADMINS = "HERMES_ACCESS__ADMINS"
 _MODEL_VARIABLES = (MODEL_PROTOCOL, MODEL_BASE_URL, MODEL_KEY)
 
 SECRETS = (TELEGRAM_TOKEN, DISCORD_TOKEN, MODEL_KEY)
-"""These go to `.env`; the rest goes to `config.yaml`."""
+"""Variables that go to `.env`; the rest goes to `config.yaml`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    variable: str
-    words: str
-    is_secret: bool = False
-
-
-_QUESTIONS = (
-    _Question(TELEGRAM_TOKEN, "Telegram bot token from @BotFather (empty: no Telegram)", is_secret=True),
-    _Question(DISCORD_TOKEN, "Discord bot token (empty: no Discord)", is_secret=True),
-    _Question(MODEL_NAME, "Name of the model (empty: the built-in offline model)"),
-    _Question(
-        MODEL_PROTOCOL,
-        "How its API is spoken to: anthropic, responses or chat_completions (empty: chat_completions, as most are)",
-    ),
-    _Question(MODEL_BASE_URL, "Address of its API (empty: OpenAI's or Anthropic's own)"),
-    _Question(MODEL_KEY, "Key for that API (empty: none)", is_secret=True),
-    _Question(ADMINS, "Your own id, such as telegram:42 (empty: `hermes-gateway pair approve` later)"),
-)
+_QUESTIONS: Mapping[str, str] = {
+    TELEGRAM_TOKEN: "Telegram bot token from @BotFather (empty: no Telegram)",
+    DISCORD_TOKEN: "Discord bot token (empty: no Discord)",
+    MODEL_NAME: "Name of the model (empty: the built-in offline model)",
+    MODEL_PROTOCOL: "How its API is spoken to: anthropic, responses or chat_completions (empty: chat_completions, as "
+    "most are)",
+    MODEL_BASE_URL: "Address of its API (empty: OpenAI's or Anthropic's own)",
+    MODEL_KEY: "Key for that API (empty: none)",
+    ADMINS: "Your own id, such as telegram:42 (empty: `hermes-gateway pair approve` later)",
+}
+"""Prompts by the variable that the answer is for, in the order in which they are shown."""
 
 
 def init(
@@ -117,28 +108,27 @@ def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], objec
     Only then: starting over for the sake of one slip would mean to paste every secret again.
     """
     answers: dict[str, str] = {}
-    for question in _QUESTIONS:
-        answer = given[question.variable]
-        needs_name = question.variable in _MODEL_VARIABLES and MODEL_NAME not in answers
+    for variable in _QUESTIONS:
+        answer = given[variable]
+        needs_name = variable in _MODEL_VARIABLES and MODEL_NAME not in answers
         if not answer and not needs_name:
-            answer = _ask(question)
-            while answer and (complaint := _complaint(question.variable, load, {**answers, question.variable: answer})):
+            answer = _ask(variable)
+            while answer and (complaint := _complaint(variable, load, {**answers, variable: answer})):
                 typer.echo(complaint, err=True)
-                answer = _ask(question)
+                answer = _ask(variable)
         if answer:
-            answers[question.variable] = answer
+            answers[variable] = answer
     return answers
 
 
-def _ask(question: _Question) -> str:
-    text: str = typer.prompt(
-        question.words, default="", show_default=False, hide_input=question.is_secret, err=True
-    ).strip()
-    return text
+def _ask(variable: str) -> str:
+    is_secret = variable in SECRETS
+    text: str = typer.prompt(_QUESTIONS[variable], default="", show_default=False, hide_input=is_secret, err=True)
+    return text.strip()
 
 
 def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answers: Mapping[str, str]) -> str:
-    """What is wrong with the answer that stands under `variable`; empty when nothing is."""
+    """Complaint about the answer that stands under `variable`; empty when there is none."""
     try:
         load(answers)
     except ConfigError as error:
@@ -190,7 +180,7 @@ def _write(home: Path, answers: Mapping[str, str]) -> None:
 
 
 def _quoted(value: str) -> str:
-    """As `.env` files want it: nothing in it is expanded."""
+    """`value` quoted for `.env`, so that nothing in it is expanded."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 

@@ -1,4 +1,4 @@
-"""`hermes-gateway lineage | search | history | sessions`: looking up what was said, and what became of it."""
+"""`hermes-gateway lineage | search | history | sessions`: look-ups in everything that was said."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -127,7 +127,7 @@ def history(
 
 
 def _load_history(place: str, limit: int, is_session_only: bool) -> list[Row]:
-    """In pages, newest first: an answer of the daemon holds only so much."""
+    """All rows, asked for in pages, newest first: an answer of the daemon holds only so much."""
     rows: list[Row] = []
     args = {"place": place, "is_session_only": is_session_only}
     before: int | None = None
@@ -206,7 +206,7 @@ def _text(given: str) -> str:
 
 
 def _redactor() -> Redactor:
-    """Knows the configured secrets, unless the configuration cannot be read: that is no reason to find nothing."""
+    """Redactor of the configured secrets; of none where the configuration cannot be read: rows are shown anyway."""
     try:
         return Redactor(load_config(process_environment()).secrets())
     except ConfigError:

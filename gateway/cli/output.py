@@ -1,4 +1,4 @@
-"""How the command line speaks: sentences and tables for people, one JSON document for programs."""
+"""Output of the command line: sentences and tables for people, one JSON document for programs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
@@ -13,19 +13,19 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON do
 
 
 def print_json(value: Any) -> None:
-    """Any value that JSON can carry; dataclasses included."""
+    """Print any value that JSON can carry; dataclasses included."""
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode())
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell, the last one as it comes."""
+    """Print columns as wide as their widest cell, the last one as it comes."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def print_tree(value: Mapping[str, Any]) -> None:
-    """Nested values as indented `name: value` lines."""
+    """Print nested values as indented `name: value` lines."""
     for line in _lines(value, 0):
         typer.echo(line)
 

@@ -1,4 +1,4 @@
-"""`hermes-gateway pair list | approve | revoke`: who was let in by code."""
+"""`hermes-gateway pair list | approve | revoke`: access by code."""
 
 import asyncio
 from collections.abc import Callable

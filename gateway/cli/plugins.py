@@ -1,4 +1,4 @@
-"""`hermes-gateway plugins list`: the context engines that others bring."""
+"""`hermes-gateway plugins list`: context engines of plugins."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""`hermes-gateway status`: what the daemon says about itself, or what it left behind."""
+"""`hermes-gateway status | url`: state of the daemon, or of its database at rest; address of the web chat."""
 
 from dataclasses import asdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""`hermes-gateway usage | insights`: what models were asked, and what that came to."""
+"""`hermes-gateway usage | insights`: calls of models, their tokens and costs."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -71,7 +71,7 @@ def _look_up(name: str, args: Mapping[str, Any]) -> Report:
 
 
 def _config() -> Config:
-    """As it is configured; with the defaults where the configuration cannot be read: the figures are the same."""
+    """The configuration; the defaults where it cannot be read, which leaves the figures the same."""
     try:
         return load_config(process_environment()).config
     except ConfigError:

@@ -1,4 +1,4 @@
-"""`/compress`: by hand, with a focus, up to a point, as a preview, and back again."""
+"""`/compress`: compression by hand, with a focus, up to a point, as a preview, and its undo."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _FOCUS = re.compile(r"\A\s*focus\s*:\s*", re.IGNORECASE)
 
 
 async def compress(invocation: Invocation) -> CommandResult:
-    """A sub-word counts only when it is the whole argument; anything else is the focus."""
+    """Compress; `preview`, `undo` and `here N` count only as the whole argument, anything else is the focus."""
     argument = invocation.argument
     word, here = argument.lower(), _HERE.fullmatch(argument)
     session = await invocation.context.store.read(sessions.load_active, invocation.chat.id)
@@ -57,7 +57,7 @@ async def compress(invocation: Invocation) -> CommandResult:
 
 
 def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
-    """The topic: one line without secrets, for it is sent, stored and shown."""
+    """Topic of the summary: one line without secrets, for it is sent, stored and shown."""
     return redact(" ".join(_FOCUS.sub("", argument).split()))[:MAX_FOCUS_CHARS] or None
 
 

@@ -88,7 +88,7 @@ async def list_sessions(invocation: Invocation) -> CommandResult:
 
 
 def _name(conversation: sessions.Conversation) -> str:
-    """What people call it: its title, or how it began."""
+    """Title of a conversation, or its first words."""
     begun = shortened(conversation.first_words)
     return conversation.title or (f"“{begun}”" if begun else "untitled")
 

@@ -10,7 +10,7 @@ from sqlite3 import Connection
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.fields import secrets_of
-from gateway.operator.lookups import Redact, find_chat, find_place, redacted_texts
+from gateway.operator.lookups import Redact, SearchLookup, find_place, redacted_texts
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import (
     CompressionInfo,
@@ -21,14 +21,12 @@ from hermes_state.admin.lineage_queries import (
     load_chat_sessions,
     load_lineage,
     load_link,
-    search_everywhere,
     short_key,
 )
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
-from hermes_state.search.full_text import Order
 from hermes_state.text import counted, shortened
-from hermes_state.values import Button, ChatId, Message, MessageId, MessageRole, Millis, Transcript, recall_id
+from hermes_state.values import Button, ChatId, Message, MessageId, MessageRole, Transcript, recall_id
 
 MAX_LINKS = 12
 MAX_HITS = 5
@@ -36,9 +34,9 @@ MAX_ROWS = 8
 ROWS_BEFORE = 1
 MAX_ROW_CHARS = 280
 MAX_OPENED_CHARS = 1_000
-"""Of the message that was asked for."""
+"""Most characters of the message that was asked for."""
 MAX_REDACTED_CHARS = 20_000
-"""Of a message, of which much less is shown."""
+"""Most characters of a message that are redacted; much less is shown."""
 SEARCH_SECONDS = 2.0
 
 
@@ -108,22 +106,11 @@ def _ended(link: SessionLink) -> str:
 # ---- /search ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRequest:
-    """A search as it was typed."""
-
-    words: str
-    chat: str | None
-    role: MessageRole | None
-    since: Millis | None
-    order: Order
-
-
 async def search(invocation: Invocation) -> CommandResult:
     wanted = _parse_search(invocation.argument)
     store = invocation.context.store
     try:
-        found = await store.read_within(SEARCH_SECONDS, _search, wanted, _reachable_chat(invocation))
+        found = await store.read_within(SEARCH_SECONDS, wanted.find, _reachable_chat(invocation))
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
     if not found:
@@ -139,8 +126,8 @@ async def search(invocation: Invocation) -> CommandResult:
 _DASHES = "\u2013\u2014"
 
 
-def _parse_search(argument: str) -> SearchRequest:
-    """Options as on the command line, in any place; telephones make one dash of two."""
+def _parse_search(argument: str) -> SearchLookup:
+    """Parse options as on the command line, wherever they stand; telephones make one dash of two."""
     words: list[str] = []
     options: dict[str, str] = {}
     pieces = iter(argument.split())
@@ -152,12 +139,13 @@ def _parse_search(argument: str) -> SearchRequest:
             options[name] = "" if name == "newest" else _value(name, pieces)
     if not words:
         raise CommandError("Write `/search <words>`, with `--chat`, `--role`, `--since` or `--newest` if you like.")
-    return SearchRequest(
+    return SearchLookup(
         words=" ".join(words),
         chat=options.get("chat"),
         role=_role(options["role"]) if "role" in options else None,
         since=parse_time(options["since"]) if "since" in options else None,
         order="newest" if "newest" in options else "best",
+        limit=MAX_HITS,
     )
 
 
@@ -178,19 +166,6 @@ def _role(text: str) -> MessageRole:
         raise CommandError("A role is user, assistant or tool.") from None
 
 
-def _search(db: Connection, wanted: SearchRequest, within: ChatId | None) -> list[FoundMessage]:
-    chat_id = find_chat(db, wanted.chat, within) if wanted.chat is not None else within
-    return search_everywhere(
-        db,
-        wanted.words,
-        chat_id=chat_id,
-        role=wanted.role,
-        since=wanted.since,
-        order=wanted.order,
-        limit=MAX_HITS,
-    )
-
-
 def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> list[str]:
     lines = []
     for one in found:
@@ -207,18 +182,18 @@ def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> lis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSession:
-    """A session with the rows of it that are shown."""
+    """Session with the rows of it that are shown."""
 
     link: SessionLink
     rows: Transcript
     message_id: MessageId | None
     earlier_id: MessageId | None
-    """Opening it shows the page before this one."""
+    """Message whose opening shows the page before this one."""
     later_id: MessageId | None
 
 
 async def session(invocation: Invocation) -> CommandResult:
-    """A session from its beginning, or around a message that was said in it."""
+    """Show a session from its beginning, or around a message that was said in it."""
     if not invocation.argument:
         raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
     opened = await invocation.context.store.read(_open, invocation.argument, _reachable_chat(invocation))
@@ -268,7 +243,7 @@ def _row_line(row: Message, is_opened: bool, redact: Redact) -> str:
 
 
 def _neighbour_buttons(opened: OpenedSession) -> list[Button]:
-    """To what was said before and after, and to the neighbours in the chain."""
+    """Buttons to what was said before and after, and to the neighbours in the chain."""
     ways = (
         ("Earlier", opened.earlier_id and recall_id(opened.earlier_id)),
         ("Later", opened.later_id and recall_id(opened.later_id)),
@@ -282,7 +257,7 @@ def _neighbour_buttons(opened: OpenedSession) -> list[Button]:
 
 
 def _reachable_chat(invocation: Invocation) -> ChatId | None:
-    """The one chat that may be looked at; None: all of them."""
+    """Only chat that may be looked at; None: all of them."""
     return invocation.chat.id if invocation.chat.kind.is_shared else None
 
 

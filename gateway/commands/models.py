@@ -1,4 +1,4 @@
-"""`/model`: which model answers in this conversation."""
+"""`/model`: the model of this conversation, and the others that may be chosen."""
 
 from functools import partial
 from sqlite3 import Connection
@@ -16,11 +16,11 @@ from hermes_state.values import Button, ChatId, Millis
 
 MAX_BUTTONS = 8
 MAX_NAMES = 30
-"""Names in the list; whoever has more knows them."""
+"""Most names in the list; whoever has more knows them."""
 
 
 async def model(invocation: Invocation) -> CommandResult:
-    """Without a name: which there are. With one: this conversation's from the next turn on."""
+    """List the models; with a name, choose it for this conversation from the next turn on."""
     context, settings = invocation.context, invocation.context.live.config.model
     session = await context.store.read(sessions.load_active, invocation.chat.id)
     if session is not None and session.ended_at is not None:
@@ -51,7 +51,7 @@ def _choose(chat_id: ChatId, choice: str | None, told: str, db: Connection, now:
 
 
 async def _window(agent: Agent) -> str:
-    """Who says it tells how sure it is: a model that was never used here has not been asked for."""
+    """Size of the window and who says so, which tells how sure it is: a model is asked at its first turn."""
     limits = await agent.context.load_limits()
     return f"window {limits.context_length:,} tokens ({WINDOW_FROM[agent.context.window_from]})"
 
@@ -68,7 +68,7 @@ def _chosen(settings: ModelConfig, choice: str | None, route: RouteConfig, windo
 
 
 async def _room(invocation: Invocation, session: Session, agent: Agent) -> list[str]:
-    """What a smaller window will do to the conversation."""
+    """Sentence about a conversation that a smaller window will compress; none where it fits."""
     standing = await agent.context.standing(invocation.conversation(session))
     if standing.prompt < standing.limits.threshold or not agent.context.is_automatic:
         return []
@@ -105,7 +105,7 @@ def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) ->
 
 
 def _described(settings: ModelConfig, route: RouteConfig) -> str:
-    """A route in words; where it is only if that is elsewhere."""
+    """Route in words, with its host only if that is another than the configured model's."""
     place = place_of(route)
     return route.label if place is None or place == place_of(settings) else f"{route.label} at {place}"
 

@@ -59,7 +59,7 @@ def _list(db: Connection, now: Millis) -> str:
 
 
 def _named(pairing: Pairing) -> str:
-    """A person as an admin reads them. The name is a stranger's own choice: no links and no formatting come from it."""
+    """Person as an admin reads them. The name is a stranger's own choice: no links and no formatting come from it."""
     name = pairing.display_name.replace("`", "'").strip() or "?"
     return f"`{name}` (`{pairing.user_ref}`)"
 

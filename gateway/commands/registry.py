@@ -1,4 +1,4 @@
-"""The one table of commands: parsing, help and the platforms' menus all come from it."""
+"""Registry of commands: values that handlers work with, and parsing, help and menus for all platforms."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -26,21 +26,21 @@ from platforms.base import AdapterHealth, CommandMenuItem
 
 
 class CommandKind(StrEnum):
-    """When a command runs."""
+    """Kind of a command, which says when it runs."""
 
     CONTROL = "control"
-    """At once, without the chat's lock; `/stop` and `/status` also while the database cannot be written."""
+    """Runs at once, without the chat's lock; `/stop` and `/status` also while the database cannot be written."""
     READ = "read"
-    """At once, without the chat's lock."""
+    """Runs at once, without the chat's lock."""
     CHANGE = "change"
-    """In its place in the queue, never beside a turn."""
+    """Runs in its turn in the queue, never beside a turn of the agent."""
     MESSAGE = "message"
-    """With words behind it, it is a message with a way of its own into a turn; alone it is a read."""
+    """A message with a way of its own into a turn; without words a read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandReply:
-    """What the chat is told."""
+    """Reply of a command to its chat."""
 
     markdown: str
     buttons: tuple[Button, ...] = ()
@@ -49,7 +49,7 @@ class CommandReply:
 
 
 Apply: TypeAlias = Callable[[Connection, Millis], "CommandReply | str | RunningTurn"]
-"""A command's effect inside its transaction. A `CommandError` undoes it and is told to the chat.
+"""Effect of a command inside its transaction. A `CommandError` undoes it and is told to the chat.
 
 A returned turn was opened by the command and is bound to its inbox row; it is run next.
 """
@@ -61,16 +61,16 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What a command does once it is known: reads and network work are over by then."""
+    """Effect of a command, decided: reads and network work are over by then."""
 
     apply: Apply
     after: Callable[[], Awaitable[None]] = _nothing
-    """Runs after the transaction, also when it failed."""
+    """Step behind the transaction, also when that failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandContext:
-    """What command handlers work with."""
+    """Parts of the gateway that command handlers work with."""
 
     store: Store
     live: Runtime
@@ -80,20 +80,20 @@ class CommandContext:
     health: Callable[[], Mapping[str, AdapterHealth]]
     registry: "CommandRegistry"
     deliver: Callable[[ChatId], None]
-    """Something is owed to a chat."""
+    """Wakes the delivery of a chat that something is owed to."""
     tasks: CommandTasks = field(default_factory=CommandTasks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """One use of a command."""
+    """Use of a command: who gave it, where, and with which argument."""
 
     context: CommandContext
     row: InboxRow
     chat: Chat
     role: UserRole
     argument: str
-    """What follows the name, trimmed; empty when nothing does."""
+    """Text behind the name, trimmed; empty when there is none."""
 
     @property
     def is_in_charge(self) -> bool:
@@ -132,7 +132,7 @@ Handler: TypeAlias = Callable[[Invocation], Awaitable[CommandResult]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command."""
+    """Command: its name, help and handler."""
 
     name: str
     kind: CommandKind
@@ -142,12 +142,12 @@ class Command:
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False
     unstored: "Callable[[CommandContext, ChatKey], str] | None" = None
-    """What it answers from memory while nothing can be stored; None: it waits until something can."""
+    """Answer from memory while nothing can be stored; None: the command waits until something can."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedCommand:
-    """A command line as written."""
+    """Command line as written."""
 
     name: str
     argument: str
@@ -169,7 +169,7 @@ def say(markdown: str, *buttons: Button) -> CommandResult:
 
 @dataclass(slots=True)
 class CommandRegistry:
-    """All commands by name."""
+    """Commands by name and alias, in the order of help."""
 
     commands: tuple[Command, ...]
     _by_name: dict[str, Command] = field(init=False)
@@ -191,7 +191,7 @@ class CommandRegistry:
         return closest(name, self._by_name)
 
     def menu(self) -> list[CommandMenuItem]:
-        """What platforms show in their menus: everything that is not for admins alone."""
+        """Entries for the platforms' menus: everything that is not for admins alone."""
         return [
             CommandMenuItem(
                 name=command.name,

@@ -1,4 +1,4 @@
-"""Runs commands: effect, reply and settlement of the inbox row are one transaction, so a replay is a no-op."""
+"""Runner of commands: effect, reply and settlement of the inbox row are one transaction, so a replay is a no-op."""
 
 import asyncio
 from collections.abc import Callable
@@ -37,7 +37,7 @@ CRASH_SENTENCE = "That command failed on my side; the log has the details."
 
 
 class CommandRunner:
-    """Carries out stored commands, at once or in their place in the queue."""
+    """Carries out stored commands, at once or in the order of the queue."""
 
     def __init__(self, context: CommandContext, delivery: Delivery, group: asyncio.TaskGroup) -> None:
         self._context = context
@@ -117,7 +117,7 @@ class CommandRunner:
             log.exception("command.crashed", inbox_id=inbox_id)
 
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
-        """What the command does; every refusal is an answer."""
+        """Decide what the command does; every refusal is an answer."""
         parsed, command = self._context.registry.resolve(row.payload.text)
         assert parsed is not None, "only command lines are stored as commands"
         role = self._context.access.role_of(row.sender_ref)

@@ -46,7 +46,7 @@ async def stop(invocation: Invocation) -> CommandResult:
 
 
 def _check_may_stop(invocation: Invocation, started_by: UserRef | None, did: str, what: str) -> None:
-    """In a shared chat work belongs to whoever started it, and to admins. Raises `CommandError` for others."""
+    """Raises `CommandError` in a shared chat, unless the sender started the work or is an admin."""
     if not invocation.is_in_charge and started_by != invocation.row.sender_ref:
         raise CommandError(f"Only whoever {did} this {what}, or an admin, can stop it.")
 

@@ -62,7 +62,7 @@ def _active_view(db: Connection, chat_id: ChatId) -> View:
 
 
 def _exchanges(view: View) -> list[list[Message]]:
-    """What the model sees, cut before each human message that opens a turn; what precedes the first is left out."""
+    """View of the model, cut before each human message that opens a turn; what precedes the first is left out."""
     exchanges: list[list[Message]] = []
     turn = None
     for message in view.transcript:
@@ -75,13 +75,13 @@ def _exchanges(view: View) -> list[list[Message]]:
 
 
 def _since_summary(exchanges: list[list[Message]]) -> list[list[Message]]:
-    """Those behind the record of a compression: what precedes it in the view is the beginning."""
+    """Exchanges behind the handoff of a compression: what precedes it in the view is the beginning."""
     compressed = (at for at, rows in enumerate(exchanges, start=1) if any(row.origin is Origin.SUMMARY for row in rows))
     return exchanges[max(compressed, default=0) :]
 
 
 async def queue(invocation: Invocation) -> CommandResult:
-    """Without words: what waits. With words it never comes here: it is a message."""
+    """List what waits. With words behind it the command is a message and never comes here."""
     rows = await invocation.context.store.read(inbox.load_waiting, invocation.chat.id)
     waiting = [row for row in rows if row.kind is InboxKind.MESSAGE]
     if not waiting:

@@ -1,4 +1,4 @@
-"""Commands about what models were asked and what that came to: /usage, and /insights for admins."""
+"""Commands about usage and costs: /usage, and /insights for admins."""
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
@@ -10,7 +10,7 @@ from hermes_state.text import counted
 
 
 async def usage(invocation: Invocation) -> CommandResult:
-    """This conversation, this chat today, and the caps; the whole gateway only for admins, or where it is capped."""
+    """Show this conversation, this chat today, and caps; the whole gateway only to admins, or where it is capped."""
     context, chat = invocation.context, invocation.chat
     terms = spending_settings(context.live.config, context.clock.now())
     session = await context.store.read(load_active, chat.id)
@@ -41,7 +41,7 @@ async def _context_line(invocation: Invocation, session: Session) -> str:
 
 
 async def insights(invocation: Invocation) -> CommandResult:
-    """In a chat that others can read an admin sees that chat alone."""
+    """Show what was spent lately; in a chat that others can read an admin sees that chat alone."""
     days = invocation.number(DEFAULT_DAYS)
     if days is None or days > MAX_DAYS:
         raise CommandError(f"Write `/insights`, or `/insights 30` for another number of days, at most {MAX_DAYS}.")

@@ -1,4 +1,4 @@
-"""Settings of what keeps conversations inside the window: compression, hygiene, who summarises, what is told."""
+"""Blocks of settings that keep conversations inside the window: compression, hygiene, auxiliary models, notices."""
 
 import fnmatch
 from typing import Annotated, Any, Literal, TypeAlias
@@ -119,7 +119,7 @@ class CompressionConfig(BaseConfig):
         return models
 
     def for_model(self, name: str) -> "CompressionConfig":
-        """What holds for a model: the overrides of every pattern that it matches, in the order of the file."""
+        """Settings for one model, with the overrides of every pattern that it matches, in the order of the file."""
         changed = self
         for pattern, values in self.models.items():
             if fnmatch.fnmatchcase(name.lower(), pattern.lower()):
@@ -187,15 +187,15 @@ class AuxiliaryTaskConfig(BaseConfig):
 
 
 class CompressionTaskConfig(AuxiliaryTaskConfig):
-    """Who writes summaries."""
+    """Model that writes summaries."""
 
 
 class FlushTaskConfig(AuxiliaryTaskConfig):
-    """Who writes down what matters before a compression; for the memory tool, which does not exist yet."""
+    """Model that writes down what matters before a compression; for the memory tool, which does not exist yet."""
 
 
 class TitleTaskConfig(AuxiliaryTaskConfig):
-    """Who names conversations that people gave no title; asked once each, after the first answer."""
+    """Model that names conversations without a title; asked once each, after the first answer."""
 
     mode: Annotated[Mode | Literal["off"] | None, BeforeValidator(_mode_or_off), AnyCase] = setting(  # type: ignore[assignment]  # one word more
         None,
@@ -205,7 +205,7 @@ class TitleTaskConfig(AuxiliaryTaskConfig):
 
 
 class AuxiliaryConfig(BaseConfig):
-    """Which model does the gateway's own work, such as summaries."""
+    """Models for the gateway's own work, such as summaries."""
 
     mode: Annotated[Mode, AnyCase] = setting(
         "auto",
@@ -237,7 +237,7 @@ def _engine_name(value: object) -> object:
 
 
 class ContextEngineConfig(BaseConfig):
-    """Who compresses."""
+    """Context engine: the code that compresses."""
 
     engine: Annotated[str, BeforeValidator(_engine_name)] = setting(
         "compressor", text="The built-in `compressor`, or a plugin's name; `hermes-gateway plugins list` shows them."
@@ -245,7 +245,7 @@ class ContextEngineConfig(BaseConfig):
 
 
 class NoticeConfig(BaseConfig):
-    """What a chat is told about its conversation's room; never the model."""
+    """Notices to a chat about the room of its conversation; never to the model."""
 
     pressure: bool = setting(True, text="At 85 % of the threshold, once each time it is crossed.")
     accuracy: bool = setting(True, text="From the second compression on: that details may have been lost.")

@@ -1,4 +1,4 @@
-"""Settings of what model calls cost and how much may be spent."""
+"""Block of settings for prices of model calls and caps on spending."""
 
 import json
 import math
@@ -47,7 +47,7 @@ Prices = Annotated[dict[str, dict[str, float]], BeforeValidator(_price_list)]
 
 
 class CostConfig(BaseConfig):
-    """What model calls cost, and how much may be spent."""
+    """Prices of model calls, and caps on spending."""
 
     prices: Prices = setting(
         {},

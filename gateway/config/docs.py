@@ -1,4 +1,4 @@
-"""The settings as people read about them: one row per key, made from the model so that it cannot drift from it."""
+"""Documentation of the settings: one row per key, made from the classes so that it cannot drift from them."""
 
 from dataclasses import dataclass
 from typing import Any

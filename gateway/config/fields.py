@@ -1,4 +1,4 @@
-"""The settings as a flat table: what the loader, the documentation and the command line ask of the model.
+"""Flat table of all settings by key, with their variables, values and secrets.
 
 A key path is the names from the top down (`("local", "port")`); people read it with dots (`local.port`).
 """
@@ -17,7 +17,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 PREFIX = "HERMES_"
 DEFAULT_SOURCE = "default"
-"""Where a value comes from that nobody set."""
+"""Source of a value that nobody set."""
 
 
 def dotted(key: KeyPath) -> str:
@@ -46,7 +46,6 @@ def secrets_of(config: BaseModel) -> tuple[str, ...]:
 
 
 def _secrets_in(value: object) -> Iterator[str]:
-    """Also of blocks in lists and behind names."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, BaseModel):
@@ -72,7 +71,7 @@ def with_values(model: Model, kept: Mapping[KeyPath, Any], above: KeyPath = ()) 
 
 
 def needs_restart(key: KeyPath) -> bool:
-    """Whether a running daemon keeps the old value of `key`."""
+    """True where a running daemon keeps the old value of `key`."""
     return bool(field_notes(FIELDS[key])["restart"])
 
 

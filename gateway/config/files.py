@@ -1,11 +1,7 @@
-"""Reading `config.yaml` and `.env`: text in, plain nested values and their line numbers out.
+"""Files of the state directory: where they lie, whether they are ours, and what `config.yaml` and `.env` hold.
 
-Nothing here knows what a setting means; `loader.py` checks that.
-
-The state directory: where it is, and whether what lies in it is ours.
-
-Other programs use `HERMES_HOME` and the same file names. Their files are named in the error and never
-touched.
+Text comes in, plain nested values and their line numbers go out; `loader.py` knows what a setting means. Other
+programs use `HERMES_HOME` and the same file names: their files are named in the error and never touched.
 """
 
 import io
@@ -24,19 +20,19 @@ from hermes_state.store.connections import check_ours
 KeyPath: TypeAlias = tuple[str, ...]
 
 MAX_FILE_BYTES = 1_048_576
-"""A configuration is a few kilobytes; a larger file is a mistake."""
+"""Largest configuration that is read, in bytes; it is a few kilobytes, and a larger file is a mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlFile:
-    """A parsed file. `lines` has the line number, counted from 1, of every key in it."""
+    """Parsed YAML file. `lines` has the line number, counted from 1, of every key in it."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """The mapping in `path`; empty when the file does not exist or holds nothing.
+    """Mapping in `path`; empty when the file does not exist or holds nothing.
 
     Raises `ConfigError` naming the line for bad YAML, a key given twice, or a file that is no mapping.
     """
@@ -62,7 +58,7 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """The variables in `path` and a warning for each line that says nothing; empty when there is no such file."""
+    """Variables in `path`, and a warning for each line that says nothing; empty when there is no such file."""
     content = _read_text(path)
     if content is None:
         return {}, ()
@@ -134,10 +130,10 @@ _FOREIGN_TOGETHER = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDirectory:
-    """Where everything lies. Asking a running daemon takes no more than this, whatever the configuration says."""
+    """Paths of the state directory. Asking a running daemon takes no more, whatever the configuration says."""
 
     home: Path
-    """Absolute; it may not exist yet."""
+    """Absolute path; it may not exist yet."""
 
     @property
     def config_file(self) -> Path:
@@ -165,12 +161,12 @@ class StateDirectory:
 
     @property
     def lock_file(self) -> Path:
-        """Held by whoever has the database open for writing."""
+        """Lock file, held by whoever has the database open for writing."""
         return self.home / "state.db.lock"
 
 
 def find_state(environ: Mapping[str, str]) -> StateDirectory:
-    """The state directory. Raises `ConfigError` when what lies there is not ours."""
+    """The state directory of this environment. Raises `ConfigError` when what lies there is not ours."""
     home = locate_home(environ)
     check_home(home)
     return StateDirectory(home=home)
@@ -202,7 +198,7 @@ def prepare_home(home: Path) -> None:
 
 
 def check_home(home: Path) -> None:
-    """Raises `ConfigError` naming what is in the way if `home` cannot be our state directory."""
+    """Check that `home` can be our state directory. Raises `ConfigError` naming what is in the way."""
     database = home / "state.db"
     try:
         if home.exists() and not home.is_dir():
@@ -217,7 +213,7 @@ def check_home(home: Path) -> None:
 
 
 def check_config_is_ours(file: Path, values: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` if the file is plainly hermes-agent's configuration."""
+    """Check that the file is not hermes-agent's configuration. Raises `ConfigError`."""
     keys = {str(key) for key in values}
     telling = sorted(keys & _FOREIGN_ALONE) or sorted(keys & _FOREIGN_TOGETHER)
     if keys & _FOREIGN_ALONE or len(telling) >= 2:

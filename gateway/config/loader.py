@@ -1,4 +1,4 @@
-"""Where settings come from: one loader for start, `config check` and reload.
+"""Loader of settings, for start, `config check` and reload: sources by rank, checks, differences.
 
 For each key the first of these that has a value wins:
 
@@ -14,10 +14,10 @@ An empty value counts as not set.
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -61,6 +61,9 @@ CUSTOMARY: Mapping[str, KeyPath] = {
 
 HOME_VARIABLE = "HERMES_HOME"
 
+_Sources: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
+"""Places with variables, the first wins: the words that tell people where a value came from, and the values."""
+
 _MIN_KEY_LIKENESS = 0.65
 """Likeness of a key of the file to what may have been meant, 1 for the same name in another block and more."""
 
@@ -70,7 +73,7 @@ _MIN_LIKENESS = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig(StateDirectory):
-    """A configuration that passed every check, and where it came from."""
+    """Configuration that passed every check, with the source of each value."""
 
     config: Config
     warnings: tuple[str, ...]
@@ -85,18 +88,10 @@ class LoadedConfig(StateDirectory):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadPlan:
-    """What a reload changes, as key names: taken over now, or waiting for a restart."""
+    """Changes of a reload, as key names: taken over now, or waiting for a restart."""
 
     applied: tuple[str, ...]
     needs_restart: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """One place with variables: their values, and the words that tell people where a value came from."""
-
-    variables: Mapping[str, str]
-    label: str
 
 
 def load_config(environ: Mapping[str, str]) -> LoadedConfig:
@@ -110,14 +105,10 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     parsed = read_yaml(file)
     check_config_is_ours(file, parsed.values)
     env_file, warnings = read_env_file(state.env_file)
-    credentials, strange = _read_credentials(environ)
-    places = (
-        _Source(environ, ""),
-        _Source(credentials, "credential "),
-        _Source(env_file, f"{state.env_file}: "),
-    )
-    warnings = (*warnings, *strange, *_warn_unknown_variables(places))
-    chosen = _choose(places, parsed, file)
+    credentials, unknown_credentials = _read_credentials(environ)
+    sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
+    warnings = (*warnings, *unknown_credentials, *_warn_unknown_variables(sources))
+    chosen = _choose(sources, parsed, file)
     config, problems = _checked(chosen, parsed, file)
     unknown = list(_unknown_keys(file, parsed, parsed.values))
     if config is None or unknown:
@@ -136,7 +127,7 @@ def process_environment() -> Mapping[str, str]:
 
 
 def reload_differences(old: LoadedConfig, new: LoadedConfig) -> ReloadPlan:
-    """Which keys a reload from `old` to `new` changes. The daemon goes on with `merge_for_reload`."""
+    """Keys that a reload from `old` to `new` changes. The daemon goes on with `merge_for_reload`."""
     before, after = dict(values_of(old.config)), dict(values_of(new.config))
     changed = [key for key in FIELDS if before[key] != after[key]]
     return ReloadPlan(
@@ -158,7 +149,7 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
     if not directory:
         return {}, []
     found: dict[str, str] = {}
-    strange: list[str] = []
+    unknown: list[str] = []
     try:
         for path in sorted(Path(directory).iterdir()):
             name = path.name.upper().replace(".", "__")
@@ -166,26 +157,25 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
             if known in VARIABLES or known in CUSTOMARY:
                 found[known] = path.read_text(encoding="utf-8").strip()
             else:
-                strange.append(f"credential {path.name} {_not_a_setting(known)}")
+                unknown.append(f"credential {path.name} {_not_a_setting(known)}")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{directory}: credentials cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
-    return found, strange
+    return found, unknown
 
 
-def _choose(places: Iterable[_Source], parsed: YamlFile, file: Path) -> dict[KeyPath, tuple[Any, str]]:
+def _choose(sources: _Sources, parsed: YamlFile, file: Path) -> dict[KeyPath, tuple[Any, str]]:
     """The winning value of each key that somebody set, with its source in words."""
-    places = tuple(places)
     in_file = dict(_leaves(parsed.values))
-    customary = _customary(_first(places, [variable_name(_PROTOCOL)]) or (in_file.get(_PROTOCOL), ""))
+    customary = _customary(_first(sources, [variable_name(_PROTOCOL)]) or (in_file.get(_PROTOCOL), ""))
     chosen: dict[KeyPath, tuple[Any, str]] = {}
     for key in FIELDS:
-        found = _first(places, [variable_name(key)])
+        found = _first(sources, [variable_name(key)])
         if found is None and not _is_empty(in_file.get(key)):
             found = in_file[key], str(file)
         if found is None:
-            found = _first(places, customary.get(key, []))
+            found = _first(sources, customary.get(key, []))
         if found is not None:
             chosen[key] = found
     return chosen
@@ -204,11 +194,11 @@ def _customary(protocol: tuple[Any, str]) -> Mapping[KeyPath, list[str]]:
     return found
 
 
-def _first(places: Iterable[_Source], names: Iterable[str]) -> tuple[Any, str] | None:
-    for place in places:
+def _first(sources: _Sources, names: Iterable[str]) -> tuple[Any, str] | None:
+    for label, variables in sources:
         for name in names:
-            if not _is_empty(place.variables.get(name)):
-                return place.variables[name], f"{place.label}{name}"
+            if not _is_empty(variables.get(name)):
+                return variables[name], f"{label}{name}"
     return None
 
 
@@ -290,15 +280,15 @@ def _warn_nothing_served(config: Config) -> Iterator[str]:
         yield "nothing is served: set telegram.token or discord.token, or local.enabled to true"
 
 
-def _warn_unknown_variables(places: Iterable[_Source]) -> Iterator[str]:
+def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
     """`HERMES_…` variables that are no setting: other programs use the prefix too, so they only warn."""
-    for place in places:
-        for name in sorted(place.variables):
+    for label, variables in sources:
+        for name in sorted(variables):
             if name == HOME_VARIABLE:
-                if place.label:
-                    yield f"{place.label}{name} works only in the environment"
+                if label:
+                    yield f"{label}{name} works only in the environment"
             elif name.startswith(PREFIX) and name not in VARIABLES:
-                yield f"{place.label}{name} {_not_a_setting(name)}"
+                yield f"{label}{name} {_not_a_setting(name)}"
 
 
 def _not_a_setting(variable: str) -> str:

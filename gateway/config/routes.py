@@ -1,4 +1,4 @@
-"""Routes to models: the one that answers, those that stand in for it, and the names that people may choose.
+"""Routes to models: the configured one, its fallbacks, and the aliases that people may choose.
 
 A route is a model at an API. Whatever is written as a route (a name, or a block that leaves things out) is completed
 from `model` here, once; what it takes over from there ends where another API begins, so that no key meets a host that
@@ -19,13 +19,13 @@ from gateway.config.errors import first_problem, unknown_key
 from gateway.config.types import AnyCase, BaseConfig, Secret, Url, listed, setting
 
 MIN_INPUT_WINDOW = 2_048
-"""Tokens. Below this a system prompt and one exchange do not fit."""
+"""Smallest input window, in tokens: in less a system prompt and one exchange do not fit."""
 
 DEFAULT_MODEL = "gpt-4.1-mini"
-"""What a key alone gets: the customary variable in the environment must be enough to chat."""
+"""Model that a key alone gets: the customary variable in the environment must be enough to chat."""
 
 CONFIGURED: Final = "default"
-"""How people call the model of `model`; no alias may be called so."""
+"""Name of the configured model in `/model`; no alias may be called so."""
 
 Protocol: TypeAlias = Literal["chat_completions", "responses", "anthropic", "offline"]
 
@@ -34,7 +34,7 @@ OWN_ADDRESSES: Mapping[str, str] = {
     "responses": "https://api.openai.com/v1",
     "anthropic": "https://api.anthropic.com",
 }
-"""Where a protocol is spoken when no address is given."""
+"""Addresses of the APIs by protocol, where none is given."""
 
 
 def _model_name(data: dict[str, Any]) -> str | None:
@@ -48,7 +48,7 @@ def _protocol(data: dict[str, Any]) -> str:
 
 
 class RouteConfig(BaseConfig):
-    """A model at an API, complete."""
+    """Complete route: a model at an API."""
 
     base_url: Url | None = setting(
         None,
@@ -100,12 +100,12 @@ class RouteConfig(BaseConfig):
 
     @property
     def label(self) -> str:
-        """What people are told of it."""
+        """Name of the model in answers to people."""
         return self.name or "offline"
 
     @property
     def address(self) -> str | None:
-        """Where the API is, also where none was given; None for what is built in."""
+        """Address of the API, the protocol's own where none was given; None for what is built in."""
         return self.base_url or OWN_ADDRESSES.get(self.protocol)
 
     @cached_property
@@ -114,7 +114,7 @@ class RouteConfig(BaseConfig):
         return RouteConfig.model_construct(**{key: getattr(self, key) for key in RouteConfig.model_fields})
 
     def complaint(self, key: str) -> str | None:
-        """What makes it unusable, in words that call its block `key`."""
+        """Sentence that says why the route cannot be used and calls its block `key`; None for a usable one."""
         if self.protocol != "offline" and not (self.name or "").strip():
             if key == "model":
                 return (
@@ -135,7 +135,7 @@ class RouteConfig(BaseConfig):
 
 
 class PartialRoute(RouteConfig):
-    """A route as people write it beside `model`: what is left out, or null, comes from there or has its default."""
+    """Route as people write it beside `model`: what is left out, or null, comes from there or has its default."""
 
     @model_validator(mode="before")
     @classmethod
@@ -153,11 +153,11 @@ class PartialRoute(RouteConfig):
 
 
 WrittenRoute: TypeAlias = str | PartialRoute
-"""The name of an alias or of a model, or a block."""
+"""Name of an alias or of a model, or a block."""
 
 _ALIAS = re.compile(r"[a-z0-9][a-z0-9._:/@+-]{0,63}")
 _SIZES = ("context_length", "max_output_tokens", "images")
-"""What belongs to a model wherever it is."""
+"""Keys that belong to a model, at whatever API."""
 
 
 def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
@@ -184,13 +184,13 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
 
 
 def _protocol_at(base_url: str | None, main: RouteConfig) -> str:
-    """How a route is spoken to that does not say so: like `model` at the same host, else as nearly everybody does."""
+    """Protocol of a route that names none: that of `model` at the same host, else the one nearly everybody speaks."""
     is_same_host = base_url is not None and _origin(base_url) == _origin(main.address)
     return main.protocol if is_same_host else "chat_completions"
 
 
 def _is_alike(protocol: str, other: str) -> bool:
-    """Whether both are spoken at the same root."""
+    """True for protocols that are spoken at the same root."""
     return OWN_ADDRESSES.get(protocol) == OWN_ADDRESSES.get(other)
 
 

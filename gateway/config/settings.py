@@ -1,4 +1,4 @@
-"""The table of settings: every key with its default, unit, range and meaning.
+"""Settings: every key with its default, unit, range and meaning.
 
 `docs/configuration.md` is compared with these classes by a test. How values are found and checked is in
 `loader.py`; nothing else reads a file or the environment.
@@ -193,7 +193,7 @@ class ModelConfig(RouteConfig):
 
 
 class AgentConfig(BaseConfig):
-    """What the agent is and how far it goes in one turn."""
+    """The agent's persona, and how far it goes in one turn."""
 
     persona: str | None = setting(
         None, default_text="built in", text="Who the agent is, in the words that open its system prompt."
@@ -213,7 +213,7 @@ class AgentConfig(BaseConfig):
 
 
 class AccessConfig(BaseConfig):
-    """Who may write to the gateway. Nobody, unless named here or paired."""
+    """People who may write to the gateway. Nobody, unless named here or paired."""
 
     allow_all: bool = setting(False, text="Let everybody in. For bots that nobody else can find.")
     allow: People = setting((), text="People with the role user, as stable ids.")
@@ -243,7 +243,7 @@ class PairingConfig(BaseConfig):
 
 
 class SessionConfig(BaseConfig):
-    """How chats become conversations and turns."""
+    """Rules by which chats become conversations and turns."""
 
     groups: Annotated[Literal["shared", "per_user"], AnyCase] = setting(
         "shared", text="One conversation per group, or one per person in it."
@@ -355,7 +355,7 @@ class StoreConfig(BaseConfig):
 
 
 class LoggingConfig(BaseConfig):
-    """What the daemon writes about itself; never message text or secrets."""
+    """Log of the daemon; never message text or secrets."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = setting(
         "info", text="Least level that is written."

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 
 class BaseConfig(BaseModel):
-    """One block of the file; a misspelt key is an error, never ignored."""
+    """Base of every block of the file; a misspelt key is an error, never ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -42,7 +42,7 @@ def setting(
 
 
 def field_notes(field: FieldInfo) -> Mapping[str, Any]:
-    """What `setting()` noted about a field: `unit`, `restart`, `default_text`."""
+    """Notes of `setting()` about a field: `unit`, `restart`, `default_text`."""
     return cast(Mapping[str, Any], field.json_schema_extra or {"unit": "", "restart": False, "default_text": ""})
 
 
@@ -54,12 +54,12 @@ def field_range(field: FieldInfo) -> tuple[float | None, float | None]:
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Whether the value is masked wherever it is shown."""
+    """True for a value that is masked wherever it is shown."""
     return "SecretStr" in str(field.annotation)
 
 
 def field_choices(field: FieldInfo) -> list[str]:
-    """The words that a setting may have; empty when it takes more than words."""
+    """Words that a setting may have; empty when it takes more than words."""
     found: list[str] = []
     pending = [field.annotation]
     while pending:
@@ -156,14 +156,14 @@ def _secret_word(value: SecretStr) -> SecretStr:
 
 
 def _key_like(value: SecretStr) -> SecretStr:
-    """What can stand in an HTTP header: anything else makes the first request fail in a way that names no key."""
+    """A key that fits into an HTTP header: any other makes the first request fail in a way that names no key."""
     if re.fullmatch(r"[!-~]*", value.get_secret_value()) is None:
         raise ValueError("has characters that no key has, such as spaces or …: copy it again")
     return value
 
 
 def _trimmed(value: object) -> object:
-    """A pasted key often brings a line break with it."""
+    """Text without the line break that pasting often brings along."""
     return value.strip() if isinstance(value, str) else value
 
 
@@ -204,4 +204,4 @@ Fractions: TypeAlias = Annotated[
 OffOrNumber: TypeAlias = Annotated[float | None, BeforeValidator(_switched_off)]
 
 AnyCase = BeforeValidator(_lowered)
-"""For words: `FULL` is meant as `full`."""
+"""Validator for words: `FULL` is meant as `full`."""

@@ -1,4 +1,4 @@
-"""Looks for what keeps a gateway from working, without changing anything. Safe beside a running daemon.
+"""Checks of everything that can keep a gateway from working. They change nothing and are safe beside a running daemon.
 
 Every check is a small function that returns findings; each finding that is not fine says what to do.
 """
@@ -37,7 +37,7 @@ LOW_DISK_BYTES = 1_000_000_000
 MIN_DISK_BYTES = 100_000_000
 
 STOP_MARGIN_SECONDS = 40
-"""What stopping may take after the drain: a preview in flight, the last answers, goodbyes, closing the database."""
+"""Time that stopping may take after the drain, in seconds: a preview in flight, the last answers, goodbyes, closing."""
 
 UNIT = "hermes-gateway.service"
 UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
@@ -52,7 +52,7 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What one check saw. `text` is one or two sentences; `check` is a fixed word that scripts may rely on."""
+    """Result of one check. `text` is one or two sentences; `check` is a fixed word that scripts may rely on."""
 
     check: str
     verdict: CheckStatus
@@ -60,7 +60,7 @@ class CheckResult:
 
 
 def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[CheckResult]:
-    """Every check in turn. `is_online` also shows the tokens to Telegram and Discord."""
+    """Run every check in turn. `is_online` also shows the tokens to Telegram and Discord."""
     yield from _engine()
     try:
         loaded = load_config(environ)
@@ -154,7 +154,7 @@ def _disk(home: Path) -> Iterator[CheckResult]:
 
 
 def _database(state: StateDirectory) -> Iterator[CheckResult]:
-    """Asks the daemon when one runs; a second process must not read a file that the daemon may be writing to."""
+    """Check the database; a running daemon does it: a second process must not read a file that it may be writing to."""
     try:
         answer = ask(state.control_socket, "doctor", timeout_seconds=60)
     except DaemonNotRunningError:
@@ -192,7 +192,7 @@ def _no_database(state: StateDirectory) -> CheckResult:
 
 
 def check_database(db: sqlite3.Connection) -> CheckResult:
-    """Integrity and size of the database; the daemon answers `doctor` with this, from one of its readers."""
+    """Check integrity and size of the database; the daemon answers `doctor` with this, from one of its readers."""
     verdict = quick_check(db)
     if verdict != "ok":
         return CheckResult(check="database", verdict=CheckStatus.FAILED, text=f"The database is damaged: {verdict}")
@@ -219,7 +219,7 @@ def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _context(loaded: LoadedConfig, told: Sequence[CheckResult]) -> Iterator[CheckResult]:
-    """A running daemon has told it: it knows best, and nobody else looks into the file meanwhile."""
+    """Check the model's window, unless a running daemon has: nobody else looks into its file."""
     try:
         engine = load_engine(loaded.config.context.engine, loaded.home)
     except ConfigError as error:
@@ -235,7 +235,7 @@ def _context(loaded: LoadedConfig, told: Sequence[CheckResult]) -> Iterator[Chec
 
 
 def check_context(config: Config, window: Window, engine: str | None) -> CheckResult:
-    """How large the configured model's window is, who says so, and where a plugin's engine or ours compresses."""
+    """Report the configured model's window, who says so, and where a plugin's engine or ours compresses."""
     limits, fixed = window.limits, fixed_prompt_tokens(config)
     threshold, by = limits.threshold, ""
     if engine is not None:  # when it acts is its own affair; hygiene does not wait for it
@@ -261,7 +261,7 @@ def _model(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _routes(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """The other APIs that models are asked at: each once for each key, for one wrong key may be as good as none."""
+    """Probe the other APIs of models: each once for each key, for one wrong key may be as good as none."""
     seen = {_api(loaded.config.model)}
     for route in all_routes(loaded.config):
         if route.protocol != "offline" and _api(route) not in seen:
@@ -274,12 +274,12 @@ def _routes(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _api(route: RouteConfig) -> tuple[str | None, str | None]:
-    """Where a route leads to, and with which key."""
+    """Address and key of a route."""
     return route.address, route.api_key.get_secret_value() if route.api_key is not None else None
 
 
 def _extras(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """What the protocols in use need beside the gateway's own packages."""
+    """Check that the packages are installed which the protocols in use need beside the gateway's own."""
     for protocol in sorted({route.protocol for route in all_routes(loaded.config)}):
         if (missing := missing_extra(protocol)) is not None:
             yield CheckResult(check="extra", verdict=CheckStatus.FAILED, text=f"{missing[0].upper()}{missing[1:]}.")
@@ -310,7 +310,7 @@ def _from_probe(check: str, probe: ProbeResult | None) -> CheckResult:
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Traps of running under systemd: too little time to stop, and user services that never start or end at logout."""
+    """Check for traps of systemd: too little time to stop, and user services that never start or end at logout."""
     user_units = (
         Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config") / "systemd/user"
     )
@@ -337,7 +337,7 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Check
 
 
 def _with_drop_ins(unit: Path) -> str:
-    """The text of a unit and, behind it, of what `systemctl edit` added to it."""
+    """Text of a unit and, behind it, of what `systemctl edit` added to it."""
     places = {unit.parent, UNIT_DIRECTORIES[0]} if unit.parent in UNIT_DIRECTORIES else {unit.parent}
     added = sorted(
         (path for place in places for path in (place / f"{UNIT}.d").glob("*.conf")), key=lambda one: one.name
@@ -349,7 +349,7 @@ _SYSTEMD_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 36
 
 
 def stop_timeout_seconds(unit: str) -> float | None:
-    """The last `TimeoutStopSec` of a unit's text; None when it is not given or in a form we do not read."""
+    """Last `TimeoutStopSec` of a unit's text, in seconds; None when it is not given or in a form we do not read."""
     seconds = None
     for line in unit.splitlines():
         name, equals, value = line.strip().partition("=")
@@ -362,7 +362,7 @@ def stop_timeout_seconds(unit: str) -> float | None:
 
 
 def _lingers(environ: Mapping[str, str]) -> bool | None:
-    """Whether this user's services outlive the login; None when loginctl cannot tell."""
+    """True when this user's services outlive the login; None when loginctl cannot tell."""
     program = shutil.which("loginctl", path=environ.get("PATH"))
     if program is None:
         return None

@@ -1,4 +1,4 @@
-"""What the command line may ask the running daemon over the control socket."""
+"""Handlers of the control socket: answers of the running daemon to the command line."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -59,7 +59,7 @@ class OperatorHandler:
         self._started_at = started_at
 
     def handlers(self) -> Mapping[str, Handler]:
-        """By the name under which the command line asks."""
+        """Handlers by the name under which the command line asks."""
         return {
             "status": self.status,
             "pair.list": self.list_pairings,
@@ -72,7 +72,7 @@ class OperatorHandler:
         }
 
     async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """How the daemon is doing."""
+        """State of the daemon: its model, routes, platforms, load and vitals."""
         model = self._loaded().config.model
         return {
             "running_seconds": (self._clock.now() - self._started_at) // 1000,
@@ -90,7 +90,7 @@ class OperatorHandler:
         }
 
     def _routes(self) -> list[Mapping[str, Any]]:
-        """The models in use, and which of them are left alone for now."""
+        """Models in use, and which of them are left alone for now."""
         found: list[Mapping[str, Any]] = []
         for _, agent in self._live.agents.in_use():
             rest = agent.line.breaker.open
@@ -108,12 +108,12 @@ class OperatorHandler:
         }
 
     async def list_pairings(self, _args: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Who waits and who has access."""
+        """People who wait for access or have it by code."""
         found = await self._store.read(pairings.list_pairings, self._clock.now())
         return [pairing_row(pairing) for pairing in found]
 
     async def approve(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`code`, and `role` (user)."""
+        """Approve the pairing `code`, with `role` (by default user)."""
         try:
             role = UserRole(str(args.get("role", UserRole.USER)))
         except ValueError:
@@ -126,14 +126,14 @@ class OperatorHandler:
         return pairing_row(let_in.pairing)
 
     async def revoke(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`user`: a stable id such as `telegram:42`."""
+        """Revoke the access of `user`, a stable id such as `telegram:42`."""
         person = UserRef(str(args.get("user", "")))
         pairing = await self._store.write(revoke_pairing, person, COMMAND_LINE, self._clock.now())
         await self._access.load()
         return pairing_row(pairing)
 
     async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
-        """The checks that only the running daemon can make: its database, its models' windows and rests."""
+        """Checks that only the running daemon can make: its database, its models' windows and open circuits."""
         lines = [agent.line for _, agent in self._live.agents.in_use()]
         resting = [_circuit_result(line, rest) for line in lines if (rest := line.breaker.open) is not None]
         context = self._live.agents.configured.context
@@ -143,16 +143,16 @@ class OperatorHandler:
         return [await self._store.read(check_database), told, *resting]
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
-        """Chains of sessions, and what was said; see `gateway.operator.lookups`."""
+        """Chains of sessions, and messages; see `gateway.operator.lookups`."""
         return await look_up(self._store, name, args, Redactor(self._loaded().secrets()))
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Report:
-        """What was used and what it cost; see `gateway.operator.spending`."""
+        """Usage and costs; see `gateway.operator.spending`."""
         terms = spending_settings(self._live.config, self._clock.now())
         return await self._store.read_within(LOOKUP_SECONDS, report, name, terms, args)
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """An address that signs one browser in to the web chat."""
+        """Address that signs one browser in to the web chat."""
         local = self._adapters.supervised.get("local")
         adapter = local.adapter if local is not None else None
         return {"url": adapter.mint_url() if isinstance(adapter, LocalAdapter) else None}

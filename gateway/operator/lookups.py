@@ -1,4 +1,4 @@
-"""What the command line may look up in everything that was said: the same for the daemon and for a file at rest.
+"""Look-ups of the command line in everything that was said: the same for the daemon and for a file at rest.
 
 The rows are what `--json` prints. Times are UTC milliseconds; sessions and lineages are named by their whole keys, a
 lineage by that of its first session; a message by its recall id, such as `m123`.
@@ -7,8 +7,9 @@ lineage by that of its first session; a message by its recall id, such as `m123`
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from sqlite3 import Connection
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -29,17 +30,7 @@ from hermes_state.search.segment import INDEXED_CHARACTERS
 from hermes_state.sessions import Session, list_conversations, load_active, load_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_said, taken_back
-from hermes_state.values import (
-    ChatId,
-    ChatKey,
-    Message,
-    MessageId,
-    MessageRole,
-    Millis,
-    SessionId,
-    Transcript,
-    recall_id,
-)
+from hermes_state.values import ChatId, Message, MessageId, MessageRole, Millis, Transcript, recall_id
 
 Row: TypeAlias = dict[str, Any]
 """One JSON object of an answer."""
@@ -47,33 +38,29 @@ Row: TypeAlias = dict[str, Any]
 Redact: TypeAlias = Callable[[str], str]
 
 LOOKUP_SECONDS = 5.0
-"""A query can be made to be slow; this bounds what one can cost."""
+"""Longest time a look-up may take, in seconds; a query can be made to be slow."""
 
 MAX_HITS = 100
 MAX_LINKS = 5_000
-"""About 2 MB of JSON."""
+"""Most sessions of one answer; about 2 MB of JSON."""
 
 MAX_PAGE_ROWS = 500
 MAX_PAGE_CHARS = 1_000_000
-"""One answer holds at least a row, and then no more text than this; the asker asks again for what came before."""
+"""Most text of one answer, in characters, beyond its first row; the asker asks again for what came before."""
 
 MAX_HIT_CHARS = 100_000
-"""A hit's text is cut there; `history` has all of it."""
+"""Most characters of a hit's text; `history` has all of it."""
 
 _Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Lookup(Protocol):
-    """A question, made from its arguments."""
-
-    def read(self, db: Connection) -> list[Row]:
-        """What the database says."""
-
+class _LookupBase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
-        """What may be shown of it; takes long for long texts."""
+        """`rows` as they may be shown; takes long for long texts."""
+        return rows
 
 
-class LineageLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LineageLookup(_LookupBase, frozen=True, kw_only=True):
     """The sessions of a conversation, of a chat or of all chats, oldest first."""
 
     place: str | None = None
@@ -87,9 +74,6 @@ class LineageLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         else:
             links = load_chat_sessions(db, place.chat_id if place is not None else None, limit)
         return [_link_row(link) for link in links]
-
-    def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
-        return rows
 
 
 def _link_row(link: SessionLink) -> Row:
@@ -109,7 +93,7 @@ def _link_row(link: SessionLink) -> Row:
     }
 
 
-class SearchLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SearchLookup(_LookupBase, frozen=True, kw_only=True):
     """Messages that match, from all chats or one."""
 
     words: str
@@ -120,13 +104,16 @@ class SearchLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit: _Limit = 20
 
     def read(self, db: Connection) -> list[Row]:
-        chat_id = find_chat(db, self.chat) if self.chat is not None else None
+        return [_found_row(one) for one in self.find(db)]
+
+    def find(self, db: Connection, within: ChatId | None = None) -> list[FoundMessage]:
+        """The hits, in one chat alone with `within`."""
+        chat_id = find_chat(db, self.chat, within) if self.chat is not None else within
         since = Millis(self.since) if self.since is not None else None
         limit = min(self.limit, MAX_HITS)
-        found = search_everywhere(
+        return search_everywhere(
             db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit
         )
-        return [_found_row(one) for one in found]
 
     def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
         """Redacted before the snippet is cut: a secret that the cut has halved looks like none."""
@@ -154,8 +141,8 @@ def _found_row(found: FoundMessage) -> Row:
     }
 
 
-class HistoryLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was said, as it was said, oldest first.
+class HistoryLookup(_LookupBase, frozen=True, kw_only=True):
+    """Messages as they were said, oldest first.
 
     A chat stands for its conversation, a session for the whole conversation that it belongs to unless
     `is_session_only`, a message for what was said around it in its session.
@@ -164,7 +151,7 @@ class HistoryLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     place: str
     limit: _Limit = MAX_PAGE_ROWS
     before: int | None = None
-    """Only what was said before the message with this id."""
+    """Id of a message; only what was said before it."""
     is_session_only: bool = False
 
     def read(self, db: Connection) -> list[Row]:
@@ -174,8 +161,14 @@ class HistoryLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return []
         rows = _fitting(self._load(db, place, session), is_newest=place.message_id is None)
         hidden = taken_back(db, session.lineage_id)
-        names = _SessionNames(db, session)
-        return [_message_row(row, names, row.id in hidden) for row in rows]
+        key_of = cache(lambda session_id: load_session(db, session_id).key)
+        shared = {"lineage": key_of(session.lineage_id), "chat": load_chat(db, session.chat_id).key.name}
+        return [
+            {"message": recall_id(row.id), "session": key_of(row.session_id), **shared}
+            | _message_row(row)
+            | {"taken_back": row.id in hidden}
+            for row in rows
+        ]
 
     def _load(self, db: Connection, place: Place, session: Session) -> Transcript:
         limit = min(self.limit, MAX_PAGE_ROWS)
@@ -184,12 +177,9 @@ class HistoryLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         before = MessageId(self.before) if self.before is not None else None
         return load_said(db, session.lineage_id, limit, before, session.id if self.is_session_only else None)
 
-    def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
-        return rows
-
 
 def _fitting(rows: Transcript, *, is_newest: bool) -> Transcript:
-    """At least one row, and then as many as an answer holds, from the newest back or from the oldest on."""
+    """Rows that an answer holds, at least one: from the newest back, or from the oldest on."""
     room, count = MAX_PAGE_CHARS, 0
     for row in reversed(rows) if is_newest else rows:
         room -= len(row.text or "")
@@ -199,27 +189,8 @@ def _fitting(rows: Transcript, *, is_newest: bool) -> Transcript:
     return rows[len(rows) - count :] if is_newest else rows[:count]
 
 
-class _SessionNames:
-    """The names that the rows of one conversation share."""
-
-    def __init__(self, db: Connection, session: Session) -> None:
-        self._db = db
-        self._known = {session.id: session.key}
-        self.chat: ChatKey = load_chat(db, session.chat_id).key
-        self.lineage = self[SessionId(session.lineage_id)]
-
-    def __getitem__(self, session_id: SessionId) -> str:
-        if session_id not in self._known:
-            self._known[session_id] = load_session(self._db, session_id).key
-        return self._known[session_id]
-
-
-def _message_row(row: Message, names: _SessionNames, is_taken_back: bool) -> Row:
+def _message_row(row: Message) -> Row:
     return {
-        "message": recall_id(row.id),
-        "session": names[row.session_id],
-        "lineage": names.lineage,
-        "chat": names.chat.name,
         "role": row.role,
         "origin": row.origin,
         "at": row.created_at,
@@ -227,11 +198,10 @@ def _message_row(row: Message, names: _SessionNames, is_taken_back: bool) -> Row
         "tool": row.tool_name,
         "calls": [call.name for call in row.body.calls],
         "text": row.text or "",
-        "taken_back": is_taken_back,
     }
 
 
-class SessionsLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SessionsLookup(_LookupBase, frozen=True, kw_only=True):
     """Conversations of one chat or of all, the most recently used first."""
 
     chat: str | None = None
@@ -265,6 +235,38 @@ class SessionsLookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             {**row, "title": row["title"] and redact(row["title"]), "first_words": redact(row["first_words"])}
             for row in rows
         ]
+
+
+Lookup: TypeAlias = LineageLookup | SearchLookup | HistoryLookup | SessionsLookup
+
+LOOKUPS: Mapping[str, type[Lookup]] = {
+    "lineage": LineageLookup,
+    "search": SearchLookup,
+    "history": HistoryLookup,
+    "sessions": SessionsLookup,
+}
+"""Look-ups by the name under which the command line asks."""
+
+
+def parse_lookup(name: str, args: Mapping[str, Any]) -> Lookup:
+    """Look-up from its name and arguments. Raises `CommandError`."""
+    try:
+        return msgspec.convert(args, LOOKUPS[name])
+    except msgspec.ValidationError as error:
+        raise CommandError(f"{name}: {error}") from None
+
+
+async def look_up(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
+    """Answer from the running daemon's store. Raises `CommandError`, and `StoreUnavailable` when it takes too long."""
+    lookup = parse_lookup(name, args)
+    rows = await store.read_within(LOOKUP_SECONDS, lookup.read)
+    return await asyncio.to_thread(lookup.finish, rows, redact)
+
+
+def look_up_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
+    """Answer from a file that no daemon has open. Raises `CommandError`."""
+    lookup = parse_lookup(name, args)
+    return lookup.finish(lookup.read(db), redact)
 
 
 # ---- names that people give ---------------------------------------------------------------------------------------
@@ -307,33 +309,3 @@ def _refusal(error: LookupFailed, scope: str) -> str:
             return f"More than one session's id starts with “{name}”: {candidates}."
         case _:
             return f"No chat, session or message{scope} has the id “{name}”."
-
-
-LOOKUPS: Mapping[str, type[Lookup]] = {
-    "lineage": LineageLookup,
-    "search": SearchLookup,
-    "history": HistoryLookup,
-    "sessions": SessionsLookup,
-}
-"""By the name under which the command line asks."""
-
-
-def parse_lookup(name: str, args: Mapping[str, Any]) -> Lookup:
-    """The question that these arguments stand for. Raises `CommandError`."""
-    try:
-        return msgspec.convert(args, LOOKUPS[name])
-    except msgspec.ValidationError as error:
-        raise CommandError(f"{name}: {error}") from None
-
-
-async def look_up(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
-    """From the running daemon's store. Raises `CommandError`, and `StoreUnavailable` when it takes too long."""
-    lookup = parse_lookup(name, args)
-    rows = await store.read_within(LOOKUP_SECONDS, lookup.read)
-    return await asyncio.to_thread(lookup.finish, rows, redact)
-
-
-def look_up_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
-    """From a file that no daemon has open. Raises `CommandError`."""
-    lookup = parse_lookup(name, args)
-    return lookup.finish(lookup.read(db), redact)

@@ -1,4 +1,4 @@
-"""One short question to each service, to learn whether it is there and takes our key. For `init` and `doctor`.
+"""Probes of services for `init` and `doctor`: one short request each, to learn whether it is there and takes our key.
 
 Plain blocking requests of the standard library: these run in the command line, never in the daemon, and must not
 wait for the SDKs to be imported. Redirects are not followed: the next host would be handed the key.
@@ -25,7 +25,7 @@ _DISCORD_AGENT = "DiscordBot (hermes-gateway, 0)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What a service answered. `text` is one sentence for the operator and holds no secret."""
+    """Answer of a service. `text` is one sentence for the operator and holds no secret."""
 
     is_ok: bool
     text: str
@@ -34,7 +34,7 @@ class ProbeResult:
 
 
 def probe_telegram(settings: TelegramConfig) -> ProbeResult:
-    """`getMe` with the configured token."""
+    """Call `getMe` with the configured token."""
     assert settings.token is not None
     status, body = _fetch(f"{settings.base_url}/bot{settings.token.get_secret_value()}/getMe")
     if status == 200 and isinstance(body.get("result"), dict):
@@ -47,7 +47,7 @@ def probe_telegram(settings: TelegramConfig) -> ProbeResult:
 
 
 def probe_discord(settings: DiscordConfig) -> ProbeResult:
-    """`users/@me` with the configured token."""
+    """Call `users/@me` with the configured token."""
     assert settings.token is not None
     headers = {"Authorization": f"Bot {settings.token.get_secret_value()}", "User-Agent": _DISCORD_AGENT}
     status, body = _fetch(f"{settings.api_url}/api/v10/users/@me", headers)
@@ -82,7 +82,7 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> ProbeResult
 
 
 def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
-    """What the paths of the API are appended to, and the headers that say who asks."""
+    """Root that the paths of the API are appended to, and the headers that say who asks."""
     key = settings.api_key.get_secret_value() if settings.api_key else None
     base = (settings.address or OPENAI_BASE_URL).rstrip("/")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -1,4 +1,4 @@
-"""Spending as people read it: sentences, and charts of at most 40 columns, which a phone shows without wrapping."""
+"""Text of spending reports: sentences, and charts of at most 40 columns, which a phone shows without wrapping."""
 
 from collections.abc import Iterable, Sequence
 from datetime import date, timedelta
@@ -14,9 +14,9 @@ VALUE = 10
 BAR = WIDTH - LABEL - VALUE - 1
 NAME = 22
 MAX_ENTRIES = 10
-"""Rows of a table; what lies beyond becomes one."""
+"""Most rows of a table; what lies beyond becomes one."""
 MAX_DAYS = 31
-"""More days are shown by the week, more than half a year by the month."""
+"""Most days that are shown one by one; more are shown by the week."""
 MAX_WEEK_DAYS = 182
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -34,7 +34,7 @@ def money(spent: CallTotals) -> str:
 
 
 def usage_lines(usage: UsageReport) -> list[str]:
-    """What it came to, as the points of a list."""
+    """Cost, tokens and calls, as the points of a list."""
     spent = usage.spent
     if not spent.calls:
         return ["- No model was asked yet."]
@@ -49,7 +49,7 @@ def usage_lines(usage: UsageReport) -> list[str]:
 
 
 def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
-    """What was spent today, and the caps. `tells_all`: the whole gateway's too, also where nothing caps it."""
+    """Spending of today, and the caps. `tells_all`: the whole gateway's too, also where nothing caps it."""
     caps = {cap.key: cap for cap in usage.caps}
     lines = []
     if "costs.conversation_cap" in caps:
@@ -100,7 +100,7 @@ def _purposes(usage: UsageReport) -> str:
 
 
 def _for(spent: CallTotals) -> str:
-    """What that came to, where it is known; that it is not stands above."""
+    """` for $1.23` where the cost is known; that it is not stands above."""
     return f" for {money(spent)}" if knows_cost(spent) else ""
 
 
@@ -131,7 +131,7 @@ def insights_block(found: InsightsReport) -> str:
 
 
 def insights_notes(total: CallTotals) -> list[str]:
-    """What the figures do not say by themselves."""
+    """Notes on what the figures do not say by themselves."""
     notes = []
     if not knows_cost(total):
         notes.append("The price of these models is not known (`costs.prices`), so this counts tokens.")
@@ -174,7 +174,7 @@ def _chart(entries: Sequence[tuple[str, CallTotals]], *, by_cost: bool) -> str:
 
 
 def _bar(size: int, most: int) -> str:
-    """In eighths of a character; whatever is not nothing can be seen."""
+    """Bar in eighths of a character; whatever is not nothing can be seen."""
     eighths = 0 if not most else size * BAR * 8 // most
     if size and not eighths:
         eighths = 1

@@ -1,4 +1,4 @@
-"""How the command line asks the running daemon: a unix socket in the state directory, one JSON object a line.
+"""Control socket, by which the command line asks the running daemon: in the state directory, one JSON object a line.
 
     → {"ask": "pair.approve", "args": {"code": "K7QM-4XPA"}}
     ← {"ok": true, "result": …}   or   {"ok": false, "kind": "CommandError", "error": "one sentence"}
@@ -22,16 +22,16 @@ Handler: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[Any]]
 """Takes the arguments by name, returns something that JSON can carry; a `HermesError` becomes the error sentence."""
 
 MAX_LINE_BYTES = 4_194_304
-"""Of a request; more is a mistake."""
+"""Largest request, in bytes; more is a mistake."""
 
 _MAX_ANSWER_BYTES = 67_108_864
-"""A page of a history holds a message however long it is."""
+"""Largest answer, in bytes: a page of a history holds a message however long it is."""
 
 _MAX_PATH_BYTES = 100
-"""What a socket address holds, with room to spare (108 on Linux, 104 elsewhere)."""
+"""Longest socket address, in bytes, with room to spare (108 on Linux, 104 elsewhere)."""
 
 _IDLE_SECONDS = 60.0
-"""A client that says nothing this long is let go."""
+"""Longest silence of a client before it is let go, in seconds."""
 
 
 class DaemonNotRunningError(HermesError):
@@ -68,7 +68,7 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
 
 
 def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, timeout_seconds: float = 10.0) -> Any:
-    """The daemon's answer (any JSON value).
+    """Ask the daemon; returns its answer (any JSON value).
 
     Raises `DaemonNotRunningError` when no daemon listens, `CommandError` with the daemon's sentence when it refuses
     or does not answer in time.

@@ -1,4 +1,4 @@
-"""What was spent, as the command line and the chats tell it: the same for the daemon and for a file at rest.
+"""Spending reports for the command line and the chats: the same for the daemon and for a file at rest.
 
 The reports are what `--json` prints. Money is in US dollars, None where it is not known; times are UTC milliseconds.
 """
@@ -31,7 +31,7 @@ DEFAULT_DAYS = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingSettings:
-    """By which spending is looked at: now, and the caps with their time zone."""
+    """Point of view of a report: now, and the caps with their time zone."""
 
     now: Millis
     limits: SpendingCapSettings
@@ -46,7 +46,7 @@ def spending_settings(config: Config, now: Millis) -> SpendingSettings:
 
 
 def days_in(args: Mapping[str, Any]) -> int:
-    """How many days a request asks for. Raises `CommandError`."""
+    """Number of days that a request asks for. Raises `CommandError`."""
     days = args.get("days", DEFAULT_DAYS)
     if type(days) is not int or not 1 <= days <= MAX_DAYS:
         raise CommandError(f"Between 1 and {MAX_DAYS} days can be looked at.")
@@ -58,7 +58,7 @@ def days_in(args: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapUsage:
-    """A cap and how far it is used up."""
+    """Cap on spending, and how far it is used up."""
 
     key: str
     spent: MicroUsd
@@ -71,14 +71,14 @@ class CapUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """What a conversation, a chat, or with neither the whole gateway came to."""
+    """Usage of a conversation, of a chat, or with neither of the whole gateway."""
 
     by_purpose: Mapping[str, CallTotals]
     chat_today: CallTotals | None
     today: CallTotals
     caps: tuple[CapUsage, ...]
     compressions: int | None
-    """Of a conversation."""
+    """Number of compressions of a conversation; None for anything else."""
 
     @property
     def spent(self) -> CallTotals:
@@ -88,7 +88,7 @@ class UsageReport:
 def load_usage(
     db: Connection, terms: SpendingSettings, chat_id: ChatId | None, lineage_id: LineageId | None
 ) -> UsageReport:
-    """What was spent, and how far the caps that matter there are used up."""
+    """Load what was spent, and how far the caps that matter there are used up."""
     by_purpose = load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
     today = load_since(db, terms.today)
     chat_today = None if chat_id is None else load_since(db, terms.today, chat_id)
@@ -108,7 +108,7 @@ def load_usage(
 
 
 def usage_report(db: Connection, terms: SpendingSettings, name: str | None) -> Report:
-    """Of a session's conversation, of a chat, or of everything. Raises `CommandError` for a name that is nothing's."""
+    """Report on a session's conversation, a chat, or everything. Raises `CommandError` for a name that is nothing's."""
     place = None if name is None else find_place(db, name)
     session = None if place is None else place.session
     chat_id = None if place is None else place.chat_id
@@ -141,7 +141,7 @@ def _chat_name(db: Connection, place: Place | None) -> str | None:
 
 
 def spent_row(spent: CallTotals) -> Report:
-    """`cost_usd` is None where nothing is known; `unpriced_calls` come on top of it where something is."""
+    """Row of `--json`. `cost_usd` is None where nothing is known, else `unpriced_calls` come on top of it."""
     row = asdict(spent)
     cost = row.pop("cost")
     derived = {name: getattr(spent, name) for name in ("prompt_tokens", "total_tokens", "cache_percent")}
@@ -149,7 +149,7 @@ def spent_row(spent: CallTotals) -> Report:
 
 
 def knows_cost(spent: CallTotals) -> bool:
-    """Whether the sum says anything: not when every call that used something has an unknown price."""
+    """True where the sum says anything: not when every call that used something has an unknown price."""
     return spent.cost > 0 or not spent.unpriced_calls
 
 
@@ -158,7 +158,7 @@ def knows_cost(spent: CallTotals) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsightsReport:
-    """What was spent lately, cut in four ways; all but the days are sorted by what they cost."""
+    """Spending of the last days, cut in four ways; all but the days are sorted by what they cost."""
 
     days: tuple[tuple[date, CallTotals], ...]
     """Every day, oldest first, also one on which nothing was spent."""
@@ -172,7 +172,7 @@ NO_CHAT = "no chat"
 
 
 def load_insights(db: Connection, terms: SpendingSettings, days: int, within: ChatId | None = None) -> InsightsReport:
-    """Of so many days, today included. `within`: of one chat alone."""
+    """Load the spending of so many days, today included. `within`: of one chat alone."""
     zone = terms.limits.zone
     first = day_of(terms.now, zone) - timedelta(days=days - 1)
     slices = load_slices(db, midnight(first, zone), within)
@@ -223,11 +223,11 @@ def _sorted(sums: Mapping[str, CallTotals]) -> tuple[tuple[str, CallTotals], ...
 
 
 REPORTS = ("usage", "insights")
-"""By the name under which the command line asks."""
+"""Names of the reports under which the command line asks."""
 
 
 def report(db: Connection, name: str, terms: SpendingSettings, args: Mapping[str, Any]) -> Report:
-    """What the command line is told. Raises `CommandError`."""
+    """Make a report for the command line. Raises `CommandError`."""
     if is_outdated(db):
         raise CommandError("The database is an older version's; start the gateway once, which brings it up to date.")
     if name == "insights":
@@ -239,7 +239,7 @@ def report(db: Connection, name: str, terms: SpendingSettings, args: Mapping[str
 
 
 def usage_of(report: Report) -> UsageReport:
-    """What `usage_report` has told."""
+    """Usage from what `usage_report` made."""
     chat_today = report["chat_today"]
     return UsageReport(
         by_purpose={purpose: spent_of(row) for purpose, row in report["by_purpose"].items()},
@@ -254,7 +254,7 @@ def usage_of(report: Report) -> UsageReport:
 
 
 def insights_of(report: Report) -> InsightsReport:
-    """What `insights_report` has told."""
+    """Insights from what `insights_report` made."""
     return InsightsReport(
         days=tuple((date.fromisoformat(row["day"]), spent_of(row)) for row in report["days"]),
         chats=tuple((row["chat"], spent_of(row)) for row in report["chats"]),
@@ -265,5 +265,5 @@ def insights_of(report: Report) -> InsightsReport:
 
 
 def spent_of(row: Report) -> CallTotals:
-    """What `spent_row` has made a row of."""
+    """Sums from a row that `spent_row` made."""
     return msgspec.convert({**row, "cost": micro_usd(row["cost_usd"] or 0.0)}, CallTotals)

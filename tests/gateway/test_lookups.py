@@ -215,7 +215,7 @@ async def test_a_long_history_comes_in_pages_without_a_gap(
     store = await Store.open(home / "state.db")
     await store.write(many)
     await store.close()
-    monkeypatch.setattr(lookups, "HISTORY_PAGE_CHARACTERS", 30)
+    monkeypatch.setattr(lookups, "MAX_PAGE_CHARS", 30)
     rows = await said(run, home, "history", "telegram:42", "--limit", "1000")
     assert [row["text"].rstrip("x") for row in rows] == [str(number) for number in range(23)]
     assert len(await said(run, home, "history", "telegram:42", "--limit", "4")) == 4
