@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import aiosqlite
-import structlog
 
 from hermes_state.aio import Backoff
 from hermes_state.errors import StoreUnavailable
@@ -39,8 +38,6 @@ from hermes_state.store.migrate import migrate
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-log = structlog.get_logger()
 
 BATCH_SIZE = 256
 """Functions in one transaction at most; enough to hide the disk's sync, short enough for the latency of the last."""
@@ -187,6 +184,9 @@ class Store:
             try:
                 return await self.write(fn, *args, **kwargs)
             except StoreUnavailable as error:
+                import structlog  # takes its time, and the command line imports this module at every start
+
+                log = structlog.get_logger()
                 log.warning("store.write_delayed", function=fn.__name__, retry_seconds=pause, error=str(error))
             await asyncio.sleep(pause)  # the database gives no sign when it has room again
         raise AssertionError("a backoff never ends")
