@@ -12,7 +12,11 @@ def format_time(at: Millis) -> str:
 
 
 def parse_time(text: str) -> Millis:
-    """Time of a date, or of a date with a time, UTC unless it says otherwise. Raises `CommandError`."""
+    """Time of a date, or of a date with a time, UTC unless it says otherwise. Raises `CommandError`.
+
+    >>> format_time(parse_time("2026-03-31T14:00+02:00"))
+    '2026-03-31 12:00 UTC'
+    """
     try:
         at = datetime.fromisoformat(text.strip())
     except ValueError:

@@ -18,7 +18,11 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def shortened(text: str, limit: int = 60) -> str:
-    """One line of `text`, at most `limit` characters."""
+    """One line of `text`, at most `limit` characters.
+
+    >>> shortened("one\\ntwo three", 9)
+    'one two …'
+    """
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 

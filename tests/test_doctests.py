@@ -19,6 +19,9 @@ MODULES = (
     "agent.tools",
     "agent.tools.arguments",
     "agent.tools.registry",
+    "gateway.config",
+    "gateway.times",
+    "hermes_state.text",
 )
 
 

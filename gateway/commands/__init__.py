@@ -1,1 +1,15 @@
-"""Commands: what people can ask the gateway itself, the same on every platform."""
+"""Commands: what people can ask the gateway itself, the same on every platform.
+
+A module holds the handlers of some commands and lists them in `COMMANDS`; `table.py` puts the modules into the order
+of help.
+
+    async def ping(invocation: Invocation) -> CommandResult:
+        return say("I am here.")
+
+    COMMANDS = (Command(name="ping", kind=CommandKind.READ, description="whether I am here", handler=ping),)
+
+A handler reads and calls models; what it changes goes into `CommandResult.apply`, which `runner.py` runs in one
+transaction with the reply and the settlement of the inbox row, so that a replay is a no-op. A `CommandError` is an
+answer. Kinds say when a command runs, `CommandContext` what handlers work with (`registry.py`); long work goes
+through `tasks.py`, where `/stop` finds it.
+"""

@@ -1,4 +1,15 @@
-"""Configuration: one table of settings, one loader for start, check and reload."""
+"""Configuration: blocks of settings, and the loader for start, `config check` and reload.
+
+>>> loaded = load_config({"HERMES_HOME": "/nowhere/yet", "HERMES_LOCAL__PORT": "9000"})
+>>> loaded.config.local.port, loaded.sources["local.port"], loaded.config.model.protocol
+(9000, 'HERMES_LOCAL__PORT', 'offline')
+
+`settings.py` has the blocks and, with `context_settings.py`, `cost_settings.py` and `routes.py`, every key;
+`types.py` the kinds of values. `files.py` reads the state directory, `loader.py` chooses the value of each key among
+its sources and checks them, `errors.py` says what is wrong. `fields.py` is the same as a flat table, of which
+`docs.py` makes the documentation. Nothing else reads a file or the environment. A reload takes `merge_for_reload`, so
+that nobody acts on half a change.
+"""
 
 from gateway.config.errors import ConfigRejected
 from gateway.config.loader import (
