@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -29,11 +30,12 @@ from agent.context.limits import Limits
 from agent.context.outcomes import Aborted, NotNeeded, SkipReason
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import QUICK_SECONDS, EngineError, EngineInstance, EngineInstances, ModelInfo
+from agent.engines.instances import QUICK_SECONDS, EngineInstance, EngineInstances, ModelInfo
 from agent.engines.mapping import MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
+from agent.engines.timeouts import EngineError
 from agent.handoff import framed
 from agent.model.base import ToolSchema
-from agent.tools.registry import Tool, ToolContext, ToolFunction
+from agent.tools.registry import Tool, ToolContext
 from hermes_state import sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ToolError
@@ -127,14 +129,12 @@ class PluginEngine:
             return await self._fall_back(job, state, estimator, routes, record_failure)
         try:
             mapped = await self._compressed(job)
-        except (EngineError, MessageListError) as error:
+        except EngineError as error:
             log.warning("engine.failed", engine=self._name, layer=job.layer, reason=str(error))
             state = state.failed(key, FAILED, self._clock.now())
             if job.must_shrink:
                 return await self._fall_back(job, state, estimator, routes, record_failure)
-            why = f"returned a list that cannot be used: {error}" if isinstance(error, MessageListError) else str(error)
-            until = state.cooldowns[key].until
-            reason = f"The context engine {self._name} {why}."
+            reason, until = f"The context engine {self._name} {error}.", state.cooldowns[key].until
             return Aborted(kind=FAILED, reason=reason, retry_at=Millis(until)), state
         state = state.answered(key)
         result, judged = self._judged(job, state, estimator, mapped)
@@ -167,25 +167,20 @@ class PluginEngine:
                 description=schema.description,
                 parameters=schema.parameters,
                 effect=ToolEffect.WRITES,  # unknown, so a restart runs none of them twice
-                run=self._tool(schema.name),
+                run=partial(self._run_tool, schema.name),
             )
             for schema in self._schemas
         ]
 
-    def _tool(self, name: str) -> ToolFunction:
-        async def run(arguments: dict[str, Any], context: ToolContext) -> str:
-            session = await context.store.read(sessions.load_tip, context.lineage_id)
-            call, seconds = self._instances.call, self._compress_seconds
-            try:
-                async with self._instances.acquire(session, waits=True) as instance:
-                    result = await call(
-                        instance, "handle_tool_call", name, arguments, seconds=seconds, session_id=session.key
-                    )
-            except EngineError as error:
-                raise ToolError(f"the context engine {self._name} {error}") from error
-            return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
-
-        return run
+    async def _run_tool(self, name: str, arguments: dict[str, Any], context: ToolContext) -> str:
+        session = await context.store.read(sessions.load_tip, context.lineage_id)
+        call = partial(self._instances.call, seconds=self._compress_seconds, session_id=session.key)
+        try:
+            async with self._instances.acquire(session, waits=True) as instance:
+                result = await call(instance, "handle_tool_call", name, arguments)
+        except EngineError as error:
+            raise ToolError(f"the context engine {self._name} {error}") from error
+        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
     async def close(self) -> None:
         await self._instances.close()
@@ -203,7 +198,14 @@ class PluginEngine:
                 current_tokens=int(job.tokens_before),
                 focus_topic=job.focus,
             )
-            return await asyncio.to_thread(_mapped, sent, returned, self._redact)
+            try:
+                return await asyncio.to_thread(mapped_messages, sent, returned, self._redact)
+            except MessageListError as error:
+                why: Exception | str = error
+            except Exception as error:  # values that are no JSON, and objects that only look like lists
+                log.exception("engine.list_unreadable")
+                why = f"it could not be read ({type(error).__name__})"
+            raise EngineError(f"returned a list that cannot be used: {why}")
 
     def _acquire(self, job: CompressionJob) -> AbstractAsyncContextManager[EngineInstance]:
         return self._instances.acquire(job.view.session, self._model, job.limits.context_length)
@@ -289,13 +291,3 @@ class PluginEngine:
 
     def _cooldown_key(self, layer: Layer) -> CooldownKey:
         return cooldown_key(layer, f"engine:{self._name}", self._mark)
-
-
-def _mapped(sent: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
-    try:
-        return mapped_messages(sent, returned, redact)
-    except MessageListError:
-        raise
-    except Exception as error:  # values that are no JSON, and objects that only look like lists
-        log.exception("engine.list_unreadable")
-        raise MessageListError(f"it could not be read ({type(error).__name__})") from error

@@ -18,7 +18,7 @@ from agent.context.engine_events import ContinuedEvent, EndedEvent, EngineEvent,
 from agent.context.state import state_of
 from agent.engines.contract import ContextEngine
 from agent.engines.mapping import sent_messages
-from agent.engines.timeouts import CallTimeout, call_with_timeout
+from agent.engines.timeouts import CallTimeout, EngineError, call_with_timeout
 from agent.model.wire import WireSettings
 from hermes_state.sessions import Session
 from hermes_state.values import CanonicalUsage, LineageId, SessionId, Tokens
@@ -33,10 +33,6 @@ MAX_EVENTS = 32
 """Events kept for a conversation whose engine is busy; the oldest are dropped."""
 MAX_HUNG_CALLS = 4
 """Calls that were given up and still run: with so many, a plugin is not called at all."""
-
-
-class EngineError(Exception):
-    """An engine did not do what it was asked. The text completes the sentence `The context engine …`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +105,12 @@ class EngineInstances:
         self, instance: EngineInstance, method: str, *args: Any, seconds: float | None = None, **kwargs: Any
     ) -> Any:
         """Calls a method of an acquired instance's engine. Raises `EngineError`."""
-        is_over = False
         try:
-            result = await self._call(seconds, getattr(instance.engine, method), *args, **kwargs)
-            is_over = True
-            return result
-        except EngineError as error:
-            is_over = not isinstance(error.__cause__, CallTimeout)
+            return await self._call(seconds, getattr(instance.engine, method), *args, **kwargs)
+        except (CallTimeout, asyncio.CancelledError):  # it may go on in a thread
+            instance.engine = None
+            instance.lost_in = instance.session.id if instance.session is not None else instance.lost_in
             raise
-        finally:
-            if not is_over:  # it may go on in a thread
-                instance.engine = None
-                instance.lost_in = instance.session.id if instance.session is not None else instance.lost_in
 
     def threshold(self, lineage_id: LineageId) -> int | None:
         """Tokens from which on a conversation's engine compresses, as far as it has said so."""
@@ -212,7 +202,7 @@ class EngineInstances:
             try:
                 await self._tell(instance, event)
             except EngineError as error:
-                log.warning("engine.not_told", engine=self._name, news=type(event).__name__, reason=str(error))
+                log.warning("engine.not_told", engine=self._name, about=type(event).__name__, reason=str(error))
 
     async def _tell(self, instance: EngineInstance, event: EngineEvent) -> None:
         await self._prepare(instance, _session_of(event))
@@ -236,11 +226,10 @@ class EngineInstances:
     async def _call(self, seconds: float | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if len(self._hung) >= MAX_HUNG_CALLS:
             raise EngineError("does not come back from earlier calls")
-        seconds = seconds or self._quick_seconds
         try:
-            return await call_with_timeout(seconds, self._hung, function, *args, **kwargs)
-        except CallTimeout as error:
-            raise EngineError(f"did not answer within {seconds:g} seconds") from error
+            return await call_with_timeout(seconds or self._quick_seconds, self._hung, function, *args, **kwargs)
+        except EngineError:
+            raise
         except Exception as error:  # code that is not ours may raise anything, and no chat ends by it
             log.exception("engine.crashed", engine=self._name)
             raise EngineError(f"broke ({type(error).__name__})") from error

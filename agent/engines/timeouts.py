@@ -13,7 +13,11 @@ from threading import Thread
 from typing import Any
 
 
-class CallTimeout(Exception):
+class EngineError(Exception):
+    """An engine did not do what it was asked for. The text completes the sentence `The context engine …`."""
+
+
+class CallTimeout(EngineError):
     """A call was given up; it may still be running."""
 
 
@@ -27,19 +31,21 @@ async def call_with_timeout(
     deadline = asyncio.get_running_loop().time() + seconds
     is_async = inspect.iscoroutinefunction(function)
     running = asyncio.ensure_future(function(*args, **kwargs)) if is_async else _in_thread(function, args, kwargs)
-    result = await _result(running, deadline, hung)
-    return await _result(asyncio.ensure_future(result), deadline, hung) if inspect.isawaitable(result) else result
+    while await _is_done_by(deadline, running, hung):
+        if running.cancelled():  # by itself: whoever waits for it was not
+            raise EngineError("cancelled its own call")
+        result = running.result()
+        if not inspect.isawaitable(result):
+            return result
+        running = asyncio.ensure_future(result)
+    raise CallTimeout(f"did not answer within {seconds:g} seconds")
 
 
-async def _result(running: "asyncio.Future[Any]", deadline: float, hung: "set[asyncio.Future[Any]]") -> Any:
+async def _is_done_by(deadline: float, running: "asyncio.Future[Any]", hung: "set[asyncio.Future[Any]]") -> bool:
     try:
         # Not `timeout()`: a coroutine that swallows its cancellation would keep us here.
         await asyncio.wait({running}, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
-        if not running.done():
-            raise CallTimeout
-        if running.cancelled():  # by itself: whoever waits for it was not
-            raise RuntimeError("the call cancelled itself")
-        return running.result()
+        return running.done()
     finally:
         if not running.done():
             hung.add(running)
