@@ -1,16 +1,20 @@
 """Context engines that plugins bring: the contract, the loader, and the adapter that runs them on stored rows.
 
-A plugin subclasses `ContextEngine`, whose methods take message lists (docs/plugins.md). Whoever assembles the agent
-loads the one that `context.engine` names, and puts it around the built-in engine:
+A plugin subclasses `ContextEngine`, whose methods take message lists (docs/plugins.md). `ContextCompressor` is the
+built-in engine behind the same contract:
 
-    plugin = load_engine("bookmarks", home)  # None: the built-in one is named. Raises `ConfigError`.
-    if plugin is not None:
-        engine = plugin.around(built_in, model=model, redact=redact, clock=clock, mark="")
+>>> engine = ContextCompressor(context_length=8_192)
+>>> engine.threshold_tokens, engine.should_compress(4_000), engine.should_compress(4_096)
+(4096, False, True)
+>>> talk = [{"role": role, "content": "word " * 400} for _ in range(20) for role in ("user", "assistant")]
+>>> shorter = engine.compress(talk)
+>>> len(shorter) < len(talk), shorter[-1] is talk[-1]
+(True, True)
 
-The result is a `PluginEngine` (adapter.py), an `agent.context.engine.Engine` like the built-in one. It keeps one engine
-object for each conversation (instances.py), gives up calls that take too long (timeouts.py), and turns rows into a
-list and the list into rows (mapping.py). `ContextCompressor` (compressor.py) is the built-in engine behind the same
-contract.
+Whoever assembles the agent calls `load_engine` for the plugin that `context.engine` names, and puts it `around` the
+built-in engine of stored rows. The result is a `PluginEngine` (adapter.py), an `agent.context.engine.Engine` like that
+one. It keeps one engine object for each conversation (instances.py), gives up calls that take too long (timeouts.py),
+and turns rows into a list and the list into rows (mapping.py).
 """
 
 from agent.engines.adapter import PluginEngine
