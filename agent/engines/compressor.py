@@ -227,8 +227,9 @@ class ListRows:
                 given.append({"role": message["role"], "content": framed(row.text or "")})
                 continue
             original = self.originals[row.id]
-            if given and given[-1]["role"] == original["role"] == "user" and sources[0].origin is Origin.SUMMARY:
-                given[-1] = {**original, "content": _joined(given[-1]["content"], original.get("content"))}
+            follows_handoff = sources[0].origin is Origin.SUMMARY and row is sources[1]
+            if follows_handoff and message["role"] == original["role"]:
+                given = [{**original, "content": _joined(given[0]["content"], original.get("content"))}]
             else:
                 given.append(original)
         return given if given and _ids(given[-1]) == _ids(message) else [message]

@@ -109,7 +109,7 @@ async def test_a_plugin_sees_one_conversation_whatever_model_answers_in_it(store
         first, second = engines
         assert isinstance(first, PluginEngine)
         assert isinstance(second, PluginEngine)
-        assert first._seats is second._seats
+        assert first._instances is second._instances
         assert (first._model.name, second._model.name) == ("big", "small")
 
 
