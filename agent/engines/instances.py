@@ -182,16 +182,15 @@ class EngineInstances:
 
     async def _ask_threshold(self, instance: EngineInstance) -> None:
         """From the engine's status, for people: one that has none to show is no worse at compressing."""
-        instance.threshold = None
         try:
             status = await self.call(instance, "get_status")
         except EngineError:
             if instance.engine is None:
                 raise
-            return
-        threshold = status.get("threshold_tokens") if isinstance(status, dict) else None
-        if isinstance(threshold, (int, float)) and isfinite(threshold) and threshold > 0:
-            instance.threshold = int(threshold)
+            status = None
+        value = status.get("threshold_tokens") if isinstance(status, dict) else None
+        number = value if isinstance(value, (int, float)) and isfinite(value) else 0
+        instance.threshold = int(number) if number > 0 else None
 
     # ---- events
 
