@@ -1,13 +1,21 @@
-"""The system prompt: assembled once per session and stored with it, so that its bytes stay the same.
+"""Prompts: the system prompt of a session, and the model request that a view makes.
 
-It holds nothing that changes while the session lasts: no time, no count, no name of the day.
+A system prompt is assembled once per session and stored with it, so that its bytes stay the same. It holds nothing that
+changes while the session lasts: no time, no count, no name of the day.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
+from pathlib import Path
 
-from agent.model.wire import NOTICE
+from agent.images import load_image_urls
+from agent.model.base import ModelRequest, Payer
+from agent.model.wire import NOTICE, WireSettings
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH
-from hermes_state.values import ChatKey, ChatKind
+from agent.tools.registry import ToolRegistry
+from hermes_state.transcripts import View
+from hermes_state.values import ChatKey, ChatKind, ConversationRef, Tokens
 
 DEFAULT_PERSONA = (
     "You are Hermes, a capable assistant who lives in people's chats and stays with them for a long time. You answer "
@@ -27,6 +35,60 @@ _PLATFORM_FACTS = {
     "discord": "Discord shows Markdown, but no tables and no images from links.",
     "local": "The page shows Markdown, tables included.",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBuilder:
+    """Builder of prompts: what every prompt of an agent is made of, whatever conversation it is for.
+
+    Whoever measures prompts and whoever sends them build them with the same one.
+    """
+
+    tools: ToolRegistry
+    maker: str
+    """The model by `agent.model.base.made_by`: its own reasoning goes back to it."""
+    persona: str = DEFAULT_PERSONA
+    zone: tzinfo = UTC
+    """Time zone of the stamps on messages."""
+    images: Path | None = None
+    """Folder in which the paths of stored images start; None for a model that sees none."""
+
+    def system_for(self, conversation: ConversationRef) -> str:
+        """The system prompt as it would be assembled today."""
+        return system_prompt(
+            persona=self.persona,
+            chat=conversation.chat,
+            kind=conversation.chat_kind,
+            tool_names=[tool.name for tool in self.tools.available()],
+        )
+
+    async def request_for(
+        self, conversation: ConversationRef, view: View, *, input_window: Tokens, max_output_tokens: Tokens
+    ) -> ModelRequest:
+        """The next model call for a view, in a model with room for so many tokens of prompt and of answer."""
+        images: Mapping[int, str] = {}
+        if self.images is not None:
+            images = await load_image_urls(view.transcript, self.images)
+        return ModelRequest(
+            system=view.session.system_prompt or self.system_for(conversation),
+            transcript=view.transcript,
+            tools=tuple(tool.schema for tool in self.tools.available()),
+            max_output_tokens=max_output_tokens,
+            style=WireSettings(
+                is_shared=conversation.chat_kind.is_shared,
+                zone=self.zone,
+                max_result_characters=_max_result_characters(input_window),
+                image_urls=images,
+                reasoning_of=self.maker,
+            ),
+            payer=Payer(chat_id=conversation.chat_id, lineage_id=conversation.lineage_id),
+            cache_key=f"conversation-{conversation.lineage_id}",
+        )
+
+
+def _max_result_characters(input_window: Tokens) -> int:
+    """A fifth of the input window at four characters a token, at most 100,000."""
+    return min(100_000, input_window * 4 // 5)
 
 
 def system_prompt(*, persona: str, chat: ChatKey, kind: ChatKind, tool_names: Collection[str]) -> str:

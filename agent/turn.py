@@ -6,7 +6,7 @@ itself is not stored here: whoever runs the turn stores it together with the rep
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
 from pathlib import Path
@@ -17,14 +17,12 @@ import structlog
 from agent.context.compressor import Compressor, SummaryRoute
 from agent.context.controller import ContextController, ContextSettings
 from agent.context.engine import Engine
-from agent.context.events import BeforeSplit, ConversationRef, Listener, OnWait, PressureEvent
+from agent.context.events import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.learned_profile import LearnedProfile
 from agent.context.measure import MeasuredPrompt
-from agent.images import load_image_urls
-from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest, Payer, made_by
+from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.client import Completion, ModelClient, shielded
-from agent.model.wire import WireSettings
-from agent.prompt import DEFAULT_PERSONA, system_prompt
+from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
 from hermes_state import journal, ledger, sessions
 from hermes_state.compressions import Layer
@@ -36,6 +34,7 @@ from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import (
     Clock,
+    ConversationRef,
     Message,
     MessageRole,
     ModelCallRecord,
@@ -148,6 +147,13 @@ class Agent:
         self._views = views or ViewCache(store)
         own = SummaryRoute(line=line)
         configured = ModelLimits(context_length=settings.context_length, max_output_tokens=settings.max_output_tokens)
+        self.prompts = PromptBuilder(
+            tools=tools,
+            maker=made_by(line.route, line.name),
+            persona=settings.persona,
+            zone=settings.zone,
+            images=settings.attachments if settings.sees_images else None,
+        )
         engine: Engine = Compressor(settings=settings.context.compressor, redact=redact, clock=clock)
         if make_engine is not None:
             engine = make_engine(engine)
@@ -159,7 +165,7 @@ class Agent:
         self.context = ContextController(
             store=store,
             views=self._views,
-            prompts=self,
+            prompts=self.prompts,
             engine=engine,
             routes=[own] if summary_routes is None else summary_routes,
             profiles=LearnedProfile(store, line.route, line.name, configured, clock, fetch=line.model.fetch_limits),
@@ -175,33 +181,36 @@ class Agent:
         """The line to its model."""
         return self._line
 
-    async def run(self, turn: RunningTurn, sink: PreviewSink) -> Answer:
+    async def run(self, turn: RunningTurn, sink: PreviewSink, prompt: MeasuredPrompt | None = None) -> Answer:
         """Bring a turn to its answer, from wherever its rows say that it stands.
+
+        `prompt`: the conversation as hygiene has just measured it; nothing may have been stored since.
 
         Raises the kinds of `ModelError`, `TurnClosed` when the turn was stopped meanwhile, and `StoreUnavailable`.
         May be cancelled at any await: the rows are those of the last finished step, and running it again goes on.
         A cancelled run may leave one write in the store's queue, so whoever takes a turn up again in the same process
         awaits a write of their own first, such as `journal.note_resumed`.
         """
-        scene = scene_of(turn)
-        view = await self._view(scene, self.context.looked_at(scene))
+        conversation = turn.conversation
+        view = await self._view(conversation, None if prompt is None else prompt.view)
         rounds = await self._rounds_so_far(turn, view)
         step = _open_step(view.transcript, turn.id)
         if step is not None:
             await self._resume(turn, step)
         if step is not None or _ends_with_results(view.transcript, turn.id):
-            view = await self._after_tools(turn, scene)
+            view = await self._after_tools(turn, conversation)
         refusals = _Refusals()
         while True:
             layer: Layer = "in_loop" if rounds else "preflight"
-            room, done = await self._asked(turn, scene, view, layer, rounds, refusals, sink)
+            known = prompt if prompt is not None and prompt.view is view else None
+            prompt, done = await self._complete(turn, known, view, layer, rounds, refusals, sink)
             if not done.reply.calls:
-                return await self._answer(scene, room, done)
+                return await self._answer(conversation, prompt, done)
             message = await self._keep_calls(turn, done)
-            await self.context.after_reply(scene, room, done.reply.usage, is_last=False)
+            await self.context.after_reply(conversation, prompt, done.reply.usage, is_last=False)
             rounds += 1
             await self._run_calls(turn, message, message.body.calls)
-            view = await self._after_tools(turn, scene)
+            view = await self._after_tools(turn, conversation)
 
     async def _keep_calls(self, turn: RunningTurn, done: Completion) -> Message:
         """Store a reply that calls tools. Raises `TurnClosed` when the turn was stopped; then only its cost is kept."""
@@ -220,81 +229,51 @@ class Agent:
         has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
         return await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
 
-    async def _view(self, scene: ConversationRef, known: View | None = None) -> View:
+    async def _view(self, conversation: ConversationRef, known: View | None = None) -> View:
         """What the model sees now; a session's system prompt is assembled the first time it is looked at."""
-        view = known or await self._views.load(scene.lineage_id)
+        view = known or await self._views.load(conversation.lineage_id)
         if view.session.system_prompt is not None:
             return view
-        stored = await self._store.write(sessions.set_system_prompt, view.session.id, self.system_for(scene))
+        stored = await self._store.write(
+            sessions.set_system_prompt, view.session.id, self.prompts.system_for(conversation)
+        )
         return replace(view, session=replace(view.session, system_prompt=stored))
 
-    async def _after_tools(self, turn: RunningTurn, scene: ConversationRef) -> View:
+    async def _after_tools(self, turn: RunningTurn, conversation: ConversationRef) -> View:
         """The view for the next model call: with the results, and with what people said meanwhile."""
         await self._store.write(journal.join_steers, turn.id, self._clock.now())
-        return await self._view(scene)
-
-    # ---- the prompt
-
-    def system_for(self, scene: ConversationRef) -> str:
-        """See `PromptBuilder.system_for`."""
-        return system_prompt(
-            persona=self._settings.persona,
-            chat=scene.chat,
-            kind=scene.chat_kind,
-            tool_names=[tool.name for tool in self._tools.available()],
-        )
-
-    async def request_for(self, scene: ConversationRef, view: View) -> ModelRequest:
-        """See `PromptBuilder.request_for`."""
-        settings, limits = self._settings, self.context.limits
-        images: Mapping[int, str] = {}
-        if settings.sees_images and settings.attachments is not None:
-            images = await load_image_urls(view.transcript, settings.attachments)
-        return ModelRequest(
-            system=view.session.system_prompt or self.system_for(scene),
-            transcript=view.transcript,
-            tools=tuple(tool.schema for tool in self._tools.available()),
-            max_output_tokens=limits.context_length - limits.input_window,
-            style=WireSettings(
-                is_shared=scene.chat_kind.is_shared,
-                zone=settings.zone,
-                max_result_characters=_max_result_characters(limits.input_window),
-                image_urls=images,
-                reasoning_of=made_by(self._line.route, self._line.name),
-            ),
-            payer=Payer(chat_id=scene.chat_id, lineage_id=scene.lineage_id),
-            cache_key=f"conversation-{scene.lineage_id}",
-        )
+        return await self._view(conversation)
 
     # ---- the model
 
-    async def _asked(
+    async def _complete(
         self,
         turn: RunningTurn,
-        scene: ConversationRef,
+        prompt: MeasuredPrompt | None,
         view: View,
         layer: Layer,
         rounds: int,
-        refusals: "_Refusals",
+        refusals: _Refusals,
         sink: PreviewSink,
     ) -> tuple[MeasuredPrompt, Completion]:
         """The model's reply to a view that was given room first. A prompt that does not fit is made smaller."""
+        conversation = turn.conversation
         while True:
-            room = await self.context.make_room(scene, view, layer)
-            too_large = self._too_large(room)
+            prompt = await self.context.make_room(conversation, view, layer, prompt)
+            too_large = _too_large(prompt)
             try:
                 if too_large is not None:
                     raise too_large
-                return room, await self._ask(turn, room, rounds, sink)
+                return prompt, await self._call(turn, prompt, rounds, sink)
             except ContextOverflow as error:
                 refusals.count += 1
                 stated = None if error is too_large else error
-                if refusals.count > MOST_OVERFLOWS or not await self.context.after_overflow(scene, stated):
+                if refusals.count > MOST_OVERFLOWS or not await self.context.after_overflow(conversation, stated):
                     raise
-                view = await self._view(scene)
+                view, prompt = await self._view(conversation), None
 
-    async def _ask(self, turn: RunningTurn, room: MeasuredPrompt, rounds: int, sink: PreviewSink) -> Completion:
-        request = replace(room.request, may_call_tools=rounds < self._settings.max_tool_rounds)
+    async def _call(self, turn: RunningTurn, prompt: MeasuredPrompt, rounds: int, sink: PreviewSink) -> Completion:
+        request = replace(prompt.request, may_call_tools=rounds < self._settings.max_tool_rounds)
 
         async def record_failure(call: ModelCallRecord) -> None:
             await self._store.write(ledger.record, turn.id, turn.lineage_id, call, self._clock.now())
@@ -313,7 +292,7 @@ class Agent:
             except ContextOverflow:
                 raise
             except ModelError as error:
-                if type(error) is ModelError and self.context.limits.is_urgent(room.estimated):
+                if type(error) is ModelError and prompt.model_limits.is_urgent(prompt.estimated):
                     raise ContextOverflow("refused without a reason, near the end of the window") from error
                 raise
         if done.reply.calls and not request.may_call_tools:
@@ -321,23 +300,17 @@ class Agent:
             raise ReplyMalformed(f"the model still calls tools after {self._settings.max_tool_rounds} rounds")
         return done
 
-    def _too_large(self, room: MeasuredPrompt) -> ContextOverflow | None:
-        """What is wrong with a prompt that cannot fit and is not sent. Nothing is ever left out to make it fit."""
-        window = self.context.limits.context_length
-        if room.estimated <= window:
-            return None
-        text = f"about {room.estimated} of {window} tokens"
-        return ContextOverflow(text, prompt_tokens=room.estimated, window=window)
-
-    async def _answer(self, scene: ConversationRef, room: MeasuredPrompt, done: Completion) -> Answer:
+    async def _answer(self, conversation: ConversationRef, prompt: MeasuredPrompt, done: Completion) -> Answer:
         text, reply = done.reply.text.strip(), done.reply
         if reply.finish is FinishReason.LENGTH:
             text = f"{text}\n\n{CUT_OFF}"
         try:
-            pressure = await self.context.after_reply(scene, room, reply.usage, is_last=True)
+            pressure = await self.context.after_reply(conversation, prompt, reply.usage, is_last=True)
         except asyncio.CancelledError:
             await shielded(
-                self._store.write(ledger.record, scene.turn_id, scene.lineage_id, done.call, self._clock.now())
+                self._store.write(
+                    ledger.record, conversation.turn_id, conversation.lineage_id, done.call, self._clock.now()
+                )
             )
             raise
         return Answer(
@@ -411,15 +384,13 @@ def _ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
     return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id
 
 
-def scene_of(turn: RunningTurn) -> ConversationRef:
-    """The conversation that a turn goes on with."""
-    return ConversationRef(
-        chat_id=turn.chat_id,
-        lineage_id=turn.lineage_id,
-        chat=turn.chat,
-        chat_kind=turn.chat_kind,
-        turn_id=turn.id,
-    )
+def _too_large(prompt: MeasuredPrompt) -> ContextOverflow | None:
+    """What is wrong with a prompt that cannot fit and is not sent. Nothing is ever left out to make it fit."""
+    window = prompt.model_limits.context_length
+    if prompt.estimated <= window:
+        return None
+    text = f"about {prompt.estimated} of {window} tokens"
+    return ContextOverflow(text, prompt_tokens=prompt.estimated, window=window)
 
 
 def _lower_output(request: ModelRequest, error: OutputCapTooLarge) -> int:
@@ -429,11 +400,6 @@ def _lower_output(request: ModelRequest, error: OutputCapTooLarge) -> int:
     if lower < LEAST_OUTPUT_TOKENS:
         raise error
     return lower
-
-
-def _max_result_characters(input_window: Tokens) -> int:
-    """A fifth of the input window at four characters a token, at most 100,000."""
-    return min(100_000, input_window * 4 // 5)
 
 
 def _model_step(done: Completion) -> ModelStep:

@@ -14,13 +14,13 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from agent.context.estimate import Size
-from agent.context.events import ConversationRef, PressureEvent
+from agent.context.events import PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.client import ModelClient
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent, AgentSettings, scene_of
+from agent.turn import Agent, AgentSettings
 from bench.compression_bench import heartbeat, prepared
 from bench.conversation import Conversation, as_new_message
 from bench.measure import Measure, table
@@ -35,6 +35,7 @@ from hermes_state.values import (
     CanonicalUsage,
     ChatKey,
     ChatKind,
+    ConversationRef,
     EstimatedTokens,
     Millis,
     SystemClock,
@@ -90,7 +91,7 @@ async def _overhead(count: int, rounds: int) -> Measure:
         turn = await store.write(_started, Conversation().transcript(count))
         model = InstantModel()
         agents = [_agent(store, model), _agent(store, model)]
-        model.prompt_tokens = (await agents[0].context.standing(scene_of(turn))).prompt
+        model.prompt_tokens = (await agents[0].context.standing(turn.conversation)).prompt
         _measure_nothing(agents[1])
         times: tuple[list[float], list[float]] = ([], [])
         for agent in agents:
@@ -142,9 +143,23 @@ def _agent(store: Store, model: InstantModel) -> Agent:
 def _measure_nothing(agent: Agent) -> None:
     """Take the window's part out of an agent: it makes the request, and looks at nothing."""
 
-    async def make_room(scene: ConversationRef, view: View, layer: Layer) -> MeasuredPrompt:
-        request = await agent.request_for(scene, view)
-        return MeasuredPrompt(view=view, request=request, size=Size(0, 0), estimated=EstimatedTokens(0))
+    limits = agent.context.limits
+    answer = Tokens(limits.context_length - limits.input_window)
+
+    async def make_room(
+        conversation: ConversationRef, view: View, layer: Layer, known: MeasuredPrompt | None = None
+    ) -> MeasuredPrompt:
+        request = await agent.prompts.request_for(
+            conversation, view, input_window=limits.input_window, max_output_tokens=answer
+        )
+        return MeasuredPrompt(
+            view=view,
+            request=request,
+            size=Size(0, 0),
+            estimated=EstimatedTokens(0),
+            limits=limits,
+            model_limits=limits,
+        )
 
     async def after_reply(*args: object, **options: object) -> PressureEvent | None:
         return None

@@ -30,6 +30,7 @@ from hermes_state.values import (
     ChatId,
     ChatKey,
     ChatKind,
+    ConversationRef,
     InboxId,
     LineageId,
     Message,
@@ -79,6 +80,17 @@ class RunningTurn:
     """It has paused until somebody decides something: nobody works on it, and it keeps its place in the chat."""
     chosen_model: str | None = None
     """What its conversation has chosen with `/model`, as it is stored; None: the configured model."""
+
+    @property
+    def conversation(self) -> ConversationRef:
+        """The conversation that it goes on with."""
+        return ConversationRef(
+            chat_id=self.chat_id,
+            lineage_id=self.lineage_id,
+            chat=self.chat,
+            chat_kind=self.chat_kind,
+            turn_id=self.id,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,17 @@ class ChatKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRef:
+    """A conversation, and the turn on whose behalf it is looked at, if any."""
+
+    chat_id: ChatId
+    lineage_id: LineageId
+    chat: ChatKey
+    chat_kind: ChatKind
+    turn_id: TurnId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
     """Who wrote. `id` is the platform's stable id; `name` is for reading only and never decides access."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from sqlite3 import Connection
 
 from agent.context.compressor import CompressionJob, PreparedCompression
-from agent.context.events import BlockedEvent, ContextEvent, ConversationRef, Listener, MessageLimitEvent, PressureEvent
+from agent.context.events import BlockedEvent, ContextEvent, Listener, MessageLimitEvent, PressureEvent
 from agent.context.limits import Limits
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded, SkipReason
 from agent.context.state import ContextState, state_of, stored_form
@@ -27,7 +27,7 @@ from hermes_state.compressions import (
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, load_session
 from hermes_state.store.sql import nested
-from hermes_state.values import EstimatedTokens, Millis, SessionId
+from hermes_state.values import ConversationRef, EstimatedTokens, Millis, SessionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def rebased(db: Connection, drafted: Drafted) -> Drafted:
 
 def settle(
     db: Connection,
-    scene: ConversationRef,
+    conversation: ConversationRef,
     drafted: Drafted,
     plan: SplitPlan | None,
     listeners: Sequence[Listener],
@@ -84,16 +84,16 @@ def settle(
         assert not isinstance(result, PreparedCompression), "a draft comes with its plan"
         if sessions.load_session(db, drafted.job.view.session.id).ended_at is not None:
             return drafted.job.not_needed(SkipReason.MOVED)
-        _keep_attempt(db, scene, drafted, result, listeners, now)
+        _keep_attempt(db, conversation, drafted, result, listeners, now)
         return result
     outcome = None
     with suppress(LineageMoved), nested(db):
-        outcome = _compressed(db, scene, drafted, result, split(db, plan, now))
+        outcome = _compressed(db, conversation, drafted, result, split(db, plan, now))
     for call in result.calls:
-        ledger.record(db, scene.turn_id, scene.lineage_id, call, now)
+        ledger.record(db, conversation.turn_id, conversation.lineage_id, call, now)
     if outcome is None:
         return drafted.job.not_needed(SkipReason.MOVED)
-    _tell(db, scene, [*_reasons(drafted.job), outcome], listeners, now)
+    _tell(db, conversation, [*_reasons(drafted.job), outcome], listeners, now)
     return outcome
 
 
@@ -104,7 +104,7 @@ def _reasons(job: CompressionJob) -> list[ContextEvent]:
 
 
 def _compressed(
-    db: Connection, scene: ConversationRef, drafted: Drafted, draft: PreparedCompression, child_id: SessionId
+    db: Connection, conversation: ConversationRef, drafted: Drafted, draft: PreparedCompression, child_id: SessionId
 ) -> Compressed:
     job = drafted.job
     return Compressed(
@@ -120,14 +120,14 @@ def _compressed(
         summarised=draft.summarised,
         tokens_before=job.tokens_before,
         tokens_after=draft.tokens_after,
-        compressions=count_compressions(db, scene.lineage_id),
+        compressions=count_compressions(db, conversation.lineage_id),
         took_ms=drafted.took_ms,
     )
 
 
 def _keep_attempt(
     db: Connection,
-    scene: ConversationRef,
+    conversation: ConversationRef,
     drafted: Drafted,
     result: NotNeeded | Aborted,
     listeners: Sequence[Listener],
@@ -150,12 +150,12 @@ def _keep_attempt(
         took_ms=drafted.took_ms,
     )
     record_attempt(db, attempt, now)
-    _tell(db, scene, events, listeners, now)
+    _tell(db, conversation, events, listeners, now)
 
 
 def keep_verdict(
     db: Connection,
-    scene: ConversationRef,
+    conversation: ConversationRef,
     session_id: SessionId,
     state: ContextState,
     has_helped: bool,
@@ -166,7 +166,7 @@ def keep_verdict(
     """Keep whether the compression that made this session has helped it."""
     sessions.set_context_state(db, session_id, stored_form(state))
     note_verdict(db, session_id, "effective" if has_helped else "ineffective")
-    _tell(db, scene, events, listeners, now)
+    _tell(db, conversation, events, listeners, now)
 
 
 def keep_pressure(db: Connection, pressure: PressureEvent) -> None:
@@ -176,11 +176,15 @@ def keep_pressure(db: Connection, pressure: PressureEvent) -> None:
 
 
 def _tell(
-    db: Connection, scene: ConversationRef, events: Sequence[ContextEvent], listeners: Sequence[Listener], now: Millis
+    db: Connection,
+    conversation: ConversationRef,
+    events: Sequence[ContextEvent],
+    listeners: Sequence[Listener],
+    now: Millis,
 ) -> None:
     for event in events:
         for listener in listeners:
-            listener(db, scene, event, now)
+            listener(db, conversation, event, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,13 +18,14 @@ from agent.context.compressor import CompressionJob, CompressionPreview, Compres
 from agent.context.drafts import PendingCompressions
 from agent.context.engine import Engine
 from agent.context.engine_events import EndedEvent, ReplyEvent
-from agent.context.events import BeforeSplit, BlockedEvent, ConversationRef, Listener, OnWait, PressureEvent
+from agent.context.events import BeforeSplit, BlockedEvent, Listener, OnWait, PressureEvent
 from agent.context.learned_profile import LearnedProfile
 from agent.context.limits import Limits, LimitSettings
-from agent.context.measure import ContextStatus, MeasuredPrompt, PromptBuilder, PromptMeasure
+from agent.context.measure import ContextStatus, MeasuredPrompt, PromptMeasure
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason
 from agent.context.state import ContextState, state_of, stored_form
 from agent.model.sizes import SizeSource
+from agent.prompt import PromptBuilder
 from hermes_state import sessions
 from hermes_state.compressions import Layer, plan_undo
 from hermes_state.errors import ContextOverflow, StoreUnavailable
@@ -32,13 +33,21 @@ from hermes_state.sessions import Session
 from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, load_session_view
-from hermes_state.values import CanonicalUsage, Clock, Millis, ReportedTokens, SessionId, Tokens
+from hermes_state.values import (
+    CanonicalUsage,
+    Clock,
+    ConversationRef,
+    LineageId,
+    Millis,
+    ReportedTokens,
+    SessionId,
+    Tokens,
+)
 
 log = structlog.get_logger()
 
 MOST_PASSES = 3
 """Of one preflight: a conversation that came over from a far larger window may need more than one."""
-LEAST_HYGIENE_MESSAGES = 4
 LEAST_PROGRESS_PERCENT = 95
 """Of the prompt before: a pass that leaves more of it is the last."""
 PRESSURE_PERCENT = 85
@@ -84,7 +93,7 @@ class ContextController:
         self._settings = settings
         self._on_wait = on_wait
         self._clock = clock
-        self._rooms = PromptMeasure(
+        self._measure = PromptMeasure(
             store=store,
             views=views,
             prompts=prompts,
@@ -93,7 +102,7 @@ class ContextController:
         )
         self._drafts = PendingCompressions(
             store=store,
-            rooms=self._rooms,
+            measure=self._measure,
             prompts=prompts,
             engine=engine,
             routes=routes,
@@ -106,16 +115,16 @@ class ContextController:
     @property
     def limits(self) -> Limits:
         """The model's, as they are now; for a conversation whose prompt was refused a smaller window may be assumed."""
-        return self._rooms.limits
+        return self._measure.limits
 
     @property
     def window_from(self) -> SizeSource:
         """Who says how large the model's window is."""
-        return self._rooms.profiles.source_for(None)
+        return self._measure.profiles.source_for(None)
 
     async def load_limits(self) -> Limits:
         """The model's, with what was learned before this process."""
-        await self._rooms.profiles.load()
+        await self._measure.profiles.load()
         return self.limits
 
     @property
@@ -124,14 +133,19 @@ class ContextController:
         return self._settings.is_enabled
 
     @property
+    def hard_message_limit(self) -> int:
+        """Number of messages from which on hygiene acts, whatever their size."""
+        return self._settings.hard_message_limit
+
+    @property
     def engine(self) -> str:
         """Whose compressions these are, as `context.engine` calls it."""
         return self._drafts.engine.name
 
-    async def standing(self, scene: ConversationRef) -> ContextStatus:
+    async def standing(self, conversation: ConversationRef) -> ContextStatus:
         """How full a conversation is."""
-        standing = await self._rooms.standing(scene)
-        return replace(standing, threshold=self._drafts.engine.threshold(scene.lineage_id, standing.limits))
+        standing = await self._measure.standing(conversation)
+        return replace(standing, threshold=self._drafts.engine.threshold(conversation.lineage_id, standing.limits))
 
     def follow(self, before: "ContextController") -> None:
         """Take over the conversations of a keeper with other settings; turns that run may still use that one."""
@@ -144,114 +158,127 @@ class ContextController:
 
     # ---- before a turn, before a call, after a refusal
 
-    async def tidy(self, scene: ConversationRef) -> None:
-        """Hygiene: before a turn starts, at the far end of the window. Keeps the turn waiting only so long."""
-        await self._rooms.profiles.ask()
-        await self._drafts.take_finished(scene)
-        room = await self._rooms.load(scene)
-        limits, rows = self._limits(room), len(room.view.transcript)
-        is_many = rows >= self._settings.hard_message_limit
-        is_due = rows >= LEAST_HYGIENE_MESSAGES and room.estimated >= limits.hygiene
-        if not (is_many or is_due) or self._drafts.is_pending(scene.lineage_id):
-            self._rooms.keep(scene, room)
-            return
-        ready = await self._ready(room, "hygiene")
+    async def measure(self, conversation: ConversationRef) -> MeasuredPrompt:
+        """The conversation as it is stored now, with what was compressed for it meanwhile; before a turn begins."""
+        await self._measure.profiles.ask()
+        await self._drafts.take_finished(conversation)
+        return await self._measure.load(conversation)
+
+    async def compress_before_turn(
+        self, conversation: ConversationRef, prompt: MeasuredPrompt, *, message_limit: int | None
+    ) -> None:
+        """Compress for hygiene, unless something holds the automatic layers back. Keeps the turn waiting only so long.
+
+        `message_limit`: set where it is the number of messages, not their size, that makes hygiene act.
+        """
+        ready = await self._ready(prompt, "hygiene")
         if ready is None:
             return
-        if is_many and not is_due:
-            log.info("hygiene.message_limit", messages=rows, limit=self._settings.hard_message_limit)
-        message_limit = None if is_due else self._settings.hard_message_limit
+        if message_limit is not None:
+            log.info("hygiene.message_limit", messages=len(ready.view.transcript), limit=message_limit)
         job = replace(self._job(ready, "hygiene"), message_limit=message_limit)
-        async with self._waited_for(scene, job.view):
-            is_done = await self._drafts.begin(scene, job, self._settings.hold_seconds)
+        async with self._waited_for(conversation, job.view):
+            is_done = await self._drafts.begin(conversation, job, self._settings.hold_seconds)
         if is_done:
-            await self._drafts.take_finished(scene)
+            await self._drafts.take_finished(conversation)
         elif job.must_shrink:
-            log.warning("hygiene.hold_ended", lineage_id=scene.lineage_id, seconds=self._settings.hold_seconds)
-            await self._drafts.drop(scene.lineage_id)
-            await self._compress(scene, replace(job, is_out_of_time=True))
+            log.warning("hygiene.hold_ended", lineage_id=conversation.lineage_id, seconds=self._settings.hold_seconds)
+            await self._drafts.drop(conversation.lineage_id)
+            await self._compress(conversation, replace(job, is_out_of_time=True))
 
-    def looked_at(self, scene: ConversationRef) -> View | None:
-        """What hygiene has just seen, for the turn that begins behind it: in its lane nothing comes between."""
-        return self._rooms.kept_view(scene)
+    def is_pending(self, lineage_id: LineageId) -> bool:
+        """Whether a compression of the conversation is being prepared beside its turns."""
+        return self._drafts.is_pending(lineage_id)
 
-    async def make_room(self, scene: ConversationRef, view: View, layer: Layer) -> MeasuredPrompt:
-        """Before a model call: compress from the threshold on, more than once while it helps."""
-        await self._rooms.profiles.ask()
-        has_changed = await self._drafts.take_finished(scene) is not None
-        room = await (self._rooms.load(scene) if has_changed else self._rooms.measure(scene, view))
+    async def make_room(
+        self, conversation: ConversationRef, view: View, layer: Layer, known: MeasuredPrompt | None = None
+    ) -> MeasuredPrompt:
+        """Before a model call: compress from the threshold on, more than once while it helps.
+
+        `known`: the view's prompt, where it was measured already.
+        """
+        await self._measure.profiles.ask()
+        if await self._drafts.take_finished(conversation) is not None:
+            prompt = await self._measure.load(conversation)
+        else:
+            prompt = known or await self._measure.measure(conversation, view)
         for _ in range(MOST_PASSES):
-            wish = await self._drafts.engine.wish(self._job(room, layer))
-            ready = await self._ready(room, layer) if wish is not None else None
-            if wish is None or ready is None:
+            wanted = await self._drafts.engine.wish(self._job(prompt, layer))
+            ready = await self._ready(prompt, layer) if wanted is not None else None
+            if wanted is None or ready is None:
                 break
-            room = ready
-            if self._drafts.is_pending(scene.lineage_id):
-                if not self._limits(room).is_urgent(room.estimated):
+            prompt = ready
+            if self._drafts.is_pending(conversation.lineage_id):
+                if not prompt.limits.is_urgent(prompt.estimated):
                     break  # hygiene's summary is on its way, and there is room until it is here
-                await self._drafts.drop(scene.lineage_id)
-            outcome = await self._compress(scene, self._job(room, layer, focus=wish.focus))
+                await self._drafts.drop(conversation.lineage_id)
+            outcome = await self._compress(conversation, self._job(prompt, layer, focus=wanted.focus))
             # Loaded anew also when nothing was compressed: what is remembered of the attempt belongs to what follows.
-            before, room = room.estimated, await self._rooms.load(scene)
-            if not _is_another_view(outcome) or room.estimated * 100 > before * LEAST_PROGRESS_PERCENT:
+            before, prompt = prompt.estimated, await self._measure.load(conversation)
+            if not _is_another_view(outcome) or prompt.estimated * 100 > before * LEAST_PROGRESS_PERCENT:
                 break
-        return room
+        return prompt
 
-    async def after_overflow(self, scene: ConversationRef, error: ContextOverflow | None) -> bool:
+    async def after_overflow(self, conversation: ConversationRef, error: ContextOverflow | None) -> bool:
         """A prompt is too long: compress whatever the state; False when that did not help.
 
         `error`: how the provider refused it; None where that it cannot fit was clear beforehand.
         """
-        await self._drafts.drop(scene.lineage_id)
-        room = await self._rooms.load(scene)
-        profiles = self._rooms.profiles
+        await self._drafts.drop(conversation.lineage_id)
+        prompt = await self._measure.load(conversation)
+        profiles = self._measure.profiles
         if error is not None:
             counted = None if error.prompt_tokens is None else ReportedTokens(error.prompt_tokens)
             if counted is not None:
-                await profiles.learn(room.request, counted, room.view, room.size, was_accepted=False)
+                await profiles.learn(prompt.request, counted, prompt.view, prompt.size, was_accepted=False)
             if error.window is not None and error.is_of_account:
-                profiles.assume_stated(scene.lineage_id, error.window)
+                profiles.assume_stated(conversation.lineage_id, error.window)
             elif error.window is not None:
-                await profiles.learn_window(scene.lineage_id, error.window)
-            elif not (room.size.images or self.limits.is_urgent(room.estimated)):
+                await profiles.learn_window(conversation.lineage_id, error.window)
+            elif not (prompt.size.images or prompt.model_limits.is_urgent(prompt.estimated)):
                 # Images may be too many bytes; near the end of the window it was our estimate that was off.
-                refused = room.estimated if counted is None else counted
-                profiles.assume_window(scene.lineage_id, refused, room.view.session.reported_prompt_tokens)
+                refused = prompt.estimated if counted is None else counted
+                profiles.assume_window(conversation.lineage_id, refused, prompt.view.session.reported_prompt_tokens)
         if not self._settings.is_enabled:
             return False
-        return _is_another_view(await self._compress(scene, self._job(room, "overflow", must_shrink=True)))
+        job = self._job(self._measure.refreshed(prompt), "overflow", must_shrink=True)
+        return _is_another_view(await self._compress(conversation, job))
 
     # ---- by hand
 
     async def draft_by_hand(
-        self, scene: ConversationRef, *, focus: str | None = None, keep_turns: int | None = None
+        self, conversation: ConversationRef, *, focus: str | None = None, keep_turns: int | None = None
     ) -> Drafted:
         """`/compress`: always, and what holds the automatic layers back is forgotten. `settle` commits it."""
-        await self._rooms.profiles.ask()
-        await self._drafts.drop(scene.lineage_id)
-        room = await self._rooms.load(scene)
-        job = self._job(room, "manual", focus=focus, keep_turns=keep_turns)
-        state = state_of(room.view.session.context_state).asked_by_hand()
-        return await self._drafts.make(scene, job, state=state)
+        await self._measure.profiles.ask()
+        await self._drafts.drop(conversation.lineage_id)
+        prompt = await self._measure.load(conversation)
+        job = self._job(prompt, "manual", focus=focus, keep_turns=keep_turns)
+        state = state_of(prompt.view.session.context_state).asked_by_hand()
+        return await self._drafts.make(conversation, job, state=state)
 
-    def settle(self, db: Connection, scene: ConversationRef, drafted: Drafted, now: Millis) -> CompressionOutcome:
+    def settle(
+        self, db: Connection, conversation: ConversationRef, drafted: Drafted, now: Millis
+    ) -> CompressionOutcome:
         """Commit what was drafted, inside the caller's transaction."""
-        return self._drafts.settle(db, scene, drafted, now)
+        return self._drafts.settle(db, conversation, drafted, now)
 
-    async def preview(self, scene: ConversationRef, *, keep_turns: int | None = None) -> CompressionPreview | NotNeeded:
+    async def preview(
+        self, conversation: ConversationRef, *, keep_turns: int | None = None
+    ) -> CompressionPreview | NotNeeded:
         """What `/compress` would take out: no model call, no write."""
-        job = self._job(await self._rooms.load(scene), "manual", keep_turns=keep_turns)
-        return await asyncio.to_thread(self._drafts.engine.preview, job, self._rooms.estimator)
+        job = self._job(await self._measure.load(conversation), "manual", keep_turns=keep_turns)
+        return await asyncio.to_thread(self._drafts.engine.preview, job, self._measure.estimator)
 
-    async def plan_undo(self, scene: ConversationRef) -> UndoPreview | None:
+    async def plan_undo(self, conversation: ConversationRef) -> UndoPreview | None:
         """What taking back the newest compression comes to; None when there is none. `settle_undo` does it."""
-        await self._drafts.drop(scene.lineage_id)
-        plan = await self._store.read(plan_undo, scene.lineage_id)
+        await self._drafts.drop(conversation.lineage_id)
+        plan = await self._store.read(plan_undo, conversation.lineage_id)
         if plan is None:
             return None
         whole = View(session=replace(plan.tip, reported_prompt_tokens=None), transcript=plan.transcript)
-        room = await self._rooms.measure(scene, whole)
-        return UndoPreview(plan=plan, tokens=room.estimated, limits=self._limits(room))
+        prompt = await self._measure.measure(conversation, whole)
+        return UndoPreview(plan=plan, tokens=prompt.estimated, limits=prompt.limits)
 
     def settle_undo(self, db: Connection, undoing: UndoPreview, now: Millis) -> Session:
         """Take the compression back, inside the caller's transaction. Raises `LineageMoved`."""
@@ -270,7 +297,7 @@ class ContextController:
     # ---- after a reply
 
     async def after_reply(
-        self, scene: ConversationRef, room: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
+        self, conversation: ConversationRef, prompt: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
     ) -> PressureEvent | None:
         """Learn from a provider's count, see whether the last compression has helped, and what people should know.
 
@@ -279,43 +306,52 @@ class ContextController:
         be told.
         """
         try:
-            return await self._noted(scene, room, usage, is_last=is_last)
+            return await self._noted(conversation, prompt, usage, is_last=is_last)
         except StoreUnavailable as error:
             # The reply is here and was paid for. What could not be noted shows again in the next report.
-            log.warning("context.not_noted", lineage_id=scene.lineage_id, error=str(error))
+            log.warning("context.not_noted", lineage_id=conversation.lineage_id, error=str(error))
             return None
 
     async def _noted(
-        self, scene: ConversationRef, room: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
+        self, conversation: ConversationRef, prompt: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
     ) -> PressureEvent | None:
         if usage is not None:
-            await self._rooms.profiles.learn(room.request, usage.prompt, room.view, room.size)
-            await self._drafts.engine.told(ReplyEvent(session=room.view.session, usage=usage))
-        stored = state_of(room.view.session.context_state)
-        tokens = room.estimated if usage is None else usage.prompt
-        state = stored.judged(tokens, self._threshold(room))
+            await self._measure.profiles.learn(prompt.request, usage.prompt, prompt.view, prompt.size)
+            await self._drafts.engine.told(ReplyEvent(session=prompt.view.session, usage=usage))
+        stored = state_of(prompt.view.session.context_state)
+        tokens = prompt.estimated if usage is None else usage.prompt
+        state = stored.judged(tokens, self._threshold(prompt))
         if state is not stored:
-            await self._keep_verdict(scene, room, stored, state, tokens)
-        return await self._pressure(scene, room, state, usage.prompt) if is_last and usage is not None else None
+            await self._keep_verdict(conversation, prompt, stored, state, tokens)
+        return (
+            await self._pressure(conversation, prompt, state, usage.prompt) if is_last and usage is not None else None
+        )
 
     async def _keep_verdict(
-        self, scene: ConversationRef, room: MeasuredPrompt, before: ContextState, judged: ContextState, tokens: int
+        self,
+        conversation: ConversationRef,
+        prompt: MeasuredPrompt,
+        before: ContextState,
+        judged: ContextState,
+        tokens: int,
     ) -> None:
         has_helped = judged.strikes == 0
-        log.info("compression.judged", lineage_id=scene.lineage_id, has_helped=has_helped, strikes=judged.strikes)
+        log.info(
+            "compression.judged", lineage_id=conversation.lineage_id, has_helped=has_helped, strikes=judged.strikes
+        )
         is_news = judged.is_blocked and not before.is_blocked
-        events = [BlockedEvent(tokens=tokens, threshold=self._threshold(room))] if is_news else []
-        session_id, listeners, now = room.view.session.id, self._drafts.listeners, self._clock.now()
-        await self._store.write(keep_verdict, scene, session_id, judged, has_helped, events, listeners, now)
+        events = [BlockedEvent(tokens=tokens, threshold=self._threshold(prompt))] if is_news else []
+        session_id, listeners, now = prompt.view.session.id, self._drafts.listeners, self._clock.now()
+        await self._store.write(keep_verdict, conversation, session_id, judged, has_helped, events, listeners, now)
 
     async def _pressure(
-        self, scene: ConversationRef, room: MeasuredPrompt, state: ContextState, reported: ReportedTokens
+        self, conversation: ConversationRef, prompt: MeasuredPrompt, state: ContextState, reported: ReportedTokens
     ) -> PressureEvent | None:
         """Told once for each line that is crossed, and again after a fall below it.
 
         Whoever stores the answer notes with it that people were told; only a fall is noted here.
         """
-        limits, threshold = self._limits(room), self._threshold(room)
+        limits, threshold = prompt.limits, self._threshold(prompt)
         near = (threshold * PRESSURE_PERCENT // 100, threshold, True)
         will_compress = self._settings.is_enabled and not (state.is_blocked or state.held_at)
         lines = [near] if will_compress else []
@@ -325,11 +361,11 @@ class ContextController:
         level, of_tokens, is_threshold = max(crossed, default=(0, threshold, False))
         if level == state.pressure_level:
             return None
-        session_id = room.view.session.id
+        session_id = prompt.view.session.id
         if level < state.pressure_level:
             await self._store.write(sessions.set_context_state, session_id, stored_form(state.told_of(level)))
             return None
-        log.info("context.pressed", lineage_id=scene.lineage_id, tokens=reported, of_tokens=of_tokens)
+        log.info("context.pressed", lineage_id=conversation.lineage_id, tokens=reported, of_tokens=of_tokens)
         percent = reported * 100 // of_tokens
         return PressureEvent(
             tokens=reported,
@@ -342,81 +378,80 @@ class ContextController:
 
     # ---- what they share
 
-    def _limits(self, room: MeasuredPrompt) -> Limits:
-        return self._rooms.limits_for(room.view.session.lineage_id)
-
-    def _threshold(self, room: MeasuredPrompt) -> Tokens:
+    def _threshold(self, prompt: MeasuredPrompt) -> Tokens:
         """Where the engine acts: of a plugin's it has to be believed, or what it does would be taken for in vain."""
-        return self._drafts.engine.threshold(room.view.session.lineage_id, self._limits(room))
+        return self._drafts.engine.threshold(prompt.view.session.lineage_id, prompt.limits)
 
-    async def _compress(self, scene: ConversationRef, job: CompressionJob) -> CompressionOutcome:
-        async with self._waited_for(scene, job.view):
-            drafted = await self._drafts.make(scene, job)
-        return await self._drafts.commit(scene, drafted)
+    async def _compress(self, conversation: ConversationRef, job: CompressionJob) -> CompressionOutcome:
+        async with self._waited_for(conversation, job.view):
+            drafted = await self._drafts.make(conversation, job)
+        return await self._drafts.commit(conversation, drafted)
 
     @asynccontextmanager
-    async def _waited_for(self, scene: ConversationRef, view: View) -> AsyncIterator[None]:
+    async def _waited_for(self, conversation: ConversationRef, view: View) -> AsyncIterator[None]:
         """Around what a turn waits for: its people are told if it takes long."""
         if self._on_wait is None:
             yield
             return
-        telling = asyncio.create_task(_after(self._settings.quiet_seconds, self._on_wait, scene, view), name="wait")
+        telling = asyncio.create_task(
+            _after(self._settings.quiet_seconds, self._on_wait, conversation, view), name="wait"
+        )
         try:
             yield
         finally:
             telling.cancel()
             await asyncio.wait({telling})
             if not telling.cancelled() and (error := telling.exception()) is not None:
-                log.error("compression.wait_untold", lineage_id=scene.lineage_id, exc_info=error)
+                log.error("compression.wait_untold", lineage_id=conversation.lineage_id, exc_info=error)
 
-    async def _ready(self, room: MeasuredPrompt, layer: Layer) -> MeasuredPrompt | None:
-        """The room, unless something holds the automatic layers back: the switch, strikes, an undo, a cooldown.
+    async def _ready(self, prompt: MeasuredPrompt, layer: Layer) -> MeasuredPrompt | None:
+        """The prompt, unless something holds the automatic layers back: the switch, strikes, an undo, a cooldown.
 
         What growth has lifted is stored, and is in the room that comes back: a state is never changed from an old one.
         """
         if not self._settings.is_enabled:
             return None
-        session = room.view.session
+        session = prompt.view.session
         stored = state_of(session.context_state)
-        is_urgent = self._limits(room).is_urgent(room.estimated)
-        state = stored.rearmed(room.estimated, is_urgent=is_urgent)
+        is_urgent = prompt.limits.is_urgent(prompt.estimated)
+        state = stored.rearmed(prompt.estimated, is_urgent=is_urgent)
         if state is not stored:
             form = stored_form(state)
             await self._store.write(sessions.set_context_state, session.id, form)
-            room = replace(room, view=replace(room.view, session=replace(session, context_state=form)))
+            prompt = replace(prompt, view=replace(prompt.view, session=replace(session, context_state=form)))
         if state.is_blocked or state.held_at:
             why = "ineffective" if state.is_blocked else "held_after_undo"
-            log.info("compression.held_back", layer=layer, why=why, tokens=room.estimated)
+            log.info("compression.held_back", layer=layer, why=why, tokens=prompt.estimated)
             return None
         is_cooling = self._drafts.engine.is_cooling(layer, self._drafts.routes, state)
-        return room if is_urgent or not is_cooling else None
+        return prompt if is_urgent or not is_cooling else None
 
     def _job(
         self,
-        room: MeasuredPrompt,
+        prompt: MeasuredPrompt,
         layer: Layer,
         *,
         focus: str | None = None,
         keep_turns: int | None = None,
         must_shrink: bool | None = None,
     ) -> CompressionJob:
-        limits = self._limits(room)
+        limits = prompt.limits
         return CompressionJob(
-            view=room.view,
-            request=room.request,
+            view=prompt.view,
+            request=prompt.request,
             limits=limits,
-            threshold=self._threshold(room),
+            threshold=self._threshold(prompt),
             layer=layer,
             focus=focus,
             keep_turns=keep_turns,
-            tokens_before=room.estimated,
-            must_shrink=limits.is_urgent(room.estimated) if must_shrink is None else must_shrink,
+            tokens_before=prompt.estimated,
+            must_shrink=limits.is_urgent(prompt.estimated) if must_shrink is None else must_shrink,
         )
 
 
-async def _after(seconds: float, on_wait: OnWait, scene: ConversationRef, view: View) -> None:
+async def _after(seconds: float, on_wait: OnWait, conversation: ConversationRef, view: View) -> None:
     await asyncio.sleep(seconds)
-    await on_wait(scene, view)
+    await on_wait(conversation, view)
 
 
 def _is_another_view(outcome: CompressionOutcome) -> bool:

@@ -17,16 +17,17 @@ from agent.context.commit import Drafted, rebased, settle
 from agent.context.compressor import CompressionJob, PreparedCompression, SummaryRoute
 from agent.context.engine import Engine
 from agent.context.engine_events import ContinuedEvent
-from agent.context.events import BeforeSplit, ConversationRef, Listener
-from agent.context.measure import PromptBuilder, PromptMeasure
+from agent.context.events import BeforeSplit, Listener
+from agent.context.measure import PromptMeasure
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded
 from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
+from agent.prompt import PromptBuilder
 from hermes_state import ledger
 from hermes_state.compressions import SplitPlan
 from hermes_state.errors import StateError
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock, LineageId, Millis, ModelCallRecord
+from hermes_state.values import Clock, ConversationRef, LineageId, Millis, ModelCallRecord
 
 log = structlog.get_logger()
 
@@ -38,7 +39,7 @@ class PendingCompressions:
         self,
         *,
         store: Store,
-        rooms: PromptMeasure,
+        measure: PromptMeasure,
         prompts: PromptBuilder,
         engine: Engine,
         routes: Sequence[SummaryRoute],
@@ -50,7 +51,7 @@ class PendingCompressions:
         self.engine = engine
         self.routes = tuple(routes)
         self._store = store
-        self._rooms = rooms
+        self._measure = measure
         self._prompts = prompts
         self._listeners = tuple(listeners)
         self._before_split = tuple(before_split)
@@ -58,19 +59,23 @@ class PendingCompressions:
         self._clock = clock
         self._pending: dict[LineageId, asyncio.Task[Drafted]] = {}
 
-    async def make(self, scene: ConversationRef, job: CompressionJob, *, state: ContextState | None = None) -> Drafted:
+    async def make(
+        self, conversation: ConversationRef, job: CompressionJob, *, state: ContextState | None = None
+    ) -> Drafted:
         """A draft of the job, and what is to be kept of the attempt. Writes nothing but failed calls."""
         started = time.perf_counter()
 
         async def record_failure(call: ModelCallRecord) -> None:
-            await self._store.write(ledger.record, scene.turn_id, scene.lineage_id, call, self._clock.now())
+            await self._store.write(
+                ledger.record, conversation.turn_id, conversation.lineage_id, call, self._clock.now()
+            )
 
         before = state_of(job.view.session.context_state)
         asked = [self._as_known(route, job) for route in self.routes]
-        result, after = await self.engine.draft(job, state or before, self._rooms.estimator, asked, record_failure)
+        result, after = await self.engine.draft(job, state or before, self._measure.estimator, asked, record_failure)
         if isinstance(result, PreparedCompression) and not job.must_shrink:
             for look in self._before_split:
-                await look(scene, job.view)
+                await look(conversation, job.view)
         took_ms = round((time.perf_counter() - started) * 1_000)
         return Drafted(job=job, result=result, before=before, state=after, took_ms=took_ms)
 
@@ -79,23 +84,29 @@ class PendingCompressions:
         window = job.limits.context_length
         if route.context_length is None:
             return replace(route, context_length=window)
-        if not self._rooms.profiles.is_about(route.line.model):
+        if not self._measure.profiles.is_about(route.line.model):
             return route
         return replace(route, context_length=min(route.context_length, window))
 
-    async def commit(self, scene: ConversationRef, drafted: Drafted) -> CompressionOutcome:
+    async def commit(self, conversation: ConversationRef, drafted: Drafted) -> CompressionOutcome:
         """Settle a draft in a transaction of its own."""
-        outcome = await self._store.write(self.settle, scene, drafted, self._clock.now())
-        _log_outcome(scene, drafted, outcome)
+        outcome = await self._store.write(self.settle, conversation, drafted, self._clock.now())
+        _log_outcome(conversation, drafted, outcome)
         if isinstance(outcome, Compressed):
             await self.engine.told(ContinuedEvent(child=outcome.child))
         return outcome
 
-    def settle(self, db: Connection, scene: ConversationRef, drafted: Drafted, now: Millis) -> CompressionOutcome:
+    def settle(
+        self, db: Connection, conversation: ConversationRef, drafted: Drafted, now: Millis
+    ) -> CompressionOutcome:
         """Commit what was drafted, inside the caller's transaction."""
         drafted = rebased(db, drafted)
-        plan = self._plan(scene, drafted, drafted.result) if isinstance(drafted.result, PreparedCompression) else None
-        return settle(db, scene, drafted, plan, self._listeners, now)
+        plan = (
+            self._plan(conversation, drafted, drafted.result)
+            if isinstance(drafted.result, PreparedCompression)
+            else None
+        )
+        return settle(db, conversation, drafted, plan, self._listeners, now)
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
@@ -110,20 +121,20 @@ class PendingCompressions:
     def is_pending(self, lineage_id: LineageId) -> bool:
         return lineage_id in self._pending
 
-    async def begin(self, scene: ConversationRef, job: CompressionJob, seconds: float) -> bool:
+    async def begin(self, conversation: ConversationRef, job: CompressionJob, seconds: float) -> bool:
         """Start a draft and wait for it so long; whether it is done. It is kept either way."""
-        task = asyncio.create_task(self.make(scene, job), name=f"draft-{scene.lineage_id}")
-        self._pending[scene.lineage_id] = task
+        task = asyncio.create_task(self.make(conversation, job), name=f"draft-{conversation.lineage_id}")
+        self._pending[conversation.lineage_id] = task
         await asyncio.wait({task}, timeout=seconds)
         return task.done()
 
-    async def take_finished(self, scene: ConversationRef) -> CompressionOutcome | None:
+    async def take_finished(self, conversation: ConversationRef) -> CompressionOutcome | None:
         """Commit the kept draft if it is done by now."""
-        task = self._pending.get(scene.lineage_id)
+        task = self._pending.get(conversation.lineage_id)
         if task is None or not task.done():
             return None
-        del self._pending[scene.lineage_id]
-        return await self.commit(scene, await task)
+        del self._pending[conversation.lineage_id]
+        return await self.commit(conversation, await task)
 
     async def drop(self, lineage_id: LineageId) -> None:
         """Give up the kept draft."""
@@ -156,7 +167,7 @@ class PendingCompressions:
 
     # ---- the split
 
-    def _plan(self, scene: ConversationRef, drafted: Drafted, draft: PreparedCompression) -> SplitPlan:
+    def _plan(self, conversation: ConversationRef, drafted: Drafted, draft: PreparedCompression) -> SplitPlan:
         job = drafted.job
         return SplitPlan(
             parent_id=job.view.session.id,
@@ -167,20 +178,20 @@ class PendingCompressions:
             focus=job.focus,
             summary_kind=draft.summary_kind,
             model=draft.model,
-            system_prompt=self._system_prompt(scene),
+            system_prompt=self._system_prompt(conversation),
             context_state=stored_form(draft.state),
             tokens_before=job.tokens_before,
             tokens_after=draft.tokens_after,
             took_ms=drafted.took_ms,
         )
 
-    def _system_prompt(self, scene: ConversationRef) -> str:
+    def _system_prompt(self, conversation: ConversationRef) -> str:
         """Assembled anew, so that what was learned since is in it; the note says why the view begins with a record."""
-        text = self._prompts.system_for(scene)
+        text = self._prompts.system_for(conversation)
         return f"{text}\n\n{SYSTEM_NOTE}" if self._note_in_system else text
 
 
-def _log_outcome(scene: ConversationRef, drafted: Drafted, outcome: CompressionOutcome) -> None:
+def _log_outcome(conversation: ConversationRef, drafted: Drafted, outcome: CompressionOutcome) -> None:
     """One line for whatever came of a compression."""
     layer = drafted.job.layer
     match outcome:
@@ -201,11 +212,11 @@ def _log_outcome(scene: ConversationRef, drafted: Drafted, outcome: CompressionO
             log.info(
                 "compression.not_needed",
                 layer=layer,
-                lineage_id=scene.lineage_id,
+                lineage_id=conversation.lineage_id,
                 why=outcome.why,
                 messages=outcome.messages,
             )
         case Aborted():
-            log.warning("compression.aborted", layer=layer, lineage_id=scene.lineage_id, kind=outcome.kind)
+            log.warning("compression.aborted", layer=layer, lineage_id=conversation.lineage_id, kind=outcome.kind)
         case _:
             assert_never(outcome)

@@ -7,18 +7,7 @@ from typing import TypeAlias
 
 from agent.context.outcomes import Aborted, Compressed
 from hermes_state.transcripts import View
-from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, Millis, ReportedTokens, SessionId, Tokens, TurnId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationRef:
-    """The conversation that is looked at, and on whose behalf."""
-
-    chat_id: ChatId
-    lineage_id: LineageId
-    chat: ChatKey
-    chat_kind: ChatKind
-    turn_id: TurnId | None = None
+from hermes_state.values import ConversationRef, Millis, ReportedTokens, SessionId, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,47 +2,36 @@
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from agent.context.estimate import Estimator, Size
-from agent.context.events import ConversationRef
 from agent.context.learned_profile import LearnedProfile
 from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.model.base import ModelRequest
 from agent.model.sizes import SizeSource
 from agent.model.wire import WireSettings
+from agent.prompt import PromptBuilder
 from hermes_state.compressions import count_compressions
 from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
-from hermes_state.values import EstimatedTokens, LineageId, MessageId, SessionId, Tokens
-
-KEPT_LOOKS = 256
-"""As many as turns may begin at one time; they are gone as soon as the turn has looked itself."""
-
+from hermes_state.values import ConversationRef, EstimatedTokens, LineageId, MessageId, SessionId, Tokens
 
 KEPT_SIZES = 4_096
 """Conversations whose size is remembered: a few hundred bytes each."""
 
 
-class PromptBuilder(Protocol):
-    """Who makes the prompts that have to fit."""
-
-    async def request_for(self, scene: ConversationRef, view: View) -> ModelRequest:
-        """The next model call for this view."""
-
-    def system_for(self, scene: ConversationRef) -> str:
-        """The system prompt as it would be assembled today."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPrompt:
-    """A view, the model call that it makes, and what that takes."""
+    """A view, the model call that it makes, what that takes, and the limits that held when it was measured."""
 
     view: View
     request: ModelRequest
     size: Size
     estimated: EstimatedTokens
+    limits: Limits
+    """The conversation's: the model's, unless a smaller window is assumed for it."""
+    model_limits: Limits
+    """The model's: what is larger than its window is not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +89,6 @@ class PromptMeasure:
         self._prompts = prompts
         self._settings = settings
         self.profiles = profiles
-        self._looks: dict[LineageId, MeasuredPrompt] = {}
         self._measured: dict[LineageId, _RowsSize] = {}
 
     @property
@@ -119,28 +107,40 @@ class PromptMeasure:
     def _limits_of(self, window: Tokens) -> Limits:
         return limits_of(window, self.profiles.capacity.output_in(window), self._settings)
 
-    async def load(self, scene: ConversationRef) -> MeasuredPrompt:
+    async def load(self, conversation: ConversationRef) -> MeasuredPrompt:
         """The conversation as it is stored now."""
-        return await self.measure(scene, await self._views.load(scene.lineage_id))
+        return await self.measure(conversation, await self._views.load(conversation.lineage_id))
 
-    async def measure(self, scene: ConversationRef, view: View) -> MeasuredPrompt:
+    async def measure(self, conversation: ConversationRef, view: View) -> MeasuredPrompt:
         """A view that is known."""
-        known = self._looks.pop(scene.lineage_id, None)
-        if known is not None and known.view is view:
-            return known
         await self.profiles.load()
         if view.session.model not in (None, self.profiles.model):  # another model's count says nothing here
             view = replace(view, session=replace(view.session, reported_prompt_tokens=None))
-        request = await self._prompts.request_for(scene, view)
-        size = self.estimator.fixed_size(request) + await self._rows_size(scene, view, request)
+        limits = self.limits
+        request = await self._prompts.request_for(
+            conversation,
+            view,
+            input_window=limits.input_window,
+            max_output_tokens=Tokens(limits.context_length - limits.input_window),
+        )
+        size = self.estimator.fixed_size(request) + await self._rows_size(conversation, view, request)
         return MeasuredPrompt(
-            view=view, request=request, size=size, estimated=self.estimator.prompt(view, request, size)
+            view=view,
+            request=request,
+            size=size,
+            estimated=self.estimator.prompt(view, request, size),
+            limits=self.limits_for(conversation.lineage_id),
+            model_limits=limits,
         )
 
-    async def _rows_size(self, scene: ConversationRef, view: View, request: ModelRequest) -> Size:
+    def refreshed(self, prompt: MeasuredPrompt) -> MeasuredPrompt:
+        """The same prompt with the limits that hold now, after a window was learned or assumed."""
+        return replace(prompt, limits=self.limits_for(prompt.view.session.lineage_id), model_limits=self.limits)
+
+    async def _rows_size(self, conversation: ConversationRef, view: View, request: ModelRequest) -> Size:
         """The rows' size: of a view that has only grown since it was measured, only what is new is looked at."""
         rows, style, estimator = request.transcript, request.style, self.estimator
-        known = self._measured.get(scene.lineage_id)
+        known = self._measured.get(conversation.lineage_id)
         start, size = 0, Size(0, 0)
         if known is not None and known.is_beginning_of(view, style):
             start, size = known.rows, known.size
@@ -153,29 +153,17 @@ class PromptMeasure:
         if rows and not style.image_urls:
             session = view.session
             seen = _RowsSize(session.id, session.version, rows[-1].id, len(rows), style, size)
-            self._measured[scene.lineage_id] = seen
+            self._measured[conversation.lineage_id] = seen
         return size
 
-    def keep(self, scene: ConversationRef, room: MeasuredPrompt) -> None:
-        """Hold a look at a conversation until its next one: a turn begins with what hygiene has just seen."""
-        if len(self._looks) >= KEPT_LOOKS:
-            self._looks.clear()
-        self._looks[scene.lineage_id] = room
-
-    def kept_view(self, scene: ConversationRef) -> View | None:
-        """The view of a look that is held."""
-        room = self._looks.get(scene.lineage_id)
-        return room.view if room is not None else None
-
-    async def standing(self, scene: ConversationRef) -> ContextStatus:
+    async def standing(self, conversation: ConversationRef) -> ContextStatus:
         """What people are told when they ask how full their conversation is."""
-        room = await self.load(scene)
-        limits = self.limits_for(scene.lineage_id)
+        prompt = await self.load(conversation)
         return ContextStatus(
-            prompt=room.estimated,
-            fixed=self.estimator.whole(replace(room.request, transcript=())),
-            limits=limits,
-            window_from=self.profiles.source_for(scene.lineage_id),
-            threshold=limits.threshold,
-            compressions=await self._store.read(count_compressions, scene.lineage_id),
+            prompt=prompt.estimated,
+            fixed=self.estimator.whole(replace(prompt.request, transcript=())),
+            limits=prompt.limits,
+            window_from=self.profiles.source_for(conversation.lineage_id),
+            threshold=prompt.limits.threshold,
+            compressions=await self._store.read(count_compressions, conversation.lineage_id),
         )

@@ -8,7 +8,6 @@ from sqlite3 import Connection
 from agent.context.commit import Drafted, UndoPreview
 from agent.context.compressor import CompressionPreview
 from agent.context.controller import ContextController
-from agent.context.events import ConversationRef
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason, summarize_manual_compression
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.context_settings import NoticeConfig
@@ -18,7 +17,7 @@ from hermes_state import sessions
 from hermes_state.errors import CommandError, LineageMoved
 from hermes_state.redaction import Redactor
 from hermes_state.text import counted
-from hermes_state.values import Millis
+from hermes_state.values import ConversationRef, Millis
 
 STARTED = "Compressing this conversation…"
 STOPPED = "I gave up compressing; nothing was changed."

@@ -7,7 +7,6 @@ from enum import StrEnum
 from sqlite3 import Connection
 from typing import TypeAlias
 
-from agent.context.events import ConversationRef
 from gateway.access.permissions import AccessControl
 from gateway.commands.tasks import CommandTasks
 from gateway.models.runtime import Runtime
@@ -21,7 +20,7 @@ from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import Session
 from hermes_state.store.writer import Store
 from hermes_state.text import closest
-from hermes_state.values import Button, ChatId, ChatKey, Clock, Millis
+from hermes_state.values import Button, ChatId, ChatKey, Clock, ConversationRef, Millis
 from platforms.base import AdapterHealth, CommandMenuItem
 
 

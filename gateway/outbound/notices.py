@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Final
 
-from agent.context.events import BlockedEvent, ContextEvent, ConversationRef, MessageLimitEvent, PressureEvent
+from agent.context.events import BlockedEvent, ContextEvent, MessageLimitEvent, PressureEvent
 from agent.context.outcomes import Aborted, Compressed
 from gateway.config.context_settings import NoticeConfig
 from hermes_state import outbox
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
-from hermes_state.values import ChatId, Clock, Millis
+from hermes_state.values import ChatId, Clock, ConversationRef, Millis
 
 WAITING = "This conversation has grown long: I am compressing it before I go on, which takes a moment."
 

@@ -84,8 +84,7 @@ async def answered(
 
 
 async def _run(turn: RunningTurn, sink: Sink, agent: Agent) -> Answer:
-    await hygiene.tidy(agent, turn)
-    return await agent.run(turn, sink)
+    return await agent.run(turn, sink, await hygiene.check(agent, turn))
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:

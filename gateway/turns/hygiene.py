@@ -1,16 +1,29 @@
-"""Hygiene: the gateway's own look at a conversation, before it hands a turn to the agent.
+"""Hygiene: the gateway's own check of a conversation, before it hands a turn to the agent.
 
-It stands far above the agent's threshold, for conversations that have grown beyond it while no agent looked: over
-night, by a switch to a smaller model, by one huge message.
+It acts at 85 % of the context window (`hygiene.threshold`), far above the agent's own threshold, for conversations that
+have grown beyond that while no agent looked: over night, by a switch to a smaller model, by one huge message. A
+conversation of very many messages (`hygiene.hard_message_limit`) is compressed whatever its size.
 """
 
-from agent.turn import Agent, scene_of
+from agent.context.measure import MeasuredPrompt
+from agent.turn import Agent
 from hermes_state.journal import RunningTurn
 
+MIN_HYGIENE_MESSAGES = 4
+"""Messages below which a conversation is left to the agent, however large they are."""
 
-async def tidy(agent: Agent, turn: RunningTurn) -> None:
+
+async def check(agent: Agent, turn: RunningTurn) -> MeasuredPrompt | None:
     """Compress the turn's conversation if it stands at the far end of the window.
 
+    Returns the prompt that was measured, for the turn to begin with; None where the conversation may have changed.
     Keeps the turn waiting for `hygiene.hold_seconds` at most where it could also begin.
     """
-    await agent.context.tidy(scene_of(turn))
+    context, conversation = agent.context, turn.conversation
+    prompt = await context.measure(conversation)
+    messages, limit = len(prompt.view.transcript), context.hard_message_limit
+    is_large = messages >= MIN_HYGIENE_MESSAGES and prompt.estimated >= prompt.limits.hygiene
+    if not (is_large or messages >= limit) or context.is_pending(conversation.lineage_id):
+        return prompt
+    await context.compress_before_turn(conversation, prompt, message_limit=None if is_large else limit)
+    return None

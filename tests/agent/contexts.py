@@ -9,13 +9,13 @@ from typing import Any
 
 from agent.context.compressor import SummaryRoute
 from agent.context.controller import ContextSettings
-from agent.context.events import ContextEvent, ConversationRef, Listener
+from agent.context.events import ContextEvent, Listener
 from agent.context.state import ContextState, state_of
 from agent.context.summary import HEADINGS
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
-from agent.turn import Agent, Answer, scene_of
+from agent.turn import Agent, Answer
 from gateway.config.context_settings import NoticeConfig
 from gateway.outbound.notices import NoticeListener
 from hermes_state import sessions
@@ -23,6 +23,7 @@ from hermes_state.journal import RunningTurn
 from hermes_state.transcripts import load_view
 from hermes_state.values import (
     ChatKey,
+    ConversationRef,
     LineageId,
     Millis,
     ModelCallRecord,
@@ -63,7 +64,7 @@ class Listening:
     def __init__(self) -> None:
         self.events: list[ContextEvent] = []
 
-    def __call__(self, db: object, scene: ConversationRef, event: ContextEvent, now: object) -> None:
+    def __call__(self, db: object, conversation: ConversationRef, event: ContextEvent, now: object) -> None:
         self.events.append(event)
 
 
@@ -152,10 +153,10 @@ async def fill(chat: Chat, agent: Agent, tokens: int, *, words: str = WORDS) -> 
         turn = await chat.start(f"Question {number}: TICKET-{number} {words}")
         await chat.finish(turn, Answer(text=f"Answer {number}. {words}", call=UNPAID, reported_prompt_tokens=None))
         number += 1
-        scene = scene_of(turn)
-        standing = await agent.context.standing(scene)
+        conversation = turn.conversation
+        standing = await agent.context.standing(conversation)
         if standing.prompt >= tokens:
-            return scene
+            return conversation
 
 
 async def fill_and_ask(chat: Chat, agent: Agent, tokens: int, question: str = "and now?") -> RunningTurn:

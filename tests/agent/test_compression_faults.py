@@ -15,7 +15,8 @@ from agent.context.controller import ContextSettings
 from agent.context.outcomes import Aborted, Compressed
 from agent.context.state import NO_MODEL_SECONDS
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.turn import Agent, scene_of
+from agent.turn import Agent
+from gateway.turns import hygiene
 from hermes_state.journal import RunningTurn
 from hermes_state.values import Origin, Tokens
 from tests.agent.conftest import Chat, Sink
@@ -101,14 +102,14 @@ async def converse(chat: Chat, agent: Agent, turn: RunningTurn) -> None:
 
 
 async def tidy(chat: Chat, agent: Agent, turn: RunningTurn) -> None:
-    await agent.context.tidy(scene_of(turn))
+    await hygiene.check(agent, turn)
 
 
 async def command(chat: Chat, agent: Agent, turn: RunningTurn) -> str:
     """The sentence that the command answers with, where something failed."""
-    scene = scene_of(turn)
-    drafted = await agent.context.draft_by_hand(scene)
-    outcome = await chat.store.write(agent.context.settle, scene, drafted, chat.clock.now())
+    conversation = turn.conversation
+    drafted = await agent.context.draft_by_hand(conversation)
+    outcome = await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
     assert isinstance(outcome, Aborted | Compressed)
     return (outcome.reason if isinstance(outcome, Aborted) else outcome.failure) or ""
 

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import pytest
 
 from agent.context.controller import ContextSettings
-from agent.context.events import ConversationRef
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.turn import Agent, scene_of
+from agent.turn import Agent
+from gateway.turns import hygiene
 from hermes_state import journal
 from hermes_state.journal import RunningTurn
+from hermes_state.values import ConversationRef
 from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import (
     Listening,
@@ -39,9 +40,9 @@ async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
         yield model
 
 
-async def by_hand(chat: Chat, agent: Agent, scene: ConversationRef) -> CompressionOutcome:
-    drafted = await agent.context.draft_by_hand(scene)
-    return await chat.store.write(agent.context.settle, scene, drafted, chat.clock.now())
+async def by_hand(chat: Chat, agent: Agent, conversation: ConversationRef) -> CompressionOutcome:
+    drafted = await agent.context.draft_by_hand(conversation)
+    return await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
 
 
 # ---- side by side
@@ -66,14 +67,14 @@ async def test_of_all_layers_at_once_one_compresses_and_the_others_learn_that_th
             for name, model in (("hygiene", one), ("loop", two), ("hand", three))
         }
         turn = await fill_and_ask(chat, agents["loop"], 4_400)
-        scene, before = scene_of(turn), (await look(chat, turn.lineage_id)).said
+        conversation, before = turn.conversation, (await look(chat, turn.lineage_id)).said
         for name in order:
             delay = 0.25 + 0.25 * order.index(name)
             llm.add_scripts([{"summary": True, "model": f"lab-{name}", "delay": delay, "text": summary_of(name)}])
         async with asyncio.TaskGroup() as group:
-            group.create_task(agents["hygiene"].context.tidy(scene))
+            group.create_task(hygiene.check(agents["hygiene"], turn))
             answering = group.create_task(agents["loop"].run(turn, Sink()))
-            commanded = group.create_task(by_hand(chat, agents["hand"], scene))
+            commanded = group.create_task(by_hand(chat, agents["hand"], conversation))
         found = await look(chat, turn.lineage_id)
         assert found.depth == 1
         assert found.summary_calls == ["ok", "ok", "ok"], "the losers' summaries were paid for"
@@ -109,7 +110,7 @@ async def test_a_turn_whose_prompt_was_refused_goes_on_in_the_view_of_whoever_wa
     turn = await fill_and_ask(chat, agent, 3_500)
     running = asyncio.create_task(agent.run(turn, Sink()))
     await llm.requests.query({"wait": 5}, lambda row: bool(row.get("summary")))
-    assert isinstance(await by_hand(chat, faster, scene_of(turn)), Compressed)
+    assert isinstance(await by_hand(chat, faster, turn.conversation), Compressed)
     await chat.finish(turn, await running)
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("manual", "compressed", "model")]
@@ -122,9 +123,9 @@ async def test_whoever_fails_after_another_has_compressed_leaves_no_trace_but_th
     llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 0.6, "error": {"kind": "401"}}])
     agent, faster = agent_of(chat, small), agent_of(chat, rival)
     turn = await fill_and_ask(chat, agent, 3_500)
-    slow = asyncio.create_task(by_hand(chat, agent, scene_of(turn)))
+    slow = asyncio.create_task(by_hand(chat, agent, turn.conversation))
     await llm.requests.query({"wait": 5}, lambda row: bool(row.get("summary")))
-    assert isinstance(await by_hand(chat, faster, scene_of(turn)), Compressed)
+    assert isinstance(await by_hand(chat, faster, turn.conversation), Compressed)
     outcome = await slow
     assert isinstance(outcome, NotNeeded)
     assert outcome.why is SkipReason.MOVED
@@ -185,12 +186,12 @@ async def run(chat: Chat, agent: Agent, turn: RunningTurn) -> object:
 
 
 async def tidy(chat: Chat, agent: Agent, turn: RunningTurn) -> object:
-    await agent.context.tidy(scene_of(turn))
+    await hygiene.check(agent, turn)
     return await agent.run(turn, Sink())
 
 
 async def command(chat: Chat, agent: Agent, turn: RunningTurn) -> object:
-    await by_hand(chat, agent, scene_of(turn))
+    await by_hand(chat, agent, turn.conversation)
     return await agent.run(turn, Sink())
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from sqlite3 import Connection
 
-from agent.context.events import ContextEvent, ConversationRef
+from agent.context.events import ContextEvent
 from agent.context.outcomes import Compressed
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
@@ -11,7 +11,7 @@ from agent.tools.registry import ToolRegistry
 from agent.turn import Agent
 from hermes_state import sessions
 from hermes_state.transcripts import NewMessage, View, append, load_said, load_view
-from hermes_state.values import MessageRole, Millis, Origin, Tokens
+from hermes_state.values import ConversationRef, MessageRole, Millis, Origin, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.fakes.fake_llm import LLM
 from tests.lines import line_to
@@ -25,7 +25,7 @@ class Listening:
     def __init__(self) -> None:
         self.events: list[ContextEvent] = []
 
-    def __call__(self, db: object, scene: ConversationRef, event: ContextEvent, now: object) -> None:
+    def __call__(self, db: object, conversation: ConversationRef, event: ContextEvent, now: object) -> None:
         self.events.append(event)
 
     @property
@@ -78,10 +78,10 @@ async def test_whoever_keeps_something_per_view_is_asked_before_a_split_and_told
 ) -> None:
     order: list[str] = []
 
-    async def flush(scene: ConversationRef, view: View) -> None:
+    async def flush(conversation: ConversationRef, view: View) -> None:
         order.append(f"before, with {len(view.transcript)} messages")
 
-    def reinject(db: Connection, scene: ConversationRef, event: ContextEvent, now: Millis) -> None:
+    def reinject(db: Connection, conversation: ConversationRef, event: ContextEvent, now: Millis) -> None:
         assert isinstance(event, Compressed)
         todo = NewMessage(role=MessageRole.USER, origin=Origin.TODO, text="Open: water the plants.")
         append(db, event.child.id, todo, now)

@@ -11,7 +11,7 @@ from agent import images
 from agent.images import load_image_urls
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent, scene_of
+from agent.turn import Agent
 from hermes_state import journal
 from hermes_state.journal import PreparedContent, RunningTurn
 from hermes_state.values import Image, MessageBody
@@ -90,7 +90,7 @@ async def test_old_images_leave_a_view_with_what_was_said_about_them(
         agent = agent_of(chat, model, context_length=32_768, attachments=tmp_path)
         llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("pictures")}])
         turn = await talk_over_pictures(chat, agent, tmp_path, range(1, 41))
-        limits = (await agent.context.standing(scene_of(turn))).limits
+        limits = (await agent.context.standing(turn.conversation)).limits
     assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["preflight"] * 2
     most, kept = limits.threshold // 700, limits.tail * 3 // 2 // 700  # the fake server counts 765 for each
     seen = carried(llm)

@@ -18,7 +18,8 @@ from agent.context.summary import HEADINGS
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
-from agent.turn import MOST_OVERFLOWS, Agent, Answer, scene_of
+from agent.turn import MOST_OVERFLOWS, Agent, Answer
+from gateway.turns import hygiene
 from hermes_state import journal, sessions
 from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
 from hermes_state.journal import PreparedContent, RunningTurn
@@ -80,9 +81,9 @@ async def say(chat: Chat, agent: Agent, text: str) -> RunningTurn:
 
 
 async def compress(chat: Chat, agent: Agent, turn: RunningTurn, *, keep_turns: int | None = None) -> Any:
-    scene = scene_of(turn)
-    drafted = await agent.context.draft_by_hand(scene, keep_turns=keep_turns)
-    return await chat.store.write(agent.context.settle, scene, drafted, chat.clock.now())
+    conversation = turn.conversation
+    drafted = await agent.context.draft_by_hand(conversation, keep_turns=keep_turns)
+    return await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
 
 
 def verdicts(db: Connection) -> list[str | None]:
@@ -107,11 +108,11 @@ async def test_two_passes_that_hardly_helped_block_until_the_conversation_has_gr
         return agent_of(chat, medium, context_length=32_768, persona=MUCH * 22)
 
     agent = start()
-    scene = await fill(chat, agent, 18_500, words=MUCH)
-    found = await look(chat, scene.lineage_id)
+    conversation = await fill(chat, agent, 18_500, words=MUCH)
+    found = await look(chat, conversation.lineage_id)
     while not found.state.is_blocked:
         await say(chat, agent, f"and this? {MUCH}")
-        found = await look(chat, scene.lineage_id)
+        found = await look(chat, conversation.lineage_id)
         assert found.said < 80, "it is blocked at some time"
         agent = start()  # strikes outlive the process
     assert [one for one in await chat.store.read(verdicts) if one] == ["ineffective", "ineffective"]
@@ -126,7 +127,7 @@ async def test_two_passes_that_hardly_helped_block_until_the_conversation_has_gr
             break
         prompt = answers(llm)[-1]["prompt_tokens"]
         assert prompt < blocked_at * 1.15, "growth arms it again"
-    found = await look(chat, scene.lineage_id)
+    found = await look(chat, conversation.lineage_id)
     assert found.depth > depth
     assert answers(llm)[-2]["prompt_tokens"] > blocked_at * 1.03
 
@@ -196,8 +197,8 @@ async def test_an_answer_is_not_lost_because_nothing_can_be_noted_of_its_prompt(
     await say(chat, agent, "and now?")
     assert await chat.store.read(verdicts) == ["effective"]
     restarted = agent_of(chat, small)
-    scene = scene_of(turn)
-    expected, known = await restarted.context.standing(scene), await agent.context.standing(scene)
+    conversation = turn.conversation
+    expected, known = await restarted.context.standing(conversation), await agent.context.standing(conversation)
     assert expected.fixed == pytest.approx(known.fixed, rel=0.02), "how the model counts was kept after all"
 
 
@@ -264,11 +265,11 @@ async def test_a_guessed_window_holds_for_one_conversation_and_is_forgotten_by_a
 ) -> None:
     """One prompt was too large for something on its way; that is no reason to shorten everybody's."""
     agent, other = agent_of(chat, medium, context_length=32_768), chat_at(chat, "other")
-    elsewhere = scene_of(await say(other, agent, "hello"))
+    elsewhere = (await say(other, agent, "hello")).conversation
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
     turn = await fill_and_ask(chat, agent, 12_000)
     await answer(chat, agent, turn)
-    here = scene_of(turn)
+    here = turn.conversation
     assert (await agent.context.standing(here)).limits.context_length == 8_000
     assert (await agent.context.standing(elsewhere)).limits.context_length == 32_768
     again = agent_of(chat, medium, context_length=32_768)
@@ -337,7 +338,7 @@ async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
     await answer(chat, agent, turn)
     assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["overflow"]
-    assert (await agent.context.standing(scene_of(turn))).limits.context_length == 32_768
+    assert (await agent.context.standing(turn.conversation)).limits.context_length == 32_768
 
 
 async def test_how_a_model_counts_is_known_after_a_restart(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
@@ -347,12 +348,12 @@ async def test_how_a_model_counts_is_known_after_a_restart(chat: Chat, medium: C
     for _ in range(4):
         await say(chat, agent, WORDS)
     restarted, other = agent_of(chat, medium, context_length=32_768), chat_at(chat, "other")
-    scene = await fill(other, restarted, 4_000)
-    expected = (await restarted.context.standing(scene)).prompt
+    conversation = await fill(other, restarted, 4_000)
+    expected = (await restarted.context.standing(conversation)).prompt
     await say(other, restarted, "?")
     reported = answers(llm)[-1]["prompt_tokens"]
     assert abs(expected - reported) < 0.06 * reported
-    assert (await restarted.context.standing(scene)).fixed > cold * 1.2, "there was something to learn"
+    assert (await restarted.context.standing(conversation)).fixed > cold * 1.2, "there was something to learn"
 
 
 # ---- refusals
@@ -365,9 +366,9 @@ async def test_a_vague_refusal_with_room_left_is_no_overflow(
     llm.add_scripts([{"has_tools": True, "error": {"status": 400, "body": {"error": {"message": "Error"}}}}])
     agent = agent_of(chat, small, context=ContextSettings(hold_seconds=0))
     turn = await fill_and_ask(chat, agent, 1_500)
-    scene = scene_of(turn)
+    conversation = turn.conversation
     filler = "x, y; " * 400
-    while (await agent.context.standing(scene)).prompt < 6_144 * share // 100 - 450:
+    while (await agent.context.standing(conversation)).prompt < 6_144 * share // 100 - 450:
         await chat.finish(turn, Answer(text="Yes.", call=UNPAID, reported_prompt_tokens=None))
         turn = await chat.start(filler[:1_000])
     await hold_back(chat, turn.lineage_id)
@@ -394,7 +395,7 @@ async def test_a_vague_refusal_near_the_end_of_the_window_is_an_overflow(
     await hold_back(chat, turn.lineage_id)
     await answer(chat, agent, turn)
     assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["overflow"]
-    assert (await agent.context.standing(scene_of(turn))).limits.context_length == 8_192, "the estimate was off"
+    assert (await agent.context.standing(turn.conversation)).limits.context_length == 8_192, "the estimate was off"
 
 
 async def test_a_provider_that_refuses_everything_is_asked_so_often_and_no_more(
@@ -482,7 +483,7 @@ async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_t
     context = ContextSettings(hard_message_limit=8, hold_seconds=0.05)
     agent = agent_of(chat, small, context=context, tools=[tool])
     turn = await fill_and_ask(chat, agent, 4_300, "[[tool:wait]]")
-    await agent.context.tidy(scene_of(turn))
+    await hygiene.check(agent, turn)
     assert (await look(chat, turn.lineage_id)).compressions == []
     result = await agent.run(turn, Sink())
     assert "waited" in result.text
@@ -493,6 +494,31 @@ async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_t
     assert found.view[-3].text == "[[tool:wait]]"
     first, second = answers(llm)
     assert len(second["body"]["messages"]) < len(first["body"]["messages"])
+    await agent.close()
+
+
+async def test_a_turn_begins_with_the_prompt_that_hygiene_has_measured(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 1_000)
+    prompt = await hygiene.check(agent, turn)
+    assert prompt is not None
+    room = await agent.context.make_room(turn.conversation, prompt.view, "preflight", prompt)
+    assert room is prompt, "nothing is measured twice"
+    assert (await agent.run(turn, Sink(), prompt)).reported_prompt_tokens is not None
+    [request] = answers(llm)
+    assert request["body"]["messages"][-1]["content"].endswith("and now?")
+    await agent.close()
+
+
+async def test_a_turn_looks_again_after_hygiene_has_compressed(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=8))
+    turn = await fill_and_ask(chat, agent, 4_300)
+    assert await hygiene.check(agent, turn) is None
+    assert (await look(chat, turn.lineage_id)).depth == 1
     await agent.close()
 
 
@@ -507,7 +533,7 @@ async def test_what_was_noted_beside_a_slow_summary_is_not_forgotten_with_it(
     session = await chat.store.read(sessions.load_tip, turn.lineage_id)
     struck = stored_form(ContextState(strikes=1, awaited=UnverifiedCompression(tokens_before=4_300)))
     await chat.store.write(sessions.set_context_state, session.id, struck)
-    await agent.context.tidy(scene_of(turn))
+    await hygiene.check(agent, turn)
     await answer(chat, agent, turn)
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("hygiene", "aborted", "auth")]
@@ -526,7 +552,7 @@ async def test_hygiene_without_room_waits_so_long_and_then_shortens_by_rule(
     agent = agent_of(own, small, context=ContextSettings(hold_seconds=0.3))
     turn = await fill_and_ask(own, agent, 5_700)
     began = time.monotonic()
-    await agent.context.tidy(scene_of(turn))
+    await hygiene.check(agent, turn)
     assert 0.3 <= time.monotonic() - began < 5
     found = await look(own, turn.lineage_id)
     assert found.compressions == [("hygiene", "compressed", "deterministic")]
@@ -534,7 +560,7 @@ async def test_hygiene_without_room_waits_so_long_and_then_shortens_by_rule(
     await answer(own, agent, turn)
     asked = asked_for_summaries(llm)
     turn = await fill_and_ask(own, agent, 5_700)
-    await agent.context.tidy(scene_of(turn))
+    await hygiene.check(agent, turn)
     assert asked_for_summaries(llm) == asked, "who was silent is not waited for again so soon"
     assert (await look(own, turn.lineage_id)).kinds == ["deterministic", "deterministic"]
     await agent.close()
@@ -546,7 +572,7 @@ async def test_a_summary_of_hygiene_that_nobody_needs_any_more_is_paid_for_all_t
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "delay": 0.2}])
     agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=8, hold_seconds=0.01))
     turn = await fill_and_ask(chat, agent, 4_300)
-    await agent.context.tidy(scene_of(turn))
+    await hygiene.check(agent, turn)
     await asyncio.sleep(0.5)  # it is ready now, and no step has taken it in
     assert isinstance(await compress(chat, agent, turn), Compressed)
     found = await look(chat, turn.lineage_id)
@@ -562,7 +588,7 @@ async def test_switched_off_nothing_compresses_but_the_command(
 ) -> None:
     agent = agent_of(chat, small, context=OFF)
     turn = await fill_and_ask(chat, agent, 5_700, "[[tool:dump]]")
-    await agent.context.tidy(scene_of(turn))
+    await hygiene.check(agent, turn)
     await answer(chat, agent, turn)
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
     turn = await chat.start("and now?")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.context.engine import Engine
-from agent.context.events import BlockedEvent, ConversationRef
+from agent.context.events import BlockedEvent
 from agent.context.outcomes import Aborted, Compressed
 from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
@@ -13,11 +13,11 @@ from agent.model.base import ToolSchema
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent, scene_of
+from agent.turn import Agent
 from hermes_state import sessions
 from hermes_state.redaction import redact
 from hermes_state.transcripts import load_said, load_view
-from hermes_state.values import MessageRole, Origin, Tokens
+from hermes_state.values import ConversationRef, MessageRole, Origin, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.contexts import look
 from tests.agent.engines import KeepNewest
@@ -54,7 +54,7 @@ async def converse(chat: Chat, agent: Agent, texts: list[str]) -> ConversationRe
     for text in texts:
         turn = await chat.start(text)
         await chat.finish(turn, await agent.run(turn, Sink()))
-    return scene_of(turn)
+    return turn.conversation
 
 
 def texts(count: int) -> list[str]:
@@ -72,7 +72,7 @@ async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatC
 
     listening = Listening()
     agent = agent_with(make, chat, model, listening)
-    scene = await converse(chat, agent, texts(60))
+    conversation = await converse(chat, agent, texts(60))
     assert len(listening.compressions) >= 2
     assert {event.model for event in listening.compressions} == {"theirs"}
     [engine] = [one for one in made if one.calls]
@@ -80,14 +80,14 @@ async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatC
     assert [call for call in engine.calls if call[0] == "start"][1:] == children
     assert sum(call[0] == "usage" for call in engine.calls) == 60
     assert not any(call[0] == "end" for call in engine.calls)
-    said = await chat.store.read(load_said, scene.lineage_id, 10_000)
+    said = await chat.store.read(load_said, conversation.lineage_id, 10_000)
     assert [row.text for row in said if row.role is MessageRole.USER] == texts(60)
-    view = await chat.store.read(load_view, scene.lineage_id)
+    view = await chat.store.read(load_view, conversation.lineage_id)
     assert sum(row.origin is Origin.SUMMARY for row in view.transcript) == 1
     assert all(not untidy(row["violations"]) for row in llm.requests.rows)
     await agent.context.ended(view.session.id, was_reset=True)
     assert engine.calls[-1][0] != "reset", "it has not ended yet"
-    await chat.store.write(sessions.reset, scene.chat_id, chat.clock.now())
+    await chat.store.write(sessions.reset, conversation.chat_id, chat.clock.now())
     await agent.context.ended(view.session.id, was_reset=True)
     assert [call[0] for call in engine.calls[-2:]] == ["end", "reset"]
     await agent.close()
@@ -102,13 +102,13 @@ async def test_a_plugin_that_compresses_late_and_keeps_much_is_not_taken_for_one
 
     listening = Listening()
     agent = agent_with(KeepsMuch, chat, model, listening)
-    scene = await converse(chat, agent, texts(80))
-    standing = await agent.context.standing(scene)
+    conversation = await converse(chat, agent, texts(80))
+    standing = await agent.context.standing(conversation)
     assert standing.threshold == int(WINDOW * 0.64) > standing.limits.threshold
     assert len(listening.compressions) >= 3
     assert min(event.tokens_after for event in listening.compressions) > standing.limits.threshold
     assert not any(isinstance(event, BlockedEvent) for event in listening.events)
-    assert (await look(chat, scene.lineage_id)).state.strikes == 0
+    assert (await look(chat, conversation.lineage_id)).state.strikes == 0
     await agent.close()
 
 
@@ -139,9 +139,9 @@ async def test_the_model_can_use_a_plugins_tool_and_the_plugin_gets_the_compress
     assert listening.compressions == []
     call = {"name": "look_back", "arguments": {"word": "foxes"}}
     llm.scripts.append({"times": 1, "reply": {"text": "", "tool_calls": [call]}})
-    scene = await converse(chat, agent, ["What did we say of foxes?"])
+    conversation = await converse(chat, agent, ["What did we say of foxes?"])
     [event] = listening.compressions
     assert (event.layer, event.focus) == ("in_loop", "foxes")
-    tip = await chat.store.read(sessions.load_tip, scene.lineage_id)
+    tip = await chat.store.read(sessions.load_tip, conversation.lineage_id)
     assert tip.id == event.child.id
     await agent.close()

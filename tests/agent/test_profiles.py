@@ -9,7 +9,7 @@ from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.sizes import SizeSource
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent, scene_of
+from agent.turn import Agent
 from hermes_state.store.writer import Store
 from hermes_state.values import LineageId, Millis, Tokens
 from tests.agent.conftest import Chat, Sink, settings
@@ -206,11 +206,11 @@ async def test_a_turn_asks_before_its_first_call_and_standing_never(
 ) -> None:
     agent = agent_on(chat, model)
     turn = await chat.start("hello")
-    standing = await agent.context.standing(scene_of(turn))
+    standing = await agent.context.standing(turn.conversation)
     assert (llm.questions, standing.window_from, standing.limits.context_length) == (0, SizeSource.ASSUMED, 32_768)
     await chat.finish(turn, await agent.run(turn, Sink()))
     [row] = llm.requests.rows
     assert (llm.questions, row["body"]["max_tokens"]) == (1, 16_384)
-    standing = await agent.context.standing(scene_of(turn))
+    standing = await agent.context.standing(turn.conversation)
     assert (standing.window_from, standing.limits.context_length) == (SizeSource.OFFERED, 131_072)
     assert standing.limits.threshold == 131_072 // 2

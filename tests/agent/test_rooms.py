@@ -6,32 +6,36 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.context.events import ConversationRef
 from agent.context.learned_profile import LearnedProfile
 from agent.context.limits import LEAST_INPUT_WINDOW, LimitSettings, limits_of
 from agent.context.measure import PromptMeasure
-from agent.model.base import ModelLimits, ModelRequest
+from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.turn import Agent, scene_of
+from agent.prompt import PromptBuilder
+from agent.tools.recall import recall_tools
+from agent.tools.registry import ToolRegistry
+from agent.turn import Agent
 from hermes_state.model_profiles import learn_context
 from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import View, hide, load_view
+from hermes_state.transcripts import hide, load_view
 from hermes_state.values import EstimatedTokens, LineageId, Tokens
 from tests.agent.conftest import Chat, FixedClock, Sink
+
+PROMPTS = PromptBuilder(tools=ToolRegistry(recall_tools()), maker="chat_completions:lab-128k")
 
 
 def configured(context: int, reserved: int) -> ModelLimits:
     return ModelLimits(context_length=Tokens(context), max_output_tokens=Tokens(reserved))
 
 
-def rooms_of(
-    chat: Chat, agent: Agent, model: ChatCompletionsModel, *, context: int = 131_072, reserved: int = 8_192
+def measure_of(
+    chat: Chat, model: ChatCompletionsModel, *, context: int = 131_072, reserved: int = 8_192
 ) -> PromptMeasure:
     return PromptMeasure(
         store=chat.store,
         views=ViewCache(chat.store),
-        prompts=agent,
+        prompts=PROMPTS,
         profiles=LearnedProfile(chat.store, model.route, model.name, configured(context, reserved), chat.clock),
         settings=LimitSettings(),
     )
@@ -41,8 +45,8 @@ def rooms_of(
 def test_the_answer_has_the_room_that_is_configured_for_it(
     context: int, reserved: int, chat: Chat, agent: Agent, model: ChatCompletionsModel
 ) -> None:
-    rooms = rooms_of(chat, agent, model, context=context, reserved=reserved)
-    assert rooms.limits == limits_of(context, reserved, LimitSettings())
+    measure = measure_of(chat, model, context=context, reserved=reserved)
+    assert measure.limits == limits_of(context, reserved, LimitSettings())
 
 
 @pytest.mark.parametrize(
@@ -64,10 +68,10 @@ async def test_in_a_smaller_window_the_answers_room_gives_way_down_to_a_quarter(
     agent: Agent,
     model: ChatCompletionsModel,
 ) -> None:
-    rooms = rooms_of(chat, agent, model, context=context, reserved=reserved)
+    measure = measure_of(chat, model, context=context, reserved=reserved)
     await chat.store.write(learn_context, model.route, model.name, Tokens(stated), Tokens(context), chat.clock.now())
-    await rooms.profiles.load()
-    assert (rooms.limits.context_length, rooms.limits.input_window) == (stated, input_window)
+    await measure.profiles.load()
+    assert (measure.limits.context_length, measure.limits.input_window) == (stated, input_window)
 
 
 _news = st.lists(st.tuples(st.sampled_from(["states", "refuses"]), st.integers(1_000, 2_000_000)), max_size=6)
@@ -87,10 +91,10 @@ async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_
     reserved = max(1, int((context - LEAST_INPUT_WINDOW) * share))
     book = LearnedProfile(store, "lab", str(uuid4()), configured(context, reserved), FixedClock())
     lines = LimitSettings(threshold=threshold, hygiene_threshold=hygiene)
-    rooms = PromptMeasure(
+    measure = PromptMeasure(
         store=store,
         views=ViewCache(store),
-        prompts=_NoPrompts(),
+        prompts=PROMPTS,
         profiles=book,
         settings=lines,
     )
@@ -100,8 +104,8 @@ async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_
             await book.learn_window(here, tokens)
         else:
             book.assume_window(here, EstimatedTokens(tokens), None)
-        model, own = rooms.limits, rooms.limits_for(here)
-        assert rooms.limits_for(elsewhere) == model
+        model, own = measure.limits, measure.limits_for(here)
+        assert measure.limits_for(elsewhere) == model
         assert own.context_length <= model.context_length <= context
         for limits in (model, own):
             window, answer = limits.input_window, limits.context_length - limits.input_window
@@ -111,42 +115,16 @@ async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_
             assert limits.hygiene <= limits.urgent <= window
 
 
-class _NoPrompts:
-    """Nothing is measured."""
-
-    async def request_for(self, scene: ConversationRef, view: View) -> ModelRequest:
-        raise NotImplementedError
-
-    def system_for(self, scene: ConversationRef) -> str:
-        raise NotImplementedError
-
-
 async def test_a_conversation_that_grows_is_measured_as_if_it_were_new(
     chat: Chat, agent: Agent, model: ChatCompletionsModel
 ) -> None:
-    rooms = rooms_of(chat, agent, model)
+    measure = measure_of(chat, model)
     for number in range(6):
         turn = await chat.start(f"message {number} with some words", '[[tool:history_search {"query": "words"}]]')
         await chat.finish(turn, await agent.run(turn, Sink()))
-        scene = scene_of(turn)
-        assert (await rooms.load(scene)).size == (await rooms_of(chat, agent, model).load(scene)).size
+        conversation = turn.conversation
+        assert (await measure.load(conversation)).size == (await measure_of(chat, model).load(conversation)).size
         if number == 3:
             view = await chat.store.read(load_view, turn.lineage_id)
             hidden = [row.id for row in view.transcript[2:5]]
             await chat.store.write(hide, view.session.id, hidden, "undo", chat.clock.now())
-
-
-async def test_a_look_is_good_for_one_turn_and_for_the_same_view_alone(
-    chat: Chat, agent: Agent, model: ChatCompletionsModel
-) -> None:
-    rooms = rooms_of(chat, agent, model)
-    turn = await chat.start("hello")
-    scene = scene_of(turn)
-    look = await rooms.load(scene)
-    rooms.keep(scene, look)
-    assert rooms.kept_view(scene) is look.view
-    assert await rooms.measure(scene, look.view) is look
-    assert rooms.kept_view(scene) is None
-    rooms.keep(scene, look)
-    assert await rooms.load(scene) is not look, "it was loaded anew"
-    assert rooms.kept_view(scene) is None

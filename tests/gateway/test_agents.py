@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.events import ConversationRef
 from agent.engines.adapter import PluginEngine
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
@@ -24,7 +23,7 @@ from hermes_state.chats import load_chat
 from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
-from hermes_state.values import ChatId, SystemClock
+from hermes_state.values import ChatId, ConversationRef, SystemClock
 from tests.agent.asking import ask, request
 from tests.agent.test_plugins import ENGINE
 from tests.fakes import fake_llm, labkit
@@ -44,7 +43,7 @@ MODEL = {
 }
 
 
-async def silence(_scene: ConversationRef, _view: View) -> None:
+async def silence(_conversation: ConversationRef, _view: View) -> None:
     """Nobody is told."""
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from agent.context.controller import ContextSettings
-from agent.context.events import ConversationRef
 from agent.context.outcomes import Compressed, summarize_manual_compression
 from agent.model.base import FinishReason, ModelReply
 from gateway.commands.compression import STARTED, STOPPED
 from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view
-from hermes_state.values import ChatKind, EstimatedTokens, LineageId, Message, Origin, Transcript
+from hermes_state.values import ChatKind, ConversationRef, EstimatedTokens, LineageId, Message, Origin, Transcript
 from tests.gateway.helpers import BOB, BOSS, DIRECT, GROUP, Hang, Step, TestGateway, answer, eventually, human_texts
 from tests.gateway.windows import SUMMARY, WORDS, CountingModel, talking
 
@@ -89,10 +88,10 @@ async def test_more_tokens_in_fewer_messages_are_explained(store: Store, tmp_pat
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         [(chat_id, lineage_id)] = await gateway.rows("SELECT chat_id, lineage_id FROM sessions")
-        scene = ConversationRef(chat_id=chat_id, lineage_id=lineage_id, chat=DIRECT, chat_kind=ChatKind.DIRECT)
+        conversation = ConversationRef(chat_id=chat_id, lineage_id=lineage_id, chat=DIRECT, chat_kind=ChatKind.DIRECT)
         context = gateway.live.agents.configured.context
-        drafted = await context.draft_by_hand(scene)
-        outcome = await gateway.store.write(context.settle, scene, drafted, gateway.clock.now())
+        drafted = await context.draft_by_hand(conversation)
+        outcome = await gateway.store.write(context.settle, conversation, drafted, gateway.clock.now())
         assert isinstance(outcome, Compressed)
         assert summarize_manual_compression(outcome).note is None
         risen = replace(outcome, tokens_after=EstimatedTokens(outcome.tokens_before + 1))

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from agent.context.compressor import LONGEST_PERCENT
-from agent.context.controller import LEAST_HYGIENE_MESSAGES, MOST_PASSES, PRESSURE_PERCENT
+from agent.context.controller import MOST_PASSES, PRESSURE_PERCENT
 from agent.context.limits import LimitSettings, limits_of, summary_input_tokens
 from agent.context.state import (
     LEAST_GAIN_PERCENT,
@@ -18,6 +18,7 @@ from agent.model.sizes import DEFAULT_OUTPUT
 from agent.turn import MOST_OVERFLOWS
 from gateway.config.docs import describe_settings
 from gateway.outbound.notices import ACCURACY_FROM
+from gateway.turns.hygiene import MIN_HYGIENE_MESSAGES
 from tests.gateway.test_docs import between
 
 PAGE = (Path(__file__).parents[2] / "docs/compression.md").read_text(encoding="utf-8")
@@ -71,7 +72,7 @@ def test_the_numbers_in_the_text_are_those_of_the_code() -> None:
     for words in (
         f"at {PRESSURE_PERCENT} % of the threshold",
         f"up to {MOST_PASSES} times",
-        f"at least {LEAST_HYGIENE_MESSAGES} messages",
+        f"at least {MIN_HYGIENE_MESSAGES} messages",
         f"at most {MOST_OVERFLOWS} times in one turn",
         f"{first}, {second} and {third} seconds",
         f"{NO_MODEL_SECONDS // 60} minutes",
