@@ -81,7 +81,7 @@ class PromptBuilder:
                 image_urls=images,
                 reasoning_of=self.maker,
             ),
-            payer=Payer(chat_id=conversation.chat_id, lineage_id=conversation.lineage_id),
+            payer=Payer.of(conversation),
             cache_key=f"conversation-{conversation.lineage_id}",
         )
 

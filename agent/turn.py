@@ -20,11 +20,11 @@ from agent.context.engine import Engine
 from agent.context.events import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.learned_profile import LearnedProfile
 from agent.context.measure import MeasuredPrompt
-from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest, made_by
-from agent.model.client import Completion, ModelClient, shielded
+from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest, Payer, made_by
+from agent.model.client import Completion, ModelClient, record_cancelled
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
-from hermes_state import journal, ledger, sessions
+from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
 from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
@@ -217,7 +217,7 @@ class Agent:
         try:
             return await self._store.write(journal.append_calls, turn.id, _model_step(done), self._clock.now())
         except journal.TurnClosed:
-            await self._store.write(ledger.record, turn.id, turn.lineage_id, done.call, self._clock.now())
+            await self._line.ledger.record(Payer.of(turn.conversation), done.call)
             raise
 
     async def close(self) -> None:
@@ -274,18 +274,9 @@ class Agent:
 
     async def _call(self, turn: RunningTurn, prompt: MeasuredPrompt, rounds: int, sink: PreviewSink) -> Completion:
         request = replace(prompt.request, may_call_tools=rounds < self._settings.max_tool_rounds)
-
-        async def record_failure(call: ModelCallRecord) -> None:
-            await self._store.write(ledger.record, turn.id, turn.lineage_id, call, self._clock.now())
-
         while True:
             try:
-                done = await self._line.complete(
-                    request,
-                    sink.show,
-                    purpose="turn",
-                    record_failure=record_failure,
-                )
+                done = await self._line.complete(request, sink.show, purpose="turn")
                 break
             except OutputCapTooLarge as error:
                 request = replace(request, max_output_tokens=_lower_output(request, error))
@@ -296,7 +287,7 @@ class Agent:
                     raise ContextOverflow("refused without a reason, near the end of the window") from error
                 raise
         if done.reply.calls and not request.may_call_tools:
-            await record_failure(replace(done.call, outcome="malformed"))
+            await self._line.ledger.record(request.payer, replace(done.call, outcome="malformed"))
             raise ReplyMalformed(f"the model still calls tools after {self._settings.max_tool_rounds} rounds")
         return done
 
@@ -307,11 +298,7 @@ class Agent:
         try:
             pressure = await self.context.after_reply(conversation, prompt, reply.usage, is_last=True)
         except asyncio.CancelledError:
-            await shielded(
-                self._store.write(
-                    ledger.record, conversation.turn_id, conversation.lineage_id, done.call, self._clock.now()
-                )
-            )
+            await record_cancelled(self._line.ledger, prompt.request.payer, done.call)
             raise
         return Answer(
             text=text, call=done.call, reported_prompt_tokens=_reported_prompt_tokens(reply), pressure=pressure

@@ -35,6 +35,7 @@ from agent.model.client import ModelClient
 from bench import peer_compressor
 from bench.conversation import Conversation, as_chat_messages, as_new_message
 from bench.measure import Measure, table
+from bench.model_bench import NoFailures
 from gateway.process import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import SplitPlan, split
@@ -52,7 +53,6 @@ from hermes_state.values import (
     MessageId,
     MessageRole,
     Millis,
-    ModelCallRecord,
     Origin,
     SessionId,
     SystemClock,
@@ -169,14 +169,10 @@ def _job(rows: Transcript, estimator: Estimator | None) -> CompressionJob:
 
 async def _draft(job: CompressionJob, model: StandIn, estimator: Estimator) -> None:
     compressor = Compressor(settings=CompressorSettings(), redact=redact, clock=SystemClock())
-    routes = [SummaryRoute(line=ModelClient(model), context_length=job.limits.context_length)]
-    result, _ = await compressor.draft(job, ContextState(), estimator, routes, _unexpected)
+    routes = [SummaryRoute(line=ModelClient(model, NoFailures()), context_length=job.limits.context_length)]
+    result, _ = await compressor.draft(job, ContextState(), estimator, routes)
     if not isinstance(result, PreparedCompression) or result.summary_kind != "model":
         raise RuntimeError(f"nothing was compressed: {result}")
-
-
-async def _unexpected(call: ModelCallRecord) -> None:
-    raise RuntimeError(f"the stand-in failed: {call.outcome}")
 
 
 def _against_peer(transcripts: list[Transcript], ours: list[float], rounds: int) -> list[Measure]:

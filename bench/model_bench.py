@@ -151,10 +151,10 @@ async def _call(protocol: Protocol, url: str, streams: bool, rows: int, folder: 
         stack.push_async_callback(store.close)
         payer = await store.write(_with_earlier_calls)
         request = _request(rows, payer)
-        free = ModelClient(model, price=_PRICE)
+        free = ModelClient(model, NoFailures(), price=_PRICE)
         limits = SpendingCapSettings(daily=_LIMIT, chat_daily=_LIMIT, conversation=_LIMIT)
         caps = SpendingCaps(store, limits, DailyUsage(store), SystemClock())
-        capped = ModelClient(model, price=_PRICE, caps=caps)
+        capped = ModelClient(model, NoFailures(), price=_PRICE, caps=caps)
         await _ask(free, request)
         body = await _last_request(url)
         return await _side_by_side(
@@ -182,15 +182,22 @@ async def _side_by_side(*asks: Ask, rounds: int) -> tuple[float, ...]:
 
 async def _ask(line: ModelClient, request: ModelRequest) -> str:
     shown = _Shown()
-    completion = await line.complete(request, shown.show, purpose="turn", record_failure=_no_failure)
+    completion = await line.complete(request, shown.show, purpose="turn")
     return completion.reply.text
 
 
 async def _ask_and_record(line: ModelClient, request: ModelRequest, store: Store) -> str:
     shown = _Shown()
-    completion = await line.complete(request, shown.show, purpose="turn", record_failure=_no_failure)
+    completion = await line.complete(request, shown.show, purpose="turn")
     await store.write(_record, request.payer, completion.call)
     return completion.reply.text
+
+
+class NoFailures:
+    """A ledger for calls that all work: one that fails ends the benchmark."""
+
+    async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+        raise AssertionError(f"a call failed: {call.outcome}")
 
 
 class _Shown:
@@ -200,10 +207,6 @@ class _Shown:
 
     def show(self, text: str) -> None:
         self.text = text
-
-
-async def _no_failure(call: ModelCallRecord) -> None:
-    raise AssertionError(f"a call failed: {call.outcome}")
 
 
 def _record(db: Connection, payer: Payer, call: ModelCallRecord) -> None:
@@ -322,7 +325,7 @@ PROTOCOLS: Final = (
 async def _flood(protocol: Protocol, url: str) -> Measure:
     """How late the loop is while long answers come to many chats as fast as they can be read."""
     model = _model(protocol, url, streams=True)
-    line = ModelClient(model, price=_PRICE)
+    line = ModelClient(model, NoFailures(), price=_PRICE)
     request = _request(1, Payer())
     try:
         await _ask(line, request)  # the first call loads what the HTTP library has put off

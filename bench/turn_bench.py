@@ -17,6 +17,7 @@ from agent.context.estimate import Size
 from agent.context.events import PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
+from agent.model.caps import StoreLedger
 from agent.model.client import ModelClient
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
@@ -136,7 +137,11 @@ async def _stall(count: int, rounds: int) -> Measure:
 def _agent(store: Store, model: InstantModel) -> Agent:
     settings = AgentSettings(context_length=Tokens(10_000_000), max_output_tokens=Tokens(8_000))
     return Agent(
-        store=store, line=ModelClient(model), tools=ToolRegistry(recall_tools()), settings=settings, clock=SystemClock()
+        store=store,
+        line=ModelClient(model, StoreLedger(store, SystemClock())),
+        tools=ToolRegistry(recall_tools()),
+        settings=settings,
+        clock=SystemClock(),
     )
 
 

@@ -1,11 +1,24 @@
 """Models as the agent calls them, with pauses too short to wait for."""
 
-from agent.model.base import ChatModel
+from agent.model.base import ChatModel, Payer
+from agent.model.caps import StoreLedger
 from agent.model.client import ModelClient, RetryPolicy
+from hermes_state.store.writer import Store
+from hermes_state.values import Clock, ModelCallRecord, SystemClock
 
 FAST_RETRY = RetryPolicy(first_pause=0.001, max_pause=0.002)
 
 
-def line_to(model: ChatModel) -> ModelClient:
-    """A line without price and caps."""
-    return ModelClient(model, policy=FAST_RETRY)
+class RecordedCalls:
+    """A ledger in memory."""
+
+    def __init__(self) -> None:
+        self.calls: list[ModelCallRecord] = []
+
+    async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+        self.calls.append(call)
+
+
+def line_to(model: ChatModel, store: Store, clock: Clock | None = None) -> ModelClient:
+    """A client without price and caps, whose calls are recorded in a database."""
+    return ModelClient(model, StoreLedger(store, clock or SystemClock()), policy=FAST_RETRY)

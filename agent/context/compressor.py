@@ -6,7 +6,7 @@ while there is room.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
 
@@ -167,12 +167,9 @@ class _Plan:
 class _Written:
     text: str
     kind: SummaryKind
-    model: str | None = None
+    client: ModelClient | None = None
     failure: str | None = None
     call: ModelCallRecord | None = None
-
-
-RecordFailure = Callable[[ModelCallRecord], Awaitable[None]]
 
 
 class Compressor:
@@ -207,7 +204,6 @@ class Compressor:
         state: ContextState,
         estimator: Estimator,
         routes: Sequence[SummaryRoute],
-        record_failure: RecordFailure,
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """What a compression would come to, and what is to be remembered of the attempt."""
         plan = await asyncio.to_thread(self._plan, job, estimator)
@@ -216,20 +212,20 @@ class Compressor:
         self._log_plan(job, plan)
         if not _is_worth_a_call(job, plan):
             return job.not_needed(SkipReason.NOT_SMALLER), state
-        written, state = await self._written(job, plan, state, routes, record_failure)
+        written, state = await self._written(job, plan, state, routes)
         if isinstance(written, Aborted):
             return written, state
         record = record_for(plan.middle, written.text)
         after = _tokens_after(job, plan, framed(record.stored()), estimator)
         if after >= job.tokens_before:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
-            if written.call is not None:
-                await record_failure(written.call)  # no split will carry it, and it was paid for
+            if written.client is not None and written.call is not None:  # no split will carry it, and it was paid for
+                await written.client.ledger.record(job.request.payer, written.call)
             return job.not_needed(SkipReason.NOT_SMALLER), state.struck(job.tokens_before)
         return PreparedCompression(
             context=child_context(job.view.transcript, plan.cut, record),
             summary_kind=written.kind,
-            model=written.model,
+            model=None if written.client is None else written.client.name,
             failure=written.failure,
             calls=() if written.call is None else (written.call,),
             state=state.compressed(job.tokens_before),
@@ -314,7 +310,6 @@ class Compressor:
         plan: _Plan,
         state: ContextState,
         routes: Sequence[SummaryRoute],
-        record_failure: RecordFailure,
     ) -> tuple[_Written | Aborted, ContextState]:
         """A model's summary; without one the conversation is left alone while that is possible, else the recap."""
         failure: ModelError | None = None
@@ -325,7 +320,7 @@ class Compressor:
             if state.is_cooling(key, self._clock.now()):
                 continue
             try:
-                return await self._asked(job, plan, route, record_failure), state.answered(key)
+                return await self._asked(job, plan, route), state.answered(key)
             except ModelError as error:
                 failure = error
                 outcome = _outcome_of(error)
@@ -340,9 +335,7 @@ class Compressor:
         asked = next((key for key in keys if not state.is_cooling(key, now)), None)
         return state if asked is None else state.failed(asked, "timeout", now)
 
-    async def _asked(
-        self, job: CompressionJob, plan: _Plan, route: SummaryRoute, record_failure: RecordFailure
-    ) -> _Written:
+    async def _asked(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> _Written:
         task = SummaryTask(
             rows=plan.pruned_middle,
             previous=plan.middle.previous.text if plan.middle.previous is not None else None,
@@ -356,18 +349,14 @@ class Compressor:
         )
         written = await asyncio.to_thread(summary_request, task, self._redact)
         done = await route.line.complete(
-            replace(written, payer=job.request.payer),
-            _unseen,
-            purpose="summary",
-            record_failure=record_failure,
-            within=self._settings.summary_seconds,
+            replace(written, payer=job.request.payer), purpose="summary", within=self._settings.summary_seconds
         )
         try:
             text = await asyncio.to_thread(self._usable, done.reply, task)
         except SummaryError as error:
-            await record_failure(replace(done.call, outcome=error.outcome))
+            await route.line.ledger.record(job.request.payer, replace(done.call, outcome=error.outcome))
             raise
-        return _Written(text=text, kind="model", model=route.line.name, call=done.call)
+        return _Written(text=text, kind="model", client=route.line, call=done.call)
 
     def _usable(self, reply: ModelReply, task: SummaryTask) -> str:
         text = checked_summary(reply, task, self._redact)
@@ -439,10 +428,6 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
     is_heavy = job.layer == "overflow" and not job.limits.is_urgent(job.tokens_before)
     return is_long or is_heavy or _content(cut, sizes) < _least_content()
-
-
-def _unseen(_text: str) -> None:
-    """A summary is not shown while it is written."""
 
 
 def _outcome_of(error: ModelError) -> str:

@@ -27,7 +27,7 @@ from hermes_state import ledger
 from hermes_state.compressions import SplitPlan
 from hermes_state.errors import StateError
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock, ConversationRef, LineageId, Millis, ModelCallRecord
+from hermes_state.values import Clock, ConversationRef, LineageId, Millis
 
 log = structlog.get_logger()
 
@@ -65,14 +65,9 @@ class PendingCompressions:
         """A draft of the job, and what is to be kept of the attempt. Writes nothing but failed calls."""
         started = time.perf_counter()
 
-        async def record_failure(call: ModelCallRecord) -> None:
-            await self._store.write(
-                ledger.record, conversation.turn_id, conversation.lineage_id, call, self._clock.now()
-            )
-
         before = state_of(job.view.session.context_state)
         asked = [self._as_known(route, job) for route in self.routes]
-        result, after = await self.engine.draft(job, state or before, self._measure.estimator, asked, record_failure)
+        result, after = await self.engine.draft(job, state or before, self._measure.estimator, asked)
         if isinstance(result, PreparedCompression) and not job.must_shrink:
             for look in self._before_split:
                 await look(conversation, job.view)

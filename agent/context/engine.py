@@ -8,7 +8,6 @@ from agent.context.compressor import (
     CompressionJob,
     CompressionPreview,
     PreparedCompression,
-    RecordFailure,
     SummaryRoute,
 )
 from agent.context.engine_events import CompressionRequest, EngineEvent
@@ -40,7 +39,6 @@ class Engine(Protocol):
         state: ContextState,
         estimator: Estimator,
         routes: Sequence[SummaryRoute],
-        record_failure: RecordFailure,
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """What a compression would come to, and what is to be remembered of the attempt. Raises nothing of its own."""
 

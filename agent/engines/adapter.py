@@ -19,7 +19,6 @@ from agent.context.compressor import (
     CompressionJob,
     CompressionPreview,
     PreparedCompression,
-    RecordFailure,
     SummaryRoute,
 )
 from agent.context.cuts import has_open_calls
@@ -115,31 +114,30 @@ class PluginEngine:
         state: ContextState,
         estimator: Estimator,
         routes: Sequence[SummaryRoute],
-        record_failure: RecordFailure,
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """See `Engine.draft`. A cut at a certain message is no part of the contract: the built-in engine makes it."""
         if job.keep_turns is not None:
-            return await self._fallback.draft(job, state, estimator, routes, record_failure)
+            return await self._fallback.draft(job, state, estimator, routes)
         if has_open_calls(job.view.transcript):
             return job.not_needed(SkipReason.TOOL_RUNS), state
         key, now = self._cooldown_key(job.layer), self._clock.now()
         if job.is_out_of_time:
-            return await self._fall_back(job, state.failed(key, "timeout", now), estimator, (), record_failure)
+            return await self._fall_back(job, state.failed(key, "timeout", now), estimator, ())
         if job.must_shrink and (self._instances.was_lost_in(job.view.session) or state.is_cooling(key, now)):
-            return await self._fall_back(job, state, estimator, routes, record_failure)
+            return await self._fall_back(job, state, estimator, routes)
         try:
             mapped = await self._compressed(job)
         except EngineError as error:
             log.warning("engine.failed", engine=self._name, layer=job.layer, reason=str(error))
             state = state.failed(key, FAILED, self._clock.now())
             if job.must_shrink:
-                return await self._fall_back(job, state, estimator, routes, record_failure)
+                return await self._fall_back(job, state, estimator, routes)
             reason, until = f"The context engine {self._name} {error}.", state.cooldowns[key].until
             return Aborted(kind=FAILED, reason=reason, retry_at=Millis(until)), state
         state = state.answered(key)
         result, judged = self._judged(job, state, estimator, mapped)
         if isinstance(result, NotNeeded) and job.must_shrink:
-            return await self._fall_back(job, state, estimator, routes, record_failure)
+            return await self._fall_back(job, state, estimator, routes)
         return result, judged
 
     def preview(self, job: CompressionJob, estimator: Estimator) -> CompressionPreview | NotNeeded:
@@ -248,11 +246,10 @@ class PluginEngine:
         state: ContextState,
         estimator: Estimator,
         routes: Sequence[SummaryRoute],
-        record_failure: RecordFailure,
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """There is no room to leave the conversation as it is until the engine can do better."""
         log.warning("engine.replaced", engine=self._name, layer=job.layer, by=self._fallback.name)
-        return await self._fallback.draft(job, state, estimator, routes, record_failure)
+        return await self._fallback.draft(job, state, estimator, routes)
 
     # ---- when to compress
 

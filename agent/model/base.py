@@ -3,10 +3,22 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, Self
 
 from agent.model.wire import WireSettings
-from hermes_state.values import CanonicalUsage, ChatId, LineageId, MicroUsd, Reasoning, Tokens, ToolCall, Transcript
+from hermes_state.values import (
+    CanonicalUsage,
+    ChatId,
+    ConversationRef,
+    LineageId,
+    MicroUsd,
+    ModelCallRecord,
+    Reasoning,
+    Tokens,
+    ToolCall,
+    Transcript,
+    TurnId,
+)
 
 
 class FinishReason(StrEnum):
@@ -32,9 +44,22 @@ class Payer:
 
     chat_id: ChatId | None = None
     lineage_id: LineageId | None = None
+    turn_id: TurnId | None = None
+
+    @classmethod
+    def of(cls, conversation: ConversationRef) -> Self:
+        """A conversation, and the turn on whose behalf it is looked at."""
+        return cls(chat_id=conversation.chat_id, lineage_id=conversation.lineage_id, turn_id=conversation.turn_id)
 
 
 NO_PAYER = Payer()
+
+
+class Ledger(Protocol):
+    """Record of model calls: whom each counts to, what it used and what it cost."""
+
+    async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+        """Store the row of a call. Raises `StoreUnavailable`."""
 
 
 class Caps(Protocol):

@@ -1,4 +1,4 @@
-"""Caps on what model calls cost: looked at before every attempt of every call.
+"""Costs of model calls: the caps that are looked at before every attempt, and the ledger that each call is written to.
 
 A call counts once its row is in the ledger, so calls that are under way at the same time can carry the sum over a cap:
 by no more than what they cost.
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, tzinfo
 
 from agent.model.base import Payer
+from hermes_state import ledger
 from hermes_state.errors import PriceNotFound, SpendingCapExceeded
 from hermes_state.ledger import cost_behind, cost_of_chat, cost_of_conversation
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock, MicroUsd, Millis, dollars
+from hermes_state.values import Clock, MicroUsd, Millis, ModelCallRecord, dollars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +26,6 @@ class SpendingCapSettings:
     chat_daily: MicroUsd | None = None
     conversation: MicroUsd | None = None
     zone: tzinfo | None = UTC
-
-    @property
-    def has_any(self) -> bool:
-        return any(cap is not None for cap in (self.daily, self.chat_daily, self.conversation))
 
 
 def day_start(now: Millis, zone: tzinfo | None) -> Millis:
@@ -92,6 +89,19 @@ class SpendingCaps:
 def _check_cap(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
     if spent >= limit:
         raise SpendingCapExceeded(f"{dollars(spent)} of {dollars(limit)}", cap=cap, spent=spent, limit=limit)
+
+
+class StoreLedger:
+    """See `base.Ledger`. The table that `hermes_state.ledger` keeps."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+        await self._store.write(
+            ledger.record, payer.turn_id, payer.lineage_id, call, self._clock.now(), chat_id=payer.chat_id
+        )
 
 
 class UnpricedCaps:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import structlog
 
-from agent.model.base import Caps, ChatModel, FinishReason, ModelReply, ModelRequest, Payer
+from agent.model.base import Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
 from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, retry_after_of, with_usage
 from agent.model.prices import Price, cost_of
 from agent.model.usage import estimated_reply_usage
@@ -23,8 +23,6 @@ from hermes_state.errors import ModelError, ModelTimeout, ReplyMalformed, StateE
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord
 
 T = TypeVar("T")
-
-RecordFailure = Callable[[ModelCallRecord], Awaitable[None]]
 
 RECORD_SECONDS = 1.0
 """Longest wait of a cancelled call for its row, in seconds; a write that was queued is made in any case."""
@@ -72,12 +70,14 @@ class BaseClient:
         *,
         route: str,
         name: str,
+        ledger: Ledger,
         policy: RetryPolicy | None = None,
         price: Price | None = None,
         caps: Caps | None = None,
     ) -> None:
         self.route = route
         self.name = name
+        self.ledger = ledger
         self._policy = policy or RetryPolicy()
         self._price = price
         self._caps = caps
@@ -89,13 +89,12 @@ class BaseClient:
         *,
         payer: Payer,
         purpose: str,
-        record_failure: RecordFailure,
         within: float | None = None,
         used: Callable[[str], CanonicalUsage] | None = None,
     ) -> tuple[T, int]:
         """What the first attempt that works gives, and how many milliseconds that one took.
 
-        Every failed attempt goes to `record_failure` before anything else happens; the last one's `ModelError` is
+        Every failed attempt goes into the ledger before anything else happens; the last one's `ModelError` is
         raised. On a route that rests, or has just rested, there is only one. `within`: seconds for all attempts
         together. `used`: an estimate of what an attempt that broke off has used, by the text that had come.
         """
@@ -117,16 +116,15 @@ class BaseClient:
                 cut = self._record(
                     purpose, OUTCOME_CANCELLED, _elapsed_ms(started), usage, is_estimated=usage is not None
                 )
-                await shielded(record_failure(cut))
+                await record_cancelled(self.ledger, payer, cut)
                 raise
             except ModelError as error:
                 remedy, usage, is_estimated = remedy_for(error), error.usage, False
                 if usage is None and used is not None and watch.has_text:
                     usage, is_estimated = used(watch.text), True  # what was written is charged, whatever became of it
                 cost, took_ms = error.reported_cost, _elapsed_ms(started)
-                await record_failure(
-                    self._record(purpose, remedy.outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
-                )
+                failed = self._record(purpose, remedy.outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
+                await self.ledger.record(payer, failed)
                 failures[remedy.outcome] += 1
                 pause = None if is_tripped else self._pause(error, failures, has_text=watch.has_text)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
@@ -172,33 +170,34 @@ class ModelClient(BaseClient):
     def __init__(
         self,
         model: ChatModel,
+        ledger: Ledger,
         *,
         policy: RetryPolicy | None = None,
         price: Price | None = None,
         caps: Caps | None = None,
     ) -> None:
-        super().__init__(route=model.route, name=model.name, policy=policy, price=price, caps=caps)
+        super().__init__(route=model.route, name=model.name, ledger=ledger, policy=policy, price=price, caps=caps)
         self.model = model
 
     def with_policy(self, policy: RetryPolicy) -> "ModelClient":
-        """A line to the same model with another patience, whose failures do not count against this one."""
-        return ModelClient(self.model, policy=policy, price=self._price, caps=self._caps)
+        """A client of the same model with other retries, whose failures do not count against this one."""
+        return ModelClient(self.model, self.ledger, policy=policy, price=self._price, caps=self._caps)
 
     async def complete(
         self,
         request: ModelRequest,
-        on_text: Callable[[str], None],
+        on_text: Callable[[str], None] | None = None,
         *,
         purpose: str,
-        record_failure: RecordFailure,
         within: float | None = None,
     ) -> Completion:
         """Call the model until it has answered or trying again is pointless; then raise the last `ModelError`.
 
-        Every failed attempt goes to `record_failure` before anything else happens. The successful one is left to the
+        Every failed attempt goes into the ledger before anything else happens. The successful one is left to the
         caller, who stores it together with the reply. An attempt that is cancelled counts as failed, with an estimate
         of what it has used; so does one that breaks off after some text, where the provider did not report it.
-        `within`: seconds for all attempts together, however steadily the reply comes in.
+        `on_text`: None where nobody looks while the reply is written. `within`: seconds for all attempts together,
+        however steadily the reply comes in.
         """
 
         def used(text: str) -> CanonicalUsage:
@@ -207,9 +206,7 @@ class ModelClient(BaseClient):
         async def attempt(watch: _PartialText) -> ModelReply:
             return _checked(await self.model.complete(request, watch.around(on_text)))
 
-        reply, took_ms = await self._repeated(
-            attempt, payer=request.payer, purpose=purpose, record_failure=record_failure, within=within, used=used
-        )
+        reply, took_ms = await self._repeated(attempt, payer=request.payer, purpose=purpose, within=within, used=used)
         is_estimated = reply.usage is None
         usage = estimated_reply_usage(request, reply) if reply.usage is None else reply.usage
         return Completion(
@@ -227,11 +224,11 @@ async def _before(deadline: float | None, call: Awaitable[T]) -> T:
         raise ModelTimeout("the reply took too long") from error
 
 
-async def shielded(write: Awaitable[None]) -> None:
-    """Write although we are cancelled, but hold nobody up for it."""
+async def record_cancelled(ledger: Ledger, payer: Payer, call: ModelCallRecord) -> None:
+    """Record a call although whoever waited for it is cancelled, but hold nobody up for it."""
     with suppress(StateError, TimeoutError):
         async with asyncio.timeout(RECORD_SECONDS):
-            await write
+            await ledger.record(payer, call)
 
 
 class _PartialText:
@@ -244,12 +241,13 @@ class _PartialText:
     def has_text(self) -> bool:
         return bool(self.text)
 
-    def around(self, on_text: Callable[[str], None]) -> Callable[[str], None]:
+    def around(self, on_text: Callable[[str], None] | None) -> Callable[[str], None]:
         """`on_text`, watched."""
 
         def watched(text: str) -> None:
             self.text = text
-            on_text(text)
+            if on_text is not None:
+                on_text(text)
 
         return watched
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from openai import AsyncStream
 
-from agent.model.base import Caps, Payer
-from agent.model.client import BaseClient, RecordFailure, RetryPolicy
+from agent.model.base import Caps, Ledger, Payer
+from agent.model.client import BaseClient, RetryPolicy
 from agent.model.errors import OUTCOME_OK, stream_error
 from agent.model.http import Endpoint, read_json
 from agent.model.prices import Price
@@ -78,12 +78,13 @@ class TranscriptionClient(BaseClient):
     def __init__(
         self,
         model: TranscriptionModel,
+        ledger: Ledger,
         *,
         policy: RetryPolicy | None = None,
         price: Price | None = None,
         caps: Caps | None = None,
     ) -> None:
-        super().__init__(route=model.route, name=model.name, policy=policy, price=price, caps=caps)
+        super().__init__(route=model.route, name=model.name, ledger=ledger, policy=policy, price=price, caps=caps)
         self.model = model
 
     async def transcribe(
@@ -92,7 +93,6 @@ class TranscriptionClient(BaseClient):
         name: str,
         *,
         payer: Payer,
-        record_failure: RecordFailure,
         within: float | None = None,
     ) -> Transcription:
         """What was said, empty if nothing was; `within`: seconds for all attempts. Raises the kinds of `ModelError`."""
@@ -100,7 +100,5 @@ class TranscriptionClient(BaseClient):
         async def attempt(_watch: object) -> tuple[str, CanonicalUsage | None]:
             return await self.model.transcribe(recording, name)
 
-        (text, usage), took_ms = await self._repeated(
-            attempt, payer=payer, purpose=PURPOSE, record_failure=record_failure, within=within
-        )
+        (text, usage), took_ms = await self._repeated(attempt, payer=payer, purpose=PURPOSE, within=within)
         return Transcription(text=text, call=self._record(PURPOSE, OUTCOME_OK, took_ms, usage))

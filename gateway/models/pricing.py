@@ -5,8 +5,8 @@ from datetime import tzinfo
 from typing import TypedDict
 from zoneinfo import ZoneInfo
 
-from agent.model.base import Caps
-from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, UnpricedCaps
+from agent.model.base import Caps, Ledger
+from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, StoreLedger, UnpricedCaps
 from agent.model.prices import FREE, Price, price_of
 from gateway.config.settings import Config
 from gateway.models.auxiliary import all_routes
@@ -17,6 +17,7 @@ from hermes_state.values import Clock, MicroUsd, micro_usd
 class ClientOptions(TypedDict):
     """On which a line calls its model: what `BaseClient` is made with."""
 
+    ledger: Ledger
     price: Price | None
     caps: Caps | None
 
@@ -28,15 +29,18 @@ class Pricing:
         self._store = store
         self._clock = clock
         self._day = DailyUsage(store)
+        self._ledger = StoreLedger(store, clock)
 
     def terms(self, config: Config, name: str | None) -> ClientOptions:
         """For the model called `name`; None is the built-in one, which costs nothing."""
         price = price_in(config, name)
         if not config.costs.has_caps:
-            return ClientOptions(price=price, caps=None)
+            return ClientOptions(ledger=self._ledger, price=price, caps=None)
         if price is None:
-            return ClientOptions(price=None, caps=UnpricedCaps(name or ""))
-        return ClientOptions(price=price, caps=SpendingCaps(self._store, cap_limits(config), self._day, self._clock))
+            return ClientOptions(ledger=self._ledger, price=None, caps=UnpricedCaps(name or ""))
+        return ClientOptions(
+            ledger=self._ledger, price=price, caps=SpendingCaps(self._store, cap_limits(config), self._day, self._clock)
+        )
 
 
 def price_in(config: Config, name: str | None) -> Price | None:

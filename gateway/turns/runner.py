@@ -9,7 +9,9 @@ from structlog.contextvars import bound_contextvars
 
 from agent.context.commit import keep_pressure
 from agent.context.events import PressureEvent
-from agent.model.client import shielded
+from agent.model.base import Payer
+from agent.model.caps import StoreLedger
+from agent.model.client import record_cancelled
 from agent.model.errors import sentence_for
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import ModelConfig
@@ -22,7 +24,7 @@ from gateway.outbound.notices import pressure_sentence
 from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answered
 from gateway.turns.previews import LivePreview
 from gateway.turns.titles import TitleWriter
-from hermes_state import journal, ledger, outbox, sessions
+from hermes_state import journal, outbox, sessions
 from hermes_state.aio import own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import FinalAnswer, RunningTurn, TurnClosed
@@ -66,6 +68,7 @@ class TurnRunner:
         self._delivery = delivery
         self._titles = titles
         self._clock = clock
+        self._ledger = StoreLedger(store, clock)
 
     def preview_of(self, turn: RunningTurn) -> LivePreview:
         """The preview that shows `turn`; its `text` is the partial answer."""
@@ -126,9 +129,7 @@ class TurnRunner:
             await preview.close()
         except asyncio.CancelledError:
             if done is not None:
-                await shielded(
-                    self._store.write(ledger.record, turn.id, turn.lineage_id, done.answer.call, self._clock.now())
-                )
+                await record_cancelled(self._ledger, Payer.of(turn.conversation), done.answer.call)
             raise
 
     async def _finish(self, turn: RunningTurn, final: FinalAnswer, pressure: PressureEvent | None) -> None:
@@ -136,7 +137,7 @@ class TurnRunner:
         try:
             await self._store.write_with_retry(_finish_turn, turn.id, final, pressure, self._clock.now())
         except TurnClosed:
-            await self._store.write(ledger.record, turn.id, turn.lineage_id, final.call, self._clock.now())
+            await self._ledger.record(Payer.of(turn.conversation), final.call)
             raise
 
     async def give_up(self, turn: RunningTurn) -> None:

@@ -109,16 +109,11 @@ class TitleWriter:
         redact, payer = self._redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
         request = await asyncio.to_thread(title_request, rows, redact, now=self._clock.now(), payer=payer)
 
-        async def record(call: ModelCallRecord) -> None:
-            await self._store.write(ledger.record, None, lineage_id, call, self._clock.now())
-
-        done = await line.with_policy(_ONCE).complete(
-            request, _unseen, purpose="title", record_failure=record, within=TITLE_SECONDS
-        )
+        done = await line.with_policy(_ONCE).complete(request, purpose="title", within=TITLE_SECONDS)
         try:
             title = checked_title(done.reply, redact)
         except ReplyMalformed as error:
-            await record(replace(done.call, outcome=remedy_for(error).outcome))
+            await line.ledger.record(payer, replace(done.call, outcome=remedy_for(error).outcome))
             raise
         if await self._store.write(_keep, lineage_id, title, done.call, self._clock.now()):
             log.info("title.written")
@@ -128,10 +123,6 @@ class TitleWriter:
         self._settled[lineage_id] = None
         if len(self._settled) > KEPT_CONVERSATIONS:
             self._settled.popitem(last=False)
-
-
-def _unseen(_text: str) -> None:
-    """A title is not shown while it is written."""
 
 
 def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:

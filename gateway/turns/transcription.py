@@ -29,7 +29,7 @@ from hermes_state.errors import (
 )
 from hermes_state.inbox import InboxRow
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, Clock, IncomingAttachment, Millis, ModelCallRecord
+from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCallRecord
 
 log = structlog.get_logger()
 
@@ -73,17 +73,12 @@ class Transcriber:
         if not self.is_enabled:  # a reload may have closed them while the recording was fetched
             raise TranscriptionError("I cannot listen to recordings any more; please write to me instead.")
         client = self._client()
-        payer = Payer(chat_id=row.chat_id)
-
-        async def record_failure(call: ModelCallRecord) -> None:
-            await self._store.write(_record, row.chat_id, call, self._clock.now())
 
         try:
             transcript = await client.transcribe(
                 data,
                 _file_name(recording),
-                payer=payer,
-                record_failure=record_failure,
+                payer=Payer(chat_id=row.chat_id),
                 within=self._live.config.model.turn_seconds,
             )
         except ModelError as error:
@@ -114,13 +109,9 @@ class Transcriber:
 def _keep(
     db: Connection, row: InboxRow, recording: IncomingAttachment, text: str, call: ModelCallRecord, now: Millis
 ) -> None:
-    _record(db, row.chat_id, call, now)
+    ledger.record(db, None, None, call, now, chat_id=row.chat_id)
     if text:
         inbox.note_heard(db, row.id, recording, text)
-
-
-def _record(db: Connection, chat_id: ChatId, call: ModelCallRecord, now: Millis) -> None:
-    ledger.record(db, None, None, call, now, chat_id=chat_id)
 
 
 def _file_name(recording: IncomingAttachment) -> str:

@@ -148,5 +148,9 @@ async def model(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
 def agent(chat: Chat, model: ChatCompletionsModel) -> Agent:
     """An agent on the fake model server with the recall tools."""
     return Agent(
-        store=chat.store, line=line_to(model), tools=ToolRegistry(recall_tools()), settings=settings(), clock=chat.clock
+        store=chat.store,
+        line=line_to(model, chat.store, chat.clock),
+        tools=ToolRegistry(recall_tools()),
+        settings=settings(),
+        clock=chat.clock,
     )

@@ -106,7 +106,7 @@ def agent_of(
     """
     return Agent(
         store=chat.store,
-        line=line_to(model),
+        line=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry([DUMP, *tools]),
         settings=settings(
             context_length=Tokens(context_length),

@@ -16,9 +16,9 @@ from hermes_state.errors import (
     ModelTimeout,
     ModelUnavailable,
 )
-from hermes_state.values import ModelCallRecord
 from tests.agent.rows import human
 from tests.agent.test_line import GOOD, POLICY, Scripted
+from tests.lines import RecordedCalls
 
 
 class Watch:
@@ -112,16 +112,13 @@ def test_a_provider_that_says_when_is_taken_at_its_word(
 
 
 async def complete(line: ModelClient, within: float | None = None) -> None:
-    async def record(_call: ModelCallRecord) -> None:
-        return None
-
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
-    await line.complete(request, lambda _text: None, purpose="turn", record_failure=record, within=within)
+    await line.complete(request, purpose="turn", within=within)
 
 
 async def test_one_call_with_all_its_repeats_is_one_failure() -> None:
     model = Scripted(*[ModelUnavailable("x")] * 20)
-    line = ModelClient(model, policy=POLICY)
+    line = ModelClient(model, RecordedCalls(), policy=POLICY)
     for done in range(1, MAX_FAILURES + 1):
         assert line.breaker.open is None
         with pytest.raises(ModelUnavailable):
@@ -132,7 +129,7 @@ async def test_one_call_with_all_its_repeats_is_one_failure() -> None:
 
 async def test_on_a_resting_route_a_call_is_made_once_and_its_success_ends_the_rest() -> None:
     model = Scripted(*[AuthRejected("x")] * MAX_FAILURES, ModelUnavailable("x"), GOOD)
-    line = ModelClient(model, policy=POLICY)
+    line = ModelClient(model, RecordedCalls(), policy=POLICY)
     for _ in range(MAX_FAILURES):
         with pytest.raises(AuthRejected):
             await complete(line)
@@ -149,7 +146,7 @@ async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
             await asyncio.Event().wait()
             raise AssertionError("nobody waits so long")
 
-    line = ModelClient(Slow(), policy=POLICY)
+    line = ModelClient(Slow(), RecordedCalls(), policy=POLICY)
     for _ in range(MAX_FAILURES):
         with pytest.raises(ModelTimeout):
             await complete(line, within=0.01)
@@ -157,7 +154,10 @@ async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
 
 
 async def test_two_routes_share_no_rest() -> None:
-    broken, sound = ModelClient(Scripted(*[AuthRejected("x")] * 9), policy=POLICY), ModelClient(Scripted(GOOD))
+    broken, sound = (
+        ModelClient(Scripted(*[AuthRejected("x")] * 9), RecordedCalls(), policy=POLICY),
+        ModelClient(Scripted(GOOD), RecordedCalls()),
+    )
     for _ in range(MAX_FAILURES):
         with pytest.raises(AuthRejected):
             await complete(broken)

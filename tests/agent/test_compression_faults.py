@@ -361,8 +361,8 @@ async def test_a_summary_model_that_fails_is_stood_in_for_by_the_sessions_own_on
     fault, own = FAULTS[fault_name], chat_at(chat, 1)
     async with dialled(server, "lab-32k", read_seconds=fault.read_seconds) as aux:
         routes = [
-            SummaryRoute(line=line_to(aux), context_length=Tokens(32_768)),
-            SummaryRoute(line=line_to(small), context_length=Tokens(CONTEXT)),
+            SummaryRoute(line=line_to(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
+            SummaryRoute(line=line_to(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
         ]
         agent = agent_of(own, small, routes=routes)
         llm.add_scripts([{"summary": True, "model": "lab-32k", "times": -1, **fault.reply}])
@@ -389,8 +389,8 @@ async def test_when_both_routes_fail_each_is_asked_once_and_both_cool_down(
     own = chat_at(chat, 1)
     async with dialled(server, "lab-32k") as aux:
         routes = [
-            SummaryRoute(line=line_to(aux), context_length=Tokens(32_768)),
-            SummaryRoute(line=line_to(small), context_length=Tokens(CONTEXT)),
+            SummaryRoute(line=line_to(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
+            SummaryRoute(line=line_to(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
         ]
         agent = agent_of(own, small, routes=routes)
         fail_summaries(llm, error={"kind": "402"})

@@ -36,7 +36,7 @@ class Listening:
 def small_agent(chat: Chat, model: ChatCompletionsModel, listening: Listening, *, context: int = 8_192) -> Agent:
     return Agent(
         store=chat.store,
-        line=line_to(model),
+        line=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(context), max_output_tokens=Tokens(context // 4)),
         clock=chat.clock,
@@ -89,7 +89,7 @@ async def test_whoever_keeps_something_per_view_is_asked_before_a_split_and_told
 
     agent = Agent(
         store=chat.store,
-        line=line_to(model),
+        line=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(8_192), max_output_tokens=Tokens(2_048)),
         clock=chat.clock,

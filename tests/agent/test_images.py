@@ -33,7 +33,7 @@ async def test_an_image_is_sent_as_a_data_url(
     (tmp_path / "1.png").write_bytes(b"pixels")
     agent = Agent(
         store=chat.store,
-        line=line_to(model),
+        line=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry(),
         settings=settings(sees_images=True, attachments=tmp_path),
         clock=chat.clock,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.model.base import Caps, FinishReason, ModelReply, ModelRequest, Payer
-from agent.model.client import RECORD_SECONDS, Completion, ModelClient, RecordFailure, RetryPolicy
+from agent.model.base import Caps, FinishReason, Ledger, ModelReply, ModelRequest, Payer
+from agent.model.client import RECORD_SECONDS, Completion, ModelClient, RetryPolicy
 from agent.model.errors import REMEDIES, remedy_for, sentence_for, with_usage
 from agent.model.prices import Price
 from agent.tokens import estimated_text_tokens
@@ -29,6 +29,7 @@ from hermes_state.errors import (
 )
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord, ToolCall
 from tests.agent.rows import human
+from tests.lines import RecordedCalls
 
 POLICY = RetryPolicy(first_pause=0.001, max_pause=0.002, max_retry_after=0.01)
 GOOD = ModelReply(text="ok", finish=FinishReason.STOP, usage=CanonicalUsage(input=3, output=1))
@@ -63,20 +64,16 @@ class Scripted:
 async def run(
     model: Scripted, price: Price | None = None, caps: Caps | None = None
 ) -> tuple[Completion | ModelError, Sequence[ModelCallRecord], list[str]]:
-    failures: list[ModelCallRecord] = []
+    ledger = RecordedCalls()
     shown: list[str] = []
-
-    async def record(call: ModelCallRecord) -> None:
-        failures.append(call)
-
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
     try:
-        done: Completion | ModelError = await ModelClient(model, policy=POLICY, price=price, caps=caps).complete(
-            request, shown.append, purpose="turn", record_failure=record
-        )
+        done: Completion | ModelError = await ModelClient(
+            model, ledger, policy=POLICY, price=price, caps=caps
+        ).complete(request, shown.append, purpose="turn")
     except ModelError as error:
         done = error
-    return done, failures, shown
+    return done, ledger.calls, shown
 
 
 @pytest.mark.parametrize(
@@ -210,12 +207,12 @@ class Hanging(Scripted):
         raise AssertionError
 
 
-async def _cancelled(record: RecordFailure) -> None:
+async def _cancelled(ledger: Ledger) -> None:
     """A call that is cut off after 400 characters."""
     model = Hanging()
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
-    line = ModelClient(model, policy=POLICY, price=PRICE)
-    call = asyncio.create_task(line.complete(request, lambda _: None, purpose="turn", record_failure=record))
+    line = ModelClient(model, ledger, policy=POLICY, price=PRICE)
+    call = asyncio.create_task(line.complete(request, purpose="turn"))
     await model.has_begun.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -223,13 +220,9 @@ async def _cancelled(record: RecordFailure) -> None:
 
 
 async def test_a_call_that_is_cut_off_is_in_the_ledger_with_an_estimate() -> None:
-    failures: list[ModelCallRecord] = []
-
-    async def record(call: ModelCallRecord) -> None:
-        failures.append(call)
-
-    await _cancelled(record)
-    (cut,) = failures
+    ledger = RecordedCalls()
+    await _cancelled(ledger)
+    (cut,) = ledger.calls
     assert (cut.outcome, cut.is_estimated) == ("cancelled", True)
     assert cut.usage is not None
     assert cut.usage.output == estimated_text_tokens("x" * 400)
@@ -238,15 +231,17 @@ async def test_a_call_that_is_cut_off_is_in_the_ledger_with_an_estimate() -> Non
 
 
 async def test_who_cuts_a_call_off_is_not_held_up_by_a_database_that_takes_nothing() -> None:
-    async def refuse(_call: ModelCallRecord) -> None:
-        raise StoreUnavailable("locked")
+    class Refusing(RecordedCalls):
+        async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+            raise StoreUnavailable("locked")
 
-    async def hang(_call: ModelCallRecord) -> None:
-        await asyncio.Event().wait()
+    class Hanging(RecordedCalls):
+        async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+            await asyncio.Event().wait()
 
-    for record in (refuse, hang):
+    for ledger in (Refusing(), Hanging()):
         async with asyncio.timeout(RECORD_SECONDS + 2):
-            await _cancelled(record)
+            await _cancelled(ledger)
 
 
 class Closed:

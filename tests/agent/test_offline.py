@@ -14,7 +14,7 @@ from tests.lines import line_to
 def offline_agent(chat: Chat) -> Agent:
     return Agent(
         store=chat.store,
-        line=line_to(OfflineModel(pause_seconds=0)),
+        line=line_to(OfflineModel(pause_seconds=0), chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(),
         clock=chat.clock,

@@ -22,6 +22,7 @@ from agent.engines.contract import ContextEngine
 from agent.engines.instances import MAX_HUNG_CALLS, MAX_INSTANCES, ModelInfo
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
+from agent.model.client import ModelClient
 from agent.model.protocols.offline import OfflineModel
 from agent.tools.registry import ToolContext, ToolRegistry
 from hermes_state import sessions
@@ -36,7 +37,6 @@ from hermes_state.values import (
     EstimatedTokens,
     LineageId,
     Millis,
-    ModelCallRecord,
     Origin,
     SessionId,
     Tokens,
@@ -47,7 +47,7 @@ from tests.agent.conftest import Chat, FixedClock
 from tests.agent.contexts import SetClock
 from tests.agent.engines import KeepNewest, conversation
 from tests.agent.rows import answer, human
-from tests.lines import line_to
+from tests.lines import RecordedCalls
 
 LIMITS = limits_of(8_192, 2_048, LimitSettings())
 ROWS = conversation(8)
@@ -112,14 +112,10 @@ def plugin(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> Pl
     return PluginEngine("theirs", make, fallback=built_in, redact=redact, **values)
 
 
-async def unrecorded(call: ModelCallRecord) -> None:
-    raise AssertionError("no model was called")
-
-
 async def drafted(
     engine: Engine, wanted: CompressionJob, state: ContextState | None = None
 ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
-    return await engine.draft(wanted, state or ContextState(), Estimator(), (), unrecorded)
+    return await engine.draft(wanted, state or ContextState(), Estimator(), ())
 
 
 def made_once(engine: ContextEngine) -> Callable[[], ContextEngine]:
@@ -410,8 +406,8 @@ async def test_an_engine_that_nobody_waited_for_any_more_rests_and_nobody_else_d
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
     late = job(layer="hygiene", must_shrink=True, is_out_of_time=True)
-    offline = SummaryRoute(line=line_to(OfflineModel()), context_length=Tokens(8_192))
-    result, state = await engine.draft(late, ContextState(), Estimator(), (offline,), unrecorded)
+    offline = SummaryRoute(line=ModelClient(OfflineModel(), RecordedCalls()), context_length=Tokens(8_192))
+    result, state = await engine.draft(late, ContextState(), Estimator(), (offline,))
     assert isinstance(result, PreparedCompression)
     assert (result.summary_kind, result.failure) == ("deterministic", "The summary took too long.")
     assert list(state.cooldowns) == list(result.state.cooldowns) == ["hygiene:engine:theirs:"]

@@ -41,7 +41,7 @@ def agent_with(
 
     return Agent(
         store=chat.store,
-        line=line_to(model),
+        line=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(WINDOW), max_output_tokens=Tokens(WINDOW // 4)),
         clock=chat.clock,

@@ -194,7 +194,7 @@ async def test_a_turn_that_is_cancelled_while_the_provider_thinks_leaves_it_to_t
 def agent_on(chat: Chat, model: ChatCompletionsModel) -> Agent:
     return Agent(
         store=chat.store,
-        line=line_to(model),
+        line=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry([]),
         settings=settings(context_length=None, max_output_tokens=None),
         clock=chat.clock,

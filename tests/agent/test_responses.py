@@ -233,7 +233,11 @@ async def test_a_model_that_does_not_reason_is_not_asked_for_it_again(model: Res
 
 async def test_a_turn_takes_its_reasoning_along_from_step_to_step(model: ResponsesModel, llm: LLM, chat: Chat) -> None:
     agent = Agent(
-        store=chat.store, line=line_to(model), tools=ToolRegistry(recall_tools()), settings=settings(), clock=chat.clock
+        store=chat.store,
+        line=line_to(model, chat.store, chat.clock),
+        tools=ToolRegistry(recall_tools()),
+        settings=settings(),
+        clock=chat.clock,
     )
     search = {"id": "a", "name": "history_search", "arguments": {"query": "go"}}
     llm.add_scripts(

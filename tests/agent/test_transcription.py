@@ -15,8 +15,9 @@ from hermes_state.errors import (
     ModelUnavailable,
     ReplyMalformed,
 )
-from hermes_state.values import CanonicalUsage, ModelCallRecord
+from hermes_state.values import CanonicalUsage
 from tests.fakes import fake_llm, labkit
+from tests.lines import RecordedCalls
 
 
 @pytest.fixture
@@ -70,13 +71,7 @@ async def test_an_answer_without_an_end_is_not_read_to_it(listener: Transcriptio
 
 async def test_nobody_waits_longer_than_they_want(listener: TranscriptionModel, llm: fake_llm.LLM) -> None:
     llm.faults.add({"match": "transcriptions", "kind": "hang"})
-    failures: list[ModelCallRecord] = []
-
-    async def record(call: ModelCallRecord) -> None:
-        failures.append(call)
-
+    ledger = RecordedCalls()
     with pytest.raises(ModelTimeout):
-        await TranscriptionClient(listener).transcribe(
-            b"SAYS:hi", "recording.ogg", payer=NO_PAYER, record_failure=record, within=0.2
-        )
-    assert [(call.purpose, call.outcome) for call in failures] == [("transcription", "timeout")]
+        await TranscriptionClient(listener, ledger).transcribe(b"SAYS:hi", "recording.ogg", payer=NO_PAYER, within=0.2)
+    assert [(call.purpose, call.outcome) for call in ledger.calls] == [("transcription", "timeout")]

@@ -53,7 +53,7 @@ class Workshop:
         )
         return Agent(
             store=self.chat.store,
-            line=line_to(self.model),
+            line=line_to(self.model, self.chat.store, self.chat.clock),
             tools=ToolRegistry(tools),
             settings=options or settings(),
             clock=self.chat.clock,

@@ -143,7 +143,7 @@ async def test_a_route_rests_from_when_it_has_failed_not_from_when_it_was_asked(
         async def close(self) -> None:
             """It holds nothing."""
 
-    routes = [SummaryRoute(line=line_to(Slow()), context_length=Tokens(8_192))]
+    routes = [SummaryRoute(line=line_to(Slow(), slow_chat.store, clock), context_length=Tokens(8_192))]
     agent = agent_of(slow_chat, small, routes=routes)
     turn = await fill_and_ask(slow_chat, agent, 4_200)
     await slow_chat.finish(turn, await agent.run(turn, Sink()))

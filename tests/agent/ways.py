@@ -100,7 +100,7 @@ class Talk:
         """What the tool `note` was called with."""
         self.agent = Agent(
             store=chat.store,
-            line=line_to(model),
+            line=line_to(model, chat.store, chat.clock),
             tools=ToolRegistry([self._tool()]),
             settings=settings(**options),
             clock=chat.clock,

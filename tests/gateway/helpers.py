@@ -319,7 +319,7 @@ class TestGateway:
         def make_agent(route: RouteConfig) -> Agent:
             return Agent(
                 store=store,
-                line=line_to(others.get(route.label, model)),
+                line=line_to(others.get(route.label, model), store),
                 tools=ToolRegistry(tools),
                 settings=AgentSettings(
                     context_length=Tokens(131_072),

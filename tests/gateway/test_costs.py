@@ -98,7 +98,8 @@ MODEL = "model: {name: lab-128k, base_url: 'http://127.0.0.1:1/v1'}\n"
 async def test_a_line_gets_its_price_and_the_caps(tmp_path: Path, store: Store) -> None:
     costs = Pricing(store, SystemClock())
     free = loaded(tmp_path / "a", MODEL)
-    assert costs.terms(free, "lab-128k") == {"price": None, "caps": None}
+    terms = costs.terms(free, "lab-128k")
+    assert (terms["price"], terms["caps"]) == (None, None)
     capped = loaded(tmp_path / "b", MODEL + "costs: {daily_cap: 1, prices: {lab-*: {input: 1, output: 2}}}")
     terms = costs.terms(capped, "lab-128k")
     assert terms["price"] is not None

@@ -170,7 +170,7 @@ class Windows:
         size = self.SIZES[route.label]
         return Agent(
             store=self._gateway.store,
-            line=line_to(self.tiny if route.label == "tiny" else self.big),
+            line=line_to(self.tiny if route.label == "tiny" else self.big, self._gateway.store),
             tools=ToolRegistry(recall_tools()),
             settings=AgentSettings(context_length=Tokens(size), max_output_tokens=Tokens(size // 4)),
             clock=self._gateway.clock,

@@ -13,6 +13,7 @@ from hermes_state import inbox
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, InboxId, IncomingAttachment
 from tests.gateway.helpers import config_of, serving
+from tests.lines import RecordedCalls
 
 VOICE = IncomingAttachment(kind=AttachmentKind.VOICE, file_ref="v", name="voice.ogg", mime="audio/ogg", seconds=7)
 OPENAI = "https://api.openai.com/v1"
@@ -73,7 +74,9 @@ async def test_a_reload_that_moves_what_calls_cost_or_where_days_begin_brings_an
 
         def make_client(config: Config) -> TranscriptionClient:
             made_for.append(config)
-            return TranscriptionClient(TranscriptionModel(endpoint_of(config)), policy=RetryPolicy(max_attempts=1))
+            return TranscriptionClient(
+                TranscriptionModel(endpoint_of(config)), RecordedCalls(), policy=RetryPolicy(max_attempts=1)
+            )
 
         ears = Transcriber(store=store, live=gateway.live, clock=gateway.clock, make_client=make_client)
         await gateway.say("", files=[VOICE])

@@ -74,7 +74,7 @@ async def talking(
     async with serving(store, folder, chat_model=model, is_started=False, **sections) as gateway:
         agent = Agent(
             store=store,
-            line=line_to(model),
+            line=line_to(model, store),
             tools=ToolRegistry(recall_tools()),
             settings=AgentSettings(
                 context_length=Tokens(length),
