@@ -45,13 +45,9 @@ class PromptBuilder:
     """
 
     tools: ToolRegistry
-    maker: str
-    """The model by `agent.model.base.made_by`: its own reasoning goes back to it."""
     persona: str = DEFAULT_PERSONA
     zone: tzinfo = UTC
     """Time zone of the stamps on messages."""
-    images: Path | None = None
-    """Folder in which the paths of stored images start; None for a model that sees none."""
 
     def system_for(self, conversation: ConversationRef) -> str:
         """The system prompt as it would be assembled today."""
@@ -63,12 +59,23 @@ class PromptBuilder:
         )
 
     async def request_for(
-        self, conversation: ConversationRef, view: View, *, input_window: Tokens, max_output_tokens: Tokens
+        self,
+        conversation: ConversationRef,
+        view: View,
+        *,
+        maker: str,
+        images: Path | None,
+        input_window: Tokens,
+        max_output_tokens: Tokens,
     ) -> ModelRequest:
-        """The next model call for a view, in a model with room for so many tokens of prompt and of answer."""
-        images: Mapping[int, str] = {}
-        if self.images is not None:
-            images = await load_image_urls(view.transcript, self.images)
+        """The next model call for a view, in a model with room for so many tokens of prompt and of answer.
+
+        `maker`: the model by `agent.model.base.made_by`; its own reasoning goes back to it. `images`: folder in which
+        the paths of stored images start; None for a model that sees none.
+        """
+        image_urls: Mapping[int, str] = {}
+        if images is not None:
+            image_urls = await load_image_urls(view.transcript, images)
         return ModelRequest(
             system=view.session.system_prompt or self.system_for(conversation),
             transcript=view.transcript,
@@ -78,8 +85,8 @@ class PromptBuilder:
                 is_shared=conversation.chat_kind.is_shared,
                 zone=self.zone,
                 max_result_characters=_max_result_characters(input_window),
-                image_urls=images,
-                reasoning_of=self.maker,
+                image_urls=image_urls,
+                reasoning_of=maker,
             ),
             payer=Payer.of(conversation),
             cache_key=f"conversation-{conversation.lineage_id}",

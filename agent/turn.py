@@ -7,21 +7,21 @@ itself is not stored here: whoever runs the turn stores it together with the rep
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, tzinfo
-from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
 
-from agent.context.compressor import Compressor, SummaryRoute
-from agent.context.controller import ContextController, ContextSettings
+from agent.context.compressor import Compressor
+from agent.context.controller import ContextController
 from agent.context.engine import Engine
 from agent.context.events import BeforeSplit, Listener, OnWait, PressureEvent
-from agent.context.learned_profile import LearnedProfile
+from agent.context.handle import ModelHandle
 from agent.context.measure import MeasuredPrompt
-from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest, Payer, made_by
-from agent.model.client import Completion, ModelClient, record_cancelled
+from agent.context.pending import PendingCompressions
+from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
+from agent.model.client import Completion, record_cancelled
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
 from hermes_state import journal, sessions
@@ -38,7 +38,6 @@ from hermes_state.values import (
     Message,
     MessageRole,
     ModelCallRecord,
-    Tokens,
     ToolCall,
     ToolEffect,
     Transcript,
@@ -70,20 +69,12 @@ class PreviewSink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """What a turn needs to know of the configuration."""
+    """Configuration of turns, whatever model answers them."""
 
-    context_length: Tokens | None = None
-    """None: what the provider says, or the catalogue."""
-    max_output_tokens: Tokens | None = None
-    """Reserved out of the context; the rest is the input window. Less where the provider states a smaller one."""
-    sees_images: bool = False
-    attachments: Path | None = None
-    """Where the paths of stored images start."""
     zone: tzinfo = UTC
-    """In which messages are stamped for the model."""
+    """Time zone in which messages are stamped for the model."""
     persona: str = DEFAULT_PERSONA
     max_tool_rounds: int = MAX_TOOL_ROUNDS
-    context: ContextSettings = field(default_factory=ContextSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,41 +111,30 @@ class Agent:
         self,
         *,
         store: Store,
-        line: ModelClient,
         tools: ToolRegistry,
         settings: AgentSettings,
         clock: Clock,
-        summary_routes: Sequence[SummaryRoute] | None = None,
+        pending: PendingCompressions,
         listeners: Sequence[Listener] = (),
         before_split: Sequence[BeforeSplit] = (),
         on_wait: OnWait | None = None,
         redact: Callable[[str], str] = redact,
         make_engine: Callable[[Engine], Engine] | None = None,
-        views: ViewCache | None = None,
     ) -> None:
-        """`summary_routes`: who is asked for summaries, in this order; by default the model itself.
+        """`pending`: compressions on their way, shared by the agents of a store.
 
         `listeners` are told what happens to views, `before_split` is asked before one is compressed, `on_wait` is
         called when a turn waits long for that. `redact` takes secrets out of what a summariser reads and writes.
         `make_engine` puts another context engine in front of the built-in one; its tools join `tools`, unless their
-        names are taken. `views` may be shared by the agents of a store.
+        names are taken.
         """
         self._store = store
-        self._line = line
         self._tools = tools
         self._settings = settings
         self._clock = clock
-        self._views = views or ViewCache(store)
-        own = SummaryRoute(line=line)
-        configured = ModelLimits(context_length=settings.context_length, max_output_tokens=settings.max_output_tokens)
-        self.prompts = PromptBuilder(
-            tools=tools,
-            maker=made_by(line.route, line.name),
-            persona=settings.persona,
-            zone=settings.zone,
-            images=settings.attachments if settings.sees_images else None,
-        )
-        engine: Engine = Compressor(settings=settings.context.compressor, redact=redact, clock=clock)
+        self._views = ViewCache(store)
+        self.prompts = PromptBuilder(tools=tools, persona=settings.persona, zone=settings.zone)
+        engine: Engine = Compressor(redact=redact, clock=clock)
         if make_engine is not None:
             engine = make_engine(engine)
         for tool in engine.tools():
@@ -165,24 +145,19 @@ class Agent:
         self.context = ContextController(
             store=store,
             views=self._views,
+            pending=pending,
             prompts=self.prompts,
             engine=engine,
-            routes=[own] if summary_routes is None else summary_routes,
-            profiles=LearnedProfile(store, line.route, line.name, configured, clock, fetch=line.model.fetch_limits),
-            settings=settings.context,
             listeners=listeners,
             before_split=before_split,
             on_wait=on_wait,
             clock=clock,
         )
 
-    @property
-    def line(self) -> ModelClient:
-        """The line to its model."""
-        return self._line
-
-    async def run(self, turn: RunningTurn, sink: PreviewSink, prompt: MeasuredPrompt | None = None) -> Answer:
-        """Bring a turn to its answer, from wherever its rows say that it stands.
+    async def run(
+        self, turn: RunningTurn, sink: PreviewSink, model: ModelHandle, prompt: MeasuredPrompt | None = None
+    ) -> Answer:
+        """Bring a turn to its answer by a model, from wherever its rows say that it stands.
 
         `prompt`: the conversation as hygiene has just measured it; nothing may have been stored since.
 
@@ -203,21 +178,21 @@ class Agent:
         while True:
             layer: Layer = "in_loop" if rounds else "preflight"
             known = prompt if prompt is not None and prompt.view is view else None
-            prompt, done = await self._complete(turn, known, view, layer, rounds, refusals, sink)
+            prompt, done = await self._complete(turn, model, known, view, layer, rounds, refusals, sink)
             if not done.reply.calls:
                 return await self._answer(conversation, prompt, done)
-            message = await self._keep_calls(turn, done)
+            message = await self._keep_calls(turn, model, done)
             await self.context.after_reply(conversation, prompt, done.reply.usage, is_last=False)
             rounds += 1
             await self._run_calls(turn, message, message.body.calls)
             view = await self._after_tools(turn, conversation)
 
-    async def _keep_calls(self, turn: RunningTurn, done: Completion) -> Message:
+    async def _keep_calls(self, turn: RunningTurn, model: ModelHandle, done: Completion) -> Message:
         """Store a reply that calls tools. Raises `TurnClosed` when the turn was stopped; then only its cost is kept."""
         try:
             return await self._store.write(journal.append_calls, turn.id, _model_step(done), self._clock.now())
         except journal.TurnClosed:
-            await self._line.ledger.record(Payer.of(turn.conversation), done.call)
+            await model.client.ledger.record(Payer.of(turn.conversation), done.call)
             raise
 
     async def close(self) -> None:
@@ -249,6 +224,7 @@ class Agent:
     async def _complete(
         self,
         turn: RunningTurn,
+        model: ModelHandle,
         prompt: MeasuredPrompt | None,
         view: View,
         layer: Layer,
@@ -259,7 +235,7 @@ class Agent:
         """The model's reply to a view that was given room first. A prompt that does not fit is made smaller."""
         conversation = turn.conversation
         while True:
-            prompt = await self.context.make_room(conversation, view, layer, prompt)
+            prompt = await self.context.make_room(conversation, model, view, layer, prompt)
             too_large = _too_large(prompt)
             try:
                 if too_large is not None:
@@ -267,16 +243,19 @@ class Agent:
                 return prompt, await self._call(turn, prompt, rounds, sink)
             except ContextOverflow as error:
                 refusals.count += 1
+                if refusals.count > MOST_OVERFLOWS:
+                    raise
                 stated = None if error is too_large else error
-                if refusals.count > MOST_OVERFLOWS or not await self.context.after_overflow(conversation, stated):
+                if not await self.context.after_overflow(conversation, model, stated):
                     raise
                 view, prompt = await self._view(conversation), None
 
     async def _call(self, turn: RunningTurn, prompt: MeasuredPrompt, rounds: int, sink: PreviewSink) -> Completion:
+        client = prompt.model.client
         request = replace(prompt.request, may_call_tools=rounds < self._settings.max_tool_rounds)
         while True:
             try:
-                done = await self._line.complete(request, sink.show, purpose="turn")
+                done = await client.complete(request, sink.show, purpose="turn")
                 break
             except OutputCapTooLarge as error:
                 request = replace(request, max_output_tokens=_lower_output(request, error))
@@ -287,7 +266,7 @@ class Agent:
                     raise ContextOverflow("refused without a reason, near the end of the window") from error
                 raise
         if done.reply.calls and not request.may_call_tools:
-            await self._line.ledger.record(request.payer, replace(done.call, outcome="malformed"))
+            await client.ledger.record(request.payer, replace(done.call, outcome="malformed"))
             raise ReplyMalformed(f"the model still calls tools after {self._settings.max_tool_rounds} rounds")
         return done
 
@@ -298,7 +277,7 @@ class Agent:
         try:
             pressure = await self.context.after_reply(conversation, prompt, reply.usage, is_last=True)
         except asyncio.CancelledError:
-            await record_cancelled(self._line.ledger, prompt.request.payer, done.call)
+            await record_cancelled(prompt.model.client.ledger, prompt.request.payer, done.call)
             raise
         return Answer(
             text=text, call=done.call, reported_prompt_tokens=_reported_prompt_tokens(reply), pressure=pressure

@@ -26,8 +26,9 @@ from sqlite3 import Connection
 import msgspec
 import structlog
 
-from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, PreparedCompression, SummaryRoute
+from agent.context.compressor import CompressionJob, Compressor, PreparedCompression
 from agent.context.estimate import Estimator
+from agent.context.handle import ModelInfo, SummaryRoute
 from agent.context.limits import LimitSettings, limits_of
 from agent.context.state import ContextState
 from agent.model.base import FinishReason, ModelReply, ModelRequest
@@ -144,7 +145,7 @@ async def _ours(rows: Transcript, rounds: int) -> float:
         fresh, stand_in, estimator = _renumbered(rows), StandIn(), Estimator()
         _job(fresh, estimator)
         began = time.process_time()
-        await _draft(_job(fresh, estimator), stand_in, estimator)
+        await _draft(_job(fresh, estimator), stand_in)
         times.append(time.process_time() - began - stand_in.spent)
     return statistics.median(times) * 1_000
 
@@ -164,13 +165,15 @@ def _job(rows: Transcript, estimator: Estimator | None) -> CompressionJob:
         keep_turns=None,
         tokens_before=EstimatedTokens(10**9) if estimator is None else estimator.prompt(view, request),
         must_shrink=True,
+        model=ModelInfo(name="stand-in", context_length=limits.context_length),
+        estimator=estimator or Estimator(),
     )
 
 
-async def _draft(job: CompressionJob, model: StandIn, estimator: Estimator) -> None:
-    compressor = Compressor(settings=CompressorSettings(), redact=redact, clock=SystemClock())
-    routes = [SummaryRoute(line=ModelClient(model, NoFailures()), context_length=job.limits.context_length)]
-    result, _ = await compressor.draft(job, ContextState(), estimator, routes)
+async def _draft(job: CompressionJob, model: StandIn) -> None:
+    compressor = Compressor(redact=redact, clock=SystemClock())
+    routes = [SummaryRoute(client=ModelClient(model, NoFailures()), context_length=job.limits.context_length)]
+    result, _ = await compressor.draft(replace(job, routes=routes), ContextState())
     if not isinstance(result, PreparedCompression) or result.summary_kind != "model":
         raise RuntimeError(f"nothing was compressed: {result}")
 
@@ -251,7 +254,7 @@ async def _stall(rounds: int) -> Measure:
         for _ in range(rounds):
             job = _job(_renumbered(rows), None)
             async with heartbeat() as lags:
-                await _draft(job, StandIn(), Estimator())
+                await _draft(job, StandIn())
             longest.append(max(lags))
     return Measure(
         name=f"compression of {count:,} messages: longest stall of the event loop",

@@ -15,7 +15,10 @@ from sqlite3 import Connection
 
 from agent.context.estimate import Size
 from agent.context.events import PressureEvent
+from agent.context.handle import ModelHandle, ModelInfo
+from agent.context.learned_profile import LearnedProfile
 from agent.context.measure import MeasuredPrompt
+from agent.context.pending import PendingCompressions
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.caps import StoreLedger
 from agent.model.client import ModelClient
@@ -91,17 +94,17 @@ async def _overhead(count: int, rounds: int) -> Measure:
         store = await Store.open(Path(folder) / "turns.db", synchronous="NORMAL")
         turn = await store.write(_started, Conversation().transcript(count))
         model = InstantModel()
-        agents = [_agent(store, model), _agent(store, model)]
-        model.prompt_tokens = (await agents[0].context.standing(turn.conversation)).prompt
+        agents, handle = [_agent(store), _agent(store)], _handle(store, model)
+        model.prompt_tokens = (await agents[0].context.status(turn.conversation, handle)).prompt
         _measure_nothing(agents[1])
         times: tuple[list[float], list[float]] = ([], [])
         for agent in agents:
-            await agent.run(turn, _Silent())
+            await agent.run(turn, _Silent(), handle)
         gc.collect()
         for _ in range(rounds):
             for agent, took in zip(agents, times, strict=True):
                 began = time.process_time()
-                await agent.run(turn, _Silent())
+                await agent.run(turn, _Silent(), handle)
                 took.append(time.process_time() - began)
         for agent in agents:
             await agent.close()
@@ -124,9 +127,9 @@ async def _stall(count: int, rounds: int) -> Measure:
             store = await Store.open(Path(folder) / f"{number}.db", synchronous="NORMAL")
             # Another conversation in each round: the rows of the same one would be known by their ids and words.
             turn = await store.write(_started, Conversation(number).transcript(count))
-            agent = _agent(store, InstantModel())
+            agent, handle = _agent(store), _handle(store, InstantModel())
             async with heartbeat() as lags:
-                await agent.run(turn, _Silent())
+                await agent.run(turn, _Silent(), handle)
             longest.append(max(lags))
             await agent.close()
             await store.close()
@@ -134,28 +137,45 @@ async def _stall(count: int, rounds: int) -> Measure:
     return Measure(name=name, ours=min(longest) * 1e3, unit="ms", bar=STALL_BAR)
 
 
-def _agent(store: Store, model: InstantModel) -> Agent:
-    settings = AgentSettings(context_length=Tokens(10_000_000), max_output_tokens=Tokens(8_000))
+def _agent(store: Store) -> Agent:
+    clock = SystemClock()
     return Agent(
         store=store,
-        line=ModelClient(model, StoreLedger(store, SystemClock())),
         tools=ToolRegistry(recall_tools()),
-        settings=settings,
-        clock=SystemClock(),
+        settings=AgentSettings(),
+        clock=clock,
+        pending=PendingCompressions(store, clock),
+    )
+
+
+def _handle(store: Store, model: InstantModel) -> ModelHandle:
+    clock, sizes = SystemClock(), ModelLimits(context_length=Tokens(10_000_000), max_output_tokens=Tokens(8_000))
+    client = ModelClient(model, StoreLedger(store, clock))
+    return ModelHandle(
+        client=client,
+        profile=LearnedProfile(store, client.route, client.name, sizes, clock),
+        info=ModelInfo(name=client.name, context_length=Tokens(10_000_000)),
     )
 
 
 def _measure_nothing(agent: Agent) -> None:
     """Take the window's part out of an agent: it makes the request, and looks at nothing."""
 
-    limits = agent.context.limits
-    answer = Tokens(limits.context_length - limits.input_window)
-
     async def make_room(
-        conversation: ConversationRef, view: View, layer: Layer, known: MeasuredPrompt | None = None
+        conversation: ConversationRef,
+        model: ModelHandle,
+        view: View,
+        layer: Layer,
+        known: MeasuredPrompt | None = None,
     ) -> MeasuredPrompt:
+        limits = model.limits
         request = await agent.prompts.request_for(
-            conversation, view, input_window=limits.input_window, max_output_tokens=answer
+            conversation,
+            view,
+            maker=model.maker,
+            images=None,
+            input_window=limits.input_window,
+            max_output_tokens=Tokens(limits.context_length - limits.input_window),
         )
         return MeasuredPrompt(
             view=view,
@@ -164,6 +184,7 @@ def _measure_nothing(agent: Agent) -> None:
             estimated=EstimatedTokens(0),
             limits=limits,
             model_limits=limits,
+            model=model,
         )
 
     async def after_reply(*args: object, **options: object) -> PressureEvent | None:

@@ -1,17 +1,16 @@
-"""From configuration to parts: which adapters there are, and the agents with their models and tools."""
+"""From configuration to parts: which adapters there are, the agent with its tools, and the models that answer."""
 
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from functools import partial
+from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo
 
-from agent.context.compressor import SummaryRoute
 from agent.context.engine import Engine
 from agent.context.events import Listener, OnWait
-from agent.engines.adapter import PluginEngine
-from agent.engines.instances import ModelInfo
+from agent.context.handle import ModelHandle, ModelInfo, SummaryRoute
+from agent.context.learned_profile import LearnedProfile
+from agent.context.pending import PendingCompressions
 from agent.engines.loader import load_engine
 from agent.model.sizes import ASSUMED_CONTEXT, listed_limits
 from agent.prompt import DEFAULT_PERSONA
@@ -23,13 +22,11 @@ from gateway.config.fields import secrets_of
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
 from gateway.config.types import BaseConfig
-from gateway.models.agents import Agents
 from gateway.models.auxiliary import route_for
 from gateway.models.capacity import capacity_in, configured_limits
-from gateway.models.selection import ClientRegistry
+from gateway.models.clients import ClientRegistry, ModelRegistry
 from gateway.models.window import context_settings
 from hermes_state.redaction import Redactor
-from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Tokens
 from platforms.base import CommandMenuItem, PlatformAdapter
@@ -99,58 +96,73 @@ def discord_settings(config: Config) -> DiscordSettings | None:
     )
 
 
-def make_agents(
+def make_agent(
     loaded: LoadedConfig,
-    lines: ClientRegistry,
     *,
     store: Store,
+    pending: PendingCompressions,
     extra_tools: Sequence[Tool],
     listeners: Sequence[Listener],
     on_wait: OnWait,
     clock: Clock,
-) -> Agents:
-    """The agents of a configuration, the configured model's first.
+) -> Agent:
+    """The agent of a configuration, which runs the turns of all its models.
 
     Raises `ConfigError` for a context engine that is not there or is broken.
     """
-    views, tools, redactor = ViewCache(store), (*recall_tools(), *extra_tools), Redactor(loaded.secrets())
-    around = _engine_maker(loaded, redactor, clock)
-
-    def make(route: RouteConfig) -> Agent:
-        line = lines.of(route)
-        return Agent(
-            store=store,
-            line=line,
-            tools=ToolRegistry(tools),
-            settings=_agent_settings(loaded, route),
-            clock=clock,
-            summary_routes=summary_routes(loaded.config, route, lines),
-            listeners=listeners,
-            on_wait=on_wait,
-            redact=redactor,
-            make_engine=None if around is None else partial(around, route),
-            views=views,
-        )
-
-    return Agents(loaded.config.model.route, make, lines.of)
-
-
-def _agent_settings(loaded: LoadedConfig, route: RouteConfig) -> AgentSettings:
-    habits = loaded.config.agent
-    zone = ZoneInfo(habits.time_zone) if habits.time_zone is not None else datetime.now().astimezone().tzinfo
-    return AgentSettings(
-        context_length=configured_limits(route).context_length,
-        max_output_tokens=configured_limits(route).max_output_tokens,
-        sees_images=route.sees_images,
-        attachments=loaded.attachments,
-        zone=zone or UTC,
-        persona=habits.persona or DEFAULT_PERSONA,
-        max_tool_rounds=habits.max_tool_rounds,
-        context=context_settings(loaded.config, zone or UTC, route.name),
+    settings, redactor = loaded.config.agent, Redactor(loaded.secrets())
+    return Agent(
+        store=store,
+        tools=ToolRegistry((*recall_tools(), *extra_tools)),
+        settings=AgentSettings(
+            zone=_zone(loaded.config),
+            persona=settings.persona or DEFAULT_PERSONA,
+            max_tool_rounds=settings.max_tool_rounds,
+        ),
+        clock=clock,
+        pending=pending,
+        listeners=listeners,
+        on_wait=on_wait,
+        redact=redactor,
+        make_engine=_engine_maker(loaded, redactor, clock),
     )
 
 
-def summary_routes(config: Config, live: RouteConfig, lines: ClientRegistry) -> list[SummaryRoute]:
+def make_models(loaded: LoadedConfig, clients: ClientRegistry, *, store: Store, clock: Clock) -> ModelRegistry:
+    """The models of a configuration that answer turns, the configured one first."""
+
+    def make(route: RouteConfig) -> ModelHandle:
+        client = clients.of(route)
+        fetch = client.model.fetch_limits
+        profile = LearnedProfile(store, client.route, client.name, configured_limits(route), clock, fetch=fetch)
+        return ModelHandle(
+            client=client,
+            profile=profile,
+            info=_model_info(route),
+            context=context_settings(loaded.config, _zone(loaded.config), route.name),
+            summary_routes=tuple(summary_routes(loaded.config, route, clients)),
+            images=loaded.attachments if route.sees_images else None,
+        )
+
+    return ModelRegistry(loaded.config.model.route, make, clients.of)
+
+
+def _zone(config: Config) -> tzinfo:
+    name = config.agent.time_zone
+    return (ZoneInfo(name) if name is not None else datetime.now().astimezone().tzinfo) or UTC
+
+
+def _model_info(route: RouteConfig) -> ModelInfo:
+    return ModelInfo(
+        name=route.label,
+        context_length=capacity_in(route).context_length,
+        base_url=route.base_url or "",
+        api_key=route.api_key.get_secret_value() if route.api_key is not None else "",
+        provider=route.protocol,
+    )
+
+
+def summary_routes(config: Config, live: RouteConfig, clients: ClientRegistry) -> list[SummaryRoute]:
     """Who is asked for the summaries of conversations with a model: whoever does that task, then the model itself.
 
     The built-in offline model never is: it cannot write one.
@@ -158,9 +170,9 @@ def summary_routes(config: Config, live: RouteConfig, lines: ClientRegistry) -> 
     mark, routes = settings_mark(config), []
     named = route_for(config, "compression", live)
     if named is not None and named != live:
-        routes.append(SummaryRoute(line=lines.of(named), context_length=_context_of(named, config), mark=mark))
+        routes.append(SummaryRoute(client=clients.of(named), context_length=_context_of(named, config), mark=mark))
     if live.protocol != "offline":
-        routes.append(SummaryRoute(line=lines.of(live), mark=mark))
+        routes.append(SummaryRoute(client=clients.of(live), mark=mark))
     return routes
 
 
@@ -170,33 +182,13 @@ def _context_of(route: RouteConfig, config: Config) -> Tokens:
     return Tokens(route.context_length or listed or config.model.context_length or ASSUMED_CONTEXT)
 
 
-def _engine_maker(
-    loaded: LoadedConfig, redactor: Redactor, clock: Clock
-) -> Callable[[RouteConfig, Engine], Engine] | None:
-    """Puts the plugin that `context.engine` names in front of the built-in engines. Raises `ConfigError`.
-
-    All models share its engines: a conversation that changes its model keeps the one that knows it.
-    """
+def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Callable[[Engine], Engine] | None:
+    """Puts the plugin that `context.engine` names in front of the built-in engine. Raises `ConfigError`."""
     engine = load_engine(loaded.config.context.engine, loaded.home)
     if engine is None:
         return None
-    made: list[PluginEngine] = []
-    mark = settings_mark(loaded.config)
-
-    def around(route: RouteConfig, built_in: Engine) -> Engine:
-        facts = ModelInfo(
-            name=route.label,
-            context_length=capacity_in(route).context_length,
-            base_url=route.base_url or "",
-            api_key=route.api_key.get_secret_value() if route.api_key is not None else "",
-            provider=route.protocol,
-        )
-        if made:
-            return made[0].beside(built_in, facts)
-        made.append(engine.around(built_in, model=facts, redact=redactor, clock=clock, mark=mark))
-        return made[0]
-
-    return around
+    model, mark = _model_info(loaded.config.model.route), settings_mark(loaded.config)
+    return lambda built_in: engine.around(built_in, model=model, redact=redactor, clock=clock, mark=mark)
 
 
 def agent_inputs(config: Config) -> tuple[BaseConfig, ...]:

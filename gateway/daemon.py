@@ -19,10 +19,12 @@ from pathlib import Path
 
 import structlog
 
+from agent.context.pending import PendingCompressions
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
+from agent.turn import Agent
 from gateway.access.permissions import AccessControl
-from gateway.assembly import agent_inputs, make_adapters, make_agents
+from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models
 from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
@@ -33,10 +35,9 @@ from gateway.config.settings import Config
 from gateway.health import Heartbeat
 from gateway.inbound.intake import GatewayIntake
 from gateway.logs import update_logging
-from gateway.models.agents import Agents
+from gateway.models.clients import ClientRegistry, ModelRegistry, caching_of
 from gateway.models.pricing import Pricing, unpriced_models, unpriced_sentence
-from gateway.models.runtime import Runtime
-from gateway.models.selection import ClientRegistry, caching_of
+from gateway.models.selection import Runtime
 from gateway.notify import notify
 from gateway.operator.handlers import OperatorHandler
 from gateway.operator.socket import serve_control
@@ -126,13 +127,15 @@ class _Daemon:
         self._stopping_now = asyncio.Event()
         self._reloaded = asyncio.Event()
         self._pricing = Pricing(store, clock)
-        self._lines: list[ClientRegistry] = []
-        self._agents: list[Agents] = []
+        self._pending = PendingCompressions(store, clock)
+        self._clients: list[ClientRegistry] = []
+        self._agents: list[Agent] = []
         self._group = asyncio.TaskGroup()
         self._adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), clock, _announce))
         gates = GateRegistry()
         self._delivery = Delivery(store=store, adapters=self._adapters, gates=gates, clock=clock, group=self._group)
-        self._live = Runtime(config=loaded.config, agents=self._new_agents(loaded))
+        agent, models = self._assemble(loaded)
+        self._live = Runtime(config=loaded.config, agent=agent, models=models)
         self._access = AccessControl(store, self._live)
         make_client = partial(transcription_client, costs=self._pricing)
         self._transcriber = Transcriber(store=store, live=self._live, clock=clock, make_client=make_client)
@@ -214,10 +217,10 @@ class _Daemon:
             raise
         finally:
             await self._titles.close()
-            for agents in self._agents:
-                await agents.close()
-            for lines in self._lines:
-                await lines.close()
+            for agent in self._agents:
+                await agent.close()
+            for clients in self._clients:
+                await clients.close()
             await self._transcriber.close()
 
     async def _serve(self) -> None:
@@ -306,12 +309,10 @@ class _Daemon:
         merged = merge_for_reload(self._loaded, new)
         if agent_inputs(merged.config) != agent_inputs(self._loaded.config):
             try:
-                agents = self._new_agents(merged)
+                self._live.agent, self._live.models = self._assemble(merged)
             except ConfigError as error:
                 log.error("config.rejected", error=str(error), kept="the last good configuration")
                 return
-            agents.follow(self._live.agents)
-            self._live.agents = agents
         self._loaded = merged
         self._live.config = merged.config
         self._reloaded.set()
@@ -320,14 +321,14 @@ class _Daemon:
         _warn_of_unpriced(merged.config)
         _log_caching(merged.config)
 
-    def _new_agents(self, loaded: LoadedConfig) -> Agents:
-        lines = ClientRegistry(loaded.config, self._pricing)
-        # A running turn may still use older ones: all are closed at the end.
-        self._lines.append(lines)
-        agents = make_agents(
+    def _assemble(self, loaded: LoadedConfig) -> tuple[Agent, ModelRegistry]:
+        """Agent and models of a configuration. A running turn may still use older ones: all are closed at the end."""
+        clients = ClientRegistry(loaded.config, self._pricing)
+        self._clients.append(clients)
+        agent = make_agent(
             loaded,
-            lines,
             store=self._store,
+            pending=self._pending,
             extra_tools=self._extra_tools,
             listeners=[NoticeListener(self._notice_settings)],
             on_wait=WaitNotice(
@@ -335,8 +336,8 @@ class _Daemon:
             ),
             clock=self._clock,
         )
-        self._agents.append(agents)
-        return agents
+        self._agents.append(agent)
+        return agent, make_models(loaded, clients, store=self._store, clock=self._clock)
 
     def _notice_settings(self) -> NoticeConfig:
         return self._loaded.config.notices

@@ -8,7 +8,7 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from gateway.models.runtime import Runtime
+from gateway.models.selection import Runtime
 from gateway.turns.attachments import INCOMING_PREFIX
 from hermes_state import attachments, sessions
 from hermes_state.admin import retention
@@ -59,7 +59,7 @@ class ScheduleRunner:
             while ended := await self._store.write(sessions.expire_idle, before, SLICE_ROWS, now):
                 log.info("sessions.expired", count=len(ended), idle_hours=hours)
                 for session_id in ended:
-                    await self._live.agents.configured.context.ended(session_id, was_reset=False)
+                    await self._live.agent.context.ended(session_id, was_reset=False)
         except StateError as error:
             log.warning("sessions.expiry_delayed", error=str(error))
 

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
+from typing import assert_never
+
+import structlog
 
 from agent.context.compressor import CompressionJob, PreparedCompression
 from agent.context.events import BlockedEvent, ContextEvent, Listener, MessageLimitEvent, PressureEvent
 from agent.context.limits import Limits
 from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded, SkipReason
 from agent.context.state import ContextState, state_of, stored_form
+from agent.handoff import SYSTEM_NOTE
 from hermes_state import ledger, sessions
 from hermes_state.compressions import (
     CompressionAttempt,
@@ -28,6 +32,8 @@ from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, load_session
 from hermes_state.store.sql import nested
 from hermes_state.values import ConversationRef, EstimatedTokens, Millis, SessionId
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,7 @@ class Drafted:
         return events
 
 
-def rebased(db: Connection, drafted: Drafted) -> Drafted:
+def _rebased(db: Connection, drafted: Drafted) -> Drafted:
     """What was drafted, on top of what is remembered of the conversation now.
 
     A turn may have gone on for a while beside a summary: what was noted meanwhile must not be forgotten.
@@ -71,30 +77,49 @@ def settle(
     db: Connection,
     conversation: ConversationRef,
     drafted: Drafted,
-    plan: SplitPlan | None,
+    system_prompt: str,
     listeners: Sequence[Listener],
     now: Millis,
 ) -> CompressionOutcome:
-    """Commit a draft (`plan` is its split), or keep the trace of an attempt that changes no view.
+    """Commit a draft, or keep the trace of an attempt that changes no view. `system_prompt`: of the child.
 
     When somebody else was faster nothing of the draft is written but what it has cost.
     """
+    drafted = _rebased(db, drafted)
     result = drafted.result
-    if plan is None or not isinstance(result, PreparedCompression):
-        assert not isinstance(result, PreparedCompression), "a draft comes with its plan"
+    if not isinstance(result, PreparedCompression):
         if sessions.load_session(db, drafted.job.view.session.id).ended_at is not None:
             return drafted.job.not_needed(SkipReason.MOVED)
         _keep_attempt(db, conversation, drafted, result, listeners, now)
         return result
     outcome = None
     with suppress(LineageMoved), nested(db):
-        outcome = _compressed(db, conversation, drafted, result, split(db, plan, now))
+        outcome = _compressed(db, conversation, drafted, result, split(db, _plan(drafted, result, system_prompt), now))
     for call in result.calls:
         ledger.record(db, conversation.turn_id, conversation.lineage_id, call, now)
     if outcome is None:
         return drafted.job.not_needed(SkipReason.MOVED)
     _tell(db, conversation, [*_reasons(drafted.job), outcome], listeners, now)
     return outcome
+
+
+def _plan(drafted: Drafted, draft: PreparedCompression, system_prompt: str) -> SplitPlan:
+    job = drafted.job
+    return SplitPlan(
+        parent_id=job.view.session.id,
+        version=job.view.session.version,
+        watermark_seq=job.view.session.next_seq - 1,
+        context=draft.context,
+        layer=job.layer,
+        focus=job.focus,
+        summary_kind=draft.summary_kind,
+        model=draft.model,
+        system_prompt=f"{system_prompt}\n\n{SYSTEM_NOTE}" if job.settings.note_in_system else system_prompt,
+        context_state=stored_form(draft.state),
+        tokens_before=job.tokens_before,
+        tokens_after=draft.tokens_after,
+        took_ms=drafted.took_ms,
+    )
 
 
 def _reasons(job: CompressionJob) -> list[ContextEvent]:
@@ -209,3 +234,34 @@ def settle_undo(db: Connection, undoing: UndoPreview, now: Millis) -> Session:
     """
     state = state_of(undoing.plan.tip.context_state).undone(undoing.tokens)
     return load_session(db, undo_compression(db, undoing.plan, now, context_state=stored_form(state)))
+
+
+def log_outcome(conversation: ConversationRef, drafted: Drafted, outcome: CompressionOutcome) -> None:
+    """One line for whatever came of a compression."""
+    layer = drafted.job.layer
+    match outcome:
+        case Compressed():
+            log.info(
+                "session.compressed",
+                layer=layer,
+                parent_id=outcome.parent.id,
+                child_id=outcome.child.id,
+                messages_before=outcome.messages_before,
+                messages_after=outcome.messages_after,
+                tokens_before=outcome.tokens_before,
+                tokens_after=outcome.tokens_after,
+                summary_kind=outcome.summary_kind,
+                took_ms=outcome.took_ms,
+            )
+        case NotNeeded():
+            log.info(
+                "compression.not_needed",
+                layer=layer,
+                lineage_id=conversation.lineage_id,
+                why=outcome.why,
+                messages=outcome.messages,
+            )
+        case Aborted():
+            log.warning("compression.aborted", layer=layer, lineage_id=conversation.lineage_id, kind=outcome.kind)
+        case _:
+            assert_never(outcome)

@@ -8,19 +8,19 @@ while there is room.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, tzinfo
 
 import structlog
 
-from agent.context.cuts import LEAST_TAIL_ROWS, Cut, CutSettings, Middle, child_context, find_cut, middle_of, record_for
+from agent.context.cuts import LEAST_TAIL_ROWS, Cut, Middle, child_context, find_cut, middle_of, record_for
 from agent.context.deterministic import recap
 from agent.context.engine_events import CompressionRequest, EngineEvent
 from agent.context.estimate import Estimator
 from agent.context.excerpt import fitted
+from agent.context.handle import CompressorSettings, ModelInfo, SummaryRoute
 from agent.context.limits import Limits, summary_input_tokens
 from agent.context.outcomes import Aborted, NotNeeded, SkipReason, SummaryKind
-from agent.context.pruning import PruneStyle, prune
-from agent.context.state import ContextState, CooldownKey, cooldown_key
+from agent.context.pruning import prune
+from agent.context.state import ContextState
 from agent.context.summary import SummaryError, SummaryTask, checked_summary, summary_request
 from agent.handoff import framed
 from agent.model.base import ModelReply, ModelRequest
@@ -55,10 +55,6 @@ PASSING_FAILURES = (
 LONGEST_PERCENT = 150
 """Of the length that was asked for: what a summary has beyond it is left out."""
 
-SUMMARY_SECONDS = 180.0
-"""For one summary, however steadily it comes in: one that the turn's own deadline ended would begin anew with the next
-message, and the one after it."""
-
 TOOK_TOO_LONG = "The summary took too long."
 
 TINY_FACTOR = 2
@@ -70,36 +66,6 @@ LEAST_FRESH_PERCENT = 10
 
 SHORT_TAIL_PERCENT = 20
 """Of all messages: the kept end where the usual one would leave too much."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryRoute:
-    """A model that can write summaries."""
-
-    line: ModelClient
-    context_length: Tokens | None = None
-    """None: that of the conversation."""
-    mark: str = ""
-    """Of the settings behind it."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.line.route}:{self.line.name}"
-
-    def cooldown_key(self, layer: Layer) -> CooldownKey:
-        return cooldown_key(layer, self.name, self.mark)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressorSettings:
-    """What the configuration says about the built-in engine, sizes aside."""
-
-    cut: CutSettings = field(default_factory=CutSettings)
-    prune_style: PruneStyle = "stub"
-    summary_template: str | None = None
-    abort_on_summary_failure: bool = False
-    summary_seconds: float = SUMMARY_SECONDS
-    zone: tzinfo = UTC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +88,13 @@ class CompressionJob:
     """Set when it is their number, not their size, that makes hygiene act."""
     is_out_of_time: bool = False
     """It was drafted before, and waited for as long as people are kept waiting: nobody is asked again."""
+    model: ModelInfo
+    """The model that answers the conversation, for engines of plugins."""
+    estimator: Estimator
+    """Estimator of prompts of that model."""
+    routes: Sequence[SummaryRoute] = ()
+    """Models that may be asked for a summary, in this order."""
+    settings: CompressorSettings = field(default_factory=CompressorSettings)
 
     def not_needed(self, why: SkipReason) -> NotNeeded:
         """What comes of the job when nothing is compressed."""
@@ -177,8 +150,7 @@ class Compressor:
 
     name = "compressor"
 
-    def __init__(self, *, settings: CompressorSettings, redact: Callable[[str], str], clock: Clock) -> None:
-        self._settings = settings
+    def __init__(self, *, redact: Callable[[str], str], clock: Clock) -> None:
         self._redact = redact
         self._clock = clock
 
@@ -202,21 +174,19 @@ class Compressor:
         self,
         job: CompressionJob,
         state: ContextState,
-        estimator: Estimator,
-        routes: Sequence[SummaryRoute],
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """What a compression would come to, and what is to be remembered of the attempt."""
-        plan = await asyncio.to_thread(self._plan, job, estimator)
+        plan = await asyncio.to_thread(self._plan, job)
         if isinstance(plan, SkipReason):
             return job.not_needed(plan), state
         self._log_plan(job, plan)
         if not _is_worth_a_call(job, plan):
             return job.not_needed(SkipReason.NOT_SMALLER), state
-        written, state = await self._written(job, plan, state, routes)
+        written, state = await self._written(job, plan, state)
         if isinstance(written, Aborted):
             return written, state
         record = record_for(plan.middle, written.text)
-        after = _tokens_after(job, plan, framed(record.stored()), estimator)
+        after = _tokens_after(job, plan, framed(record.stored()))
         if after >= job.tokens_before:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
             if written.client is not None and written.call is not None:  # no split will carry it, and it was paid for
@@ -240,9 +210,9 @@ class Compressor:
 
     # ---- choosing, without a model
 
-    def preview(self, job: CompressionJob, estimator: Estimator) -> "CompressionPreview | NotNeeded":
+    def preview(self, job: CompressionJob) -> "CompressionPreview | NotNeeded":
         """What a compression would take out, without a model call and without a write."""
-        plan = self._plan(job, estimator)
+        plan = self._plan(job)
         if isinstance(plan, SkipReason):
             return job.not_needed(plan)
         rows = job.view.transcript
@@ -260,22 +230,22 @@ class Compressor:
             tokens_after=EstimatedTokens(max(0, job.tokens_before - taken + kept + target + frame)),
         )
 
-    def _plan(self, job: CompressionJob, estimator: Estimator) -> "_Plan | SkipReason":
+    def _plan(self, job: CompressionJob) -> "_Plan | SkipReason":
         rows = job.view.transcript
-        sizes = estimator.each(rows, job.request.style)
-        cut = find_cut(rows, sizes, job.limits, self._settings.cut, keep_turns=job.keep_turns)
+        sizes = job.estimator.each(rows, job.request.style)
+        cut = find_cut(rows, sizes, job.limits, job.settings.cut, keep_turns=job.keep_turns)
         if job.keep_turns is None and isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job):
             tail = min(job.limits.tail, Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
             shorter = replace(job.limits, tail=tail)
-            cut = find_cut(rows, sizes, shorter, replace(self._settings.cut, protect_last_n=LEAST_TAIL_ROWS))
+            cut = find_cut(rows, sizes, shorter, replace(job.settings.cut, protect_last_n=LEAST_TAIL_ROWS))
         if isinstance(cut, SkipReason):
             return cut
         content = _content(cut, sizes)
         if content < _least_content():
             return SkipReason.NOT_SMALLER
         # The newest rows are never pruned, however large: the model is in the middle of working with them.
-        upto = min(cut.tail_start, max(0, len(rows) - self._settings.cut.protect_last_n))
-        pruned = prune(rows, upto=upto, redact=self._redact, style=self._settings.prune_style)
+        upto = min(cut.tail_start, max(0, len(rows) - job.settings.cut.protect_last_n))
+        pruned = prune(rows, upto=upto, redact=self._redact, style=job.settings.prune_style)
         middle = middle_of(rows, cut)
         return _Plan(
             cut=cut,
@@ -309,13 +279,12 @@ class Compressor:
         job: CompressionJob,
         plan: _Plan,
         state: ContextState,
-        routes: Sequence[SummaryRoute],
     ) -> tuple[_Written | Aborted, ContextState]:
         """A model's summary; without one the conversation is left alone while that is possible, else the recap."""
         failure: ModelError | None = None
         if job.is_out_of_time:
-            state, routes = self._timed_out(job, state, routes), ()
-        for route in routes:
+            state, job = self._timed_out(job, state), replace(job, routes=())
+        for route in job.routes:
             key = route.cooldown_key(job.layer)
             if state.is_cooling(key, self._clock.now()):
                 continue
@@ -326,12 +295,12 @@ class Compressor:
                 outcome = _outcome_of(error)
                 state = state.failed(key, outcome, self._clock.now())
                 log.warning("compression.summary_failed", layer=job.layer, route=route.name, outcome=outcome)
-        return await self._without_model(job, plan, state, routes, failure), state
+        return await self._without_model(job, plan, state, failure), state
 
-    def _timed_out(self, job: CompressionJob, state: ContextState, routes: Sequence[SummaryRoute]) -> ContextState:
+    def _timed_out(self, job: CompressionJob, state: ContextState) -> ContextState:
         """What is to be remembered of a summary that nobody waits for any more: who was asked for it."""
         now = self._clock.now()
-        keys = (route.cooldown_key(job.layer) for route in routes)
+        keys = (route.cooldown_key(job.layer) for route in job.routes)
         asked = next((key for key in keys if not state.is_cooling(key, now)), None)
         return state if asked is None else state.failed(asked, "timeout", now)
 
@@ -343,20 +312,20 @@ class Compressor:
             target=job.limits.summary_tokens(plan.content_tokens),
             input_limit=summary_input_tokens(route.context_length or job.limits.context_length),
             now=self._clock.now(),
-            zone=self._settings.zone,
-            template=self._settings.summary_template,
+            zone=job.settings.zone,
+            template=job.settings.summary_template,
             is_shared=job.request.style.is_shared,
         )
         written = await asyncio.to_thread(summary_request, task, self._redact)
-        done = await route.line.complete(
-            replace(written, payer=job.request.payer), purpose="summary", within=self._settings.summary_seconds
+        done = await route.client.complete(
+            replace(written, payer=job.request.payer), purpose="summary", within=job.settings.summary_seconds
         )
         try:
             text = await asyncio.to_thread(self._usable, done.reply, task)
         except SummaryError as error:
-            await route.line.ledger.record(job.request.payer, replace(done.call, outcome=error.outcome))
+            await route.client.ledger.record(job.request.payer, replace(done.call, outcome=error.outcome))
             raise
-        return _Written(text=text, kind="model", client=route.line, call=done.call)
+        return _Written(text=text, kind="model", client=route.client, call=done.call)
 
     def _usable(self, reply: ModelReply, task: SummaryTask) -> str:
         text = checked_summary(reply, task, self._redact)
@@ -367,15 +336,14 @@ class Compressor:
         job: CompressionJob,
         plan: _Plan,
         state: ContextState,
-        routes: Sequence[SummaryRoute],
         failure: ModelError | None,
     ) -> _Written | Aborted:
-        reason = TOOK_TOO_LONG if job.is_out_of_time else _reason(failure, routes)
-        is_passing = isinstance(failure, PASSING_FAILURES) or (failure is None and bool(routes))
-        if (is_passing or self._settings.abort_on_summary_failure) and not job.must_shrink:
+        reason = TOOK_TOO_LONG if job.is_out_of_time else _reason(failure, job.routes)
+        is_passing = isinstance(failure, PASSING_FAILURES) or (failure is None and bool(job.routes))
+        if (is_passing or job.settings.abort_on_summary_failure) and not job.must_shrink:
             until = [
                 state.cooldowns[key].until
-                for key in (route.cooldown_key(job.layer) for route in routes)
+                for key in (route.cooldown_key(job.layer) for route in job.routes)
                 if key in state.cooldowns
             ]
             kind = "cooling_down" if failure is None else _outcome_of(failure)
@@ -447,7 +415,7 @@ def _reason(failure: ModelError | None, routes: Sequence[SummaryRoute]) -> str:
     return sentence_for(failure).partition(";")[0] + "."
 
 
-def _tokens_after(job: CompressionJob, plan: _Plan, handoff: str, estimator: Estimator) -> EstimatedTokens:
+def _tokens_after(job: CompressionJob, plan: _Plan, handoff: str) -> EstimatedTokens:
     """The prompt behind the split: today's, without the middle, with the handoff."""
     gone = plan.content_tokens
-    return EstimatedTokens(max(0, job.tokens_before - gone) + int(estimator.text(handoff)))
+    return EstimatedTokens(max(0, job.tokens_before - gone) + int(job.estimator.text(handoff)))

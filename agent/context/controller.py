@@ -6,25 +6,24 @@ one wins, and the others learn that nothing is left to do.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from sqlite3 import Connection
 
 import structlog
 
-from agent.context.commit import Drafted, UndoPreview, keep_verdict, settle_undo
-from agent.context.compressor import CompressionJob, CompressionPreview, CompressorSettings, SummaryRoute
-from agent.context.drafts import PendingCompressions
+from agent.context.commit import Drafted, UndoPreview, keep_verdict, log_outcome, settle, settle_undo
+from agent.context.compressor import CompressionJob, CompressionPreview, PreparedCompression
 from agent.context.engine import Engine
-from agent.context.engine_events import EndedEvent, ReplyEvent
+from agent.context.engine_events import ContinuedEvent, EndedEvent, ReplyEvent
 from agent.context.events import BeforeSplit, BlockedEvent, Listener, OnWait, PressureEvent
-from agent.context.learned_profile import LearnedProfile
-from agent.context.limits import Limits, LimitSettings
+from agent.context.handle import ModelHandle
 from agent.context.measure import ContextStatus, MeasuredPrompt, PromptMeasure
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason
+from agent.context.pending import PendingCompressions
 from agent.context.state import ContextState, state_of, stored_form
-from agent.model.sizes import SizeSource
 from agent.prompt import PromptBuilder
 from hermes_state import sessions
 from hermes_state.compressions import Layer, plan_undo
@@ -54,115 +53,54 @@ PRESSURE_PERCENT = 85
 """Of the threshold: from here on people are told that a compression is near."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextSettings:
-    """What the configuration says about keeping conversations inside their window."""
-
-    is_enabled: bool = True
-    limits: LimitSettings = field(default_factory=LimitSettings)
-    compressor: CompressorSettings = field(default_factory=CompressorSettings)
-    hard_message_limit: int = 5_000
-    hold_seconds: float = 10.0
-    """How long hygiene may keep a turn waiting that could also begin."""
-    quiet_seconds: float = 5.0
-    """How long a turn waits for a compression that nobody asked for until its people are told why."""
-    note_in_system: bool = True
-    pressure_levels: tuple[float, ...] = ()
-    """Shares of the window at which people are told, beside the notice before the threshold."""
-
-
 class ContextController:
-    """See the module. One for each model in use."""
+    """Keeps conversations inside the windows of whatever models answer them. One for a configuration."""
 
     def __init__(
         self,
         *,
         store: Store,
         views: ViewCache,
+        pending: PendingCompressions,
         prompts: PromptBuilder,
         engine: Engine,
-        routes: Sequence[SummaryRoute],
-        profiles: LearnedProfile,
-        settings: ContextSettings,
         listeners: Sequence[Listener],
         before_split: Sequence[BeforeSplit] = (),
         on_wait: OnWait | None = None,
         clock: Clock,
     ) -> None:
+        """`pending` is shared by the controllers of a store: what one has begun another one takes in."""
         self._store = store
-        self._settings = settings
+        self._prompts = prompts
+        self._engine = engine
+        self._pending = pending
+        self._listeners = tuple(listeners)
+        self._before_split = tuple(before_split)
         self._on_wait = on_wait
         self._clock = clock
-        self._measure = PromptMeasure(
-            store=store,
-            views=views,
-            prompts=prompts,
-            profiles=profiles,
-            settings=settings.limits,
-        )
-        self._drafts = PendingCompressions(
-            store=store,
-            measure=self._measure,
-            prompts=prompts,
-            engine=engine,
-            routes=routes,
-            listeners=listeners,
-            before_split=before_split,
-            note_in_system=settings.note_in_system,
-            clock=clock,
-        )
-
-    @property
-    def limits(self) -> Limits:
-        """The model's, as they are now; for a conversation whose prompt was refused a smaller window may be assumed."""
-        return self._measure.limits
-
-    @property
-    def window_from(self) -> SizeSource:
-        """Who says how large the model's window is."""
-        return self._measure.profiles.source_for(None)
-
-    async def load_limits(self) -> Limits:
-        """The model's, with what was learned before this process."""
-        await self._measure.profiles.load()
-        return self.limits
-
-    @property
-    def is_automatic(self) -> bool:
-        """Whether anything but `/compress` compresses."""
-        return self._settings.is_enabled
-
-    @property
-    def hard_message_limit(self) -> int:
-        """Number of messages from which on hygiene acts, whatever their size."""
-        return self._settings.hard_message_limit
+        self._measure = PromptMeasure(store=store, views=views, prompts=prompts)
 
     @property
     def engine(self) -> str:
-        """Whose compressions these are, as `context.engine` calls it."""
-        return self._drafts.engine.name
+        """Name of the context engine, as `context.engine` has it."""
+        return self._engine.name
 
-    async def standing(self, conversation: ConversationRef) -> ContextStatus:
+    async def status(self, conversation: ConversationRef, model: ModelHandle) -> ContextStatus:
         """How full a conversation is."""
-        standing = await self._measure.standing(conversation)
-        return replace(standing, threshold=self._drafts.engine.threshold(conversation.lineage_id, standing.limits))
-
-    def follow(self, before: "ContextController") -> None:
-        """Take over the conversations of a keeper with other settings; turns that run may still use that one."""
-        self._drafts.follow(before._drafts)
+        return await self._measure.status(conversation, model, self._engine)
 
     async def close(self) -> None:
         """Give up what is being drafted."""
-        await self._drafts.close()
-        await self._drafts.engine.close()
+        await self._pending.close()
+        await self._engine.close()
 
     # ---- before a turn, before a call, after a refusal
 
-    async def measure(self, conversation: ConversationRef) -> MeasuredPrompt:
+    async def measure(self, conversation: ConversationRef, model: ModelHandle) -> MeasuredPrompt:
         """The conversation as it is stored now, with what was compressed for it meanwhile; before a turn begins."""
-        await self._measure.profiles.ask()
-        await self._drafts.take_finished(conversation)
-        return await self._measure.load(conversation)
+        await model.profile.ask()
+        await self._take_finished(conversation)
+        return await self._measure.load(conversation, model)
 
     async def compress_before_turn(
         self, conversation: ConversationRef, prompt: MeasuredPrompt, *, message_limit: int | None
@@ -177,107 +115,122 @@ class ContextController:
         if message_limit is not None:
             log.info("hygiene.message_limit", messages=len(ready.view.transcript), limit=message_limit)
         job = replace(self._job(ready, "hygiene"), message_limit=message_limit)
-        async with self._waited_for(conversation, job.view):
-            is_done = await self._drafts.begin(conversation, job, self._settings.hold_seconds)
+        lineage_id, hold_seconds = conversation.lineage_id, prompt.model.context.hold_seconds
+        async with self._waited_for(conversation, ready):
+            is_done = await self._pending.begin(lineage_id, self._prepare(conversation, job), hold_seconds)
         if is_done:
-            await self._drafts.take_finished(conversation)
+            await self._take_finished(conversation)
         elif job.must_shrink:
-            log.warning("hygiene.hold_ended", lineage_id=conversation.lineage_id, seconds=self._settings.hold_seconds)
-            await self._drafts.drop(conversation.lineage_id)
-            await self._compress(conversation, replace(job, is_out_of_time=True))
+            log.warning("hygiene.hold_ended", lineage_id=lineage_id, seconds=hold_seconds)
+            await self._pending.drop(lineage_id)
+            await self._compress(conversation, ready, replace(job, is_out_of_time=True))
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         """Whether a compression of the conversation is being prepared beside its turns."""
-        return self._drafts.is_pending(lineage_id)
+        return self._pending.is_pending(lineage_id)
 
     async def make_room(
-        self, conversation: ConversationRef, view: View, layer: Layer, known: MeasuredPrompt | None = None
+        self,
+        conversation: ConversationRef,
+        model: ModelHandle,
+        view: View,
+        layer: Layer,
+        known: MeasuredPrompt | None = None,
     ) -> MeasuredPrompt:
         """Before a model call: compress from the threshold on, more than once while it helps.
 
         `known`: the view's prompt, where it was measured already.
         """
-        await self._measure.profiles.ask()
-        if await self._drafts.take_finished(conversation) is not None:
-            prompt = await self._measure.load(conversation)
+        await model.profile.ask()
+        if await self._take_finished(conversation) is not None:
+            prompt = await self._measure.load(conversation, model)
         else:
-            prompt = known or await self._measure.measure(conversation, view)
+            prompt = known or await self._measure.measure(conversation, model, view)
         for _ in range(MOST_PASSES):
-            wanted = await self._drafts.engine.wish(self._job(prompt, layer))
+            wanted = await self._engine.wish(self._job(prompt, layer))
             ready = await self._ready(prompt, layer) if wanted is not None else None
             if wanted is None or ready is None:
                 break
             prompt = ready
-            if self._drafts.is_pending(conversation.lineage_id):
+            if self._pending.is_pending(conversation.lineage_id):
                 if not prompt.limits.is_urgent(prompt.estimated):
                     break  # hygiene's summary is on its way, and there is room until it is here
-                await self._drafts.drop(conversation.lineage_id)
-            outcome = await self._compress(conversation, self._job(prompt, layer, focus=wanted.focus))
+                await self._pending.drop(conversation.lineage_id)
+            outcome = await self._compress(conversation, prompt, self._job(prompt, layer, focus=wanted.focus))
             # Loaded anew also when nothing was compressed: what is remembered of the attempt belongs to what follows.
-            before, prompt = prompt.estimated, await self._measure.load(conversation)
+            before, prompt = prompt.estimated, await self._measure.load(conversation, model)
             if not _is_another_view(outcome) or prompt.estimated * 100 > before * LEAST_PROGRESS_PERCENT:
                 break
         return prompt
 
-    async def after_overflow(self, conversation: ConversationRef, error: ContextOverflow | None) -> bool:
+    async def after_overflow(
+        self, conversation: ConversationRef, model: ModelHandle, error: ContextOverflow | None
+    ) -> bool:
         """A prompt is too long: compress whatever the state; False when that did not help.
 
         `error`: how the provider refused it; None where that it cannot fit was clear beforehand.
         """
-        await self._drafts.drop(conversation.lineage_id)
-        prompt = await self._measure.load(conversation)
-        profiles = self._measure.profiles
+        await self._pending.drop(conversation.lineage_id)
+        prompt = await self._measure.load(conversation, model)
+        profile = model.profile
         if error is not None:
             counted = None if error.prompt_tokens is None else ReportedTokens(error.prompt_tokens)
             if counted is not None:
-                await profiles.learn(prompt.request, counted, prompt.view, prompt.size, was_accepted=False)
+                await profile.learn(prompt.request, counted, prompt.view, prompt.size, was_accepted=False)
             if error.window is not None and error.is_of_account:
-                profiles.assume_stated(conversation.lineage_id, error.window)
+                profile.assume_stated(conversation.lineage_id, error.window)
             elif error.window is not None:
-                await profiles.learn_window(conversation.lineage_id, error.window)
+                await profile.learn_window(conversation.lineage_id, error.window)
             elif not (prompt.size.images or prompt.model_limits.is_urgent(prompt.estimated)):
                 # Images may be too many bytes; near the end of the window it was our estimate that was off.
                 refused = prompt.estimated if counted is None else counted
-                profiles.assume_window(conversation.lineage_id, refused, prompt.view.session.reported_prompt_tokens)
-        if not self._settings.is_enabled:
+                profile.assume_window(conversation.lineage_id, refused, prompt.view.session.reported_prompt_tokens)
+        if not model.context.is_enabled:
             return False
-        job = self._job(self._measure.refreshed(prompt), "overflow", must_shrink=True)
-        return _is_another_view(await self._compress(conversation, job))
+        prompt = prompt.refreshed()
+        job = self._job(prompt, "overflow", must_shrink=True)
+        return _is_another_view(await self._compress(conversation, prompt, job))
 
     # ---- by hand
 
     async def draft_by_hand(
-        self, conversation: ConversationRef, *, focus: str | None = None, keep_turns: int | None = None
+        self,
+        conversation: ConversationRef,
+        model: ModelHandle,
+        *,
+        focus: str | None = None,
+        keep_turns: int | None = None,
     ) -> Drafted:
         """`/compress`: always, and what holds the automatic layers back is forgotten. `settle` commits it."""
-        await self._measure.profiles.ask()
-        await self._drafts.drop(conversation.lineage_id)
-        prompt = await self._measure.load(conversation)
+        await model.profile.ask()
+        await self._pending.drop(conversation.lineage_id)
+        prompt = await self._measure.load(conversation, model)
         job = self._job(prompt, "manual", focus=focus, keep_turns=keep_turns)
         state = state_of(prompt.view.session.context_state).asked_by_hand()
-        return await self._drafts.make(conversation, job, state=state)
+        return await self._prepare(conversation, job, state=state)
 
     def settle(
         self, db: Connection, conversation: ConversationRef, drafted: Drafted, now: Millis
     ) -> CompressionOutcome:
         """Commit what was drafted, inside the caller's transaction."""
-        return self._drafts.settle(db, conversation, drafted, now)
+        system_prompt = self._prompts.system_for(conversation)
+        return settle(db, conversation, drafted, system_prompt, self._listeners, now)
 
     async def preview(
-        self, conversation: ConversationRef, *, keep_turns: int | None = None
+        self, conversation: ConversationRef, model: ModelHandle, *, keep_turns: int | None = None
     ) -> CompressionPreview | NotNeeded:
         """What `/compress` would take out: no model call, no write."""
-        job = self._job(await self._measure.load(conversation), "manual", keep_turns=keep_turns)
-        return await asyncio.to_thread(self._drafts.engine.preview, job, self._measure.estimator)
+        job = self._job(await self._measure.load(conversation, model), "manual", keep_turns=keep_turns)
+        return await asyncio.to_thread(self._engine.preview, job)
 
-    async def plan_undo(self, conversation: ConversationRef) -> UndoPreview | None:
+    async def plan_undo(self, conversation: ConversationRef, model: ModelHandle) -> UndoPreview | None:
         """What taking back the newest compression comes to; None when there is none. `settle_undo` does it."""
-        await self._drafts.drop(conversation.lineage_id)
+        await self._pending.drop(conversation.lineage_id)
         plan = await self._store.read(plan_undo, conversation.lineage_id)
         if plan is None:
             return None
         whole = View(session=replace(plan.tip, reported_prompt_tokens=None), transcript=plan.transcript)
-        prompt = await self._measure.measure(conversation, whole)
+        prompt = await self._measure.measure(conversation, model, whole)
         return UndoPreview(plan=plan, tokens=prompt.estimated, limits=prompt.limits)
 
     def settle_undo(self, db: Connection, undoing: UndoPreview, now: Millis) -> Session:
@@ -291,8 +244,8 @@ class ContextController:
         """
         view = await self._store.read(_load_ended, session_id)
         if view is not None:
-            await self._drafts.drop(view.session.lineage_id)
-            await self._drafts.engine.told(EndedEvent(view=view, was_reset=was_reset))
+            await self._pending.drop(view.session.lineage_id)
+            await self._engine.told(EndedEvent(view=view, was_reset=was_reset))
 
     # ---- after a reply
 
@@ -316,8 +269,8 @@ class ContextController:
         self, conversation: ConversationRef, prompt: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
     ) -> PressureEvent | None:
         if usage is not None:
-            await self._measure.profiles.learn(prompt.request, usage.prompt, prompt.view, prompt.size)
-            await self._drafts.engine.told(ReplyEvent(session=prompt.view.session, usage=usage))
+            await prompt.model.profile.learn(prompt.request, usage.prompt, prompt.view, prompt.size)
+            await self._engine.told(ReplyEvent(session=prompt.view.session, usage=usage))
         stored = state_of(prompt.view.session.context_state)
         tokens = prompt.estimated if usage is None else usage.prompt
         state = stored.judged(tokens, self._threshold(prompt))
@@ -341,7 +294,7 @@ class ContextController:
         )
         is_news = judged.is_blocked and not before.is_blocked
         events = [BlockedEvent(tokens=tokens, threshold=self._threshold(prompt))] if is_news else []
-        session_id, listeners, now = prompt.view.session.id, self._drafts.listeners, self._clock.now()
+        session_id, listeners, now = prompt.view.session.id, self._listeners, self._clock.now()
         await self._store.write(keep_verdict, conversation, session_id, judged, has_helped, events, listeners, now)
 
     async def _pressure(
@@ -353,9 +306,9 @@ class ContextController:
         """
         limits, threshold = prompt.limits, self._threshold(prompt)
         near = (threshold * PRESSURE_PERCENT // 100, threshold, True)
-        will_compress = self._settings.is_enabled and not (state.is_blocked or state.held_at)
+        will_compress = prompt.model.context.is_enabled and not (state.is_blocked or state.held_at)
         lines = [near] if will_compress else []
-        for share in self._settings.pressure_levels:
+        for share in prompt.model.context.pressure_levels:
             lines.append((int(limits.context_length * share), limits.context_length, False))
         crossed = (line for line in lines if reported >= line[0])
         level, of_tokens, is_threshold = max(crossed, default=(0, threshold, False))
@@ -380,21 +333,49 @@ class ContextController:
 
     def _threshold(self, prompt: MeasuredPrompt) -> Tokens:
         """Where the engine acts: of a plugin's it has to be believed, or what it does would be taken for in vain."""
-        return self._drafts.engine.threshold(prompt.view.session.lineage_id, prompt.limits)
+        return self._engine.threshold(prompt.view.session.lineage_id, prompt.limits)
 
-    async def _compress(self, conversation: ConversationRef, job: CompressionJob) -> CompressionOutcome:
-        async with self._waited_for(conversation, job.view):
-            drafted = await self._drafts.make(conversation, job)
-        return await self._drafts.commit(conversation, drafted)
+    async def _compress(
+        self, conversation: ConversationRef, prompt: MeasuredPrompt, job: CompressionJob
+    ) -> CompressionOutcome:
+        async with self._waited_for(conversation, prompt):
+            drafted = await self._prepare(conversation, job)
+        return await self._commit(conversation, drafted)
+
+    async def _prepare(
+        self, conversation: ConversationRef, job: CompressionJob, *, state: ContextState | None = None
+    ) -> Drafted:
+        """A compression that could be committed, and what is to be kept of the attempt. Writes only failed calls."""
+        started = time.perf_counter()
+        before = state_of(job.view.session.context_state)
+        result, after = await self._engine.draft(job, state or before)
+        if isinstance(result, PreparedCompression) and not job.must_shrink:
+            for look in self._before_split:
+                await look(conversation, job.view)
+        took_ms = round((time.perf_counter() - started) * 1_000)
+        return Drafted(job=job, result=result, before=before, state=after, took_ms=took_ms)
+
+    async def _take_finished(self, conversation: ConversationRef) -> CompressionOutcome | None:
+        """Commit what was prepared beside the conversation, if it is done by now."""
+        drafted = await self._pending.take_finished(conversation.lineage_id)
+        return None if drafted is None else await self._commit(conversation, drafted)
+
+    async def _commit(self, conversation: ConversationRef, drafted: Drafted) -> CompressionOutcome:
+        """Settle a compression in a transaction of its own."""
+        outcome = await self._store.write(self.settle, conversation, drafted, self._clock.now())
+        log_outcome(conversation, drafted, outcome)
+        if isinstance(outcome, Compressed):
+            await self._engine.told(ContinuedEvent(child=outcome.child))
+        return outcome
 
     @asynccontextmanager
-    async def _waited_for(self, conversation: ConversationRef, view: View) -> AsyncIterator[None]:
+    async def _waited_for(self, conversation: ConversationRef, prompt: MeasuredPrompt) -> AsyncIterator[None]:
         """Around what a turn waits for: its people are told if it takes long."""
         if self._on_wait is None:
             yield
             return
         telling = asyncio.create_task(
-            _after(self._settings.quiet_seconds, self._on_wait, conversation, view), name="wait"
+            _after(prompt.model.context.quiet_seconds, self._on_wait, conversation, prompt.view), name="wait"
         )
         try:
             yield
@@ -409,7 +390,7 @@ class ContextController:
 
         What growth has lifted is stored, and is in the room that comes back: a state is never changed from an old one.
         """
-        if not self._settings.is_enabled:
+        if not prompt.model.context.is_enabled:
             return None
         session = prompt.view.session
         stored = state_of(session.context_state)
@@ -423,7 +404,7 @@ class ContextController:
             why = "ineffective" if state.is_blocked else "held_after_undo"
             log.info("compression.held_back", layer=layer, why=why, tokens=prompt.estimated)
             return None
-        is_cooling = self._drafts.engine.is_cooling(layer, self._drafts.routes, state)
+        is_cooling = self._engine.is_cooling(layer, prompt.model.summary_routes, state)
         return prompt if is_urgent or not is_cooling else None
 
     def _job(
@@ -435,7 +416,7 @@ class ContextController:
         keep_turns: int | None = None,
         must_shrink: bool | None = None,
     ) -> CompressionJob:
-        limits = prompt.limits
+        limits, model = prompt.limits, prompt.model
         return CompressionJob(
             view=prompt.view,
             request=prompt.request,
@@ -446,6 +427,10 @@ class ContextController:
             keep_turns=keep_turns,
             tokens_before=prompt.estimated,
             must_shrink=limits.is_urgent(prompt.estimated) if must_shrink is None else must_shrink,
+            model=model.info,
+            estimator=model.profile.estimator,
+            routes=model.routes_within(limits.context_length),
+            settings=model.context.compressor,
         )
 
 

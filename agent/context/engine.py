@@ -8,10 +8,9 @@ from agent.context.compressor import (
     CompressionJob,
     CompressionPreview,
     PreparedCompression,
-    SummaryRoute,
 )
 from agent.context.engine_events import CompressionRequest, EngineEvent
-from agent.context.estimate import Estimator
+from agent.context.handle import SummaryRoute
 from agent.context.limits import Limits
 from agent.context.outcomes import Aborted, NotNeeded
 from agent.context.state import ContextState
@@ -21,7 +20,7 @@ from hermes_state.values import LineageId, Tokens
 
 
 class Engine(Protocol):
-    """Drafts compressions of stored rows; commits nothing. One for all conversations of a model.
+    """Drafts compressions of stored rows; commits nothing. One for all conversations, whatever model answers them.
 
     The built-in one is `Compressor`; `engines.adapter.PluginEngine` runs engines that were written for message lists.
     """
@@ -37,12 +36,10 @@ class Engine(Protocol):
         self,
         job: CompressionJob,
         state: ContextState,
-        estimator: Estimator,
-        routes: Sequence[SummaryRoute],
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """What a compression would come to, and what is to be remembered of the attempt. Raises nothing of its own."""
 
-    def preview(self, job: CompressionJob, estimator: Estimator) -> CompressionPreview | NotNeeded:
+    def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         """What a compression would take out: no model call, no write. May be called in a thread."""
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:

@@ -3,9 +3,10 @@
 import asyncio
 from dataclasses import dataclass, replace
 
+from agent.context.engine import Engine
 from agent.context.estimate import Estimator, Size
-from agent.context.learned_profile import LearnedProfile
-from agent.context.limits import Limits, LimitSettings, limits_of
+from agent.context.handle import ModelHandle
+from agent.context.limits import Limits
 from agent.model.base import ModelRequest
 from agent.model.sizes import SizeSource
 from agent.model.wire import WireSettings
@@ -32,6 +33,13 @@ class MeasuredPrompt:
     """The conversation's: the model's, unless a smaller window is assumed for it."""
     model_limits: Limits
     """The model's: what is larger than its window is not sent."""
+    model: ModelHandle
+    """The model that it was measured for."""
+
+    def refreshed(self) -> "MeasuredPrompt":
+        """The same prompt with the limits that hold now, after a window was learned or assumed."""
+        limits = self.model.limits_for(self.view.session.lineage_id)
+        return replace(self, limits=limits, model_limits=self.model.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +81,7 @@ class _RowsSize:
 
 
 class PromptMeasure:
-    """Measures conversations for one model."""
+    """Measure of conversations: how large the next prompt of each would be, for any model."""
 
     def __init__(
         self,
@@ -81,65 +89,46 @@ class PromptMeasure:
         store: Store,
         views: ViewCache,
         prompts: PromptBuilder,
-        profiles: LearnedProfile,
-        settings: LimitSettings,
     ) -> None:
         self._store = store
         self._views = views
         self._prompts = prompts
-        self._settings = settings
-        self.profiles = profiles
         self._measured: dict[LineageId, _RowsSize] = {}
 
-    @property
-    def estimator(self) -> Estimator:
-        return self.profiles.estimator
-
-    @property
-    def limits(self) -> Limits:
-        """The model's, as they are now: a learned window moves all of them."""
-        return self._limits_of(self.profiles.window)
-
-    def limits_for(self, lineage_id: LineageId) -> Limits:
-        """A conversation's: the model's, unless a smaller window is assumed for it."""
-        return self._limits_of(self.profiles.window_for(lineage_id))
-
-    def _limits_of(self, window: Tokens) -> Limits:
-        return limits_of(window, self.profiles.capacity.output_in(window), self._settings)
-
-    async def load(self, conversation: ConversationRef) -> MeasuredPrompt:
+    async def load(self, conversation: ConversationRef, model: ModelHandle) -> MeasuredPrompt:
         """The conversation as it is stored now."""
-        return await self.measure(conversation, await self._views.load(conversation.lineage_id))
+        return await self.measure(conversation, model, await self._views.load(conversation.lineage_id))
 
-    async def measure(self, conversation: ConversationRef, view: View) -> MeasuredPrompt:
+    async def measure(self, conversation: ConversationRef, model: ModelHandle, view: View) -> MeasuredPrompt:
         """A view that is known."""
-        await self.profiles.load()
-        if view.session.model not in (None, self.profiles.model):  # another model's count says nothing here
+        await model.profile.load()
+        if view.session.model not in (None, model.profile.model):  # another model's count says nothing here
             view = replace(view, session=replace(view.session, reported_prompt_tokens=None))
-        limits = self.limits
+        limits, estimator = model.limits, model.profile.estimator
         request = await self._prompts.request_for(
             conversation,
             view,
+            maker=model.maker,
+            images=model.images,
             input_window=limits.input_window,
             max_output_tokens=Tokens(limits.context_length - limits.input_window),
         )
-        size = self.estimator.fixed_size(request) + await self._rows_size(conversation, view, request)
+        size = estimator.fixed_size(request) + await self._rows_size(conversation, view, request, estimator)
         return MeasuredPrompt(
             view=view,
             request=request,
             size=size,
-            estimated=self.estimator.prompt(view, request, size),
-            limits=self.limits_for(conversation.lineage_id),
+            estimated=estimator.prompt(view, request, size),
+            limits=model.limits_for(conversation.lineage_id),
             model_limits=limits,
+            model=model,
         )
 
-    def refreshed(self, prompt: MeasuredPrompt) -> MeasuredPrompt:
-        """The same prompt with the limits that hold now, after a window was learned or assumed."""
-        return replace(prompt, limits=self.limits_for(prompt.view.session.lineage_id), model_limits=self.limits)
-
-    async def _rows_size(self, conversation: ConversationRef, view: View, request: ModelRequest) -> Size:
+    async def _rows_size(
+        self, conversation: ConversationRef, view: View, request: ModelRequest, estimator: Estimator
+    ) -> Size:
         """The rows' size: of a view that has only grown since it was measured, only what is new is looked at."""
-        rows, style, estimator = request.transcript, request.style, self.estimator
+        rows, style = request.transcript, request.style
         known = self._measured.get(conversation.lineage_id)
         start, size = 0, Size(0, 0)
         if known is not None and known.is_beginning_of(view, style):
@@ -156,14 +145,14 @@ class PromptMeasure:
             self._measured[conversation.lineage_id] = seen
         return size
 
-    async def standing(self, conversation: ConversationRef) -> ContextStatus:
-        """What people are told when they ask how full their conversation is."""
-        prompt = await self.load(conversation)
+    async def status(self, conversation: ConversationRef, model: ModelHandle, engine: Engine) -> ContextStatus:
+        """How full a conversation is, for people who ask."""
+        prompt = await self.load(conversation, model)
         return ContextStatus(
             prompt=prompt.estimated,
-            fixed=self.estimator.whole(replace(prompt.request, transcript=())),
+            fixed=model.profile.estimator.whole(replace(prompt.request, transcript=())),
             limits=prompt.limits,
-            window_from=self.profiles.source_for(conversation.lineage_id),
-            threshold=prompt.limits.threshold,
+            window_from=model.profile.source_for(conversation.lineage_id),
+            threshold=engine.threshold(conversation.lineage_id, prompt.limits),
             compressions=await self._store.read(count_compressions, conversation.lineage_id),
         )

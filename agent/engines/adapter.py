@@ -5,7 +5,6 @@ attempt is aborted, and where there is no room to leave things as they are, the 
 """
 
 import asyncio
-import copy
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -19,17 +18,16 @@ from agent.context.compressor import (
     CompressionJob,
     CompressionPreview,
     PreparedCompression,
-    SummaryRoute,
 )
 from agent.context.cuts import has_open_calls
 from agent.context.engine import Engine
 from agent.context.engine_events import CompressionRequest, EngineEvent
-from agent.context.estimate import Estimator
+from agent.context.handle import ModelInfo, SummaryRoute
 from agent.context.limits import Limits
 from agent.context.outcomes import Aborted, NotNeeded, SkipReason
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import QUICK_SECONDS, EngineInstance, EngineInstances, ModelInfo
+from agent.engines.instances import QUICK_SECONDS, EngineInstance, EngineInstances
 from agent.engines.mapping import MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
 from agent.engines.timeouts import EngineError
 from agent.handoff import framed
@@ -75,19 +73,12 @@ class PluginEngine:
         """
         self._name = name
         self._fallback = fallback
-        self._model = model
         self._redact = redact
         self._clock = clock
         self._mark = mark
         self._schemas = tuple(schemas)
         self._compress_seconds = compress_seconds
         self._instances = EngineInstances(name, make, model=model, quick_seconds=quick_seconds)
-
-    def beside(self, fallback: Engine, model: ModelInfo) -> "PluginEngine":
-        """The same engine objects for another model: one whose conversation changes over is told so."""
-        other = copy.copy(self)
-        other._fallback, other._model = fallback, model
-        return other
 
     @property
     def name(self) -> str:
@@ -112,38 +103,36 @@ class PluginEngine:
         self,
         job: CompressionJob,
         state: ContextState,
-        estimator: Estimator,
-        routes: Sequence[SummaryRoute],
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """See `Engine.draft`. A cut at a certain message is no part of the contract: the built-in engine makes it."""
         if job.keep_turns is not None:
-            return await self._fallback.draft(job, state, estimator, routes)
+            return await self._fallback.draft(job, state)
         if has_open_calls(job.view.transcript):
             return job.not_needed(SkipReason.TOOL_RUNS), state
         key, now = self._cooldown_key(job.layer), self._clock.now()
         if job.is_out_of_time:
-            return await self._fall_back(job, state.failed(key, "timeout", now), estimator, ())
+            return await self._fall_back(replace(job, routes=()), state.failed(key, "timeout", now))
         if job.must_shrink and (self._instances.was_lost_in(job.view.session) or state.is_cooling(key, now)):
-            return await self._fall_back(job, state, estimator, routes)
+            return await self._fall_back(job, state)
         try:
             mapped = await self._compressed(job)
         except EngineError as error:
             log.warning("engine.failed", engine=self._name, layer=job.layer, reason=str(error))
             state = state.failed(key, FAILED, self._clock.now())
             if job.must_shrink:
-                return await self._fall_back(job, state, estimator, routes)
+                return await self._fall_back(job, state)
             reason, until = f"The context engine {self._name} {error}.", state.cooldowns[key].until
             return Aborted(kind=FAILED, reason=reason, retry_at=Millis(until)), state
         state = state.answered(key)
-        result, judged = self._judged(job, state, estimator, mapped)
+        result, judged = self._judged(job, state, mapped)
         if isinstance(result, NotNeeded) and job.must_shrink:
-            return await self._fall_back(job, state, estimator, routes)
+            return await self._fall_back(job, state)
         return result, judged
 
-    def preview(self, job: CompressionJob, estimator: Estimator) -> CompressionPreview | NotNeeded:
+    def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         """A plugin cannot tell what it would do without doing it."""
         if job.keep_turns is not None:
-            return self._fallback.preview(job, estimator)
+            return self._fallback.preview(job)
         return job.not_needed(SkipReason.NO_PREVIEW)
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
@@ -206,7 +195,7 @@ class PluginEngine:
             raise EngineError(f"returned a list that cannot be used: {why}")
 
     def _acquire(self, job: CompressionJob) -> AbstractAsyncContextManager[EngineInstance]:
-        return self._instances.acquire(job.view.session, self._model, job.limits.context_length)
+        return self._instances.acquire(job.view.session, job.model, job.limits.context_length)
 
     async def _sent(self, job: CompressionJob) -> SentMessages:
         """A list of its own for every call: an engine may do with it what it likes."""
@@ -215,13 +204,13 @@ class PluginEngine:
         return await asyncio.to_thread(sent_messages, job.request.system, job.view.transcript, style)
 
     def _judged(
-        self, job: CompressionJob, state: ContextState, estimator: Estimator, mapped: MappedMessages | None
+        self, job: CompressionJob, state: ContextState, mapped: MappedMessages | None
     ) -> tuple[PreparedCompression | NotNeeded, ContextState]:
         if mapped is None:
             return job.not_needed(SkipReason.NOTHING_BETWEEN), state.struck(job.tokens_before)
-        gone = int(estimator.rows(mapped.removed, job.request.style))
+        gone = int(job.estimator.rows(mapped.removed, job.request.style))
         added = sum(
-            int(estimator.text(framed(row.text or "") if row.origin is Origin.SUMMARY else row.text or ""))
+            int(job.estimator.text(framed(row.text or "") if row.origin is Origin.SUMMARY else row.text or ""))
             for row in mapped.added
         )
         after = EstimatedTokens(max(0, job.tokens_before - gone) + added)
@@ -244,12 +233,10 @@ class PluginEngine:
         self,
         job: CompressionJob,
         state: ContextState,
-        estimator: Estimator,
-        routes: Sequence[SummaryRoute],
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """There is no room to leave the conversation as it is until the engine can do better."""
         log.warning("engine.replaced", engine=self._name, layer=job.layer, by=self._fallback.name)
-        return await self._fallback.draft(job, state, estimator, routes)
+        return await self._fallback.draft(job, state)
 
     # ---- when to compress
 

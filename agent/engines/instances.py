@@ -15,13 +15,14 @@ from typing import Any
 import structlog
 
 from agent.context.engine_events import ContinuedEvent, EndedEvent, EngineEvent, ReplyEvent
+from agent.context.handle import ModelInfo
 from agent.context.state import state_of
 from agent.engines.contract import ContextEngine
 from agent.engines.mapping import sent_messages
 from agent.engines.timeouts import CallTimeout, EngineError, call_with_timeout
 from agent.model.wire import WireSettings
 from hermes_state.sessions import Session
-from hermes_state.values import CanonicalUsage, LineageId, SessionId, Tokens
+from hermes_state.values import CanonicalUsage, LineageId, SessionId
 
 log = structlog.get_logger()
 
@@ -35,15 +36,6 @@ MAX_HUNG_CALLS = 4
 """Calls that were given up and still run: with so many, a plugin is not called at all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """The model that answers, as `update_model` tells it."""
-
-    name: str
-    context_length: Tokens
-    base_url: str = ""
-    api_key: str = field(default="", repr=False)
-    provider: str = ""
 
 
 @dataclass(slots=True)

@@ -20,9 +20,9 @@ from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias
 
 from agent.context.engine import Engine
+from agent.context.handle import ModelInfo
 from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import ModelInfo
 from agent.model.base import ToolSchema
 from hermes_state.errors import ConfigError
 from hermes_state.text import closest

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import structlog
 
-from gateway.models.runtime import Runtime
+from gateway.models.selection import Runtime
 from hermes_state.admin.pairings import UserRole, load_roles
 from hermes_state.aio import Backoff
 from hermes_state.errors import StoreUnavailable

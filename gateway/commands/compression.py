@@ -8,6 +8,7 @@ from sqlite3 import Connection
 from agent.context.commit import Drafted, UndoPreview
 from agent.context.compressor import CompressionPreview
 from agent.context.controller import ContextController
+from agent.context.handle import ModelHandle
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason, summarize_manual_compression
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.context_settings import NoticeConfig
@@ -35,20 +36,21 @@ async def compress(invocation: Invocation) -> CommandResult:
     if session is None or session.ended_at is not None:
         return say("This chat has no conversation yet.")
     conversation = invocation.conversation(session)
-    context = invocation.context.live.agent_for(session.chosen_model).context
+    live = invocation.context.live
+    context, model = live.agent.context, live.model_of(session.chosen_model)
     if word == "preview":
-        return say(_preview_text(await context.preview(conversation)))
+        return say(_preview_text(await context.preview(conversation, model)))
     if word == "undo":
-        return await _plan_undo(context, conversation)
+        return await _plan_undo(context, conversation, model)
     keep_turns = int(here[1]) if here is not None else None
     if keep_turns == 0:
         raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
-    config = invocation.context.live.config
+    config = live.config
     focus = None if here is not None else _focus(argument, Redactor(secrets_of(config)))
-    preview = await context.preview(conversation, keep_turns=keep_turns)
+    preview = await context.preview(conversation, model, keep_turns=keep_turns)
     if isinstance(preview, CompressionPreview) or preview.why is SkipReason.NO_PREVIEW:
         await invocation.acknowledge(STARTED)
-    draft = context.draft_by_hand(conversation, focus=focus, keep_turns=keep_turns)
+    draft = context.draft_by_hand(conversation, model, focus=focus, keep_turns=keep_turns)
     drafted = await invocation.context.tasks.run(invocation.chat.id, invocation.row.sender_ref, draft)
     if drafted is None:
         return say(STOPPED)
@@ -97,8 +99,8 @@ def _details(outcome: Compressed) -> list[str]:
     ]
 
 
-async def _plan_undo(context: ContextController, conversation: ConversationRef) -> CommandResult:
-    undoing = await context.plan_undo(conversation)
+async def _plan_undo(context: ContextController, conversation: ConversationRef, model: ModelHandle) -> CommandResult:
+    undoing = await context.plan_undo(conversation, model)
     if undoing is None:
         raise CommandError("This conversation has no compression that could be taken back.")
     if not undoing.fits:

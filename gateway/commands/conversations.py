@@ -27,7 +27,7 @@ async def new(invocation: Invocation) -> CommandResult:
 
     async def tell_context() -> None:
         if before is not None and before.ended_at is None:
-            await context.live.agent_for(before.chosen_model).context.ended(before.id, was_reset=True)
+            await context.live.agent.context.ended(before.id, was_reset=True)
 
     return CommandResult(apply=partial(_new, invocation.chat.id, title), after=tell_context)
 

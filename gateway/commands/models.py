@@ -3,7 +3,7 @@
 from functools import partial
 from sqlite3 import Connection
 
-from agent.turn import Agent
+from agent.context.handle import ModelHandle
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.routes import CONFIGURED, RouteConfig
 from gateway.config.settings import ModelConfig
@@ -31,12 +31,12 @@ async def model(invocation: Invocation) -> CommandResult:
     route = route_of(settings, choice)
     assert route is not None, "a choice that has just been made is known"
     try:
-        agent = context.live.agents.of(route)
+        handle = context.live.models.of(route)
     except ConfigError as error:
         raise CommandError(f"That model cannot be used here: {error}.") from error
-    told = [_chosen(settings, choice, route, await _window(agent))]
+    told = [_chosen(settings, choice, route, await _window(handle))]
     if session is not None:
-        told += await _room(invocation, session, agent)
+        told += await _size(invocation, session, handle)
     if choice is not None and choice not in known_routes(settings):
         told.append(
             f"The configuration does not name it, so whether it exists shows with the next message."
@@ -50,10 +50,10 @@ def _choose(chat_id: ChatId, choice: str | None, told: str, db: Connection, now:
     return told
 
 
-async def _window(agent: Agent) -> str:
+async def _window(handle: ModelHandle) -> str:
     """Size of the window and who says so, which tells how sure it is: a model is asked at its first turn."""
-    limits = await agent.context.load_limits()
-    return f"window {limits.context_length:,} tokens ({WINDOW_FROM[agent.context.window_from]})"
+    limits = await handle.load_limits()
+    return f"window {limits.context_length:,} tokens ({WINDOW_FROM[handle.window_from]})"
 
 
 def _chosen(settings: ModelConfig, choice: str | None, route: RouteConfig, window: str) -> str:
@@ -67,12 +67,12 @@ def _chosen(settings: ModelConfig, choice: str | None, route: RouteConfig, windo
     )
 
 
-async def _room(invocation: Invocation, session: Session, agent: Agent) -> list[str]:
+async def _size(invocation: Invocation, session: Session, handle: ModelHandle) -> list[str]:
     """Sentence about a conversation that a smaller window will compress; none where it fits."""
-    standing = await agent.context.standing(invocation.conversation(session))
-    if standing.prompt < standing.limits.threshold or not agent.context.is_automatic:
+    status = await invocation.context.live.agent.context.status(invocation.conversation(session), handle)
+    if status.prompt < status.limits.threshold or not handle.context.is_enabled:
         return []
-    return [f"This conversation takes about {standing.prompt:,} tokens, so it is compressed before the next answer."]
+    return [f"This conversation takes about {status.prompt:,} tokens, so it is compressed before the next answer."]
 
 
 async def _listed(invocation: Invocation, session: Session | None) -> CommandResult:
@@ -82,7 +82,7 @@ async def _listed(invocation: Invocation, session: Session | None) -> CommandRes
     route = route_of(settings, choice)
     if route is None:
         choice, route = None, settings.route
-    lines = [f"Model: {_described(settings, route)}, {await _window(live.agent_for(choice))}"]
+    lines = [f"Model: {_described(settings, route)}, {await _window(live.model_of(choice))}"]
     current = settings.label if choice is None else name_of(settings, choice)
     known = known_routes(settings)
     lines += [_line(settings, name, one, current) for name, one in list(known.items())[:MAX_NAMES]]

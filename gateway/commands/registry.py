@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from gateway.access.permissions import AccessControl
 from gateway.commands.tasks import CommandTasks
-from gateway.models.runtime import Runtime
+from gateway.models.selection import Runtime
 from gateway.turns.lanes import LaneDispatcher
 from hermes_state import outbox
 from hermes_state.admin.pairings import UserRole

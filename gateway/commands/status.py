@@ -29,7 +29,7 @@ async def status(invocation: Invocation) -> CommandResult:
         name = f"“{title}”, " if title else ""
         lines.append(f"- Conversation: {name}`{session.short_key}`, {counted(messages, 'message')}")
         lines += _fallback_lines(context, session)
-        lines += await _context_lines(invocation, session)
+        lines += await context_lines(invocation, session)
     if running is not None:
         lines.append(_running_line(context, running))
     if waiting:
@@ -56,7 +56,7 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
     if route.protocol == "offline":
         yield f"- Model: the built-in offline model, which does not think; for a real one, {MODEL_SETUP_HINT}"
         return
-    line = context.live.agent_for(choice).line
+    line = context.live.model_of(choice).client
     name = name_of(settings, choice)
     called = f"{name} ({route.label})" if name != route.label else name
     cache = cache_state(line.name, line.route, settings.cache_ttl)
@@ -72,7 +72,7 @@ def _fallback_lines(context: CommandContext, session: Session) -> Iterator[str]:
     """The fallback that answers in place of the conversation's model."""
     settings = context.live.config.model
     chosen = route_of(settings, session.chosen_model) or settings.route
-    by = context.live.stand_ins.of(session.lineage_id, chosen)
+    by = context.live.fallbacks.of(session.lineage_id, chosen)
     if by is not None:
         yield f"- The last answer came from {by.label}, in place of {chosen.label}"
 
@@ -89,25 +89,28 @@ def _connection_lines(context: CommandContext) -> Iterator[str]:
         yield f"- {name}: {'connected' if is_good else health.state.value.replace('_', ' ')}{detail}"
 
 
-async def _context_lines(invocation: Invocation, session: Session) -> list[str]:
-    context = invocation.context.live.agent_for(session.chosen_model).context
-    standing = await context.standing(invocation.conversation(session))
-    limits = standing.limits
-    percent = standing.prompt * 100 // limits.input_window
-    acts = f"compressed from {standing.threshold:,} on"
-    if context.engine != BUILT_IN:  # it may have other reasons, too
-        acts = f"compressed by `{context.engine}`, from {standing.threshold:,} on at the latest"
-    if not context.is_automatic:
+async def context_lines(invocation: Invocation, session: Session) -> list[str]:
+    """How full the conversation is, how large its window is, and what is wrong with that."""
+    live = invocation.context.live
+    model, engine = live.model_of(session.chosen_model), live.agent.context.engine
+    status = await live.agent.context.status(invocation.conversation(session), model)
+    limits, times = status.limits, status.compressions
+    percent = status.prompt * 100 // limits.input_window
+    acts = f"compressed from {status.threshold:,} on"
+    if engine != BUILT_IN:  # it may have other reasons, too
+        acts = f"compressed by `{engine}`, from {status.threshold:,} on at the latest"
+    if not model.context.is_enabled:
         acts = "compressed only by /compress"
-    done = f"; compressed {counted(standing.compressions, 'time')} so far" if standing.compressions else ""
+    done = f"compressed {counted(times, 'time')} so far" if times else "not compressed so far"
+    used = f"about {status.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate)"
     lines = [
-        f"- Context: about {standing.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate), {acts}{done}",
-        f"- Window: {limits.context_length:,} tokens, {WINDOW_FROM[standing.window_from]}",
+        f"- Context: {used}, {acts}, {done}",
+        f"- Window: {limits.context_length:,} tokens, {WINDOW_FROM[status.window_from]}",
     ]
-    if standing.is_crowded:
+    if status.is_crowded:
         lines.append(
-            f"- The system prompt and the tools alone take {standing.fixed:,} tokens, half of the "
-            f"{standing.threshold:,} at which conversations are compressed: a larger `model.context_length` would help"
+            f"- The system prompt and the tools alone take {status.fixed:,} tokens, half of the "
+            f"{status.threshold:,} at which conversations are compressed: a larger `model.context_length` would help"
         )
     return lines
 

@@ -1,12 +1,12 @@
 """Commands about usage and costs: /usage, and /insights for admins."""
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
+from gateway.commands.status import context_lines
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
 from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, load_insights, load_usage, spending_settings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
-from hermes_state.sessions import Session, load_active
-from hermes_state.text import counted
+from hermes_state.sessions import load_active
 
 
 async def usage(invocation: Invocation) -> CommandResult:
@@ -22,22 +22,10 @@ async def usage(invocation: Invocation) -> CommandResult:
     else:
         lines.append(f"This conversation, `{session.short_key}`:")
         lines += usage_lines(found)
-        lines.append(await _context_line(invocation, session))
+        lines.append((await context_lines(invocation, session))[0])
     lines += ["", "Caps and today:" if found.caps else "Today:"]
     lines += today_lines(found, tells_all=invocation.role is UserRole.ADMIN and not chat.kind.is_shared)
     return say("\n".join(lines))
-
-
-async def _context_line(invocation: Invocation, session: Session) -> str:
-    context = invocation.context.live.agent_for(session.chosen_model).context
-    standing = await context.standing(invocation.conversation(session))
-    limits = standing.limits
-    percent = standing.prompt * 100 // limits.input_window
-    acts = f"compressed from {limits.threshold:,} on" if context.is_automatic else "compressed only by /compress"
-    times = standing.compressions
-    done = f"compressed {counted(times, 'time')} so far" if times else "not compressed so far"
-    used = f"about {standing.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate)"
-    return f"- Context: {used}, {acts}, {done}"
 
 
 async def insights(invocation: Invocation) -> CommandResult:

@@ -17,7 +17,7 @@ from gateway.commands.runner import CommandRunner
 from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, apply_deletion, apply_edit
 from gateway.inbound.offline_commands import OfflineCommands
 from gateway.inbound.rate_limit import TOO_FAST, CommandRateLimiter
-from gateway.models.runtime import Runtime
+from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
 from gateway.turns.lanes import LaneDispatcher
 from hermes_state import inbox

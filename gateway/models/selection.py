@@ -1,28 +1,65 @@
-"""The models of a gateway: what people call them, who may choose which, and the lines that lead to them."""
+"""Selection of models: what people call them, who may choose which, and which one answers a conversation."""
 
-import importlib
-from typing import Any, Final
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import urlsplit
 
-from agent.model.base import ChatModel
-from agent.model.caching import CacheState, CacheTtl, cache_state
-from agent.model.client import ModelClient
-from agent.model.protocols import missing_extra
-from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-from agent.model.protocols.offline import OfflineModel
-from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
+from agent.context.handle import ModelHandle
+from agent.turn import Agent
 from gateway.config.routes import CONFIGURED, RouteConfig, completed
 from gateway.config.settings import Config, ModelConfig
-from gateway.models.auxiliary import all_routes
-from gateway.models.capacity import capacity_in
-from gateway.models.pricing import Pricing
+from gateway.models.clients import ModelRegistry
 from hermes_state.admin.pairings import UserRole
-from hermes_state.errors import CommandError, ConfigError
+from hermes_state.errors import CommandError
 from hermes_state.text import closest
+from hermes_state.values import LineageId
 
 _EXACT: Final = "="
 """Before a choice that is no name of the configuration but a model's own: it stays, whatever the configuration says."""
 LONGEST_NAME = 200
+
+
+MAX_CONVERSATIONS = 4_096
+"""Conversations for which it is remembered that another model answers, so that a change is announced once."""
+
+
+class FallbackState:
+    """Conversations that are answered by another model than theirs; in memory, so a restart says it once more."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[LineageId, tuple[RouteConfig, RouteConfig]] = OrderedDict()
+        """The chosen route, and the one that has answered last."""
+
+    def of(self, lineage_id: LineageId, chosen: RouteConfig) -> RouteConfig | None:
+        """The route that has answered last in place of `chosen`; None: that one itself."""
+        route, by = self._seen.get(lineage_id, (None, None))
+        return by if route == chosen else None
+
+    def note(self, lineage_id: LineageId, chosen: RouteConfig, by: RouteConfig) -> RouteConfig | None:
+        """Remember who has answered; returns who had before in place of `chosen`."""
+        before = self.of(lineage_id, chosen)
+        self._seen.pop(lineage_id, None)
+        if by != chosen:
+            self._seen[lineage_id] = (chosen, by)
+            if len(self._seen) > MAX_CONVERSATIONS:
+                self._seen.popitem(last=False)
+        return before
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Configuration, agent and models in force. A reload replaces them; a running turn keeps what it started with."""
+
+    config: Config
+    agent: Agent
+    models: ModelRegistry
+    fallbacks: FallbackState = field(default_factory=FallbackState)
+
+    def model_of(self, choice: str | None) -> ModelHandle:
+        """The model that a conversation has chosen; the configured one where that is gone."""
+        route = route_of(self.config.model, choice)
+        return self.models.configured if choice is None or route is None else self.models.of(route)
 
 
 def known_routes(model: ModelConfig) -> dict[str, RouteConfig]:
@@ -83,70 +120,3 @@ def nearest(model: ModelConfig, written: str) -> str:
     """A question about what was meant; empty where nothing is alike."""
     meant = closest(written, (*known_routes(model), CONFIGURED))
     return f" Did you mean `/model {meant}`?" if meant is not None else ""
-
-
-def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
-    """The model at the end of a route, ready to be called. Raises `ConfigError` where its SDK is not installed."""
-    if route.protocol == "offline":
-        return OfflineModel()
-    assert route.name is not None, "the settings require a name for this protocol"
-    endpoint: dict[str, Any] = {  # Any: what the settings of every protocol begin with
-        "model": route.name,
-        "api_key": route.api_key.get_secret_value() if route.api_key is not None else "",
-        "base_url": route.base_url,
-        "connect_seconds": settings.connect_seconds,
-        "read_seconds": settings.read_seconds,
-        "streams": route.streaming,
-    }
-    match route.protocol:
-        case "chat_completions":
-            return ChatCompletionsModel(ChatCompletionsSettings(**endpoint, cache_ttl=settings.cache_ttl))
-        case "responses":
-            return ResponsesModel(ResponsesSettings(**endpoint))
-        case "anthropic":
-            return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl}, capacity_in(route).context_length)
-
-
-def _anthropic_model(settings: dict[str, Any], context_length: int) -> ChatModel:
-    """Its module imports an SDK that not everybody has, and that takes a second to load."""
-    missing = missing_extra("anthropic")
-    if missing is not None:
-        raise ConfigError(missing)
-    module = importlib.import_module("agent.model.protocols.anthropic")
-    # Prompt and limit have to fit the window together, and every request names a limit: where a call sets none, such
-    # as for a summary, half of a small window leaves room for a prompt. What is too much all the same is lowered once
-    # the provider has refused it.
-    limit = min(module.DEFAULT_MAX_TOKENS, context_length // 2)
-    model: ChatModel = module.AnthropicModel(module.AnthropicSettings(**settings, default_max_tokens=limit))
-    return model
-
-
-def caching_of(route: RouteConfig, ttl: CacheTtl) -> CacheState:
-    """Whether prompts to a route's model are marked for caching, for how long, and where they go."""
-    host = place_of(route)
-    return cache_state(route.name or "", f"{route.protocol}:{host}" if host else route.protocol, ttl)
-
-
-class ClientRegistry:
-    """One line to each model in use, shared by all that ask it; made when first asked for."""
-
-    def __init__(self, config: Config, costs: Pricing) -> None:
-        """Raises `ConfigError` where a protocol of the configuration cannot be spoken here."""
-        self._config = config
-        self._costs = costs
-        self._lines: dict[RouteConfig, ModelClient] = {}
-        for route in all_routes(config):
-            if route.protocol == "anthropic":  # now, for the SDK takes longer to load than people should wait
-                self.of(route)
-
-    def of(self, route: RouteConfig) -> ModelClient:
-        line = self._lines.get(route)
-        if line is None:
-            terms = self._costs.terms(self._config, None if route.protocol == "offline" else route.name)
-            line = self._lines[route] = ModelClient(make_model(route, self._config.model), **terms)
-        return line
-
-    async def close(self) -> None:
-        """Close every connection."""
-        for line in self._lines.values():
-            await line.model.close()

@@ -5,9 +5,8 @@ from datetime import UTC, tzinfo
 from sqlite3 import Connection
 from urllib.parse import urlsplit
 
-from agent.context.compressor import SUMMARY_SECONDS, CompressorSettings
-from agent.context.controller import ContextSettings
 from agent.context.cuts import CutSettings
+from agent.context.handle import SUMMARY_SECONDS, CompressorSettings, ContextSettings
 from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.model.sizes import SizeSource
 from agent.prompt import DEFAULT_PERSONA, system_prompt
@@ -45,10 +44,10 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
             abort_on_summary_failure=compression.abort_on_summary_failure,
             summary_seconds=min(SUMMARY_SECONDS, config.model.turn_seconds / 4),
             zone=zone,
+            note_in_system=compression.note_in_system,
         ),
         hard_message_limit=config.hygiene.hard_message_limit,
         hold_seconds=config.hygiene.hold_seconds,
-        note_in_system=compression.note_in_system,
         pressure_levels=compression.pressure_levels,
     )
 

@@ -11,7 +11,7 @@ from gateway.access.pairing import COMMAND_LINE, approve_pairing, pairing_row, r
 from gateway.access.permissions import AccessControl, AccessDecision
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
-from gateway.models.runtime import Runtime
+from gateway.models.selection import Runtime
 from gateway.models.window import Window
 from gateway.operator.doctor import CheckResult, CheckStatus, check_context, check_database
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up
@@ -92,9 +92,9 @@ class OperatorHandler:
     def _routes(self) -> list[Mapping[str, Any]]:
         """Models in use, and which of them are left alone for now."""
         found: list[Mapping[str, Any]] = []
-        for _, agent in self._live.agents.in_use():
-            rest = agent.line.breaker.open
-            row = {"model": agent.line.name, "route": agent.line.route}
+        for client in self._live.models.in_use():
+            rest = client.breaker.open
+            row = {"model": client.name, "route": client.route}
             found.append(row if rest is None else row | {"rests_seconds": round(rest.seconds), "trouble": rest.why})
         return found
 
@@ -134,10 +134,10 @@ class OperatorHandler:
 
     async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
         """Checks that only the running daemon can make: its database, its models' windows and open circuits."""
-        lines = [agent.line for _, agent in self._live.agents.in_use()]
-        resting = [_circuit_result(line, rest) for line in lines if (rest := line.breaker.open) is not None]
-        context = self._live.agents.configured.context
-        window = Window(limits=await context.load_limits(), window_from=context.window_from)
+        clients = self._live.models.in_use()
+        resting = [_circuit_result(client, rest) for client in clients if (rest := client.breaker.open) is not None]
+        model, context = self._live.models.configured, self._live.agent.context
+        window = Window(limits=await model.load_limits(), window_from=model.window_from)
         engine = context.engine if context.engine != BUILT_IN else None
         told = check_context(self._live.config, window, engine)
         return [await self._store.read(check_database), told, *resting]

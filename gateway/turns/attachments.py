@@ -18,8 +18,7 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.models.runtime import Runtime
-from gateway.models.selection import route_of
+from gateway.models.selection import Runtime, route_of
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.turns.transcription import Transcriber, TranscriptionError

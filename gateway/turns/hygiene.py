@@ -5,6 +5,7 @@ have grown beyond that while no agent looked: over night, by a switch to a small
 conversation of very many messages (`hygiene.hard_message_limit`) is compressed whatever its size.
 """
 
+from agent.context.handle import ModelHandle
 from agent.context.measure import MeasuredPrompt
 from agent.turn import Agent
 from hermes_state.journal import RunningTurn
@@ -13,15 +14,15 @@ MIN_HYGIENE_MESSAGES = 4
 """Messages below which a conversation is left to the agent, however large they are."""
 
 
-async def check(agent: Agent, turn: RunningTurn) -> MeasuredPrompt | None:
+async def check(agent: Agent, turn: RunningTurn, model: ModelHandle) -> MeasuredPrompt | None:
     """Compress the turn's conversation if it stands at the far end of the window.
 
     Returns the prompt that was measured, for the turn to begin with; None where the conversation may have changed.
     Keeps the turn waiting for `hygiene.hold_seconds` at most where it could also begin.
     """
     context, conversation = agent.context, turn.conversation
-    prompt = await context.measure(conversation)
-    messages, limit = len(prompt.view.transcript), context.hard_message_limit
+    prompt = await context.measure(conversation, model)
+    messages, limit = len(prompt.view.transcript), model.context.hard_message_limit
     is_large = messages >= MIN_HYGIENE_MESSAGES and prompt.estimated >= prompt.limits.hygiene
     if not (is_large or messages >= limit) or context.is_pending(conversation.lineage_id):
         return prompt

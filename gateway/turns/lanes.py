@@ -14,7 +14,7 @@ from typing import Self, TypeAlias
 import structlog
 
 from gateway.access.permissions import AccessControl
-from gateway.models.runtime import Runtime
+from gateway.models.selection import Runtime
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.bursts import Claim, Hold, QueuedCommand, next_work
 from gateway.turns.previews import LivePreview

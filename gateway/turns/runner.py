@@ -15,13 +15,12 @@ from agent.model.client import record_cancelled
 from agent.model.errors import sentence_for
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import ModelConfig
-from gateway.models.runtime import Runtime
-from gateway.models.selection import name_of, route_of
+from gateway.models.selection import Runtime, name_of, route_of
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import pressure_sentence
-from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answered
+from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answered, change_notice
 from gateway.turns.previews import LivePreview
 from gateway.turns.titles import TitleWriter
 from hermes_state import journal, outbox, sessions
@@ -110,13 +109,13 @@ class TurnRunner:
             self._delivery.wake(turn.chat_id)
 
     async def _answer(self, turn: RunningTurn, preview: LivePreview) -> None:
-        config, agents = self._live.config, self._live.agents
+        config, agent, models = self._live.config, self._live.agent, self._live.models
         preview.open()
         done: TurnAnswer | None = None
         try:
             async with asyncio.timeout(config.model.turn_seconds):
                 chosen = await self._chosen(turn, config.model)
-                done = await answered(turn, preview, agents, chosen, config.model.fallback_routes)
+                done = await answered(turn, preview, agent, models, chosen, config.model.fallback_routes)
         finally:
             await self._close(preview, turn, done)
         final = self._final(turn, done, tells_pressure=config.notices.pressure)
@@ -176,7 +175,8 @@ class TurnRunner:
         """The answer as it is stored; what the chat is shown may have notices below it, the model never sees those."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
-        notices = [line for line in (self._live.stand_ins.noticed(turn.lineage_id, done), pressure) if line]
+        before = self._live.fallbacks.note(turn.lineage_id, done.chosen, done.by)
+        notices = [line for line in (change_notice(done, before), pressure) if line]
         return FinalAnswer(
             text=answer.text,
             call=answer.call,

@@ -19,7 +19,7 @@ from agent.model.errors import remedy_for
 from agent.title_prompt import checked_title, title_request
 from gateway.config.routes import RouteConfig
 from gateway.models.auxiliary import route_for
-from gateway.models.runtime import Runtime
+from gateway.models.selection import Runtime
 from hermes_state import ledger, sessions
 from hermes_state.errors import HermesError, ReplyMalformed
 from hermes_state.journal import RunningTurn
@@ -103,7 +103,7 @@ class TitleWriter:
         rows = await self._store.read(_load_untitled, lineage_id)
         if rows is None:
             return True
-        line = self._live.agents.line_of(route)
+        line = self._live.models.client_of(route)
         if line.breaker.open is not None or not any(row.origin is Origin.HUMAN for row in rows):
             return False
         redact, payer = self._redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)

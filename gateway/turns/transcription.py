@@ -17,7 +17,7 @@ from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from gateway.config.routes import PartialRoute, completed
 from gateway.config.settings import Config
 from gateway.models.pricing import Pricing
-from gateway.models.runtime import Runtime
+from gateway.models.selection import Runtime
 from hermes_state import inbox, ledger
 from hermes_state.errors import (
     AuthRejected,

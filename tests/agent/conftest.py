@@ -9,7 +9,7 @@ import pytest
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent, AgentSettings, Answer
+from agent.turn import Answer
 from hermes_state import chats, inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.journal import FinalAnswer, RunningTurn
@@ -26,6 +26,7 @@ from hermes_state.values import (
     Transcript,
     UserRef,
 )
+from tests.agents import SingleModelAgent, TurnSettings
 from tests.fakes import fake_llm, labkit
 from tests.lines import line_to
 
@@ -110,9 +111,9 @@ class Chat:
         return await self.store.read(lambda db: db.execute(query).fetchall())
 
 
-def settings(**changes: object) -> AgentSettings:
+def settings(**changes: object) -> TurnSettings:
     values = {"context_length": Tokens(131_072), "max_output_tokens": Tokens(8_192)} | changes
-    return AgentSettings(**values)  # type: ignore[arg-type]  # tests name the fields they change
+    return TurnSettings(**values)  # type: ignore[arg-type]  # tests name the fields they change
 
 
 @pytest.fixture
@@ -145,11 +146,11 @@ async def model(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
 
 
 @pytest.fixture
-def agent(chat: Chat, model: ChatCompletionsModel) -> Agent:
+def agent(chat: Chat, model: ChatCompletionsModel) -> SingleModelAgent:
     """An agent on the fake model server with the recall tools."""
-    return Agent(
+    return SingleModelAgent(
         store=chat.store,
-        line=line_to(model, chat.store, chat.clock),
+        client=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(),
         clock=chat.clock,

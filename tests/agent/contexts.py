@@ -7,15 +7,15 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from agent.context.compressor import SummaryRoute
-from agent.context.controller import ContextSettings
 from agent.context.events import ContextEvent, Listener
+from agent.context.handle import ContextSettings, SummaryRoute
+from agent.context.pending import PendingCompressions
 from agent.context.state import ContextState, state_of
 from agent.context.summary import HEADINGS
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
-from agent.turn import Agent, Answer
+from agent.turn import Answer
 from gateway.config.context_settings import NoticeConfig
 from gateway.outbound.notices import NoticeListener
 from hermes_state import sessions
@@ -33,6 +33,7 @@ from hermes_state.values import (
     Transcript,
 )
 from tests.agent.conftest import SENT_AT, Chat, FixedClock, settings
+from tests.agents import SingleModelAgent
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 from tests.lines import line_to
@@ -99,14 +100,15 @@ def agent_of(
     tools: Sequence[Tool] = (),
     persona: str = DEFAULT_PERSONA,
     attachments: Path | None = None,
-) -> Agent:
+    pending: PendingCompressions | None = None,
+) -> SingleModelAgent:
     """An agent on a small window, whose chats are told what the gateway's are told. It has one long-winded tool.
 
     It sees images where `attachments` is given.
     """
-    return Agent(
+    return SingleModelAgent(
         store=chat.store,
-        line=line_to(model, chat.store, chat.clock),
+        client=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry([DUMP, *tools]),
         settings=settings(
             context_length=Tokens(context_length),
@@ -119,6 +121,7 @@ def agent_of(
         clock=chat.clock,
         summary_routes=routes,
         listeners=[NoticeListener(NoticeConfig), *listeners],
+        pending=pending,
     )
 
 
@@ -146,7 +149,7 @@ def clock_of(chat: Chat) -> SetClock:
     return chat.clock
 
 
-async def fill(chat: Chat, agent: Agent, tokens: int, *, words: str = WORDS) -> ConversationRef:
+async def fill(chat: Chat, agent: SingleModelAgent, tokens: int, *, words: str = WORDS) -> ConversationRef:
     """Let people and the assistant talk, without a model, until the next prompt takes about so many tokens."""
     number = 0
     while True:
@@ -154,12 +157,12 @@ async def fill(chat: Chat, agent: Agent, tokens: int, *, words: str = WORDS) -> 
         await chat.finish(turn, Answer(text=f"Answer {number}. {words}", call=UNPAID, reported_prompt_tokens=None))
         number += 1
         conversation = turn.conversation
-        standing = await agent.context.standing(conversation)
+        standing = await agent.context.status(conversation)
         if standing.prompt >= tokens:
             return conversation
 
 
-async def fill_and_ask(chat: Chat, agent: Agent, tokens: int, question: str = "and now?") -> RunningTurn:
+async def fill_and_ask(chat: Chat, agent: SingleModelAgent, tokens: int, question: str = "and now?") -> RunningTurn:
     """A filled conversation, and a turn that starts in it."""
     await fill(chat, agent, tokens)
     return await chat.start(question)

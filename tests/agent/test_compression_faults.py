@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 
-from agent.context.compressor import CompressorSettings, SummaryRoute
-from agent.context.controller import ContextSettings
+from agent.context.handle import CompressorSettings, ContextSettings, SummaryRoute
 from agent.context.outcomes import Aborted, Compressed
 from agent.context.state import NO_MODEL_SECONDS
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.turn import Agent
-from gateway.turns import hygiene
 from hermes_state.journal import RunningTurn
 from hermes_state.values import Origin, Tokens
 from tests.agent.conftest import Chat, Sink
@@ -32,6 +29,7 @@ from tests.agent.contexts import (
     look,
     summary_of,
 )
+from tests.agents import SingleModelAgent
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 from tests.lines import line_to
@@ -97,15 +95,15 @@ FAULTS = {
 }
 
 
-async def converse(chat: Chat, agent: Agent, turn: RunningTurn) -> None:
+async def converse(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
     await chat.finish(turn, await agent.run(turn, Sink()))
 
 
-async def tidy(chat: Chat, agent: Agent, turn: RunningTurn) -> None:
-    await hygiene.check(agent, turn)
+async def tidy(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
+    await agent.check(turn)
 
 
-async def command(chat: Chat, agent: Agent, turn: RunningTurn) -> str:
+async def command(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> str:
     """The sentence that the command answers with, where something failed."""
     conversation = turn.conversation
     drafted = await agent.context.draft_by_hand(conversation)
@@ -121,7 +119,7 @@ class Trigger:
     layer: str
     tokens: int
     has_room: bool
-    begin: Callable[[Chat, Agent, RunningTurn], Any]
+    begin: Callable[[Chat, SingleModelAgent, RunningTurn], Any]
     question: str = "and now?"
     is_refused: bool = False
     context: ContextSettings = field(default_factory=ContextSettings)
@@ -207,7 +205,7 @@ def assert_made_by_rule(found: Found, trigger: Trigger) -> str:
 
 
 async def assert_tried_again(
-    chat: Chat, agent: Agent, turn: RunningTurn, llm: LLM, fault: Fault, trigger: Trigger
+    chat: Chat, agent: SingleModelAgent, turn: RunningTurn, llm: LLM, fault: Fault, trigger: Trigger
 ) -> None:
     """On the same way: the command asks at once, what acts by itself when the route has rested."""
 
@@ -246,7 +244,7 @@ def mend_summaries(llm: LLM) -> None:
     fail_summaries(llm, text=summary_of("mended"))
 
 
-async def next_turn(chat: Chat, agent: Agent) -> RunningTurn:
+async def next_turn(chat: Chat, agent: SingleModelAgent) -> RunningTurn:
     turn = await chat.start("go on")
     await converse(chat, agent, turn)
     return turn
@@ -361,8 +359,8 @@ async def test_a_summary_model_that_fails_is_stood_in_for_by_the_sessions_own_on
     fault, own = FAULTS[fault_name], chat_at(chat, 1)
     async with dialled(server, "lab-32k", read_seconds=fault.read_seconds) as aux:
         routes = [
-            SummaryRoute(line=line_to(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
-            SummaryRoute(line=line_to(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
+            SummaryRoute(client=line_to(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
+            SummaryRoute(client=line_to(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
         ]
         agent = agent_of(own, small, routes=routes)
         llm.add_scripts([{"summary": True, "model": "lab-32k", "times": -1, **fault.reply}])
@@ -389,8 +387,8 @@ async def test_when_both_routes_fail_each_is_asked_once_and_both_cool_down(
     own = chat_at(chat, 1)
     async with dialled(server, "lab-32k") as aux:
         routes = [
-            SummaryRoute(line=line_to(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
-            SummaryRoute(line=line_to(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
+            SummaryRoute(client=line_to(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
+            SummaryRoute(client=line_to(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
         ]
         agent = agent_of(own, small, routes=routes)
         fail_summaries(llm, error={"kind": "402"})

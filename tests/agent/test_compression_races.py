@@ -8,11 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agent.context.controller import ContextSettings
+from agent.context.handle import ContextSettings
 from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.turn import Agent
-from gateway.turns import hygiene
 from hermes_state import journal
 from hermes_state.journal import RunningTurn
 from hermes_state.values import ConversationRef
@@ -26,6 +24,7 @@ from tests.agent.contexts import (
     look,
     summary_of,
 )
+from tests.agents import SingleModelAgent
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 
@@ -40,7 +39,7 @@ async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
         yield model
 
 
-async def by_hand(chat: Chat, agent: Agent, conversation: ConversationRef) -> CompressionOutcome:
+async def by_hand(chat: Chat, agent: SingleModelAgent, conversation: ConversationRef) -> CompressionOutcome:
     drafted = await agent.context.draft_by_hand(conversation)
     return await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
 
@@ -72,7 +71,7 @@ async def test_of_all_layers_at_once_one_compresses_and_the_others_learn_that_th
             delay = 0.25 + 0.25 * order.index(name)
             llm.add_scripts([{"summary": True, "model": f"lab-{name}", "delay": delay, "text": summary_of(name)}])
         async with asyncio.TaskGroup() as group:
-            group.create_task(hygiene.check(agents["hygiene"], turn))
+            group.create_task(agents["hygiene"].check(turn))
             answering = group.create_task(agents["loop"].run(turn, Sink()))
             commanded = group.create_task(by_hand(chat, agents["hand"], conversation))
         found = await look(chat, turn.lineage_id)
@@ -175,22 +174,22 @@ class Trigger:
     """One way to a compression. The conversation stands at `tokens` when `begin` lets it happen."""
 
     tokens: int
-    begin: Callable[[Chat, Agent, RunningTurn], Coroutine[Any, Any, object]]
+    begin: Callable[[Chat, SingleModelAgent, RunningTurn], Coroutine[Any, Any, object]]
     question: str = "and now?"
     refusals: int = 0
     context: ContextSettings = field(default_factory=ContextSettings)
 
 
-async def run(chat: Chat, agent: Agent, turn: RunningTurn) -> object:
+async def run(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> object:
     return await agent.run(turn, Sink())
 
 
-async def tidy(chat: Chat, agent: Agent, turn: RunningTurn) -> object:
-    await hygiene.check(agent, turn)
+async def tidy(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> object:
+    await agent.check(turn)
     return await agent.run(turn, Sink())
 
 
-async def command(chat: Chat, agent: Agent, turn: RunningTurn) -> object:
+async def command(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> object:
     await by_hand(chat, agent, turn.conversation)
     return await agent.run(turn, Sink())
 

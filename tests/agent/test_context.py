@@ -8,11 +8,11 @@ from agent.context.outcomes import Compressed
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent
 from hermes_state import sessions
 from hermes_state.transcripts import NewMessage, View, append, load_said, load_view
 from hermes_state.values import ConversationRef, MessageRole, Millis, Origin, Tokens
 from tests.agent.conftest import Chat, Sink, settings
+from tests.agents import SingleModelAgent
 from tests.fakes.fake_llm import LLM
 from tests.lines import line_to
 
@@ -33,10 +33,12 @@ class Listening:
         return [event for event in self.events if isinstance(event, Compressed)]
 
 
-def small_agent(chat: Chat, model: ChatCompletionsModel, listening: Listening, *, context: int = 8_192) -> Agent:
-    return Agent(
+def small_agent(
+    chat: Chat, model: ChatCompletionsModel, listening: Listening, *, context: int = 8_192
+) -> SingleModelAgent:
+    return SingleModelAgent(
         store=chat.store,
-        line=line_to(model, chat.store, chat.clock),
+        client=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(context), max_output_tokens=Tokens(context // 4)),
         clock=chat.clock,
@@ -44,7 +46,7 @@ def small_agent(chat: Chat, model: ChatCompletionsModel, listening: Listening, *
     )
 
 
-async def converse(chat: Chat, agent: Agent, texts: Sequence[str]) -> int:
+async def converse(chat: Chat, agent: SingleModelAgent, texts: Sequence[str]) -> int:
     """Whole turns, one after the other; returns the lineage."""
     lineage_id = 0
     for text in texts:
@@ -87,9 +89,9 @@ async def test_whoever_keeps_something_per_view_is_asked_before_a_split_and_told
         append(db, event.child.id, todo, now)
         order.append("with it")
 
-    agent = Agent(
+    agent = SingleModelAgent(
         store=chat.store,
-        line=line_to(model, chat.store, chat.clock),
+        client=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(8_192), max_output_tokens=Tokens(2_048)),
         clock=chat.clock,

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.context.controller import ContextSettings
+from agent.context.handle import ContextSettings
+from agent.context.pending import PendingCompressions
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from gateway.turns import hygiene
 from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of
 from tests.fakes import labkit
@@ -26,7 +26,7 @@ async def test_a_summary_that_is_ready_when_the_daemon_ends_was_paid_for(
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
     agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=30, hold_seconds=0.05))
     turn = await fill_and_ask(chat, agent, 4_300)
-    await hygiene.check(agent, turn)
+    await agent.check(turn)
     [draft] = [task for task in asyncio.all_tasks() if task.get_name() == f"draft-{turn.lineage_id}"]
     llm.resumed.set()
     await asyncio.wait({draft}, timeout=10)
@@ -39,17 +39,17 @@ async def test_a_summary_that_was_begun_before_a_reload_is_taken_in_after_it(
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
     context = ContextSettings(hard_message_limit=30, hold_seconds=0.05)
-    before, after = agent_of(chat, small, context=context), agent_of(chat, small, context=context)
+    pending = PendingCompressions(chat.store, chat.clock)
+    before, after = (agent_of(chat, small, context=context, pending=pending) for _ in range(2))
     turn = await fill_and_ask(chat, before, 4_300)
-    await hygiene.check(before, turn)
-    after.context.follow(before.context)
+    await before.check(turn)
     await chat.finish(turn, await before.run(turn, Sink()))
     assert (await look(chat, turn.lineage_id)).compressions == [], "the turn has not waited for it"
     [draft] = [task for task in asyncio.all_tasks() if task.get_name() == f"draft-{turn.lineage_id}"]
     llm.resumed.set()
     await asyncio.wait({draft}, timeout=10)
     turn = await chat.start("and then?")
-    await hygiene.check(after, turn)
+    await after.check(turn)
     assert (await look(chat, turn.lineage_id)).compressions == [("hygiene", "compressed", "model")]
     assert asked_for_summaries(llm) == 1
     await chat.finish(turn, await after.run(turn, Sink()))

@@ -11,13 +11,13 @@ from agent import images
 from agent.images import load_image_urls
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent
 from hermes_state import journal
 from hermes_state.journal import PreparedContent, RunningTurn
 from hermes_state.values import Image, MessageBody
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.contexts import agent_of, dialled, look, summary_of
 from tests.agent.rows import human
+from tests.agents import SingleModelAgent
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 from tests.lines import line_to
@@ -31,9 +31,9 @@ async def test_an_image_is_sent_as_a_data_url(
     chat: Chat, model: ChatCompletionsModel, llm: LLM, tmp_path: Path
 ) -> None:
     (tmp_path / "1.png").write_bytes(b"pixels")
-    agent = Agent(
+    agent = SingleModelAgent(
         store=chat.store,
-        line=line_to(model, chat.store, chat.clock),
+        client=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry(),
         settings=settings(sees_images=True, attachments=tmp_path),
         clock=chat.clock,
@@ -68,7 +68,7 @@ def images_in(body: dict[str, Any]) -> int:
     return sum(part["type"] == "image_url" for content in contents for part in content)
 
 
-async def talk_over_pictures(chat: Chat, agent: Agent, folder: Path, numbers: range) -> RunningTurn:
+async def talk_over_pictures(chat: Chat, agent: SingleModelAgent, folder: Path, numbers: range) -> RunningTurn:
     for number in numbers:
         (folder / f"{number}.png").write_bytes(b"pixels")
         inbox_id = await chat.receive(f"What is in picture {number}?")
@@ -90,7 +90,7 @@ async def test_old_images_leave_a_view_with_what_was_said_about_them(
         agent = agent_of(chat, model, context_length=32_768, attachments=tmp_path)
         llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("pictures")}])
         turn = await talk_over_pictures(chat, agent, tmp_path, range(1, 41))
-        limits = (await agent.context.standing(turn.conversation)).limits
+        limits = (await agent.context.status(turn.conversation)).limits
     assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["preflight"] * 2
     most, kept = limits.threshold // 700, limits.tail * 3 // 2 // 700  # the fake server counts 765 for each
     seen = carried(llm)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.context.commit import keep_verdict
-from agent.context.controller import ContextSettings
+from agent.context.handle import ContextSettings
 from agent.context.learned_profile import LearnedProfile
 from agent.context.outcomes import Compressed, NotNeeded, SkipReason
 from agent.context.state import ContextState, UnverifiedCompression, stored_form
@@ -18,8 +18,7 @@ from agent.context.summary import HEADINGS
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
-from agent.turn import MOST_OVERFLOWS, Agent, Answer
-from gateway.turns import hygiene
+from agent.turn import MOST_OVERFLOWS, Answer
 from hermes_state import journal, sessions
 from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
 from hermes_state.journal import PreparedContent, RunningTurn
@@ -49,6 +48,7 @@ from tests.agent.contexts import (
 )
 from tests.agent.rows import human
 from tests.agent.test_estimate import request, view
+from tests.agents import SingleModelAgent
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 
@@ -70,17 +70,17 @@ async def medium(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
         yield model
 
 
-async def answer(chat: Chat, agent: Agent, turn: RunningTurn) -> None:
+async def answer(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
     await chat.finish(turn, await agent.run(turn, Sink()))
 
 
-async def say(chat: Chat, agent: Agent, text: str) -> RunningTurn:
+async def say(chat: Chat, agent: SingleModelAgent, text: str) -> RunningTurn:
     turn = await chat.start(text)
     await answer(chat, agent, turn)
     return turn
 
 
-async def compress(chat: Chat, agent: Agent, turn: RunningTurn, *, keep_turns: int | None = None) -> Any:
+async def compress(chat: Chat, agent: SingleModelAgent, turn: RunningTurn, *, keep_turns: int | None = None) -> Any:
     conversation = turn.conversation
     drafted = await agent.context.draft_by_hand(conversation, keep_turns=keep_turns)
     return await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
@@ -104,7 +104,7 @@ async def test_two_passes_that_hardly_helped_block_until_the_conversation_has_gr
     """A system prompt of thirteen thousand tokens: whatever is compressed, the prompt stays above the threshold."""
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
 
-    def start() -> Agent:
+    def start() -> SingleModelAgent:
         return agent_of(chat, medium, context_length=32_768, persona=MUCH * 22)
 
     agent = start()
@@ -198,7 +198,7 @@ async def test_an_answer_is_not_lost_because_nothing_can_be_noted_of_its_prompt(
     assert await chat.store.read(verdicts) == ["effective"]
     restarted = agent_of(chat, small)
     conversation = turn.conversation
-    expected, known = await restarted.context.standing(conversation), await agent.context.standing(conversation)
+    expected, known = await restarted.context.status(conversation), await agent.context.status(conversation)
     assert expected.fixed == pytest.approx(known.fixed, rel=0.02), "how the model counts was kept after all"
 
 
@@ -270,10 +270,10 @@ async def test_a_guessed_window_holds_for_one_conversation_and_is_forgotten_by_a
     turn = await fill_and_ask(chat, agent, 12_000)
     await answer(chat, agent, turn)
     here = turn.conversation
-    assert (await agent.context.standing(here)).limits.context_length == 8_000
-    assert (await agent.context.standing(elsewhere)).limits.context_length == 32_768
+    assert (await agent.context.status(here)).limits.context_length == 8_000
+    assert (await agent.context.status(elsewhere)).limits.context_length == 32_768
     again = agent_of(chat, medium, context_length=32_768)
-    assert (await again.context.standing(here)).limits.context_length == 32_768
+    assert (await again.context.status(here)).limits.context_length == 32_768
 
 
 async def test_a_model_that_takes_far_less_than_configured_and_never_says_so_is_found_out_in_one_turn(
@@ -338,22 +338,22 @@ async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
     await answer(chat, agent, turn)
     assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["overflow"]
-    assert (await agent.context.standing(turn.conversation)).limits.context_length == 32_768
+    assert (await agent.context.status(turn.conversation)).limits.context_length == 32_768
 
 
 async def test_how_a_model_counts_is_known_after_a_restart(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
     llm.config["bytes_per_token"] = 2.8
     agent = agent_of(chat, medium, context_length=32_768)
-    cold = (await agent.context.standing(await fill(chat, agent, 3_000))).fixed
+    cold = (await agent.context.status(await fill(chat, agent, 3_000))).fixed
     for _ in range(4):
         await say(chat, agent, WORDS)
     restarted, other = agent_of(chat, medium, context_length=32_768), chat_at(chat, "other")
     conversation = await fill(other, restarted, 4_000)
-    expected = (await restarted.context.standing(conversation)).prompt
+    expected = (await restarted.context.status(conversation)).prompt
     await say(other, restarted, "?")
     reported = answers(llm)[-1]["prompt_tokens"]
     assert abs(expected - reported) < 0.06 * reported
-    assert (await restarted.context.standing(conversation)).fixed > cold * 1.2, "there was something to learn"
+    assert (await restarted.context.status(conversation)).fixed > cold * 1.2, "there was something to learn"
 
 
 # ---- refusals
@@ -368,7 +368,7 @@ async def test_a_vague_refusal_with_room_left_is_no_overflow(
     turn = await fill_and_ask(chat, agent, 1_500)
     conversation = turn.conversation
     filler = "x, y; " * 400
-    while (await agent.context.standing(conversation)).prompt < 6_144 * share // 100 - 450:
+    while (await agent.context.status(conversation)).prompt < 6_144 * share // 100 - 450:
         await chat.finish(turn, Answer(text="Yes.", call=UNPAID, reported_prompt_tokens=None))
         turn = await chat.start(filler[:1_000])
     await hold_back(chat, turn.lineage_id)
@@ -395,7 +395,7 @@ async def test_a_vague_refusal_near_the_end_of_the_window_is_an_overflow(
     await hold_back(chat, turn.lineage_id)
     await answer(chat, agent, turn)
     assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["overflow"]
-    assert (await agent.context.standing(turn.conversation)).limits.context_length == 8_192, "the estimate was off"
+    assert (await agent.context.status(turn.conversation)).limits.context_length == 8_192, "the estimate was off"
 
 
 async def test_a_provider_that_refuses_everything_is_asked_so_often_and_no_more(
@@ -483,7 +483,7 @@ async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_t
     context = ContextSettings(hard_message_limit=8, hold_seconds=0.05)
     agent = agent_of(chat, small, context=context, tools=[tool])
     turn = await fill_and_ask(chat, agent, 4_300, "[[tool:wait]]")
-    await hygiene.check(agent, turn)
+    await agent.check(turn)
     assert (await look(chat, turn.lineage_id)).compressions == []
     result = await agent.run(turn, Sink())
     assert "waited" in result.text
@@ -502,7 +502,7 @@ async def test_a_turn_begins_with_the_prompt_that_hygiene_has_measured(
 ) -> None:
     agent = agent_of(chat, small)
     turn = await fill_and_ask(chat, agent, 1_000)
-    prompt = await hygiene.check(agent, turn)
+    prompt = await agent.check(turn)
     assert prompt is not None
     room = await agent.context.make_room(turn.conversation, prompt.view, "preflight", prompt)
     assert room is prompt, "nothing is measured twice"
@@ -517,7 +517,7 @@ async def test_a_turn_looks_again_after_hygiene_has_compressed(
 ) -> None:
     agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=8))
     turn = await fill_and_ask(chat, agent, 4_300)
-    assert await hygiene.check(agent, turn) is None
+    assert await agent.check(turn) is None
     assert (await look(chat, turn.lineage_id)).depth == 1
     await agent.close()
 
@@ -533,7 +533,7 @@ async def test_what_was_noted_beside_a_slow_summary_is_not_forgotten_with_it(
     session = await chat.store.read(sessions.load_tip, turn.lineage_id)
     struck = stored_form(ContextState(strikes=1, awaited=UnverifiedCompression(tokens_before=4_300)))
     await chat.store.write(sessions.set_context_state, session.id, struck)
-    await hygiene.check(agent, turn)
+    await agent.check(turn)
     await answer(chat, agent, turn)
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("hygiene", "aborted", "auth")]
@@ -552,7 +552,7 @@ async def test_hygiene_without_room_waits_so_long_and_then_shortens_by_rule(
     agent = agent_of(own, small, context=ContextSettings(hold_seconds=0.3))
     turn = await fill_and_ask(own, agent, 5_700)
     began = time.monotonic()
-    await hygiene.check(agent, turn)
+    await agent.check(turn)
     assert 0.3 <= time.monotonic() - began < 5
     found = await look(own, turn.lineage_id)
     assert found.compressions == [("hygiene", "compressed", "deterministic")]
@@ -560,7 +560,7 @@ async def test_hygiene_without_room_waits_so_long_and_then_shortens_by_rule(
     await answer(own, agent, turn)
     asked = asked_for_summaries(llm)
     turn = await fill_and_ask(own, agent, 5_700)
-    await hygiene.check(agent, turn)
+    await agent.check(turn)
     assert asked_for_summaries(llm) == asked, "who was silent is not waited for again so soon"
     assert (await look(own, turn.lineage_id)).kinds == ["deterministic", "deterministic"]
     await agent.close()
@@ -572,7 +572,7 @@ async def test_a_summary_of_hygiene_that_nobody_needs_any_more_is_paid_for_all_t
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "delay": 0.2}])
     agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=8, hold_seconds=0.01))
     turn = await fill_and_ask(chat, agent, 4_300)
-    await hygiene.check(agent, turn)
+    await agent.check(turn)
     await asyncio.sleep(0.5)  # it is ready now, and no step has taken it in
     assert isinstance(await compress(chat, agent, turn), Compressed)
     found = await look(chat, turn.lineage_id)
@@ -588,7 +588,7 @@ async def test_switched_off_nothing_compresses_but_the_command(
 ) -> None:
     agent = agent_of(chat, small, context=OFF)
     turn = await fill_and_ask(chat, agent, 5_700, "[[tool:dump]]")
-    await hygiene.check(agent, turn)
+    await agent.check(turn)
     await answer(chat, agent, turn)
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
     turn = await chat.start("and now?")

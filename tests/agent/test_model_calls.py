@@ -162,15 +162,15 @@ async def test_a_route_that_rests_leaves_the_other_one_all_its_patience(
         ill, well = Talk(chat_at(chat, 1), bad), Talk(chat_at(chat, 2), good)
         for _ in range(MAX_FAILURES):
             assert (await ill.say("go")).outcomes == ["unavailable"] * 4
-        assert ill.agent.line.breaker.open is not None
+        assert ill.agent.client.breaker.open is not None
         assert (await ill.say("go")).outcomes == ["unavailable"], "one attempt is enough on a route that rests"
         assert (await well.say("go")).outcomes == ["unavailable"] * 3 + ["ok"]
-        assert well.agent.line.breaker.open is None
-        assert not well.agent.line.breaker.is_tripped
+        assert well.agent.client.breaker.open is None
+        assert not well.agent.client.breaker.is_tripped
 
         llm.scripts.clear()
         assert (await ill.say("and now?")).outcomes == ["ok"]
-        assert ill.agent.line.breaker.open is None
+        assert ill.agent.client.breaker.open is None
 
 
 @every_pair

@@ -112,7 +112,7 @@ async def test_a_prompt_above_what_the_account_may_send_in_a_minute_is_not_waite
         left = await talk.bring_to_an_end(turn)
         assert left.outcomes == ["overflow", "ok"]
         assert asked_for_turns(llm)[-1]["prompt_tokens"] < 8_000 - 2_048
-        assert (await talk.agent.context.standing(turn.conversation)).limits.context_length == 8_000
+        assert (await talk.agent.context.status(turn.conversation)).limits.context_length == 8_000
         assert await learned_window(talk) is None, "it is no property of the model"
         await check_that_it_goes_on(talk, turn, llm)
 

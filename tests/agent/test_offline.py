@@ -4,17 +4,17 @@ from agent.model.base import ModelRequest
 from agent.model.protocols.offline import MODEL_SETUP_HINT, OfflineModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent
 from hermes_state.values import MessageRole
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.rows import human
+from tests.agents import SingleModelAgent
 from tests.lines import line_to
 
 
-def offline_agent(chat: Chat) -> Agent:
-    return Agent(
+def offline_agent(chat: Chat) -> SingleModelAgent:
+    return SingleModelAgent(
         store=chat.store,
-        line=line_to(OfflineModel(pause_seconds=0), chat.store, chat.clock),
+        client=line_to(OfflineModel(pause_seconds=0), chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(),
         clock=chat.clock,

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from agent.context.compressor import CompressionJob, Compressor, CompressorSettings, PreparedCompression, SummaryRoute
+from agent.context.compressor import CompressionJob, Compressor, PreparedCompression
 from agent.context.engine import Engine
 from agent.context.engine_events import CompressionRequest, ContinuedEvent, EndedEvent, ReplyEvent
 from agent.context.estimate import Estimator
+from agent.context.handle import ModelInfo, SummaryRoute
 from agent.context.limits import LimitSettings, limits_of
 from agent.context.outcomes import Aborted, NotNeeded, SkipReason
 from agent.context.state import ContextState, stored_form
 from agent.engines.adapter import PluginEngine
 from agent.engines.compressor import ContextCompressor
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import MAX_HUNG_CALLS, MAX_INSTANCES, ModelInfo
+from agent.engines.instances import MAX_HUNG_CALLS, MAX_INSTANCES
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.client import ModelClient
@@ -52,6 +53,7 @@ from tests.lines import RecordedCalls
 LIMITS = limits_of(8_192, 2_048, LimitSettings())
 ROWS = conversation(8)
 CLOCK = FixedClock()
+LAB = ModelInfo(name="lab", context_length=Tokens(8_192), api_key="key")
 
 
 def session(number: int = 1, parent: int | None = None, **changes: Any) -> Session:
@@ -98,24 +100,25 @@ def job(
         keep_turns=None,
         tokens_before=EstimatedTokens(tokens),
         must_shrink=must_shrink,
+        model=LAB,
+        estimator=Estimator(),
     )
     return replace(made, **changes)
 
 
-built_in = Compressor(settings=CompressorSettings(), redact=redact, clock=CLOCK)
+built_in = Compressor(redact=redact, clock=CLOCK)
 SCHEMAS = [ToolSchema(**schema) for schema in KeepNewest().get_tool_schemas()]
 
 
 def plugin(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> PluginEngine:
-    model = ModelInfo(name="lab", context_length=Tokens(8_192), api_key="key")
-    values: dict[str, Any] = {"model": model, "clock": CLOCK, **changes}
+    values: dict[str, Any] = {"model": LAB, "clock": CLOCK, **changes}
     return PluginEngine("theirs", make, fallback=built_in, redact=redact, **values)
 
 
 async def drafted(
     engine: Engine, wanted: CompressionJob, state: ContextState | None = None
 ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
-    return await engine.draft(wanted, state or ContextState(), Estimator(), ())
+    return await engine.draft(wanted, state or ContextState())
 
 
 def made_once(engine: ContextEngine) -> Callable[[], ContextEngine]:
@@ -406,8 +409,8 @@ async def test_an_engine_that_nobody_waited_for_any_more_rests_and_nobody_else_d
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
     late = job(layer="hygiene", must_shrink=True, is_out_of_time=True)
-    offline = SummaryRoute(line=ModelClient(OfflineModel(), RecordedCalls()), context_length=Tokens(8_192))
-    result, state = await engine.draft(late, ContextState(), Estimator(), (offline,))
+    offline = SummaryRoute(client=ModelClient(OfflineModel(), RecordedCalls()), context_length=Tokens(8_192))
+    result, state = await engine.draft(replace(late, routes=(offline,)), ContextState())
     assert isinstance(result, PreparedCompression)
     assert (result.summary_kind, result.failure) == ("deterministic", "The summary took too long.")
     assert list(state.cooldowns) == list(result.state.cooldowns) == ["hygiene:engine:theirs:"]
@@ -464,7 +467,7 @@ async def test_a_cut_at_a_certain_message_is_made_by_the_built_in_engine() -> No
     assert isinstance(result, PreparedCompression)
     assert result.summary_kind == "deterministic"
     assert recorder.calls == []
-    preview = engine.preview(job(), Estimator())
+    preview = engine.preview(job())
     assert isinstance(preview, NotNeeded)
     assert preview.why is SkipReason.NO_PREVIEW
 
@@ -789,11 +792,10 @@ async def test_an_engine_is_told_when_its_conversation_changes_the_model() -> No
         engines.append(Told())
         return engines[-1]
 
-    first = plugin(make)
+    engine = plugin(make)
     small = ModelInfo(name="small", context_length=Tokens(8_192), provider="responses")
-    second = first.beside(built_in, small)
-    for engine in (first, second, second, first):
-        await engine.wish(job(tokens=10))
+    for model in (LAB, small, small, LAB):
+        await engine.wish(job(tokens=10, model=model))
     [engine_of_the_conversation] = engines
     assert engine_of_the_conversation.models == [
         ("lab", 8_192, ""),

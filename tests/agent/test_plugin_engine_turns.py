@@ -5,15 +5,14 @@ from typing import Any
 
 from agent.context.engine import Engine
 from agent.context.events import BlockedEvent
+from agent.context.handle import ModelInfo
 from agent.context.outcomes import Aborted, Compressed
 from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import ModelInfo
 from agent.model.base import ToolSchema
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent
 from hermes_state import sessions
 from hermes_state.redaction import redact
 from hermes_state.transcripts import load_said, load_view
@@ -22,6 +21,7 @@ from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.contexts import look
 from tests.agent.engines import KeepNewest
 from tests.agent.test_context import FILLER, Listening
+from tests.agents import SingleModelAgent
 from tests.fakes.fake_llm import LLM
 from tests.fakes.llm_legality import untidy
 from tests.lines import line_to
@@ -31,7 +31,7 @@ WINDOW = 8_192
 
 def agent_with(
     make: Callable[[], ContextEngine], chat: Chat, model: ChatCompletionsModel, listening: Listening
-) -> Agent:
+) -> SingleModelAgent:
     def make_engine(built_in: Engine) -> Engine:
         facts = ModelInfo(name=model.name, context_length=Tokens(WINDOW))
         schemas = [ToolSchema(**schema) for schema in make().get_tool_schemas()]
@@ -39,9 +39,9 @@ def agent_with(
             "theirs", make, model=facts, fallback=built_in, redact=redact, clock=chat.clock, schemas=schemas
         )
 
-    return Agent(
+    return SingleModelAgent(
         store=chat.store,
-        line=line_to(model, chat.store, chat.clock),
+        client=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(WINDOW), max_output_tokens=Tokens(WINDOW // 4)),
         clock=chat.clock,
@@ -50,7 +50,7 @@ def agent_with(
     )
 
 
-async def converse(chat: Chat, agent: Agent, texts: list[str]) -> ConversationRef:
+async def converse(chat: Chat, agent: SingleModelAgent, texts: list[str]) -> ConversationRef:
     for text in texts:
         turn = await chat.start(text)
         await chat.finish(turn, await agent.run(turn, Sink()))
@@ -103,7 +103,7 @@ async def test_a_plugin_that_compresses_late_and_keeps_much_is_not_taken_for_one
     listening = Listening()
     agent = agent_with(KeepsMuch, chat, model, listening)
     conversation = await converse(chat, agent, texts(80))
-    standing = await agent.context.standing(conversation)
+    standing = await agent.context.status(conversation)
     assert standing.threshold == int(WINDOW * 0.64) > standing.limits.threshold
     assert len(listening.compressions) >= 3
     assert min(event.tokens_after for event in listening.compressions) > standing.limits.threshold

@@ -9,11 +9,11 @@ from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.sizes import SizeSource
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent
 from hermes_state.store.writer import Store
 from hermes_state.values import LineageId, Millis, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.contexts import SetClock
+from tests.agents import SingleModelAgent
 from tests.fakes.fake_llm import LLM
 from tests.lines import line_to
 
@@ -191,10 +191,10 @@ async def test_a_turn_that_is_cancelled_while_the_provider_thinks_leaves_it_to_t
 # ---- in turns
 
 
-def agent_on(chat: Chat, model: ChatCompletionsModel) -> Agent:
-    return Agent(
+def agent_on(chat: Chat, model: ChatCompletionsModel) -> SingleModelAgent:
+    return SingleModelAgent(
         store=chat.store,
-        line=line_to(model, chat.store, chat.clock),
+        client=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry([]),
         settings=settings(context_length=None, max_output_tokens=None),
         clock=chat.clock,
@@ -206,11 +206,11 @@ async def test_a_turn_asks_before_its_first_call_and_standing_never(
 ) -> None:
     agent = agent_on(chat, model)
     turn = await chat.start("hello")
-    standing = await agent.context.standing(turn.conversation)
+    standing = await agent.context.status(turn.conversation)
     assert (llm.questions, standing.window_from, standing.limits.context_length) == (0, SizeSource.ASSUMED, 32_768)
     await chat.finish(turn, await agent.run(turn, Sink()))
     [row] = llm.requests.rows
     assert (llm.questions, row["body"]["max_tokens"]) == (1, 16_384)
-    standing = await agent.context.standing(turn.conversation)
+    standing = await agent.context.status(turn.conversation)
     assert (standing.window_from, standing.limits.context_length) == (SizeSource.OFFERED, 131_072)
     assert standing.limits.threshold == 131_072 // 2

@@ -12,7 +12,6 @@ from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent
 from hermes_state.errors import (
     AuthRejected,
     ContentFiltered,
@@ -30,6 +29,7 @@ from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
 from tests.agent.asking import TOOL, ask, cancel_where_it_hangs, request, script
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.rows import answer, human, result
+from tests.agents import SingleModelAgent
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 from tests.lines import line_to
@@ -232,9 +232,9 @@ async def test_a_model_that_does_not_reason_is_not_asked_for_it_again(model: Res
 
 
 async def test_a_turn_takes_its_reasoning_along_from_step_to_step(model: ResponsesModel, llm: LLM, chat: Chat) -> None:
-    agent = Agent(
+    agent = SingleModelAgent(
         store=chat.store,
-        line=line_to(model, chat.store, chat.clock),
+        client=line_to(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(),
         clock=chat.clock,

@@ -6,47 +6,46 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.context.learned_profile import LearnedProfile
+from agent.context.handle import ContextSettings, ModelHandle
 from agent.context.limits import LEAST_INPUT_WINDOW, LimitSettings, limits_of
 from agent.context.measure import PromptMeasure
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.protocols.offline import OfflineModel
 from agent.prompt import PromptBuilder
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent
 from hermes_state.model_profiles import learn_context
-from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import hide, load_view
 from hermes_state.values import EstimatedTokens, LineageId, Tokens
 from tests.agent.conftest import Chat, FixedClock, Sink
+from tests.agents import SingleModelAgent, TurnSettings, handle_of
+from tests.lines import line_to
 
-PROMPTS = PromptBuilder(tools=ToolRegistry(recall_tools()), maker="chat_completions:lab-128k")
+PROMPTS = PromptBuilder(tools=ToolRegistry(recall_tools()))
 
 
 def configured(context: int, reserved: int) -> ModelLimits:
     return ModelLimits(context_length=Tokens(context), max_output_tokens=Tokens(reserved))
 
 
-def measure_of(
-    chat: Chat, model: ChatCompletionsModel, *, context: int = 131_072, reserved: int = 8_192
-) -> PromptMeasure:
-    return PromptMeasure(
-        store=chat.store,
-        views=ViewCache(chat.store),
-        prompts=PROMPTS,
-        profiles=LearnedProfile(chat.store, model.route, model.name, configured(context, reserved), chat.clock),
-        settings=LimitSettings(),
-    )
+def measure_of(chat: Chat) -> PromptMeasure:
+    return PromptMeasure(store=chat.store, views=ViewCache(chat.store), prompts=PROMPTS)
+
+
+def handle(chat: Chat, model: ChatCompletionsModel, *, context: int = 131_072, reserved: int = 8_192) -> ModelHandle:
+    sizes = TurnSettings(context_length=Tokens(context), max_output_tokens=Tokens(reserved))
+    return handle_of(line_to(model, chat.store), sizes, chat.store, chat.clock)
 
 
 @pytest.mark.parametrize(("context", "reserved"), [(131_072, 8_192), (200_000, 100_000), (8_192, 6_144)])
 def test_the_answer_has_the_room_that_is_configured_for_it(
-    context: int, reserved: int, chat: Chat, agent: Agent, model: ChatCompletionsModel
+    context: int, reserved: int, chat: Chat, agent: SingleModelAgent, model: ChatCompletionsModel
 ) -> None:
-    measure = measure_of(chat, model, context=context, reserved=reserved)
-    assert measure.limits == limits_of(context, reserved, LimitSettings())
+    assert handle(chat, model, context=context, reserved=reserved).limits == limits_of(
+        context, reserved, LimitSettings()
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,13 +64,13 @@ async def test_in_a_smaller_window_the_answers_room_gives_way_down_to_a_quarter(
     stated: int,
     input_window: int,
     chat: Chat,
-    agent: Agent,
+    agent: SingleModelAgent,
     model: ChatCompletionsModel,
 ) -> None:
-    measure = measure_of(chat, model, context=context, reserved=reserved)
+    small = handle(chat, model, context=context, reserved=reserved)
     await chat.store.write(learn_context, model.route, model.name, Tokens(stated), Tokens(context), chat.clock.now())
-    await measure.profiles.load()
-    assert (measure.limits.context_length, measure.limits.input_window) == (stated, input_window)
+    limits = await small.load_limits()
+    assert (limits.context_length, limits.input_window) == (stated, input_window)
 
 
 _news = st.lists(st.tuples(st.sampled_from(["states", "refuses"]), st.integers(1_000, 2_000_000)), max_size=6)
@@ -89,25 +88,22 @@ async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_
     store: Store, context: int, share: float, threshold: float, hygiene: float, news: list[tuple[str, int]]
 ) -> None:
     reserved = max(1, int((context - LEAST_INPUT_WINDOW) * share))
-    book = LearnedProfile(store, "lab", str(uuid4()), configured(context, reserved), FixedClock())
-    lines = LimitSettings(threshold=threshold, hygiene_threshold=hygiene)
-    measure = PromptMeasure(
-        store=store,
-        views=ViewCache(store),
-        prompts=PROMPTS,
-        profiles=book,
-        settings=lines,
-    )
+    context_settings = ContextSettings(limits=LimitSettings(threshold=threshold, hygiene_threshold=hygiene))
+    sizes = TurnSettings(context_length=Tokens(context), max_output_tokens=Tokens(reserved), context=context_settings)
+    model = OfflineModel()
+    model.name = str(uuid4())  # each example learns for itself
+    handle = handle_of(line_to(model, store), sizes, store, FixedClock())
+    profile = handle.profile
     here, elsewhere = LineageId(1), LineageId(2)
     for what, tokens in news:
         if what == "states":
-            await book.learn_window(here, tokens)
+            await profile.learn_window(here, tokens)
         else:
-            book.assume_window(here, EstimatedTokens(tokens), None)
-        model, own = measure.limits, measure.limits_for(here)
-        assert measure.limits_for(elsewhere) == model
-        assert own.context_length <= model.context_length <= context
-        for limits in (model, own):
+            profile.assume_window(here, EstimatedTokens(tokens), None)
+        whole, own = handle.limits, handle.limits_for(here)
+        assert handle.limits_for(elsewhere) == whole
+        assert own.context_length <= whole.context_length <= context
+        for limits in (whole, own):
             window, answer = limits.input_window, limits.context_length - limits.input_window
             assert answer <= reserved
             assert window * 4 >= limits.context_length * 3 or window >= context - reserved, "no more is lost"
@@ -116,14 +112,16 @@ async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_
 
 
 async def test_a_conversation_that_grows_is_measured_as_if_it_were_new(
-    chat: Chat, agent: Agent, model: ChatCompletionsModel
+    chat: Chat, agent: SingleModelAgent, model: ChatCompletionsModel
 ) -> None:
-    measure = measure_of(chat, model)
+    measure, answering = measure_of(chat), handle(chat, model)
     for number in range(6):
         turn = await chat.start(f"message {number} with some words", '[[tool:history_search {"query": "words"}]]')
         await chat.finish(turn, await agent.run(turn, Sink()))
         conversation = turn.conversation
-        assert (await measure.load(conversation)).size == (await measure_of(chat, model).load(conversation)).size
+        assert (await measure.load(conversation, answering)).size == (
+            await measure_of(chat).load(conversation, answering)
+        ).size
         if number == 3:
             view = await chat.store.read(load_view, turn.lineage_id)
             hidden = [row.id for row in view.transcript[2:5]]

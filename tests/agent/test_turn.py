@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from agent.context.controller import ContextSettings
+from agent.context.handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
-from agent.turn import CUT_OFF, OUTCOME_UNKNOWN, Agent, AgentSettings
+from agent.turn import CUT_OFF, OUTCOME_UNKNOWN
 from hermes_state import journal
 from hermes_state.errors import ContextOverflow, ReplyMalformed, StoreUnavailable, ToolError
 from hermes_state.inbox import InboxMode
@@ -18,6 +18,7 @@ from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunStat
 from hermes_state.transcripts import load_view
 from hermes_state.values import Message, MessageRole, ModelCallRecord, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, Sink, settings
+from tests.agents import SingleModelAgent, TurnSettings
 from tests.fakes.fake_llm import LLM
 from tests.hermes_state.helpers import one_batch
 from tests.lines import line_to
@@ -44,16 +45,16 @@ class Workshop:
 
         return Tool(name=name, description=name, parameters=ANY_OBJECT, effect=effect, run=run)
 
-    def agent(self, *extra: Tool, options: AgentSettings | None = None) -> Agent:
+    def agent(self, *extra: Tool, options: TurnSettings | None = None) -> SingleModelAgent:
         tools = (
             self.tool("read", ToolEffect.READ_ONLY),
             self.tool("write", ToolEffect.WRITES),
             *recall_tools(),
             *extra,
         )
-        return Agent(
+        return SingleModelAgent(
             store=self.chat.store,
-            line=line_to(self.model, self.chat.store, self.chat.clock),
+            client=line_to(self.model, self.chat.store, self.chat.clock),
             tools=ToolRegistry(tools),
             settings=options or settings(),
             clock=self.chat.clock,
@@ -69,7 +70,7 @@ def tool_texts(rows: Any) -> list[str | None]:
     return [row.text for row in rows if row.role is MessageRole.TOOL]
 
 
-async def test_a_message_is_answered_and_the_answer_is_left_to_the_caller(chat: Chat, agent: Agent) -> None:
+async def test_a_message_is_answered_and_the_answer_is_left_to_the_caller(chat: Chat, agent: SingleModelAgent) -> None:
     turn, sink = await chat.start("hello"), Sink()
     answer = await agent.run(turn, sink)
     assert answer.text == "echo: [2026-01-01 00:00] hello"
@@ -81,7 +82,9 @@ async def test_a_message_is_answered_and_the_answer_is_left_to_the_caller(chat: 
     assert await chat.ledger() == []
 
 
-async def test_the_system_prompt_is_made_once_and_leads_every_request(chat: Chat, agent: Agent, llm: LLM) -> None:
+async def test_the_system_prompt_is_made_once_and_leads_every_request(
+    chat: Chat, agent: SingleModelAgent, llm: LLM
+) -> None:
     first = await chat.start("one")
     await chat.finish(first, await agent.run(first, Sink()))
     second = await chat.start("two")
@@ -209,7 +212,9 @@ async def test_text_beside_calls_is_shown_and_stored_but_is_no_answer(chat: Chat
     assert (await chat.said(turn))[1].text == "Let me look."
 
 
-async def test_an_answer_that_reached_the_output_limit_is_kept_and_says_so(chat: Chat, agent: Agent, llm: LLM) -> None:
+async def test_an_answer_that_reached_the_output_limit_is_kept_and_says_so(
+    chat: Chat, agent: SingleModelAgent, llm: LLM
+) -> None:
     llm.scripts.append({"times": 1, "reply": {"text": "half an ans", "finish": "length"}})
     answer = await agent.run(await chat.start("go"), Sink())
     assert answer.text == f"half an ans\n\n{CUT_OFF}"

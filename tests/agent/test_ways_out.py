@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 
-from agent.context.compressor import CompressorSettings, SummaryRoute
-from agent.context.controller import ContextSettings
+from agent.context.handle import CompressorSettings, ContextSettings, SummaryRoute
 from agent.context.state import ContextState, stored_form
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
-from agent.turn import Agent
 from hermes_state import sessions
 from hermes_state.errors import ContextOverflow, ModelNotFound, ModelTimeout
 from hermes_state.values import ChatKind, LineageId, Tokens
@@ -27,6 +25,7 @@ from tests.agent.contexts import (
     look,
     summary_of,
 )
+from tests.agents import SingleModelAgent
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 from tests.lines import line_to
@@ -45,7 +44,7 @@ async def remember(chat: Chat, lineage_id: LineageId, state: ContextState) -> No
     await chat.store.write(sessions.set_context_state, session.id, stored_form(state))
 
 
-async def say(chat: Chat, agent: Agent, text: str) -> None:
+async def say(chat: Chat, agent: SingleModelAgent, text: str) -> None:
     turn = await chat.start(text)
     await chat.finish(turn, await agent.run(turn, Sink()))
 
@@ -143,7 +142,7 @@ async def test_a_route_rests_from_when_it_has_failed_not_from_when_it_was_asked(
         async def close(self) -> None:
             """It holds nothing."""
 
-    routes = [SummaryRoute(line=line_to(Slow(), slow_chat.store, clock), context_length=Tokens(8_192))]
+    routes = [SummaryRoute(client=line_to(Slow(), slow_chat.store, clock), context_length=Tokens(8_192))]
     agent = agent_of(slow_chat, small, routes=routes)
     turn = await fill_and_ask(slow_chat, agent, 4_200)
     await slow_chat.finish(turn, await agent.run(turn, Sink()))

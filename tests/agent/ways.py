@@ -12,12 +12,12 @@ from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
-from agent.turn import Agent
 from hermes_state import journal
 from hermes_state.errors import ModelError
 from hermes_state.journal import RunningTurn
 from hermes_state.values import MessageRole, ToolEffect, TurnId
 from tests.agent.conftest import Chat, Sink, settings
+from tests.agents import SingleModelAgent
 from tests.lines import line_to
 
 Json = dict[str, Any]
@@ -98,9 +98,9 @@ class Talk:
         self.chat = chat
         self.noted: list[str] = []
         """What the tool `note` was called with."""
-        self.agent = Agent(
+        self.agent = SingleModelAgent(
             store=chat.store,
-            line=line_to(model, chat.store, chat.clock),
+            client=line_to(model, chat.store, chat.clock),
             tools=ToolRegistry([self._tool()]),
             settings=settings(**options),
             clock=chat.clock,

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from agent.context.handle import ModelHandle
+from agent.context.pending import PendingCompressions
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.tools.registry import Tool, ToolRegistry
@@ -22,9 +24,9 @@ from gateway.commands.table import REGISTRY
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
 from gateway.inbound.intake import GatewayIntake
-from gateway.models.agents import Agents
+from gateway.models.clients import ModelRegistry
 from gateway.models.pricing import Pricing
-from gateway.models.runtime import Runtime
+from gateway.models.selection import Runtime
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
@@ -56,6 +58,7 @@ from hermes_state.values import (
     ToolCall,
 )
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, Preview, SendRequest
+from tests.agents import TurnSettings, handle_of
 from tests.fakes.llm_legality import check_openai, untidy
 from tests.lines import line_to
 
@@ -316,19 +319,19 @@ class TestGateway:
         self.model = model
         self.clock = SystemClock()
 
-        def make_agent(route: RouteConfig) -> Agent:
-            return Agent(
-                store=store,
-                line=line_to(others.get(route.label, model), store),
-                tools=ToolRegistry(tools),
-                settings=AgentSettings(
-                    context_length=Tokens(131_072),
-                    max_output_tokens=Tokens(8_192),
-                ),
-                clock=self.clock,
-            )
+        settings = TurnSettings(context_length=Tokens(131_072), max_output_tokens=Tokens(8_192))
 
-        self.live = Runtime(config=config, agents=Agents(config.model.route, make_agent))
+        def make(route: RouteConfig) -> ModelHandle:
+            return handle_of(line_to(others.get(route.label, model), store), settings, store, self.clock)
+
+        agent = Agent(
+            store=store,
+            tools=ToolRegistry(tools),
+            settings=AgentSettings(),
+            clock=self.clock,
+            pending=PendingCompressions(store, self.clock),
+        )
+        self.live = Runtime(config=config, agent=agent, models=ModelRegistry(config.model.route, make))
         self._folder = folder
 
     def assemble(self, group: asyncio.TaskGroup) -> None:

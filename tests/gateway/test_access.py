@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.access.permissions import LOCAL_OWNER, AccessControl, AccessDecision
-from gateway.models.runtime import Runtime
+from gateway.models.selection import Runtime
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import StoreUnavailable
@@ -17,7 +17,7 @@ from tests.hermes_state.rows import START
 
 
 def access_of(store: Store, **access: object) -> AccessControl:
-    return AccessControl(store, Runtime(config=config_of(access=access), agents=None))  # type: ignore[arg-type]
+    return AccessControl(store, Runtime(config=config_of(access=access), agent=None, models=None))  # type: ignore[arg-type]
 
 
 async def message(store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, is_addressed: bool) -> InboundMessage:

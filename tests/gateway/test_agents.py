@@ -1,26 +1,24 @@
-"""One agent for each model in use: made when it is first needed, from one configuration, closed with the rest."""
+"""Models in use: a handle for each, made when it is first needed, and one agent for all of them."""
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from agent.engines.adapter import PluginEngine
+from agent.context.handle import ModelHandle
+from agent.context.pending import PendingCompressions
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel
-from agent.turn import Agent
-from gateway.assembly import make_agents
+from gateway.assembly import make_agent, make_models
 from gateway.config import LoadedConfig
 from gateway.config.routes import completed
 from gateway.config.settings import Config, ModelConfig
-from gateway.models.agents import Agents
+from gateway.models.clients import ClientRegistry, ModelRegistry, make_model
 from gateway.models.pricing import Pricing
-from gateway.models.selection import ClientRegistry, make_model, route_of
+from gateway.models.selection import route_of
 from hermes_state.chats import load_chat
-from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ChatId, ConversationRef, SystemClock
@@ -48,77 +46,82 @@ async def silence(_conversation: ConversationRef, _view: View) -> None:
 
 
 @contextmanager
-def agents_of(store: Store, home: Path, **sections: object) -> Iterator[tuple[Agents, Config]]:
+def models_of(store: Store, home: Path, **sections: object) -> Iterator[tuple[ModelRegistry, Config]]:
     config = Config.model_validate({"model": MODEL, **sections})
     clock = SystemClock()
-    loaded = LoadedConfig(config=config, home=home, warnings=(), sources={})
-    lines = ClientRegistry(config, Pricing(store, clock))
-    yield make_agents(loaded, lines, store=store, extra_tools=(), listeners=(), on_wait=silence, clock=clock), config
+    yield (
+        make_models(loaded(config, home), ClientRegistry(config, Pricing(store, clock)), store=store, clock=clock),
+        config,
+    )
 
 
-def agent_named(agents: Agents, config: Config, choice: str | None) -> Agent:
+def loaded(config: Config, home: Path) -> LoadedConfig:
+    return LoadedConfig(config=config, home=home, warnings=(), sources={})
+
+
+def model_named(models: ModelRegistry, config: Config, choice: str | None) -> ModelHandle:
     route = route_of(config.model, choice)
     assert route is not None
-    return agents.of(route)
+    return models.of(route)
 
 
-async def test_an_agent_is_made_once_for_each_model_and_only_when_it_is_needed(store: Store, tmp_path: Path) -> None:
-    with agents_of(store, tmp_path) as (agents, config):
-        assert [agent for _, agent in agents.in_use()] == [agents.configured]
-        small = agent_named(agents, config, "small")
-        assert small is agent_named(agents, config, "small")
-        assert agent_named(agents, config, None) is agents.configured
-        assert [agent for _, agent in agents.in_use()] == [agents.configured, small]
-        assert small.line.breaker is not agents.configured.line.breaker
-        await agents.close()
+async def test_a_handle_is_made_once_for_each_model_and_only_when_it_is_needed(store: Store, tmp_path: Path) -> None:
+    with models_of(store, tmp_path) as (models, config):
+        assert models.in_use() == [models.configured.client]
+        small = model_named(models, config, "small")
+        assert small is model_named(models, config, "small")
+        assert model_named(models, config, None) is models.configured
+        assert models.in_use() == [models.configured.client, small.client]
+        assert small.client.breaker is not models.configured.client.breaker
 
 
-async def test_long_conversations_are_kept_once_however_many_models_there_are(store: Store, tmp_path: Path) -> None:
-    gc.collect()
-    before = _view_caches()
-    with agents_of(store, tmp_path) as (agents, config):
-        assert len({id(agent_named(agents, config, choice)) for choice in (None, "small", "home")}) == 3
-        assert _view_caches() == before + 1
-        await agents.close()
-
-
-def _view_caches() -> int:
-    return sum(isinstance(one, ViewCache) for one in gc.get_objects())
+async def test_a_route_that_nobody_has_used_is_not_made_to_see_whether_it_is_open(store: Store, tmp_path: Path) -> None:
+    with models_of(store, tmp_path) as (models, config):
+        route = route_of(config.model, "small")
+        assert route is not None
+        assert models.open_circuit(route) is None
+        assert len(models.in_use()) == 1
 
 
 async def test_each_has_the_window_of_its_model(store: Store, tmp_path: Path) -> None:
-    with agents_of(store, tmp_path) as (agents, config):
-        assert agents.configured.context.limits.context_length == 131_072
-        small = agent_named(agents, config, "small").context.limits
+    with models_of(store, tmp_path) as (models, config):
+        assert models.configured.limits.context_length == 131_072
+        small = model_named(models, config, "small").limits
         assert (small.context_length, small.input_window) == (16_384, 14_336)
 
 
 async def test_what_holds_for_one_model_by_its_name_holds_for_it_alone(store: Store, tmp_path: Path) -> None:
     compression = {"models": {"small": {"threshold": 0.3}}}
-    with agents_of(store, tmp_path, compression=compression) as (agents, config):
-        small, home = (agent_named(agents, config, name).context.limits for name in ("small", "home"))
+    with models_of(store, tmp_path, compression=compression) as (models, config):
+        small, home = (model_named(models, config, name).limits for name in ("small", "home"))
         assert small.threshold == 16_384 * 3 // 10
         assert home.threshold == home.context_length // 2
 
 
-async def test_a_plugin_sees_one_conversation_whatever_model_answers_in_it(store: Store, tmp_path: Path) -> None:
-    put(tmp_path, "sample", ENGINE)
-    with agents_of(store, tmp_path, context={"engine": "sample"}) as (agents, config):
-        engines = [agent.context._drafts.engine for agent in (agents.configured, agent_named(agents, config, "small"))]
-        first, second = engines
-        assert isinstance(first, PluginEngine)
-        assert isinstance(second, PluginEngine)
-        assert first._instances is second._instances
-        assert (first._model.name, second._model.name) == ("big", "small")
-
-
-async def test_drafts_on_their_way_are_shared_by_all_also_across_a_reload(store: Store, tmp_path: Path) -> None:
-    with agents_of(store, tmp_path) as (old, config), agents_of(store, tmp_path) as (new, _):
-        new.follow(old)
-        drafts = [
-            agent.context._drafts for agent in (old.configured, new.configured, agent_named(new, config, "small"))
+async def test_a_plugin_is_told_of_each_model_that_answers(store: Store, tmp_path: Path) -> None:
+    with models_of(store, tmp_path) as (models, config):
+        told = [model_named(models, config, choice).info for choice in (None, "small", "home")]
+        assert [(info.name, info.base_url) for info in told] == [
+            ("big", ""),
+            ("small", ""),
+            ("llama", "http://127.0.0.1:1/v1"),
         ]
-        assert len({id(one._pending) for one in drafts}) == 1
+
+
+async def test_one_agent_with_the_configured_engine_runs_the_turns_of_all_models(store: Store, tmp_path: Path) -> None:
+    put(tmp_path, "sample", ENGINE)
+    config, clock = Config.model_validate({"model": MODEL, "context": {"engine": "sample"}}), SystemClock()
+    agent = make_agent(
+        loaded(config, tmp_path),
+        store=store,
+        pending=PendingCompressions(store, clock),
+        extra_tools=(),
+        listeners=(),
+        on_wait=silence,
+        clock=clock,
+    )
+    assert agent.context.engine == "sample"
+    await agent.close()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from gateway.assembly import summary_routes
 from gateway.config.routes import RouteConfig, completed
 from gateway.config.settings import Config
 from gateway.models.auxiliary import TASKS, Task, all_routes, route_for
+from gateway.models.clients import ClientRegistry
 from gateway.models.pricing import Pricing, unpriced_models
-from gateway.models.selection import ClientRegistry, route_of
+from gateway.models.selection import route_of
 from gateway.models.window import window_of
 from hermes_state.store.writer import Store
 from hermes_state.values import SystemClock
@@ -167,8 +168,8 @@ async def test_the_conversations_own_model_stands_in_for_a_summariser(
     route = route_of(config.model, chosen)
     assert route is not None
     found = summary_routes(config, route, lines)
-    assert [one.line.name for one in found] == names
-    assert found[-1].line is lines.of(route), "one line to one model, whatever is asked of it"
+    assert [one.client.name for one in found] == names
+    assert found[-1].client is lines.of(route), "one line to one model, whatever is asked of it"
     await lines.close()
 
 
@@ -179,9 +180,9 @@ async def test_named_models_have_their_price_their_caps_and_their_protocol(load:
     ).config
     lines = ClientRegistry(config, Pricing(store, SystemClock()))
     [summariser, *_] = summary_routes(config, config.model.route, lines)
-    assert isinstance(summariser.line.model, AnthropicModel)
-    assert summariser.line._price == price_of("claude-sonnet-4-5", {})
-    assert isinstance(summariser.line._caps, SpendingCaps)
+    assert isinstance(summariser.client.model, AnthropicModel)
+    assert summariser.client._price == price_of("claude-sonnet-4-5", {})
+    assert isinstance(summariser.client._caps, SpendingCaps)
     assert unpriced_models(config) == ["nobody-knows"]
     await lines.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.controller import ContextSettings
+from agent.context.handle import ContextSettings
 from agent.context.outcomes import Compressed, summarize_manual_compression
 from agent.model.base import FinishReason, ModelReply
 from gateway.commands.compression import STARTED, STOPPED
@@ -89,7 +89,7 @@ async def test_more_tokens_in_fewer_messages_are_explained(store: Store, tmp_pat
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         [(chat_id, lineage_id)] = await gateway.rows("SELECT chat_id, lineage_id FROM sessions")
         conversation = ConversationRef(chat_id=chat_id, lineage_id=lineage_id, chat=DIRECT, chat_kind=ChatKind.DIRECT)
-        context = gateway.live.agents.configured.context
+        context = gateway.live.agent.context
         drafted = await context.draft_by_hand(conversation)
         outcome = await gateway.store.write(context.settle, conversation, drafted, gateway.clock.now())
         assert isinstance(outcome, Compressed)

@@ -5,16 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from agent.context.handle import ModelHandle
+from agent.context.pending import PendingCompressions
 from agent.model.base import ModelReply, ModelRequest
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.config.routes import RouteConfig
-from gateway.models.agents import Agents
+from gateway.models.clients import ModelRegistry
 from gateway.outbound.notices import NoticeListener
 from hermes_state.journal import find_open_turn
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Tokens
+from tests.agents import TurnSettings, handle_of
 from tests.gateway.helpers import BOSS, GROUP, Hang, ScriptedModel, TestGateway, answer, config_of, serving
 from tests.gateway.windows import WORDS, CountingModel
 from tests.lines import line_to
@@ -164,18 +167,21 @@ class Windows:
         self.big, self.tiny = CountingModel(), CountingModel()
         self.tiny.name = "tiny"
         self._gateway = gateway
-        gateway.live.agents = Agents(gateway.live.config.model.route, self.make)
-
-    def make(self, route: RouteConfig) -> Agent:
-        size = self.SIZES[route.label]
-        return Agent(
-            store=self._gateway.store,
-            line=line_to(self.tiny if route.label == "tiny" else self.big, self._gateway.store),
+        gateway.live.agent = Agent(
+            store=gateway.store,
             tools=ToolRegistry(recall_tools()),
-            settings=AgentSettings(context_length=Tokens(size), max_output_tokens=Tokens(size // 4)),
-            clock=self._gateway.clock,
-            listeners=[NoticeListener(lambda: self._gateway.live.config.notices)],
+            settings=AgentSettings(),
+            clock=gateway.clock,
+            pending=PendingCompressions(gateway.store, gateway.clock),
+            listeners=[NoticeListener(lambda: gateway.live.config.notices)],
         )
+        gateway.live.models = ModelRegistry(gateway.live.config.model.route, self.make)
+
+    def make(self, route: RouteConfig) -> ModelHandle:
+        size = self.SIZES[route.label]
+        settings = TurnSettings(context_length=Tokens(size), max_output_tokens=Tokens(size // 4))
+        client = line_to(self.tiny if route.label == "tiny" else self.big, self._gateway.store)
+        return handle_of(client, settings, self._gateway.store, self._gateway.clock)
 
 
 async def test_a_conversation_of_a_large_window_is_made_to_fit_before_a_small_model_is_asked(
@@ -201,7 +207,7 @@ async def test_a_conversation_of_a_large_window_is_made_to_fit_before_a_small_mo
         assert len(chosen) >= 2
         assert chosen[-1] == ("tiny",), "the choice follows the split"
         assert "compress" in (await gateway.ask("/compress preview")).lower()
-        await gateway.live.agents.close()
+        await gateway.live.agent.close()
 
 
 @pytest.mark.parametrize("back", ["default", "scripted"])

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.compressor import CompressorSettings
-from agent.context.controller import ContextSettings
 from agent.context.cuts import CutSettings
+from agent.context.handle import CompressorSettings, ContextSettings
 from hermes_state.errors import AuthRejected
 from hermes_state.sessions import set_context_state
 from hermes_state.store.writer import Store

@@ -54,7 +54,7 @@ async def test_status_and_doctor_tell_which_models_are_left_alone(store: Store, 
         assert (await ask["status"]({}))["routes"] == [{"model": "scripted", "route": "scripted"}]
         assert [finding.check for finding in await ask["doctor"]({})] == ["database", "context"]
         for _ in range(3):
-            gateway.live.agents.configured.line.breaker.failed(AuthRejected("x"))
+            gateway.live.models.configured.client.breaker.failed(AuthRejected("x"))
         [route] = (await ask["status"]({}))["routes"]
         assert (route["rests_seconds"], route["trouble"]) == (30, "is not open to our key")
         [finding] = [finding for finding in await ask["doctor"]({}) if finding.check == "route"]

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agent.context.engine import Engine
+from agent.context.handle import ModelInfo
 from agent.engines.adapter import PluginEngine
-from agent.engines.instances import ModelInfo
 from agent.engines.loader import FOLDER
 from gateway.cli import app
 from hermes_state.redaction import redact
@@ -100,3 +100,8 @@ async def test_status_says_whose_compressions_they_are_and_where_that_engine_mak
     async with talking(store, tmp_path, CountingModel(), make_engine=make_engine) as gateway:
         await gateway.ask("hello")
         assert "compressed by `early`, from 4,096 on at the latest" in await gateway.ask("/status")
+        lines = [
+            [line for line in (await gateway.ask(command)).splitlines() if line.startswith("- Context:")]
+            for command in ("/status", "/usage")
+        ]
+        assert lines[0] == lines[1], "one threshold, whoever is asked"

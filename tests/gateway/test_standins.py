@@ -242,7 +242,7 @@ async def test_two_chats_on_two_routes_share_no_rest(store: Store, tmp_path: Pat
         await gateway.ask("/model other")
         for number in range(MAX_FAILURES):
             await gateway.ask(f"q{number}", chat=GROUP)
-        assert gateway.live.agents.configured.line.breaker.open is not None
+        assert gateway.live.models.configured.client.breaker.open is not None
         assert await gateway.ask("q") == "other"
         assert (await gateway.ask("/status")).count("left alone") == 0
 

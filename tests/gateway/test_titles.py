@@ -185,7 +185,7 @@ async def test_titles_that_fail_do_not_put_the_route_of_answers_to_rest(
             await gateway.ask("hello", chat=ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=f"{10 + number}"))
         everybody_is_answered.set()
         await tried(gateway, MAX_FAILURES + 1)
-        assert gateway.live.agents.configured.line.breaker.open is None
+        assert gateway.live.models.configured.client.breaker.open is None
 
 
 async def test_a_route_that_rests_is_not_asked_for_titles(store: Store, tmp_path: Path, model: NamingModel) -> None:
@@ -197,12 +197,12 @@ async def test_a_route_that_rests_is_not_asked_for_titles(store: Store, tmp_path
         route = route_for(config, "title", config.model.route)
         assert route is not None
         for _ in range(MAX_FAILURES):
-            gateway.live.agents.line_of(route).breaker.failed(ModelUnavailable("down"))
+            gateway.live.models.client_of(route).breaker.failed(ModelUnavailable("down"))
         await gateway.ask("hello")
         await settled()
         assert not small.requests
         assert await gateway.rows(CALLS) == []
-        gateway.live.agents.line_of(route).breaker.succeeded()
+        gateway.live.models.client_of(route).breaker.succeeded()
         await gateway.ask("again")
         await named(gateway)
 

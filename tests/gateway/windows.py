@@ -8,18 +8,18 @@ from typing import Any
 
 import orjson
 
-from agent.context.controller import ContextSettings
 from agent.context.engine import Engine
+from agent.context.handle import ContextSettings
 from agent.context.summary import HEADINGS
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent, AgentSettings
-from gateway.models.agents import Agents
+from gateway.models.clients import ModelRegistry
 from gateway.outbound.notices import NoticeListener, WaitNotice
 from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, Tokens
+from tests.agents import SingleModelAgent, TurnSettings
 from tests.gateway.helpers import ScriptedModel, Step, TestGateway, answer, asked, serving
 from tests.lines import line_to
 
@@ -72,11 +72,11 @@ async def talking(
 ) -> AsyncIterator[TestGateway]:
     """A gateway with a window of `length` tokens, after `count` messages of Ann."""
     async with serving(store, folder, chat_model=model, is_started=False, **sections) as gateway:
-        agent = Agent(
+        agent = SingleModelAgent(
             store=store,
-            line=line_to(model, store),
+            client=line_to(model, store),
             tools=ToolRegistry(recall_tools()),
-            settings=AgentSettings(
+            settings=TurnSettings(
                 context_length=Tokens(length),
                 max_output_tokens=Tokens(min(8_192, length // 4)),
                 context=context or ContextSettings(),
@@ -91,7 +91,8 @@ async def talking(
                 clock=gateway.clock,
             ),
         )
-        gateway.live.agents = Agents(gateway.live.config.model.route, lambda _route: agent)
+        gateway.live.agent = agent.agent
+        gateway.live.models = ModelRegistry(gateway.live.config.model.route, lambda _route: agent.model)
         await gateway.start()
         await say_much(gateway, range(count))
         yield gateway

@@ -1,0 +1,141 @@
+"""Agents with the one model that answers their turns, as most tests want them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Any
+
+from agent.context.commit import Drafted, UndoPreview
+from agent.context.compressor import CompressionPreview
+from agent.context.handle import ContextSettings, ModelHandle, ModelInfo, SummaryRoute
+from agent.context.learned_profile import LearnedProfile
+from agent.context.limits import Limits
+from agent.context.measure import ContextStatus, MeasuredPrompt
+from agent.context.outcomes import CompressionOutcome, NotNeeded
+from agent.context.pending import PendingCompressions
+from agent.model.base import ModelLimits
+from agent.model.client import ModelClient
+from agent.model.sizes import model_size
+from agent.prompt import DEFAULT_PERSONA
+from agent.tools.registry import ToolRegistry
+from agent.turn import MAX_TOOL_ROUNDS, Agent, AgentSettings, Answer, PreviewSink
+from gateway.turns import hygiene
+from hermes_state.compressions import Layer
+from hermes_state.journal import RunningTurn
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import View
+from hermes_state.values import Clock, ConversationRef, Millis, SessionId, Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSettings:
+    """Settings of an agent and of its model."""
+
+    context_length: Tokens | None = None
+    max_output_tokens: Tokens | None = None
+    sees_images: bool = False
+    attachments: Path | None = None
+    zone: tzinfo = UTC
+    persona: str = DEFAULT_PERSONA
+    max_tool_rounds: int = MAX_TOOL_ROUNDS
+    context: ContextSettings = field(default_factory=ContextSettings)
+
+
+def handle_of(
+    client: ModelClient,
+    settings: TurnSettings,
+    store: Store,
+    clock: Clock,
+    routes: Sequence[SummaryRoute] | None = None,
+) -> ModelHandle:
+    """A model that answers turns; by default it writes its summaries itself."""
+    configured = ModelLimits(context_length=settings.context_length, max_output_tokens=settings.max_output_tokens)
+    fetch = client.model.fetch_limits
+    return ModelHandle(
+        client=client,
+        profile=LearnedProfile(store, client.route, client.name, configured, clock, fetch=fetch),
+        info=ModelInfo(name=client.name, context_length=model_size(client.name, configured).context_length),
+        context=settings.context,
+        summary_routes=(SummaryRoute(client=client),) if routes is None else tuple(routes),
+        images=settings.attachments if settings.sees_images else None,
+    )
+
+
+class SingleModelContext:
+    """The context controller of an agent, for its model."""
+
+    def __init__(self, agent: Agent, model: ModelHandle) -> None:
+        self._context = agent.context
+        self._model = model
+
+    @property
+    def limits(self) -> Limits:
+        return self._model.limits
+
+    async def status(self, conversation: ConversationRef) -> ContextStatus:
+        return await self._context.status(conversation, self._model)
+
+    async def make_room(
+        self, conversation: ConversationRef, view: View, layer: Layer, known: MeasuredPrompt | None = None
+    ) -> MeasuredPrompt:
+        return await self._context.make_room(conversation, self._model, view, layer, known)
+
+    async def draft_by_hand(self, conversation: ConversationRef, **options: Any) -> Drafted:
+        return await self._context.draft_by_hand(conversation, self._model, **options)
+
+    async def preview(self, conversation: ConversationRef) -> CompressionPreview | NotNeeded:
+        return await self._context.preview(conversation, self._model)
+
+    async def plan_undo(self, conversation: ConversationRef) -> UndoPreview | None:
+        return await self._context.plan_undo(conversation, self._model)
+
+    def settle(
+        self, db: Connection, conversation: ConversationRef, drafted: Drafted, now: Millis
+    ) -> CompressionOutcome:
+        return self._context.settle(db, conversation, drafted, now)
+
+    async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
+        await self._context.ended(session_id, was_reset=was_reset)
+
+
+class SingleModelAgent:
+    """An agent, and the model that answers its turns."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        client: ModelClient,
+        tools: ToolRegistry,
+        settings: TurnSettings,
+        clock: Clock,
+        summary_routes: Sequence[SummaryRoute] | None = None,
+        pending: PendingCompressions | None = None,
+        **options: Any,
+    ) -> None:
+        """`options`: those of `Agent`."""
+        self.agent = Agent(
+            store=store,
+            tools=tools,
+            settings=AgentSettings(
+                zone=settings.zone, persona=settings.persona, max_tool_rounds=settings.max_tool_rounds
+            ),
+            clock=clock,
+            pending=pending or PendingCompressions(store, clock),
+            **options,
+        )
+        self.client = client
+        self.model = handle_of(client, settings, store, clock, summary_routes)
+        self.context = SingleModelContext(self.agent, self.model)
+
+    async def check(self, turn: RunningTurn) -> MeasuredPrompt | None:
+        """Hygiene."""
+        return await hygiene.check(self.agent, turn, self.model)
+
+    async def run(self, turn: RunningTurn, sink: PreviewSink, prompt: MeasuredPrompt | None = None) -> Answer:
+        return await self.agent.run(turn, sink, self.model, prompt)
+
+    async def close(self) -> None:
+        await self.agent.close()
