@@ -16,8 +16,8 @@ import structlog
 from agent.context.compressor import Compressor
 from agent.context.controller import ContextController
 from agent.context.engine import Engine
-from agent.context.events import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.handle import ModelHandle
+from agent.context.job import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.context.pending import PendingCompressions
 from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer

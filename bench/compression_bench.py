@@ -26,9 +26,10 @@ from sqlite3 import Connection
 import msgspec
 import structlog
 
-from agent.context.compressor import CompressionJob, Compressor, PreparedCompression
+from agent.context.compressor import Compressor
 from agent.context.estimate import Estimator
 from agent.context.handle import ModelInfo, SummaryRoute
+from agent.context.job import CompressionJob, PreparedCompression
 from agent.context.limits import LimitSettings, limits_of
 from agent.context.state import ContextState
 from agent.model.base import FinishReason, ModelReply, ModelRequest
@@ -173,7 +174,7 @@ def _job(rows: Transcript, estimator: Estimator | None) -> CompressionJob:
 async def _draft(job: CompressionJob, model: StandIn) -> None:
     compressor = Compressor(redact=redact, clock=SystemClock())
     routes = [SummaryRoute(client=ModelClient(model, NoFailures()), context_length=job.limits.context_length)]
-    result, _ = await compressor.draft(replace(job, routes=routes), ContextState())
+    result, _ = await compressor.prepare(replace(job, routes=routes), ContextState())
     if not isinstance(result, PreparedCompression) or result.summary_kind != "model":
         raise RuntimeError(f"nothing was compressed: {result}")
 

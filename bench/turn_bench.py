@@ -14,8 +14,8 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from agent.context.estimate import Size
-from agent.context.events import PressureEvent
 from agent.context.handle import ModelHandle, ModelInfo
+from agent.context.job import PressureEvent
 from agent.context.learned_profile import LearnedProfile
 from agent.context.measure import MeasuredPrompt
 from agent.context.pending import PendingCompressions

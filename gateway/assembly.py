@@ -7,8 +7,8 @@ from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo
 
 from agent.context.engine import Engine
-from agent.context.events import Listener, OnWait
 from agent.context.handle import ModelHandle, ModelInfo, SummaryRoute
+from agent.context.job import Listener, OnWait
 from agent.context.learned_profile import LearnedProfile
 from agent.context.pending import PendingCompressions
 from agent.engines.loader import load_engine

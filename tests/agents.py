@@ -7,13 +7,12 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from agent.context.commit import Drafted, UndoPreview
-from agent.context.compressor import CompressionPreview
+from agent.context.commit import UndoPreview
 from agent.context.handle import ContextSettings, ModelHandle, ModelInfo, SummaryRoute
+from agent.context.job import CompressionOutcome, CompressionPreview, CompressionResult, NotNeeded
 from agent.context.learned_profile import LearnedProfile
 from agent.context.limits import Limits
 from agent.context.measure import ContextStatus, MeasuredPrompt
-from agent.context.outcomes import CompressionOutcome, NotNeeded
 from agent.context.pending import PendingCompressions
 from agent.model.base import ModelLimits
 from agent.model.client import ModelClient
@@ -82,8 +81,8 @@ class SingleModelContext:
     ) -> MeasuredPrompt:
         return await self._context.make_room(conversation, self._model, view, layer, known)
 
-    async def draft_by_hand(self, conversation: ConversationRef, **options: Any) -> Drafted:
-        return await self._context.draft_by_hand(conversation, self._model, **options)
+    async def prepare_by_hand(self, conversation: ConversationRef, **options: Any) -> CompressionResult:
+        return await self._context.prepare_by_hand(conversation, self._model, **options)
 
     async def preview(self, conversation: ConversationRef) -> CompressionPreview | NotNeeded:
         return await self._context.preview(conversation, self._model)
@@ -92,7 +91,7 @@ class SingleModelContext:
         return await self._context.plan_undo(conversation, self._model)
 
     def settle(
-        self, db: Connection, conversation: ConversationRef, drafted: Drafted, now: Millis
+        self, db: Connection, conversation: ConversationRef, drafted: CompressionResult, now: Millis
     ) -> CompressionOutcome:
         return self._context.settle(db, conversation, drafted, now)
 

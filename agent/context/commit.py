@@ -11,10 +11,22 @@ from typing import assert_never
 
 import structlog
 
-from agent.context.compressor import CompressionJob, PreparedCompression
-from agent.context.events import BlockedEvent, ContextEvent, Listener, MessageLimitEvent, PressureEvent
+from agent.context.cuts import SkipReason
+from agent.context.job import (
+    Aborted,
+    BlockedEvent,
+    Compressed,
+    CompressionJob,
+    CompressionOutcome,
+    CompressionResult,
+    ContextEvent,
+    Listener,
+    MessageLimitEvent,
+    NotNeeded,
+    PreparedCompression,
+    PressureEvent,
+)
 from agent.context.limits import Limits
-from agent.context.outcomes import Aborted, Compressed, CompressionOutcome, NotNeeded, SkipReason
 from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
 from hermes_state import ledger, sessions
@@ -36,29 +48,7 @@ from hermes_state.values import ConversationRef, EstimatedTokens, Millis, Sessio
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafted:
-    """What came of making a draft."""
-
-    job: CompressionJob
-    result: PreparedCompression | NotNeeded | Aborted
-    before: ContextState
-    state: ContextState
-    """What is to be remembered when the draft is not committed; a draft that is carries its own."""
-    took_ms: int
-
-    @property
-    def events(self) -> list[ContextEvent]:
-        """What people should know of an attempt that changed nothing."""
-        events: list[ContextEvent] = []
-        if isinstance(self.result, Aborted) and self.job.layer != "manual":  # a command answers for itself
-            events.append(self.result)
-        if self.state.is_blocked and not self.before.is_blocked:
-            events.append(BlockedEvent(tokens=self.job.tokens_before, threshold=self.job.threshold))
-        return events
-
-
-def _rebased(db: Connection, drafted: Drafted) -> Drafted:
+def _rebased(db: Connection, drafted: CompressionResult) -> CompressionResult:
     """What was drafted, on top of what is remembered of the conversation now.
 
     A turn may have gone on for a while beside a summary: what was noted meanwhile must not be forgotten.
@@ -76,7 +66,7 @@ def _rebased(db: Connection, drafted: Drafted) -> Drafted:
 def settle(
     db: Connection,
     conversation: ConversationRef,
-    drafted: Drafted,
+    drafted: CompressionResult,
     system_prompt: str,
     listeners: Sequence[Listener],
     now: Millis,
@@ -103,7 +93,7 @@ def settle(
     return outcome
 
 
-def _plan(drafted: Drafted, draft: PreparedCompression, system_prompt: str) -> SplitPlan:
+def _plan(drafted: CompressionResult, draft: PreparedCompression, system_prompt: str) -> SplitPlan:
     job = drafted.job
     return SplitPlan(
         parent_id=job.view.session.id,
@@ -125,41 +115,45 @@ def _plan(drafted: Drafted, draft: PreparedCompression, system_prompt: str) -> S
 def _reasons(job: CompressionJob) -> list[ContextEvent]:
     """What people should know of why their conversation was compressed."""
     limit = job.message_limit
-    return [] if limit is None else [MessageLimitEvent(messages=len(job.view.transcript), limit=limit)]
+    return [] if limit is None else [MessageLimitEvent(messages=job.messages_before, limit=limit)]
 
 
 def _compressed(
-    db: Connection, conversation: ConversationRef, drafted: Drafted, draft: PreparedCompression, child_id: SessionId
+    db: Connection,
+    conversation: ConversationRef,
+    drafted: CompressionResult,
+    draft: PreparedCompression,
+    child_id: SessionId,
 ) -> Compressed:
-    job = drafted.job
     return Compressed(
-        parent=job.view.session,
+        job=drafted.job,
+        prepared=draft,
         child=sessions.load_session(db, child_id),
-        layer=job.layer,
-        summary_kind=draft.summary_kind,
-        model=draft.model,
-        failure=draft.failure,
-        focus=job.focus,
-        messages_before=len(job.view.transcript),
-        messages_after=len(draft.context),
-        summarised=draft.summarised,
-        tokens_before=job.tokens_before,
-        tokens_after=draft.tokens_after,
         compressions=count_compressions(db, conversation.lineage_id),
         took_ms=drafted.took_ms,
     )
 
 
+def _events_of(attempt: CompressionResult, result: NotNeeded | Aborted) -> list[ContextEvent]:
+    """News for people of an attempt that changed nothing."""
+    events: list[ContextEvent] = []
+    if isinstance(result, Aborted) and attempt.job.layer != "manual":  # a command answers for itself
+        events.append(result)
+    if attempt.state.is_blocked and not attempt.before.is_blocked:
+        events.append(BlockedEvent(tokens=attempt.job.tokens_before, threshold=attempt.job.threshold))
+    return events
+
+
 def _keep_attempt(
     db: Connection,
     conversation: ConversationRef,
-    drafted: Drafted,
+    drafted: CompressionResult,
     result: NotNeeded | Aborted,
     listeners: Sequence[Listener],
     now: Millis,
 ) -> None:
     """Remember an attempt, unless there is nothing to remember."""
-    job, events = drafted.job, drafted.events
+    job, events = drafted.job, _events_of(drafted, result)
     if drafted.state == drafted.before and not events:
         return
     session_id = job.view.session.id
@@ -171,7 +165,7 @@ def _keep_attempt(
         outcome="aborted" if isinstance(result, Aborted) else "not_needed",
         reason=result.kind if isinstance(result, Aborted) else result.why,
         tokens_before=job.tokens_before,
-        messages_before=len(job.view.transcript),
+        messages_before=job.messages_before,
         took_ms=drafted.took_ms,
     )
     record_attempt(db, attempt, now)
@@ -236,32 +230,32 @@ def settle_undo(db: Connection, undoing: UndoPreview, now: Millis) -> Session:
     return load_session(db, undo_compression(db, undoing.plan, now, context_state=stored_form(state)))
 
 
-def log_outcome(conversation: ConversationRef, drafted: Drafted, outcome: CompressionOutcome) -> None:
+def log_outcome(conversation: ConversationRef, drafted: CompressionResult, outcome: CompressionOutcome) -> None:
     """One line for whatever came of a compression."""
-    layer = drafted.job.layer
+    job = drafted.job
     match outcome:
         case Compressed():
             log.info(
                 "session.compressed",
-                layer=layer,
+                layer=job.layer,
                 parent_id=outcome.parent.id,
                 child_id=outcome.child.id,
-                messages_before=outcome.messages_before,
-                messages_after=outcome.messages_after,
-                tokens_before=outcome.tokens_before,
-                tokens_after=outcome.tokens_after,
-                summary_kind=outcome.summary_kind,
+                messages_before=job.messages_before,
+                messages_after=outcome.prepared.messages_after,
+                tokens_before=job.tokens_before,
+                tokens_after=outcome.prepared.tokens_after,
+                summary_kind=outcome.prepared.summary_kind,
                 took_ms=outcome.took_ms,
             )
         case NotNeeded():
             log.info(
                 "compression.not_needed",
-                layer=layer,
+                layer=job.layer,
                 lineage_id=conversation.lineage_id,
                 why=outcome.why,
                 messages=outcome.messages,
             )
         case Aborted():
-            log.warning("compression.aborted", layer=layer, lineage_id=conversation.lineage_id, kind=outcome.kind)
+            log.warning("compression.aborted", layer=job.layer, lineage_id=conversation.lineage_id, kind=outcome.kind)
         case _:
             assert_never(outcome)

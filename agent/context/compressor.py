@@ -7,28 +7,35 @@ while there is room.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import structlog
 
-from agent.context.cuts import LEAST_TAIL_ROWS, Cut, Middle, child_context, find_cut, middle_of, record_for
+from agent.context.cuts import LEAST_TAIL_ROWS, Cut, Middle, SkipReason, child_context, find_cut, middle_of, record_for
 from agent.context.deterministic import recap
-from agent.context.engine_events import CompressionRequest, EngineEvent
-from agent.context.estimate import Estimator
 from agent.context.excerpt import fitted
-from agent.context.handle import CompressorSettings, ModelInfo, SummaryRoute
+from agent.context.handle import SummaryRoute
+from agent.context.job import (
+    Aborted,
+    CompressionJob,
+    CompressionPreview,
+    CompressionRequest,
+    EngineEvent,
+    NotNeeded,
+    PreparedCompression,
+    SummaryKind,
+)
 from agent.context.limits import Limits, summary_input_tokens
-from agent.context.outcomes import Aborted, NotNeeded, SkipReason, SummaryKind
 from agent.context.pruning import prune
 from agent.context.state import ContextState
 from agent.context.summary import SummaryError, SummaryTask, checked_summary, summary_request
 from agent.handoff import framed
-from agent.model.base import ModelReply, ModelRequest
+from agent.model.base import ModelReply
 from agent.model.client import ModelClient
 from agent.model.errors import remedy_for, sentence_for
 from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
-from hermes_state.compressions import ContextItem, Layer
+from hermes_state.compressions import Layer
 from hermes_state.errors import (
     AuthRejected,
     ContextOverflow,
@@ -41,7 +48,6 @@ from hermes_state.errors import (
     QuotaExceeded,
     SpendingCapExceeded,
 )
-from hermes_state.transcripts import View
 from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, ModelCallRecord, Origin, Tokens, Transcript
 
 log = structlog.get_logger()
@@ -66,59 +72,6 @@ LEAST_FRESH_PERCENT = 10
 
 SHORT_TAIL_PERCENT = 20
 """Of all messages: the kept end where the usual one would leave too much."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionJob:
-    """One compression that is wanted."""
-
-    view: View
-    request: ModelRequest
-    """The next model call as it stands: what does not shrink (system prompt, tools) is in it."""
-    limits: Limits
-    threshold: Tokens
-    """Where the conversation's engine acts by itself."""
-    layer: Layer
-    focus: str | None
-    keep_turns: int | None
-    tokens_before: EstimatedTokens
-    must_shrink: bool
-    """There is no room to leave the conversation as it is."""
-    message_limit: int | None = None
-    """Set when it is their number, not their size, that makes hygiene act."""
-    is_out_of_time: bool = False
-    """It was drafted before, and waited for as long as people are kept waiting: nobody is asked again."""
-    model: ModelInfo
-    """The model that answers the conversation, for engines of plugins."""
-    estimator: Estimator
-    """Estimator of prompts of that model."""
-    routes: Sequence[SummaryRoute] = ()
-    """Models that may be asked for a summary, in this order."""
-    settings: CompressorSettings = field(default_factory=CompressorSettings)
-
-    def not_needed(self, why: SkipReason) -> NotNeeded:
-        """What comes of the job when nothing is compressed."""
-        return NotNeeded(
-            why=why,
-            prompt_tokens=self.tokens_before,
-            threshold=self.threshold,
-            messages=len(self.view.transcript),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedCompression:
-    """A compression that could be committed."""
-
-    context: Sequence[ContextItem]
-    summary_kind: SummaryKind
-    model: str | None
-    failure: str | None
-    calls: tuple[ModelCallRecord, ...]
-    """Successful calls that are not in the ledger yet."""
-    state: ContextState
-    summarised: int
-    tokens_after: EstimatedTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,14 +107,14 @@ class Compressor:
         self._redact = redact
         self._clock = clock
 
-    async def wish(self, job: CompressionJob) -> CompressionRequest | None:
+    async def request(self, job: CompressionJob) -> CompressionRequest | None:
         """See `port.Engine`: from the threshold on."""
         return CompressionRequest(reason="threshold") if job.limits.is_over_threshold(job.tokens_before) else None
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
         return limits.threshold
 
-    async def told(self, news: EngineEvent) -> None:
+    async def on_event(self, event: EngineEvent) -> None:
         """All that it has to know stands in each job."""
 
     def tools(self) -> tuple[Tool, ...]:
@@ -170,7 +123,7 @@ class Compressor:
     async def close(self) -> None:
         """It holds nothing."""
 
-    async def draft(
+    async def prepare(
         self,
         job: CompressionJob,
         state: ContextState,
@@ -182,6 +135,7 @@ class Compressor:
         self._log_plan(job, plan)
         if not _is_worth_a_call(job, plan):
             return job.not_needed(SkipReason.NOT_SMALLER), state
+        await job.begin()
         written, state = await self._written(job, plan, state)
         if isinstance(written, Aborted):
             return written, state
@@ -210,7 +164,7 @@ class Compressor:
 
     # ---- choosing, without a model
 
-    def preview(self, job: CompressionJob) -> "CompressionPreview | NotNeeded":
+    def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         """What a compression would take out, without a model call and without a write."""
         plan = self._plan(job)
         if isinstance(plan, SkipReason):
@@ -355,19 +309,6 @@ class Compressor:
             recap, plan.pruned_middle, previous, redact=self._redact, limit=limit, removed=count
         )
         return _Written(text=text, kind="deterministic", failure=reason)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionPreview:
-    """What `/compress preview` shows; all tokens are estimates."""
-
-    head: int
-    middle: int
-    tail: int
-    pruned: int
-    tokens_before: EstimatedTokens
-    summary_tokens: Tokens
-    tokens_after: EstimatedTokens
 
 
 def _content(cut: Cut, sizes: Sequence[int]) -> int:

@@ -7,21 +7,35 @@ one wins, and the others learn that nothing is left to do.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from sqlite3 import Connection
 
 import structlog
 
-from agent.context.commit import Drafted, UndoPreview, keep_verdict, log_outcome, settle, settle_undo
-from agent.context.compressor import CompressionJob, CompressionPreview, PreparedCompression
+from agent.context.commit import UndoPreview, keep_verdict, log_outcome, settle, settle_undo
+from agent.context.cuts import SkipReason
 from agent.context.engine import Engine
-from agent.context.engine_events import ContinuedEvent, EndedEvent, ReplyEvent
-from agent.context.events import BeforeSplit, BlockedEvent, Listener, OnWait, PressureEvent
 from agent.context.handle import ModelHandle
+from agent.context.job import (
+    BeforeSplit,
+    BlockedEvent,
+    Compressed,
+    CompressionJob,
+    CompressionOutcome,
+    CompressionPreview,
+    CompressionResult,
+    ContinuedEvent,
+    EndedEvent,
+    Listener,
+    NotNeeded,
+    OnWait,
+    PreparedCompression,
+    PressureEvent,
+    ReplyEvent,
+)
 from agent.context.measure import ContextStatus, MeasuredPrompt, PromptMeasure
-from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason
 from agent.context.pending import PendingCompressions
 from agent.context.state import ContextState, state_of, stored_form
 from agent.prompt import PromptBuilder
@@ -147,7 +161,7 @@ class ContextController:
         else:
             prompt = known or await self._measure.measure(conversation, model, view)
         for _ in range(MOST_PASSES):
-            wanted = await self._engine.wish(self._job(prompt, layer))
+            wanted = await self._engine.request(self._job(prompt, layer))
             ready = await self._ready(prompt, layer) if wanted is not None else None
             if wanted is None or ready is None:
                 break
@@ -193,24 +207,28 @@ class ContextController:
 
     # ---- by hand
 
-    async def draft_by_hand(
+    async def prepare_by_hand(
         self,
         conversation: ConversationRef,
         model: ModelHandle,
         *,
         focus: str | None = None,
         keep_turns: int | None = None,
-    ) -> Drafted:
-        """`/compress`: always, and what holds the automatic layers back is forgotten. `settle` commits it."""
+        on_begin: Callable[[], Awaitable[None]] | None = None,
+    ) -> CompressionResult:
+        """`/compress`: always, and what holds the automatic layers back is forgotten. `settle` commits it.
+
+        `on_begin` is called once it is clear that there is something to compress.
+        """
         await model.profile.ask()
         await self._pending.drop(conversation.lineage_id)
         prompt = await self._measure.load(conversation, model)
-        job = self._job(prompt, "manual", focus=focus, keep_turns=keep_turns)
+        job = replace(self._job(prompt, "manual", focus=focus, keep_turns=keep_turns), on_begin=on_begin)
         state = state_of(prompt.view.session.context_state).asked_by_hand()
         return await self._prepare(conversation, job, state=state)
 
     def settle(
-        self, db: Connection, conversation: ConversationRef, drafted: Drafted, now: Millis
+        self, db: Connection, conversation: ConversationRef, drafted: CompressionResult, now: Millis
     ) -> CompressionOutcome:
         """Commit what was drafted, inside the caller's transaction."""
         system_prompt = self._prompts.system_for(conversation)
@@ -245,7 +263,7 @@ class ContextController:
         view = await self._store.read(_load_ended, session_id)
         if view is not None:
             await self._pending.drop(view.session.lineage_id)
-            await self._engine.told(EndedEvent(view=view, was_reset=was_reset))
+            await self._engine.on_event(EndedEvent(view=view, was_reset=was_reset))
 
     # ---- after a reply
 
@@ -270,7 +288,7 @@ class ContextController:
     ) -> PressureEvent | None:
         if usage is not None:
             await prompt.model.profile.learn(prompt.request, usage.prompt, prompt.view, prompt.size)
-            await self._engine.told(ReplyEvent(session=prompt.view.session, usage=usage))
+            await self._engine.on_event(ReplyEvent(session=prompt.view.session, usage=usage))
         stored = state_of(prompt.view.session.context_state)
         tokens = prompt.estimated if usage is None else usage.prompt
         state = stored.judged(tokens, self._threshold(prompt))
@@ -344,28 +362,28 @@ class ContextController:
 
     async def _prepare(
         self, conversation: ConversationRef, job: CompressionJob, *, state: ContextState | None = None
-    ) -> Drafted:
+    ) -> CompressionResult:
         """A compression that could be committed, and what is to be kept of the attempt. Writes only failed calls."""
         started = time.perf_counter()
         before = state_of(job.view.session.context_state)
-        result, after = await self._engine.draft(job, state or before)
+        result, after = await self._engine.prepare(job, state or before)
         if isinstance(result, PreparedCompression) and not job.must_shrink:
             for look in self._before_split:
                 await look(conversation, job.view)
         took_ms = round((time.perf_counter() - started) * 1_000)
-        return Drafted(job=job, result=result, before=before, state=after, took_ms=took_ms)
+        return CompressionResult(job=job, result=result, before=before, state=after, took_ms=took_ms)
 
     async def _take_finished(self, conversation: ConversationRef) -> CompressionOutcome | None:
         """Commit what was prepared beside the conversation, if it is done by now."""
         drafted = await self._pending.take_finished(conversation.lineage_id)
         return None if drafted is None else await self._commit(conversation, drafted)
 
-    async def _commit(self, conversation: ConversationRef, drafted: Drafted) -> CompressionOutcome:
+    async def _commit(self, conversation: ConversationRef, drafted: CompressionResult) -> CompressionOutcome:
         """Settle a compression in a transaction of its own."""
         outcome = await self._store.write(self.settle, conversation, drafted, self._clock.now())
         log_outcome(conversation, drafted, outcome)
         if isinstance(outcome, Compressed):
-            await self._engine.told(ContinuedEvent(child=outcome.child))
+            await self._engine.on_event(ContinuedEvent(child=outcome.child))
         return outcome
 
     @asynccontextmanager

@@ -12,10 +12,10 @@ the handoff can stand behind the head; which role it speaks in is decided on the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from agent.context.limits import Limits
-from agent.context.outcomes import SkipReason
 from agent.handoff import Handoff, parse_handoff, unframed
 from agent.model.wire import is_shown
 from hermes_state.compressions import ContextItem
@@ -30,6 +30,22 @@ LARGEST_TAIL = (3, 4)
 """Of the input window. Beside a larger tail nothing else fits: a conversation that could not shed it would be stuck."""
 
 ProtectFirst: TypeAlias = Literal["always", "first"]
+
+
+class SkipReason(StrEnum):
+    """Why nothing was compressed, although nothing went wrong."""
+
+    TOO_FEW = "too_few"
+    """Fewer messages than head, tail and one between them."""
+    NOTHING_BETWEEN = "nothing_between"
+    """Head and tail meet: nothing could be summarised."""
+    NOT_SMALLER = "not_smaller"
+    """The handoff would have been as large as what it stands for."""
+    TOOL_RUNS = "tool_runs"
+    NO_PREVIEW = "no_preview"
+    """A plugin's engine can only tell what it takes out by doing it."""
+    MOVED = "moved"
+    """Somebody else compressed, reset or edited the conversation meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
-from agent.context.compressor import (
+from agent.context.handle import SummaryRoute
+from agent.context.job import (
+    Aborted,
     CompressionJob,
     CompressionPreview,
+    CompressionRequest,
+    EngineEvent,
+    NotNeeded,
     PreparedCompression,
 )
-from agent.context.engine_events import CompressionRequest, EngineEvent
-from agent.context.handle import SummaryRoute
 from agent.context.limits import Limits
-from agent.context.outcomes import Aborted, NotNeeded
 from agent.context.state import ContextState
 from agent.tools.registry import Tool
 from hermes_state.compressions import Layer
@@ -29,10 +31,10 @@ class Engine(Protocol):
     def name(self) -> str:
         """As `context.engine` calls it."""
 
-    async def wish(self, job: CompressionJob) -> CompressionRequest | None:
+    async def request(self, job: CompressionJob) -> CompressionRequest | None:
         """Whether the job's conversation should be compressed before its next model call."""
 
-    async def draft(
+    async def prepare(
         self,
         job: CompressionJob,
         state: ContextState,
@@ -48,7 +50,7 @@ class Engine(Protocol):
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
         """How large a conversation's prompt becomes before it is compressed, as far as that is known."""
 
-    async def told(self, news: EngineEvent) -> None:
+    async def on_event(self, event: EngineEvent) -> None:
         """Take note of something. Never raises, and never takes long."""
 
     def tools(self) -> Sequence[Tool]:

@@ -8,8 +8,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from agent.context.commit import Drafted
-from agent.context.compressor import PreparedCompression
+from agent.context.job import CompressionResult, PreparedCompression
 from hermes_state import ledger
 from hermes_state.errors import StateError
 from hermes_state.store.writer import Store
@@ -22,18 +21,20 @@ class PendingCompressions:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._tasks: dict[LineageId, asyncio.Task[Drafted]] = {}
+        self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         return lineage_id in self._tasks
 
-    async def begin(self, lineage_id: LineageId, prepare: Coroutine[Any, Any, Drafted], seconds: float) -> bool:
+    async def begin(
+        self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult], seconds: float
+    ) -> bool:
         """Start to prepare one and wait for it so long; whether it is done. It is kept either way."""
         task = self._tasks[lineage_id] = asyncio.create_task(prepare, name=f"draft-{lineage_id}")
         await asyncio.wait({task}, timeout=seconds)
         return task.done()
 
-    async def take_finished(self, lineage_id: LineageId) -> Drafted | None:
+    async def take_finished(self, lineage_id: LineageId) -> CompressionResult | None:
         """What was prepared for the conversation, if it is done by now; it is kept no longer."""
         task = self._tasks.get(lineage_id)
         if task is None or not task.done():
@@ -62,7 +63,7 @@ class PendingCompressions:
             with suppress(StateError):  # while a database is locked a daemon has to end, too
                 await self._record_costs(lineage_id, task)
 
-    async def _record_costs(self, lineage_id: LineageId, task: asyncio.Task[Drafted]) -> None:
+    async def _record_costs(self, lineage_id: LineageId, task: asyncio.Task[CompressionResult]) -> None:
         """A compression that was ready and is not taken in was paid for all the same."""
         if task.cancelled() or task.exception() is not None:
             return

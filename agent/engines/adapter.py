@@ -14,17 +14,19 @@ from typing import Any, Final
 
 import structlog
 
-from agent.context.compressor import (
+from agent.context.cuts import SkipReason, has_open_calls
+from agent.context.engine import Engine
+from agent.context.handle import ModelInfo, SummaryRoute
+from agent.context.job import (
+    Aborted,
     CompressionJob,
     CompressionPreview,
+    CompressionRequest,
+    EngineEvent,
+    NotNeeded,
     PreparedCompression,
 )
-from agent.context.cuts import has_open_calls
-from agent.context.engine import Engine
-from agent.context.engine_events import CompressionRequest, EngineEvent
-from agent.context.handle import ModelInfo, SummaryRoute
 from agent.context.limits import Limits
-from agent.context.outcomes import Aborted, NotNeeded, SkipReason
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.engines.contract import ContextEngine
 from agent.engines.instances import QUICK_SECONDS, EngineInstance, EngineInstances
@@ -86,7 +88,7 @@ class PluginEngine:
 
     # ---- the seam
 
-    async def wish(self, job: CompressionJob) -> CompressionRequest | None:
+    async def request(self, job: CompressionJob) -> CompressionRequest | None:
         """The engine's own decision, and what it asked for; beyond the urgent line nobody decides otherwise."""
         request = None
         try:
@@ -99,14 +101,14 @@ class PluginEngine:
             return CompressionRequest(reason="window")
         return request
 
-    async def draft(
+    async def prepare(
         self,
         job: CompressionJob,
         state: ContextState,
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
-        """See `Engine.draft`. A cut at a certain message is no part of the contract: the built-in engine makes it."""
+        """See `Engine.prepare`. A cut at a certain message is no part of the contract: the built-in engine makes it."""
         if job.keep_turns is not None:
-            return await self._fallback.draft(job, state)
+            return await self._fallback.prepare(job, state)
         if has_open_calls(job.view.transcript):
             return job.not_needed(SkipReason.TOOL_RUNS), state
         key, now = self._cooldown_key(job.layer), self._clock.now()
@@ -114,6 +116,7 @@ class PluginEngine:
             return await self._fall_back(replace(job, routes=()), state.failed(key, "timeout", now))
         if job.must_shrink and (self._instances.was_lost_in(job.view.session) or state.is_cooling(key, now)):
             return await self._fall_back(job, state)
+        await job.begin()
         try:
             mapped = await self._compressed(job)
         except EngineError as error:
@@ -142,9 +145,9 @@ class PluginEngine:
         """The threshold of its status, and hygiene's line at the latest, where the engine is not asked."""
         return Tokens(min(self._instances.threshold(lineage_id) or limits.hygiene, limits.hygiene))
 
-    async def told(self, news: EngineEvent) -> None:
+    async def on_event(self, event: EngineEvent) -> None:
         """Passed on at once, or as soon as the engine is done with what it is doing."""
-        await self._instances.on_event(news)
+        await self._instances.on_event(event)
 
     def tools(self) -> list[Tool]:
         """The engine's tools. A call goes to the engine of the conversation that it is made in."""
@@ -236,7 +239,7 @@ class PluginEngine:
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """There is no room to leave the conversation as it is until the engine can do better."""
         log.warning("engine.replaced", engine=self._name, layer=job.layer, by=self._fallback.name)
-        return await self._fallback.draft(job, state)
+        return await self._fallback.prepare(job, state)
 
     # ---- when to compress
 

@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from typing import Any, TypeAlias
 
-from agent.context.engine_events import CompressionRequest
+from agent.context.job import CompressionRequest
 
 ListMessage: TypeAlias = dict[str, Any]  # the provider's JSON, in the hands of code that is not ours
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import structlog
 
-from agent.context.engine_events import ContinuedEvent, EndedEvent, EngineEvent, ReplyEvent
 from agent.context.handle import ModelInfo
+from agent.context.job import ContinuedEvent, EndedEvent, EngineEvent, ReplyEvent
 from agent.context.state import state_of
 from agent.engines.contract import ContextEngine
 from agent.engines.mapping import sent_messages
@@ -34,8 +34,6 @@ MAX_EVENTS = 32
 """Events kept for a conversation whose engine is busy; the oldest are dropped."""
 MAX_HUNG_CALLS = 4
 """Calls that were given up and still run: with so many, a plugin is not called at all."""
-
-
 
 
 @dataclass(slots=True)

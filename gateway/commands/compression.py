@@ -5,11 +5,17 @@ from collections.abc import Callable
 from functools import partial
 from sqlite3 import Connection
 
-from agent.context.commit import Drafted, UndoPreview
-from agent.context.compressor import CompressionPreview
+from agent.context.commit import UndoPreview
 from agent.context.controller import ContextController
 from agent.context.handle import ModelHandle
-from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason, summarize_manual_compression
+from agent.context.job import (
+    Compressed,
+    CompressionOutcome,
+    CompressionPreview,
+    CompressionResult,
+    NotNeeded,
+    summarize_manual_compression,
+)
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.context_settings import NoticeConfig
 from gateway.config.fields import secrets_of
@@ -47,14 +53,13 @@ async def compress(invocation: Invocation) -> CommandResult:
         raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
     config = live.config
     focus = None if here is not None else _focus(argument, Redactor(secrets_of(config)))
-    preview = await context.preview(conversation, model, keep_turns=keep_turns)
-    if isinstance(preview, CompressionPreview) or preview.why is SkipReason.NO_PREVIEW:
-        await invocation.acknowledge(STARTED)
-    draft = context.draft_by_hand(conversation, model, focus=focus, keep_turns=keep_turns)
-    drafted = await invocation.context.tasks.run(invocation.chat.id, invocation.row.sender_ref, draft)
-    if drafted is None:
+    work = context.prepare_by_hand(
+        conversation, model, focus=focus, keep_turns=keep_turns, on_begin=partial(invocation.acknowledge, STARTED)
+    )
+    result = await invocation.context.tasks.run(invocation.chat.id, invocation.row.sender_ref, work)
+    if result is None:
         return say(STOPPED)
-    return CommandResult(apply=partial(_settle, context, config.notices, conversation, drafted))
+    return CommandResult(apply=partial(_settle, context, config.notices, conversation, result))
 
 
 def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
@@ -66,11 +71,11 @@ def _settle(
     context: ContextController,
     notices: NoticeConfig,
     conversation: ConversationRef,
-    drafted: Drafted,
+    result: CompressionResult,
     db: Connection,
     now: Millis,
 ) -> str:
-    outcome = context.settle(db, conversation, drafted, now)
+    outcome = context.settle(db, conversation, result, now)
     told = _outcome_text(outcome)
     accuracy = accuracy_sentence(outcome, notices) if isinstance(outcome, Compressed) else None
     return f"{told}\n{accuracy}" if accuracy is not None else told
@@ -87,12 +92,13 @@ def _outcome_text(outcome: CompressionOutcome) -> str:
 
 
 def _details(outcome: Compressed) -> list[str]:
-    if outcome.failure is not None:
-        written = f"No model could write a summary ({outcome.failure.rstrip('.')}), so it was made by rule"
+    prepared, topic = outcome.prepared, outcome.job.focus
+    if prepared.failure is not None:
+        written = f"No model could write a summary ({prepared.failure.rstrip('.')}), so it was made by rule"
     else:
-        written = f"Summary written by {outcome.model}"
-    focus = f" with the focus “{outcome.focus}”" if outcome.focus else ""
-    stands_for = counted(outcome.summarised, "message")
+        written = f"Summary written by {prepared.model}"
+    focus = f" with the focus “{topic}”" if topic else ""
+    stands_for = counted(prepared.summarised, "message")
     return [
         f"{written}{focus}; it stands for {stands_for}. Nothing that was said is lost: /history shows it.",
         f"The conversation goes on as `{outcome.child.short_key}`. `/compress undo` takes it back.",

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Final
 
-from agent.context.events import BlockedEvent, ContextEvent, MessageLimitEvent, PressureEvent
-from agent.context.outcomes import Aborted, Compressed
+from agent.context.job import Aborted, BlockedEvent, Compressed, ContextEvent, MessageLimitEvent, PressureEvent
 from gateway.config.context_settings import NoticeConfig
 from hermes_state import outbox
 from hermes_state.outbox import OutboxKind, Reply
@@ -49,7 +48,7 @@ class NoticeListener:
 
     def _sentence(self, event: ContextEvent) -> str | None:
         match event:
-            case Compressed(layer="manual"):
+            case Compressed() if event.job.layer == "manual":
                 return None  # the command's own reply says it all
             case Compressed():
                 return self._compressed(event)
@@ -72,11 +71,12 @@ class NoticeListener:
 
     def _compressed(self, event: Compressed) -> str | None:
         sentences = []
-        if event.failure is not None:
+        prepared = event.prepared
+        if prepared.failure is not None:
             sentences.append(
-                f"I had to shorten this conversation without a summary ({event.failure.rstrip('.')}). "
-                f"{event.summarised:,} messages are represented by a list of what could be found in them; all of them "
-                "are kept, and I can look them up."
+                f"I had to shorten this conversation without a summary ({prepared.failure.rstrip('.')}). "
+                f"{prepared.summarised:,} messages are represented by a list of what could be found in them; all of "
+                "them are kept, and I can look them up."
             )
         accuracy = accuracy_sentence(event, self.settings())
         if accuracy is not None:

@@ -8,7 +8,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from agent.context.commit import keep_pressure
-from agent.context.events import PressureEvent
+from agent.context.job import PressureEvent
 from agent.model.base import Payer
 from agent.model.caps import StoreLedger
 from agent.model.client import record_cancelled

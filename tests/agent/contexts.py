@@ -7,8 +7,8 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from agent.context.events import ContextEvent, Listener
 from agent.context.handle import ContextSettings, SummaryRoute
+from agent.context.job import ContextEvent, Listener
 from agent.context.pending import PendingCompressions
 from agent.context.state import ContextState, state_of
 from agent.context.summary import HEADINGS

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.context.handle import CompressorSettings, ContextSettings, SummaryRoute
-from agent.context.outcomes import Aborted, Compressed
+from agent.context.job import Aborted, Compressed
 from agent.context.state import NO_MODEL_SECONDS
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state.journal import RunningTurn
@@ -106,10 +106,10 @@ async def tidy(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
 async def command(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> str:
     """The sentence that the command answers with, where something failed."""
     conversation = turn.conversation
-    drafted = await agent.context.draft_by_hand(conversation)
+    drafted = await agent.context.prepare_by_hand(conversation)
     outcome = await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
     assert isinstance(outcome, Aborted | Compressed)
-    return (outcome.reason if isinstance(outcome, Aborted) else outcome.failure) or ""
+    return (outcome.reason if isinstance(outcome, Aborted) else outcome.prepared.failure) or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from agent.context.cuts import (
     SOFT_CEILING,
     Cut,
     CutSettings,
+    SkipReason,
     child_context,
     find_cut,
     handoff_in,
@@ -23,7 +24,6 @@ from agent.context.cuts import (
     record_for,
 )
 from agent.context.limits import Limits, LimitSettings, limits_of
-from agent.context.outcomes import SkipReason
 from agent.context.pruning import PruneStyle, prune
 from agent.handoff import Handoff, framed
 from agent.model.wire import WireSettings, chat_messages, is_shown

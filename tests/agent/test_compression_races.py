@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from agent.context.cuts import SkipReason
 from agent.context.handle import ContextSettings
-from agent.context.outcomes import Compressed, CompressionOutcome, NotNeeded, SkipReason
+from agent.context.job import Compressed, CompressionOutcome, NotNeeded
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state import journal
 from hermes_state.journal import RunningTurn
@@ -40,7 +41,7 @@ async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
 
 
 async def by_hand(chat: Chat, agent: SingleModelAgent, conversation: ConversationRef) -> CompressionOutcome:
-    drafted = await agent.context.draft_by_hand(conversation)
+    drafted = await agent.context.prepare_by_hand(conversation)
     return await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from sqlite3 import Connection
 
-from agent.context.events import ContextEvent
-from agent.context.outcomes import Compressed
+from agent.context.job import Compressed, ContextEvent
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
@@ -64,7 +63,7 @@ async def test_a_long_conversation_is_compressed_again_and_again_and_loses_nothi
     texts = [f"Message {number}: TICKET-{number} {FILLER}" for number in range(120)]
     lineage_id = await converse(chat, agent, texts)
     assert len(listening.compressions) >= 5
-    assert {event.summary_kind for event in listening.compressions} == {"model"}
+    assert {event.prepared.summary_kind for event in listening.compressions} == {"model"}
     said = await chat.store.read(load_said, lineage_id, 10_000)
     assert [row.text for row in said if row.role is MessageRole.USER] == texts
     view = (await chat.store.read(load_view, lineage_id)).transcript

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.context.cuts import Cut, CutSettings, child_context, find_cut, middle_of, record_for
+from agent.context.cuts import Cut, CutSettings, SkipReason, child_context, find_cut, middle_of, record_for
 from agent.context.limits import Limits, LimitSettings, limits_of
-from agent.context.outcomes import SkipReason
 from agent.model.wire import WireSettings, chat_messages
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageBody, MessageRole, Origin, Transcript, TurnId

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from agent.context.commit import keep_verdict
+from agent.context.cuts import SkipReason
 from agent.context.handle import ContextSettings
+from agent.context.job import Compressed, NotNeeded
 from agent.context.learned_profile import LearnedProfile
-from agent.context.outcomes import Compressed, NotNeeded, SkipReason
 from agent.context.state import ContextState, UnverifiedCompression, stored_form
 from agent.context.summary import HEADINGS
 from agent.model.base import ModelLimits
@@ -82,7 +83,7 @@ async def say(chat: Chat, agent: SingleModelAgent, text: str) -> RunningTurn:
 
 async def compress(chat: Chat, agent: SingleModelAgent, turn: RunningTurn, *, keep_turns: int | None = None) -> Any:
     conversation = turn.conversation
-    drafted = await agent.context.draft_by_hand(conversation, keep_turns=keep_turns)
+    drafted = await agent.context.prepare_by_hand(conversation, keep_turns=keep_turns)
     return await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
 
 

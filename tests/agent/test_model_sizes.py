@@ -30,7 +30,7 @@ def asked_for_turns(llm: LLM) -> list[dict[str, Any]]:
 
 
 async def learned_window(talk: Talk) -> int | None:
-    query, line = "SELECT learned_context FROM model_profiles WHERE route = ? AND model = ?", talk.agent.line
+    query, line = "SELECT learned_context FROM model_profiles WHERE route = ? AND model = ?", talk.agent.client
     row = await talk.chat.store.read(lambda db: db.execute(query, (line.route, line.name)).fetchone())
     return None if row is None else row[0]
 

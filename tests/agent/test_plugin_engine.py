@@ -9,13 +9,22 @@ from typing import Any
 
 import pytest
 
-from agent.context.compressor import CompressionJob, Compressor, PreparedCompression
+from agent.context.compressor import Compressor
+from agent.context.cuts import SkipReason
 from agent.context.engine import Engine
-from agent.context.engine_events import CompressionRequest, ContinuedEvent, EndedEvent, ReplyEvent
 from agent.context.estimate import Estimator
 from agent.context.handle import ModelInfo, SummaryRoute
+from agent.context.job import (
+    Aborted,
+    CompressionJob,
+    CompressionRequest,
+    ContinuedEvent,
+    EndedEvent,
+    NotNeeded,
+    PreparedCompression,
+    ReplyEvent,
+)
 from agent.context.limits import LimitSettings, limits_of
-from agent.context.outcomes import Aborted, NotNeeded, SkipReason
 from agent.context.state import ContextState, stored_form
 from agent.engines.adapter import PluginEngine
 from agent.engines.compressor import ContextCompressor
@@ -118,7 +127,7 @@ def plugin(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> Pl
 async def drafted(
     engine: Engine, wanted: CompressionJob, state: ContextState | None = None
 ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
-    return await engine.draft(wanted, state or ContextState())
+    return await engine.prepare(wanted, state or ContextState())
 
 
 def made_once(engine: ContextEngine) -> Callable[[], ContextEngine]:
@@ -174,8 +183,8 @@ async def test_engines_that_rest_longest_are_let_go_and_taken_up_again() -> None
     engine = plugin(make)
     for number in range(MAX_INSTANCES + 2):
         at = session(number + 1, lineage_id=LineageId(number + 1), reported_prompt_tokens=1)
-        await engine.told(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
-    await engine.told(ReplyEvent(session=session(reported_prompt_tokens=1), usage=CanonicalUsage(input=2)))
+        await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
+    await engine.on_event(ReplyEvent(session=session(reported_prompt_tokens=1), usage=CanonicalUsage(input=2)))
     assert len(made) == MAX_INSTANCES + 3
     assert made[-1].calls == [("start", "s1", "resumed", None), ("usage", 2)]
 
@@ -192,7 +201,7 @@ async def test_an_async_engine_is_awaited() -> None:
             return True
 
     engine = plugin(Later)
-    assert await engine.wish(job(tokens=10)) == CompressionRequest(reason="threshold")
+    assert await engine.request(job(tokens=10)) == CompressionRequest(reason="threshold")
     result, _ = await drafted(engine, job())
     assert isinstance(result, PreparedCompression)
 
@@ -268,8 +277,8 @@ async def test_an_engine_that_hangs_is_given_up_and_asked_no_more_when_too_many_
         result, _ = await drafted(engine, job())
         assert isinstance(result, Aborted)
         assert "does not come back" in result.reason
-        assert await engine.wish(job(tokens=10)) is None
-        assert await engine.wish(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
+        assert await engine.request(job(tokens=10)) is None
+        assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
     finally:
         leave.set()
     await engine.close()
@@ -287,8 +296,8 @@ async def test_an_engine_whose_calls_hang_holds_a_bounded_number_of_threads() ->
     try:
         for number in range(1, 21):
             at = session(number, lineage_id=LineageId(number))
-            assert await engine.wish(job(tokens=10, at=at)) is None
-            await engine.told(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
+            assert await engine.request(job(tokens=10, at=at)) is None
+            await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
             result, _ = await drafted(engine, job(at=at))
             assert isinstance(result, Aborted)
         assert len(entered) == MAX_HUNG_CALLS
@@ -393,7 +402,7 @@ async def test_an_engine_that_was_cut_off_is_not_asked_again_in_that_session_whe
     await asyncio.wait({task})
     try:
         for rows in (ROWS, (*ROWS, human("and what now?"))):
-            assert await engine.wish(job(rows, tokens=10)) is None
+            assert await engine.request(job(rows, tokens=10)) is None
             result, _ = await drafted(engine, job(rows, must_shrink=True))
             assert isinstance(result, PreparedCompression)
         assert len(calls) == 1
@@ -410,7 +419,7 @@ async def test_an_engine_that_nobody_waited_for_any_more_rests_and_nobody_else_d
     engine = plugin(made_once(recorder))
     late = job(layer="hygiene", must_shrink=True, is_out_of_time=True)
     offline = SummaryRoute(client=ModelClient(OfflineModel(), RecordedCalls()), context_length=Tokens(8_192))
-    result, state = await engine.draft(replace(late, routes=(offline,)), ContextState())
+    result, state = await engine.prepare(replace(late, routes=(offline,)), ContextState())
     assert isinstance(result, PreparedCompression)
     assert (result.summary_kind, result.failure) == ("deterministic", "The summary took too long.")
     assert list(state.cooldowns) == list(result.state.cooldowns) == ["hygiene:engine:theirs:"]
@@ -430,9 +439,9 @@ async def test_a_busy_engine_keeps_nobody_waiting() -> None:
     engine = plugin(made_once(recorder))
     task = asyncio.create_task(drafted(engine, job()))
     assert await asyncio.to_thread(entered.wait, 10)
-    assert await engine.wish(job(tokens=10)) is None
+    assert await engine.request(job(tokens=10)) is None
     usage = CanonicalUsage(input=11, output=3)
-    await engine.told(ReplyEvent(session=session(), usage=usage))
+    await engine.on_event(ReplyEvent(session=session(), usage=usage))
     assert recorder.last_prompt_tokens == 0
     second, _ = await drafted(engine, job())
     assert isinstance(second, Aborted)
@@ -478,13 +487,13 @@ async def test_a_cut_at_a_certain_message_is_made_by_the_built_in_engine() -> No
 async def test_the_engine_decides_when_and_the_end_of_the_window_decides_for_it() -> None:
     engine = plugin()
     threshold = 8_192 * 3 // 4
-    assert await engine.wish(job(tokens=LIMITS.threshold)) is None
+    assert await engine.request(job(tokens=LIMITS.threshold)) is None
     late = plugin(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: False))
-    assert await late.wish(job(tokens=LIMITS.urgent - 1)) is None
-    assert await late.wish(job(tokens=LIMITS.urgent)) == CompressionRequest(reason="window")
+    assert await late.request(job(tokens=LIMITS.urgent - 1)) is None
+    assert await late.request(job(tokens=LIMITS.urgent)) == CompressionRequest(reason="window")
     assert threshold > LIMITS.urgent
     early = plugin(engine_that(lambda messages: messages, threshold_percent=0.1))
-    assert await early.wish(job(tokens=900)) == CompressionRequest(reason="threshold")
+    assert await early.request(job(tokens=900)) == CompressionRequest(reason="threshold")
 
 
 async def test_preflight_and_having_content_are_asked_with_the_list() -> None:
@@ -495,8 +504,8 @@ async def test_preflight_and_having_content_are_asked_with_the_list() -> None:
         return True
 
     engine = plugin(engine_that(lambda messages: messages, should_compress_preflight=preflight))
-    assert await engine.wish(job(tokens=10, layer="in_loop")) is None
-    assert await engine.wish(job(tokens=10, layer="preflight")) == CompressionRequest(reason="preflight")
+    assert await engine.request(job(tokens=10, layer="in_loop")) is None
+    assert await engine.request(job(tokens=10, layer="preflight")) == CompressionRequest(reason="preflight")
     assert seen == [33]
     empty = plugin(
         engine_that(
@@ -505,7 +514,7 @@ async def test_preflight_and_having_content_are_asked_with_the_list() -> None:
             has_content_to_compress=lambda self, messages: False,
         )
     )
-    assert await empty.wish(job(tokens=10)) is None
+    assert await empty.request(job(tokens=10)) is None
 
 
 async def test_an_engine_that_breaks_over_the_question_leaves_the_decision_to_the_gateway() -> None:
@@ -513,8 +522,8 @@ async def test_an_engine_that_breaks_over_the_question_leaves_the_decision_to_th
         raise RuntimeError("which tokens?")
 
     engine = plugin(engine_that(lambda messages: messages, should_compress=broken))
-    assert await engine.wish(job(tokens=LIMITS.threshold - 1)) is None
-    assert await engine.wish(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
+    assert await engine.request(job(tokens=LIMITS.threshold - 1)) is None
+    assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
 
 
 async def test_an_answer_that_is_neither_yes_nor_no_leaves_the_decision_to_the_gateway() -> None:
@@ -523,21 +532,21 @@ async def test_an_answer_that_is_neither_yes_nor_no_leaves_the_decision_to_the_g
             raise ValueError("ambiguous")
 
     engine = plugin(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: Vague()))
-    assert await engine.wish(job(tokens=LIMITS.threshold - 1)) is None
-    assert await engine.wish(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
+    assert await engine.request(job(tokens=LIMITS.threshold - 1)) is None
+    assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
 
 
 async def test_an_engine_may_ask_for_a_compression_with_a_reason_and_a_focus() -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
     recorder.request_compression("a chapter\nends", focus_topic="the  schema " + "x" * 900)
-    wish = await engine.wish(job(tokens=10))
+    wish = await engine.request(job(tokens=10))
     assert wish is not None
     assert wish.reason == "a chapter ends"
     assert wish.focus is not None
     assert wish.focus.startswith("the schema x")
     assert len(wish.focus) == 500
-    assert await engine.wish(job(tokens=10)) is None
+    assert await engine.request(job(tokens=10)) is None
 
 
 async def test_where_it_compresses_is_what_its_status_says_and_hygiene_at_the_latest() -> None:
@@ -550,11 +559,11 @@ async def test_where_it_compresses_is_what_its_status_says_and_hygiene_at_the_la
 
     engine = plugin(Early)
     assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene, "its status is not known yet"
-    await engine.wish(job())
+    await engine.request(job())
     assert engine.threshold(LineageId(1), LIMITS) == 2_048
-    await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=1_500)))
+    await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=1_500)))
     assert engine.threshold(LineageId(1), LIMITS) == 3_000
-    await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=8_000)))
+    await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=8_000)))
     assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
 
 
@@ -563,7 +572,7 @@ async def test_where_it_compresses_is_what_its_status_says_and_hygiene_at_the_la
 )
 async def test_a_status_that_says_nothing_is_no_trouble(status: object) -> None:
     engine = plugin(engine_that(lambda messages: messages[-4:], get_status=lambda self: status))
-    assert await engine.wish(job(tokens=10)) is None
+    assert await engine.request(job(tokens=10)) is None
     assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
     broken = plugin(engine_that(lambda messages: messages[-4:], get_status=lambda self: 1 / 0))
     result, _ = await drafted(broken, job())
@@ -581,12 +590,12 @@ async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() 
         return made[-1]
 
     engine = plugin(make)
-    await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=10, cache_read=60, output=4)))
+    await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=10, cache_read=60, output=4)))
     await drafted(engine, job())
     child = session(2, parent=1)
-    await engine.told(ContinuedEvent(child=child))
-    await engine.told(ContinuedEvent(child=child))
-    await engine.told(EndedEvent(view=View(session=child, transcript=ROWS), was_reset=True))
+    await engine.on_event(ContinuedEvent(child=child))
+    await engine.on_event(ContinuedEvent(child=child))
+    await engine.on_event(EndedEvent(view=View(session=child, transcript=ROWS), was_reset=True))
     assert [call for call in made[0].calls if call[0] != "compress"] == [
         ("start", "s1", "started", None),
         ("usage", 70),
@@ -596,16 +605,16 @@ async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() 
     ]
     assert (made[0].context_length, len(made)) == (8_192, 1)
     other = session(9, lineage_id=LineageId(9), reported_prompt_tokens=5)
-    await engine.told(ReplyEvent(session=other, usage=CanonicalUsage(input=1)))
+    await engine.on_event(ReplyEvent(session=other, usage=CanonicalUsage(input=1)))
     assert made[1].calls == [("start", "s9", "resumed", None), ("usage", 1)]
 
 
 async def test_a_compression_that_was_taken_back_is_told_as_one() -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
-    await engine.wish(job())
+    await engine.request(job())
     undone = stored_form(ContextState().undone(5_000))
-    await engine.wish(job(at=session(3, parent=2, context_state=undone)))
+    await engine.request(job(at=session(3, parent=2, context_state=undone)))
     assert ("start", "s3", "undo", "s1") in recorder.calls
 
 
@@ -618,11 +627,11 @@ async def test_a_learned_window_is_told_as_another_model_to_the_conversation_tha
 
     engine = plugin(make)
     other = session(9, lineage_id=LineageId(9))
-    await engine.wish(job())
-    await engine.wish(job(at=other))
-    await engine.wish(job(limits=limits_of(4_096, 1_024, LimitSettings())))
+    await engine.request(job())
+    await engine.request(job(at=other))
+    await engine.request(job(limits=limits_of(4_096, 1_024, LimitSettings())))
     for at in (session(), other):
-        await engine.told(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
+        await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
     assert [(one.context_length, one.threshold_tokens) for one in made] == [(4_096, 3_072), (8_192, 6_144)]
 
 
@@ -638,9 +647,9 @@ async def test_an_engine_whose_conversation_has_ended_is_let_go_even_if_it_break
         return made[-1]
 
     engine = plugin(make)
-    await engine.wish(job())
-    await engine.told(EndedEvent(view=View(session=session(), transcript=ROWS), was_reset=False))
-    await engine.wish(job())
+    await engine.request(job())
+    await engine.on_event(EndedEvent(view=View(session=session(), transcript=ROWS), was_reset=False))
+    await engine.request(job())
     assert len(made) == 2
 
 
@@ -650,16 +659,16 @@ async def test_events_never_raise() -> None:
             raise KeyError("usage")
 
     for make in (Deaf, lambda: None, lambda: 1 / 0):
-        await plugin(make).told(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))  # type: ignore[arg-type]
+        await plugin(make).on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))  # type: ignore[arg-type]
 
 
 async def test_a_cut_that_the_built_in_engine_made_is_told_as_a_compression() -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
-    await engine.wish(job())
+    await engine.request(job())
     result, _ = await drafted(engine, job(keep_turns=1))
     assert isinstance(result, PreparedCompression)
-    await engine.wish(job(at=session(2, parent=1, context_state=stored_form(result.state))))
+    await engine.request(job(at=session(2, parent=1, context_state=stored_form(result.state))))
     assert ("start", "s2", "compression", "s1") in recorder.calls
 
 
@@ -674,9 +683,9 @@ async def test_what_happens_while_an_engine_is_asked_is_told_behind_it() -> None
 
     recorder.should_compress = slowly  # type: ignore[method-assign]
     engine = plugin(made_once(recorder))
-    task = asyncio.create_task(engine.wish(job(tokens=10)))
+    task = asyncio.create_task(engine.request(job(tokens=10)))
     assert await asyncio.to_thread(entered.wait, 10)
-    await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=11)))
+    await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=11)))
     leave.set()
     await task
     assert recorder.last_prompt_tokens == 11
@@ -698,24 +707,24 @@ async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
             assert go_on.wait(10)
 
     engine = plugin(Slow)
-    task = asyncio.create_task(engine.wish(job(tokens=10)))
+    task = asyncio.create_task(engine.request(job(tokens=10)))
     assert await asyncio.to_thread(asked.wait, 10)
     for tokens in (1, 2):
-        await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=tokens)))
+        await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=tokens)))
     answer_now.set()
     assert await asyncio.to_thread(told.wait, 10)
     task.cancel()
     await asyncio.wait({task})
     go_on.set()
-    await engine.told(ReplyEvent(session=session(), usage=CanonicalUsage(input=3)))
+    await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=3)))
     assert usages == [1, 2, 3]
 
 
 async def test_events_of_a_session_that_is_over_do_not_take_the_engine_back_to_it() -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
-    await engine.wish(job(at=session(2, parent=1)))
-    await engine.told(ReplyEvent(session=session(1), usage=CanonicalUsage(input=7)))
+    await engine.request(job(at=session(2, parent=1)))
+    await engine.on_event(ReplyEvent(session=session(1), usage=CanonicalUsage(input=7)))
     assert recorder.calls == [("start", "s2", "resumed", None), ("usage", 7)]
 
 
@@ -730,8 +739,8 @@ async def test_an_engine_that_could_not_be_told_of_the_model_is_told_again() -> 
             super().update_model(model, context_length)
 
     engine = plugin(Late)
-    assert await engine.wish(job(tokens=10)) is None
-    assert await engine.wish(job(tokens=10)) is None, "its threshold is no longer 0"
+    assert await engine.request(job(tokens=10)) is None
+    assert await engine.request(job(tokens=10)) is None, "its threshold is no longer 0"
 
 
 # ---- tools
@@ -751,7 +760,7 @@ async def test_the_tools_of_an_engine_are_tools_of_the_agent(context: ToolContex
     outcome = await tools.run(call, tools.check(call), context)
     assert (outcome.text, outcome.state) == ('{"found": "schema"}', ToolRunState.DONE)
     tip = await context.store.read(sessions.load_tip, context.lineage_id)
-    assert await engine.wish(job(at=tip, tokens=10)) == CompressionRequest(
+    assert await engine.request(job(at=tip, tokens=10)) == CompressionRequest(
         reason="the model looks back", focus="schema"
     )
 
@@ -795,7 +804,7 @@ async def test_an_engine_is_told_when_its_conversation_changes_the_model() -> No
     engine = plugin(make)
     small = ModelInfo(name="small", context_length=Tokens(8_192), provider="responses")
     for model in (LAB, small, small, LAB):
-        await engine.wish(job(tokens=10, model=model))
+        await engine.request(job(tokens=10, model=model))
     [engine_of_the_conversation] = engines
     assert engine_of_the_conversation.models == [
         ("lab", 8_192, ""),

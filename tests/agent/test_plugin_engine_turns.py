@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.context.engine import Engine
-from agent.context.events import BlockedEvent
 from agent.context.handle import ModelInfo
-from agent.context.outcomes import Aborted, Compressed
+from agent.context.job import Aborted, BlockedEvent, Compressed
 from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
 from agent.model.base import ToolSchema
@@ -74,7 +73,7 @@ async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatC
     agent = agent_with(make, chat, model, listening)
     conversation = await converse(chat, agent, texts(60))
     assert len(listening.compressions) >= 2
-    assert {event.model for event in listening.compressions} == {"theirs"}
+    assert {event.prepared.model for event in listening.compressions} == {"theirs"}
     [engine] = [one for one in made if one.calls]
     children = [("start", event.child.key, "compression", event.parent.key) for event in listening.compressions]
     assert [call for call in engine.calls if call[0] == "start"][1:] == children
@@ -106,7 +105,7 @@ async def test_a_plugin_that_compresses_late_and_keeps_much_is_not_taken_for_one
     standing = await agent.context.status(conversation)
     assert standing.threshold == int(WINDOW * 0.64) > standing.limits.threshold
     assert len(listening.compressions) >= 3
-    assert min(event.tokens_after for event in listening.compressions) > standing.limits.threshold
+    assert min(event.prepared.tokens_after for event in listening.compressions) > standing.limits.threshold
     assert not any(isinstance(event, BlockedEvent) for event in listening.events)
     assert (await look(chat, conversation.lineage_id)).state.strikes == 0
     await agent.close()
@@ -141,7 +140,7 @@ async def test_the_model_can_use_a_plugins_tool_and_the_plugin_gets_the_compress
     llm.scripts.append({"times": 1, "reply": {"text": "", "tool_calls": [call]}})
     conversation = await converse(chat, agent, ["What did we say of foxes?"])
     [event] = listening.compressions
-    assert (event.layer, event.focus) == ("in_loop", "foxes")
+    assert (event.job.layer, event.job.focus) == ("in_loop", "foxes")
     tip = await chat.store.read(sessions.load_tip, conversation.lineage_id)
     assert tip.id == event.child.id
     await agent.close()

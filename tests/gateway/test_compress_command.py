@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.context.handle import ContextSettings
-from agent.context.outcomes import Compressed, summarize_manual_compression
+from agent.context.job import Compressed, summarize_manual_compression
 from agent.model.base import FinishReason, ModelReply
 from gateway.commands.compression import STARTED, STOPPED
 from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
@@ -90,11 +90,12 @@ async def test_more_tokens_in_fewer_messages_are_explained(store: Store, tmp_pat
         [(chat_id, lineage_id)] = await gateway.rows("SELECT chat_id, lineage_id FROM sessions")
         conversation = ConversationRef(chat_id=chat_id, lineage_id=lineage_id, chat=DIRECT, chat_kind=ChatKind.DIRECT)
         context = gateway.live.agent.context
-        drafted = await context.draft_by_hand(conversation)
-        outcome = await gateway.store.write(context.settle, conversation, drafted, gateway.clock.now())
+        prepared = await context.prepare_by_hand(conversation, gateway.live.models.configured)
+        outcome = await gateway.store.write(context.settle, conversation, prepared, gateway.clock.now())
         assert isinstance(outcome, Compressed)
         assert summarize_manual_compression(outcome).note is None
-        risen = replace(outcome, tokens_after=EstimatedTokens(outcome.tokens_before + 1))
+        tokens = EstimatedTokens(outcome.job.tokens_before + 1)
+        risen = replace(outcome, prepared=replace(outcome.prepared, tokens_after=tokens))
         feedback = summarize_manual_compression(risen)
         assert (feedback.noop, feedback.headline) == (False, summarize_manual_compression(outcome).headline)
         assert "fewer messages, but they take more tokens" in (feedback.note or "")

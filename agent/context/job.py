@@ -1,0 +1,319 @@
+"""One compression, from the request to the outcome, and the events on its way.
+
+An engine asks for it (`CompressionRequest`); the controller decides, and says what is to be compressed in a
+`CompressionJob`; the engine prepares it (`PreparedCompression`, or a reason why not: `NotNeeded`, `Aborted`); a
+transaction commits it (`Compressed`). Each carries the one before: whoever tells or logs it finds every figure in one
+place.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from sqlite3 import Connection
+from typing import Literal, TypeAlias, assert_never
+
+from agent.context.cuts import SkipReason
+from agent.context.estimate import Estimator
+from agent.context.handle import CompressorSettings, ModelInfo, SummaryRoute
+from agent.context.limits import Limits
+from agent.context.state import ContextState
+from agent.model.base import ModelRequest
+from hermes_state.compressions import ContextItem, Layer
+from hermes_state.sessions import Session
+from hermes_state.transcripts import View
+from hermes_state.values import (
+    CanonicalUsage,
+    ConversationRef,
+    EstimatedTokens,
+    Millis,
+    ModelCallRecord,
+    ReportedTokens,
+    SessionId,
+    Tokens,
+)
+
+SummaryKind: TypeAlias = Literal["model", "deterministic"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionRequest:
+    """A compression that an engine wants now. Whoever keeps the conversation decides whether it may be."""
+
+    reason: str
+    """Which rule of the engine's, such as `threshold`, or its own words where it asked by itself."""
+    focus: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotNeeded:
+    """Nothing was changed, and nothing had to be."""
+
+    why: SkipReason
+    prompt_tokens: EstimatedTokens
+    threshold: Tokens
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aborted:
+    """No summary could be made, and the conversation was left as it was because the next request still fits."""
+
+    kind: str
+    """How the ledger calls the failure, such as `auth`."""
+    reason: str
+    """One sentence for people."""
+    retry_at: Millis | None
+    """Before then no layer tries again by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionJob:
+    """One compression that is wanted."""
+
+    view: View
+    request: ModelRequest
+    """The next model call as it stands: what does not shrink (system prompt, tools) is in it."""
+    limits: Limits
+    threshold: Tokens
+    """Where the conversation's engine acts by itself."""
+    layer: Layer
+    focus: str | None
+    keep_turns: int | None
+    tokens_before: EstimatedTokens
+    must_shrink: bool
+    """There is no room to leave the conversation as it is."""
+    message_limit: int | None = None
+    """Set when it is their number, not their size, that makes hygiene act."""
+    on_begin: Callable[[], Awaitable[None]] | None = None
+    """Called once it is clear that there is something to compress, before a model is asked."""
+    is_out_of_time: bool = False
+    """It was drafted before, and waited for as long as people are kept waiting: nobody is asked again."""
+    model: ModelInfo
+    """The model that answers the conversation, for engines of plugins."""
+    estimator: Estimator
+    """Estimator of prompts of that model."""
+    routes: Sequence[SummaryRoute] = ()
+    """Models that may be asked for a summary, in this order."""
+    settings: CompressorSettings = field(default_factory=CompressorSettings)
+
+    @property
+    def messages_before(self) -> int:
+        """Number of messages in the view."""
+        return len(self.view.transcript)
+
+    async def begin(self) -> None:
+        """Tell whoever waits that there is something to compress."""
+        if self.on_begin is not None:
+            await self.on_begin()
+
+    def not_needed(self, why: SkipReason) -> NotNeeded:
+        """What comes of the job when nothing is compressed."""
+        return NotNeeded(
+            why=why,
+            prompt_tokens=self.tokens_before,
+            threshold=self.threshold,
+            messages=self.messages_before,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedCompression:
+    """A compression that could be committed."""
+
+    context: Sequence[ContextItem]
+    summary_kind: SummaryKind
+    model: str | None
+    """Model that wrote the summary; None for the deterministic one."""
+    failure: str | None
+    """Reason why no model's summary could be had, in words for people; None when there is one."""
+    calls: tuple[ModelCallRecord, ...]
+    """Successful calls that are not in the ledger yet."""
+    state: ContextState
+    summarised: int
+    """Messages that the handoff stands for, earlier handoffs' messages not counted."""
+    tokens_after: EstimatedTokens
+
+    @property
+    def messages_after(self) -> int:
+        """Number of messages in the child's view."""
+        return len(self.context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionPreview:
+    """What `/compress preview` shows; all tokens are estimates."""
+
+    head: int
+    middle: int
+    tail: int
+    pruned: int
+    tokens_before: EstimatedTokens
+    summary_tokens: Tokens
+    tokens_after: EstimatedTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionResult:
+    """Result of preparing a compression, before it is committed."""
+
+    job: CompressionJob
+    result: PreparedCompression | NotNeeded | Aborted
+    before: ContextState
+    state: ContextState
+    """State to be remembered when nothing is committed; a prepared compression carries its own."""
+    took_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed:
+    """A compression that was committed: a child continues the conversation."""
+
+    job: CompressionJob
+    prepared: PreparedCompression
+    child: Session
+    compressions: int
+    """Compressions of this lineage so far, those that were undone left out."""
+    took_ms: int
+
+    @property
+    def parent(self) -> Session:
+        """The session that the compression has ended."""
+        return self.job.view.session
+
+
+CompressionOutcome: TypeAlias = Compressed | NotNeeded | Aborted
+
+
+# ---- events of a conversation's view
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockedEvent:
+    """Compression does not help this conversation any more and waits until it has grown."""
+
+    tokens: int
+    threshold: Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageLimitEvent:
+    """Hygiene has acted because of the number of messages, not of their size."""
+
+    messages: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PressureEvent:
+    """A prompt has come near to the threshold, or past a configured share of the window."""
+
+    tokens: ReportedTokens
+    of_tokens: Tokens
+    """The threshold, or the window for a configured level."""
+    percent: int
+    is_threshold: bool
+    session_id: SessionId
+    level: int
+    """The line that was crossed, in tokens; `commit.keep_pressure` notes that people know."""
+
+
+BeforeSplit: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
+"""Asked when a compression is certain and there is time: the last look at rows that are about to leave the view."""
+OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
+"""Called when a turn has waited for a while for a compression that nobody asked for, and still waits: its people do not
+know why nothing happens."""
+ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent
+Listener: TypeAlias = Callable[[Connection, ConversationRef, ContextEvent, Millis], None]
+"""Told inside the transaction that makes the event true, so that what follows from it is as durable. Must be pure SQL.
+
+Whoever keeps something per view (todos that belong into it, caches of what the model has read) listens here.
+"""
+
+
+# ---- events that an engine is told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyEvent:
+    """The model has answered a session."""
+
+    session: Session
+    usage: CanonicalUsage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuedEvent:
+    """A compression was committed: from now on the conversation is in `child`."""
+
+    child: Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedEvent:
+    """Nobody will go on with this view's conversation by itself."""
+
+    view: View
+    was_reset: bool
+    """By `/new`: the chat goes on with an empty conversation."""
+
+
+EngineEvent: TypeAlias = ReplyEvent | ContinuedEvent | EndedEvent
+
+
+# ---- texts for people
+
+
+_WHY = {
+    SkipReason.TOO_FEW: "the conversation is too short",
+    SkipReason.NOTHING_BETWEEN: "nothing lies between its beginning and its newest messages",
+    SkipReason.NOT_SMALLER: "a summary would be no smaller than what it stands for",
+    SkipReason.TOOL_RUNS: "a tool call of the last turn has no result yet",
+    SkipReason.NO_PREVIEW: "its context engine cannot tell beforehand what it would take out",
+    SkipReason.MOVED: "the conversation was changed meanwhile",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManualFeedback:
+    """`note` is None where there is nothing to add."""
+
+    noop: bool
+    headline: str
+    token_line: str
+    note: str | None
+
+
+def summarize_manual_compression(outcome: CompressionOutcome) -> ManualFeedback:
+    """The texts for `/compress`. All token figures are estimates, and say so.
+
+    Also the one before: a provider has last counted the prompt of an answer, and that answer is part of the next one.
+    """
+    match outcome:
+        case Compressed():
+            before, after = outcome.job.tokens_before, outcome.prepared.tokens_after
+            has_risen = after >= before and outcome.prepared.messages_after < outcome.job.messages_before
+            return ManualFeedback(
+                noop=False,
+                headline=f"Compressed: {outcome.job.messages_before:,} → {outcome.prepared.messages_after:,} messages",
+                token_line=f"Next prompt (estimate): about {before:,} → {after:,} tokens",
+                note=(
+                    "There are fewer messages, but they take more tokens: the summary is longer than what it replaced."
+                    if has_risen
+                    else None
+                ),
+            )
+        case NotNeeded():
+            return ManualFeedback(
+                noop=True,
+                headline=f"No changes from compression: {outcome.messages:,} messages",
+                token_line=f"Next prompt (estimate): about {outcome.prompt_tokens:,} of {outcome.threshold:,} tokens",
+                note=f"Nothing could be compressed: {_WHY[outcome.why]}.",
+            )
+        case Aborted():
+            return ManualFeedback(
+                noop=True,
+                headline="Not compressed; nothing was changed",
+                token_line="",
+                note=outcome.reason,
+            )
+        case _:
+            assert_never(outcome)
