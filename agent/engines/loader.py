@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final, Literal, TypeAlias
 
 from agent.context.engine import Engine
@@ -141,9 +141,8 @@ def unknown_engine(name: str, known: Iterable[str]) -> str:
     """A sentence about a name in `context.engine` that nobody has."""
     names = list(dict.fromkeys([BUILT_IN, *known]))
     meant = closest(name, names, cutoff=0.5)
-    if meant is not None:
-        return f"context.engine: there is no engine named {name!r}; did you mean {meant}?"
-    return f"context.engine: there is no engine named {name!r}; there are: {', '.join(names)}"
+    hint = f"there are: {', '.join(names)}" if meant is None else f"did you mean {meant}?"
+    return f"context.engine: there is no engine named {name!r}; {hint}"
 
 
 # ---- finding
@@ -165,11 +164,8 @@ def _in_folder(folder: Path) -> Iterable[PluginSource]:
 
 def _in_packages() -> Iterable[PluginSource]:
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
-        yield PluginSource(name=point.name, source=_package(point), load=point.load)
-
-
-def _package(point: EntryPoint) -> str:
-    return point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        source = point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        yield PluginSource(name=point.name, source=source, load=point.load)
 
 
 def _import_folder(folder: Path) -> ModuleType:
@@ -224,17 +220,6 @@ def loaded(plugin: PluginSource) -> LoadedEngine:
     )
 
 
-class _Registry:
-    """The argument of a plugin's `register`."""
-
-    def __init__(self) -> None:
-        self.offered: list[object] = []
-
-    def register_context_engine(self, engine: object) -> None:
-        """Take an engine, its class, or a function that makes one."""
-        self.offered.append(engine)
-
-
 def _maker(offered: object) -> MakeEngine:
     """A function that makes engines, from a module, an engine class, such a function, or an engine."""
     if isinstance(offered, ModuleType):
@@ -252,13 +237,12 @@ def _maker(offered: object) -> MakeEngine:
 
 def _offered_by(module: ModuleType) -> object:
     """The engine that its `register` registers, else the one engine class that is defined in it."""
+    offered: list[object] = []
     register = getattr(module, "register", None)
     if callable(register):
-        registry = _Registry()
-        register(registry)
-        offered = registry.offered
+        register(SimpleNamespace(register_context_engine=offered.append))
     else:
-        offered = [
+        offered += [
             value
             for name, value in vars(module).items()
             if inspect.isclass(value) and issubclass(value, ContextEngine) and not name.startswith("_")
