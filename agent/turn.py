@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import structlog
 
+from agent.context.commit import PendingCompressions
 from agent.context.compressor import Compressor
 from agent.context.controller import ContextController
 from agent.context.engine import Engine
-from agent.context.handle import ModelHandle
 from agent.context.job import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.measure import MeasuredPrompt
-from agent.context.pending import PendingCompressions
+from agent.context.model_handle import ModelHandle
 from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
 from agent.model.client import Completion, record_cancelled
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder

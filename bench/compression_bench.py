@@ -28,9 +28,9 @@ import structlog
 
 from agent.context.compressor import Compressor
 from agent.context.estimate import Estimator
-from agent.context.handle import ModelInfo, SummaryRoute
 from agent.context.job import CompressionJob, PreparedCompression
 from agent.context.limits import LimitSettings, limits_of
+from agent.context.model_handle import ModelInfo, SummaryRoute
 from agent.context.state import ContextState
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.client import ModelClient

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from sqlite3 import Connection
 
+from agent.context.commit import PendingCompressions
 from agent.context.estimate import Size
-from agent.context.handle import ModelHandle, ModelInfo
 from agent.context.job import PressureEvent
-from agent.context.learned_profile import LearnedProfile
 from agent.context.measure import MeasuredPrompt
-from agent.context.pending import PendingCompressions
+from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.caps import StoreLedger
 from agent.model.client import ModelClient

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo
 
+from agent.context.commit import PendingCompressions
 from agent.context.engine import Engine
-from agent.context.handle import ModelHandle, ModelInfo, SummaryRoute
 from agent.context.job import Listener, OnWait
-from agent.context.learned_profile import LearnedProfile
-from agent.context.pending import PendingCompressions
+from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
 from agent.engines.loader import load_engine
 from agent.model.sizes import ASSUMED_CONTEXT, listed_limits
 from agent.prompt import DEFAULT_PERSONA

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from agent.context.pending import PendingCompressions
+from agent.context.commit import PendingCompressions
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
 from agent.turn import Agent

@@ -7,13 +7,11 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from agent.context.commit import UndoPreview
-from agent.context.handle import ContextSettings, ModelHandle, ModelInfo, SummaryRoute
+from agent.context.commit import PendingCompressions, UndoPreview
 from agent.context.job import CompressionOutcome, CompressionPreview, CompressionResult, NotNeeded
-from agent.context.learned_profile import LearnedProfile
 from agent.context.limits import Limits
 from agent.context.measure import ContextStatus, MeasuredPrompt
-from agent.context.pending import PendingCompressions
+from agent.context.model_handle import ContextSettings, LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
 from agent.model.base import ModelLimits
 from agent.model.client import ModelClient
 from agent.model.sizes import model_size

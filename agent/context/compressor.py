@@ -14,7 +14,6 @@ import structlog
 from agent.context.cuts import LEAST_TAIL_ROWS, Cut, Middle, SkipReason, child_context, find_cut, middle_of, record_for
 from agent.context.deterministic import recap
 from agent.context.excerpt import fitted
-from agent.context.handle import SummaryRoute
 from agent.context.job import (
     Aborted,
     CompressionJob,
@@ -26,6 +25,7 @@ from agent.context.job import (
     SummaryKind,
 )
 from agent.context.limits import Limits, summary_input_tokens
+from agent.context.model_handle import SummaryRoute
 from agent.context.pruning import prune
 from agent.context.state import ContextState
 from agent.context.summary import SummaryError, SummaryTask, checked_summary, summary_request

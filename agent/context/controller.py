@@ -14,10 +14,9 @@ from sqlite3 import Connection
 
 import structlog
 
-from agent.context.commit import UndoPreview, keep_verdict, log_outcome, settle, settle_undo
+from agent.context.commit import PendingCompressions, UndoPreview, keep_verdict, log_outcome, settle, settle_undo
 from agent.context.cuts import SkipReason
 from agent.context.engine import Engine
-from agent.context.handle import ModelHandle
 from agent.context.job import (
     BeforeSplit,
     BlockedEvent,
@@ -36,7 +35,7 @@ from agent.context.job import (
     ReplyEvent,
 )
 from agent.context.measure import ContextStatus, MeasuredPrompt, PromptMeasure
-from agent.context.pending import PendingCompressions
+from agent.context.model_handle import ModelHandle
 from agent.context.state import ContextState, state_of, stored_form
 from agent.prompt import PromptBuilder
 from hermes_state import sessions

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
-from agent.context.handle import SummaryRoute
 from agent.context.job import (
     Aborted,
     CompressionJob,
@@ -15,6 +14,7 @@ from agent.context.job import (
     PreparedCompression,
 )
 from agent.context.limits import Limits
+from agent.context.model_handle import SummaryRoute
 from agent.context.state import ContextState
 from agent.tools.registry import Tool
 from hermes_state.compressions import Layer

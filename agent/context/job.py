@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias, assert_never
 
 from agent.context.cuts import SkipReason
 from agent.context.estimate import Estimator
-from agent.context.handle import CompressorSettings, ModelInfo, SummaryRoute
 from agent.context.limits import Limits
+from agent.context.model_handle import CompressorSettings, ModelInfo, SummaryRoute
 from agent.context.state import ContextState
 from agent.model.base import ModelRequest
 from hermes_state.compressions import ContextItem, Layer

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from agent.context.engine import Engine
 from agent.context.estimate import Estimator, Size
-from agent.context.handle import ModelHandle
 from agent.context.limits import Limits
+from agent.context.model_handle import ModelHandle
 from agent.model.base import ModelRequest
 from agent.model.sizes import SizeSource
 from agent.model.wire import WireSettings

@@ -16,7 +16,6 @@ import structlog
 
 from agent.context.cuts import SkipReason, has_open_calls
 from agent.context.engine import Engine
-from agent.context.handle import ModelInfo, SummaryRoute
 from agent.context.job import (
     Aborted,
     CompressionJob,
@@ -27,6 +26,7 @@ from agent.context.job import (
     PreparedCompression,
 )
 from agent.context.limits import Limits
+from agent.context.model_handle import ModelInfo, SummaryRoute
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.engines.contract import ContextEngine
 from agent.engines.instances import QUICK_SECONDS, EngineInstance, EngineInstances

@@ -16,8 +16,8 @@ import structlog
 from agent.context.cuts import Cut, SkipReason, find_cut, middle_of
 from agent.context.deterministic import recap
 from agent.context.estimate import Estimator
-from agent.context.handle import CompressorSettings
 from agent.context.limits import Limits, LimitSettings, limits_of, summary_input_tokens
+from agent.context.model_handle import CompressorSettings
 from agent.context.pruning import prune
 from agent.context.summary import SummaryTask, asking_row, checked_summary, summary_request
 from agent.engines.contract import ContextEngine, ListMessage

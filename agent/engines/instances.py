@@ -14,8 +14,8 @@ from typing import Any
 
 import structlog
 
-from agent.context.handle import ModelInfo
 from agent.context.job import ContinuedEvent, EndedEvent, EngineEvent, ReplyEvent
+from agent.context.model_handle import ModelInfo
 from agent.context.state import state_of
 from agent.engines.contract import ContextEngine
 from agent.engines.mapping import sent_messages

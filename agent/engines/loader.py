@@ -20,7 +20,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final, Literal, TypeAlias
 
 from agent.context.engine import Engine
-from agent.context.handle import ModelInfo
+from agent.context.model_handle import ModelInfo
 from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
 from agent.model.base import ToolSchema

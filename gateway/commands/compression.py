@@ -7,7 +7,6 @@ from sqlite3 import Connection
 
 from agent.context.commit import UndoPreview
 from agent.context.controller import ContextController
-from agent.context.handle import ModelHandle
 from agent.context.job import (
     Compressed,
     CompressionOutcome,
@@ -16,6 +15,7 @@ from agent.context.job import (
     NotNeeded,
     summarize_manual_compression,
 )
+from agent.context.model_handle import ModelHandle
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.context_settings import NoticeConfig
 from gateway.config.fields import secrets_of

@@ -3,7 +3,7 @@
 from functools import partial
 from sqlite3 import Connection
 
-from agent.context.handle import ModelHandle
+from agent.context.model_handle import ModelHandle
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.routes import CONFIGURED, RouteConfig
 from gateway.config.settings import ModelConfig

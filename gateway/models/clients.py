@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from agent.context.handle import ModelHandle
+from agent.context.model_handle import ModelHandle
 from agent.model.base import ChatModel
 from agent.model.caching import CacheState, CacheTtl, cache_state
 from agent.model.client import ModelClient, OpenCircuit

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
-from agent.context.handle import ModelHandle
+from agent.context.model_handle import ModelHandle
 from agent.turn import Agent
 from gateway.config.routes import CONFIGURED, RouteConfig, completed
 from gateway.config.settings import Config, ModelConfig

@@ -6,8 +6,8 @@ from sqlite3 import Connection
 from urllib.parse import urlsplit
 
 from agent.context.cuts import CutSettings
-from agent.context.handle import SUMMARY_SECONDS, CompressorSettings, ContextSettings
 from agent.context.limits import Limits, LimitSettings, limits_of
+from agent.context.model_handle import SUMMARY_SECONDS, CompressorSettings, ContextSettings
 from agent.model.sizes import SizeSource
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tokens import estimated_schema_tokens, estimated_text_tokens

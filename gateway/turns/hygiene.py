@@ -5,8 +5,8 @@ have grown beyond that while no agent looked: over night, by a switch to a small
 conversation of very many messages (`hygiene.hard_message_limit`) is compressed whatever its size.
 """
 
-from agent.context.handle import ModelHandle
 from agent.context.measure import MeasuredPrompt
+from agent.context.model_handle import ModelHandle
 from agent.turn import Agent
 from hermes_state.journal import RunningTurn
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from agent.context.handle import ContextSettings, SummaryRoute
+from agent.context.commit import PendingCompressions
 from agent.context.job import ContextEvent, Listener
-from agent.context.pending import PendingCompressions
+from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.context.state import ContextState, state_of
 from agent.context.summary import HEADINGS
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings

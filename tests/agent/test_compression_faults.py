@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.context.handle import CompressorSettings, ContextSettings, SummaryRoute
 from agent.context.job import Aborted, Compressed
+from agent.context.model_handle import CompressorSettings, ContextSettings, SummaryRoute
 from agent.context.state import NO_MODEL_SECONDS
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state.journal import RunningTurn

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pytest
 
 from agent.context.cuts import SkipReason
-from agent.context.handle import ContextSettings
 from agent.context.job import Compressed, CompressionOutcome, NotNeeded
+from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state import journal
 from hermes_state.journal import RunningTurn

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.context.handle import ContextSettings
-from agent.context.pending import PendingCompressions
+from agent.context.commit import PendingCompressions
+from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from tests.agent.conftest import Chat, Sink
 from tests.agent.contexts import agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of

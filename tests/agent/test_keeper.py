@@ -11,9 +11,8 @@ import pytest
 
 from agent.context.commit import keep_verdict
 from agent.context.cuts import SkipReason
-from agent.context.handle import ContextSettings
 from agent.context.job import Compressed, NotNeeded
-from agent.context.learned_profile import LearnedProfile
+from agent.context.model_handle import ContextSettings, LearnedProfile
 from agent.context.state import ContextState, UnverifiedCompression, stored_form
 from agent.context.summary import HEADINGS
 from agent.model.base import ModelLimits

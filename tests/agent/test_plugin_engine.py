@@ -13,7 +13,6 @@ from agent.context.compressor import Compressor
 from agent.context.cuts import SkipReason
 from agent.context.engine import Engine
 from agent.context.estimate import Estimator
-from agent.context.handle import ModelInfo, SummaryRoute
 from agent.context.job import (
     Aborted,
     CompressionJob,
@@ -25,6 +24,7 @@ from agent.context.job import (
     ReplyEvent,
 )
 from agent.context.limits import LimitSettings, limits_of
+from agent.context.model_handle import ModelInfo, SummaryRoute
 from agent.context.state import ContextState, stored_form
 from agent.engines.adapter import PluginEngine
 from agent.engines.compressor import ContextCompressor

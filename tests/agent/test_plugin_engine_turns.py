@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.context.engine import Engine
-from agent.context.handle import ModelInfo
 from agent.context.job import Aborted, BlockedEvent, Compressed
+from agent.context.model_handle import ModelInfo
 from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
 from agent.model.base import ToolSchema

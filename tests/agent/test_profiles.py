@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.context.learned_profile import ANSWER_KEPT_MS, SILENCE_KEPT_MS, UNREACHED_MS, LearnedProfile
+from agent.context.model_handle import ANSWER_KEPT_MS, SILENCE_KEPT_MS, UNREACHED_MS, LearnedProfile
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.sizes import SizeSource

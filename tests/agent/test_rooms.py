@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.context.handle import ContextSettings, ModelHandle
 from agent.context.limits import LEAST_INPUT_WINDOW, LimitSettings, limits_of
 from agent.context.measure import PromptMeasure
+from agent.context.model_handle import ContextSettings, ModelHandle
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel

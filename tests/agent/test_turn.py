@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.context.handle import ContextSettings
+from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.context.handle import CompressorSettings, ContextSettings, SummaryRoute
+from agent.context.model_handle import CompressorSettings, ContextSettings, SummaryRoute
 from agent.context.state import ContextState, stored_form
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.protocols.chat_completions import ChatCompletionsModel

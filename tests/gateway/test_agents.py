@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.handle import ModelHandle
-from agent.context.pending import PendingCompressions
+from agent.context.commit import PendingCompressions
+from agent.context.model_handle import ModelHandle
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel

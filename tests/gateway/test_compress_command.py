@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.handle import ContextSettings
 from agent.context.job import Compressed, summarize_manual_compression
+from agent.context.model_handle import ContextSettings
 from agent.model.base import FinishReason, ModelReply
 from gateway.commands.compression import STARTED, STOPPED
 from hermes_state.errors import AuthRejected, ModelError, ModelTimeout

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.handle import ModelHandle
-from agent.context.pending import PendingCompressions
+from agent.context.commit import PendingCompressions
+from agent.context.model_handle import ModelHandle
 from agent.model.base import ModelReply, ModelRequest
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry

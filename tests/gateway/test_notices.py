@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.context.cuts import CutSettings
-from agent.context.handle import CompressorSettings, ContextSettings
+from agent.context.model_handle import CompressorSettings, ContextSettings
 from hermes_state.errors import AuthRejected
 from hermes_state.sessions import set_context_state
 from hermes_state.store.writer import Store

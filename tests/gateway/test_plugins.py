@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agent.context.engine import Engine
-from agent.context.handle import ModelInfo
+from agent.context.model_handle import ModelInfo
 from agent.engines.adapter import PluginEngine
 from agent.engines.loader import FOLDER
 from gateway.cli import app

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from agent.context.engine import Engine
-from agent.context.handle import ContextSettings
+from agent.context.model_handle import ContextSettings
 from agent.context.summary import HEADINGS
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.wire import chat_messages
