@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from hermes_state.values import MICROS, MicroUsd
+
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that a misspelt one most likely meant, whatever its case; None when none is alike.
@@ -30,3 +32,36 @@ def shortened(text: str, limit: int = 60) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 message`, `1,200 messages`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def dollars(amount: MicroUsd) -> str:
+    """`$12.34`; small amounts keep two digits that say something: `$0.0042`. Nothing that was spent reads as none.
+
+    >>> dollars(MicroUsd(12_340_000)), dollars(MicroUsd(4_200)), dollars(MicroUsd(1))
+    ('$12.34', '$0.0042', '<$0.0001')
+    """
+    value = amount / MICROS
+    if amount == 0 or abs(value) >= 0.995:
+        return f"${value:,.2f}"
+    if abs(value) >= 0.0995:
+        return f"${value:.3f}"
+    return f"${value:.4f}" if abs(value) >= 0.0001 else "<$0.0001"
+
+
+def well_formed(text: str) -> str:
+    """`text` without NUL and without halves of surrogate pairs; two halves that belong together become their character.
+
+    JSON can bring both in: a provider that cuts an emoji into two chunks sends one half in each.
+    """
+    if "\0" in text:
+        text = text.replace("\0", "")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def ends_in_half(text: str) -> bool:
+    """True when the last character is the first half of a pair whose second half may follow."""
+    return "\ud800" <= text[-1:] <= "\udbff"

@@ -2,10 +2,6 @@
 
 Everything here is immutable. Ids are `NewType`s so that a turn id cannot be passed where a chat id is
 meant; times are `Millis`, UTC milliseconds since the epoch, as the database stores them.
-
-Money as people read it.
-
-Text as the database and every network format can carry it.
 """
 
 import re
@@ -419,35 +415,6 @@ MICROS = 1_000_000
 """In a dollar."""
 
 
-def dollars(amount: MicroUsd) -> str:
-    """`$12.34`; small amounts keep two digits that say something: `$0.0042`. Nothing that was spent reads as none."""
-    value = amount / MICROS
-    if amount == 0 or abs(value) >= 0.995:
-        return f"${value:,.2f}"
-    if abs(value) >= 0.0995:
-        return f"${value:.3f}"
-    return f"${value:.4f}" if abs(value) >= 0.0001 else "<$0.0001"
-
-
 def micro_usd(value: float) -> MicroUsd:
     """From dollars."""
     return MicroUsd(round(value * MICROS))
-
-
-def well_formed(text: str) -> str:
-    """`text` without NUL and without halves of surrogate pairs; two halves that belong together become their character.
-
-    JSON can bring both in: a provider that cuts an emoji into two chunks sends one half in each.
-    """
-    if "\0" in text:
-        text = text.replace("\0", "")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
-
-
-def ends_in_half(text: str) -> bool:
-    """Whether the last character is the first half of a pair whose second half may follow."""
-    return "\ud800" <= text[-1:] <= "\udbff"

@@ -12,7 +12,8 @@ from hermes_state import ledger
 from hermes_state.errors import PriceNotFound, SpendingCapExceeded
 from hermes_state.ledger import cost_behind, cost_of_chat, cost_of_conversation
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock, MicroUsd, Millis, ModelCallRecord, dollars
+from hermes_state.text import dollars
+from hermes_state.values import Clock, MicroUsd, Millis, ModelCallRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,8 @@ from hermes_state.errors import (
     ReplyMalformed,
     SpendingCapExceeded,
 )
-from hermes_state.values import CanonicalUsage, MicroUsd, dollars
+from hermes_state.text import dollars
+from hermes_state.values import CanonicalUsage, MicroUsd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

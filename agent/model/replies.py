@@ -13,7 +13,8 @@ import orjson
 
 from agent.model.base import FinishReason, ModelReply
 from hermes_state.errors import ReplyMalformed
-from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning, ToolCall, ends_in_half, well_formed
+from hermes_state.text import ends_in_half, well_formed
+from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning, ToolCall
 
 MAX_CHARACTERS: Final = 2_000_000
 """Longest reply, its calls included: several times what any model writes. A stream without an end stops here."""

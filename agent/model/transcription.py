@@ -14,7 +14,8 @@ from agent.model.prices import Price
 from agent.model.protocols.openai import openai_transport
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed
-from hermes_state.values import CanonicalUsage, ModelCallRecord, well_formed
+from hermes_state.text import well_formed
+from hermes_state.values import CanonicalUsage, ModelCallRecord
 
 PURPOSE: Final = "transcription"
 """In the ledger."""

@@ -6,7 +6,8 @@ from itertools import groupby
 
 from gateway.operator.spending import CapUsage, InsightsReport, UsageReport, knows_cost
 from hermes_state.ledger import NOTHING, CallTotals
-from hermes_state.values import MICROS, dollars
+from hermes_state.text import dollars
+from hermes_state.values import MICROS
 
 WIDTH = 40
 LABEL = 7

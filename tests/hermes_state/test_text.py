@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_state.text import closest
-from hermes_state.values import ends_in_half, well_formed
+from hermes_state.text import closest, ends_in_half, well_formed
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from agent.model.replies import MAX_CALLS, ReplyBuilder
 from agent.model.usage import UsageFormat, normalize_usage
 from agent.model.wire import NOTICE, REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ContextOverflow, ModelError, QuotaExceeded, ReplyMalformed
-from hermes_state.values import Reasoning, well_formed
+from hermes_state.text import well_formed
+from hermes_state.values import Reasoning
 
 _Block: TypeAlias = dict[str, Any]
 
