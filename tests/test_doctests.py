@@ -22,7 +22,14 @@ MODULES = (
     "agent.tools.registry",
     "gateway.config",
     "gateway.times",
+    "hermes_state",
+    "hermes_state.admin",
+    "hermes_state.aio",
+    "hermes_state.search",
+    "hermes_state.store",
+    "hermes_state.store.sql",
     "hermes_state.text",
+    "hermes_state.values",
 )
 
 

@@ -1,1 +1,20 @@
-"""Queries and housekeeping for operators: lineage, overview, pairings, retention."""
+"""Queries and housekeeping for operators.
+
+`lineage_queries` finds chats, sessions and messages by the names that people give, over all chats; `overview` counts
+what is stored, also in a file that no daemon has open; `pairings` gives access by code; `retention` removes what is
+settled and old, and puts the files in order.
+
+>>> from hermes_state.admin import pairings
+>>> pairings.hash_code("K7QM-4XPA") == pairings.hash_code("k7qm4xpa")
+True
+"""
+
+from importlib import import_module
+
+__all__ = ["lineage_queries", "overview", "pairings", "retention"]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:  # only when asked for: housekeeping needs the store, looking up a pairing does not
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,1 +1,15 @@
-"""Full-text search: query parser, segmenter and ranked look-up."""
+"""Full-text search over everything that was said, whatever a person types.
+
+`search` looks into the index, best matches or newest first, in everything, one chat or one conversation; `parse_query`
+makes an expression of a person's words that SQLite always understands; the module `segment` cuts text for the index.
+
+>>> parse_query('red -door "blue house"').wanted
+('red', 'blue house')
+>>> parse_query("-door") is None
+True
+"""
+
+from hermes_state.search.full_text import Hit, Order, search, snippet_of
+from hermes_state.search.query import Query, parse_query
+
+__all__ = ["Hit", "Order", "Query", "parse_query", "search", "snippet_of"]
