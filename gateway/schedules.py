@@ -73,9 +73,9 @@ class ScheduleRunner:
             if surplus:
                 await asyncio.to_thread(_remove, self._folder, surplus)
                 await self._store.write(attachments.forget, surplus)
-            kept_millis = config.store.settled_days * 86_400_000
-            removed = await retention.remove_expired(self._store, self._clock.now(), kept_millis)
-            await retention.tend(self._store)
+            max_age_millis = config.store.settled_days * 86_400_000
+            removed = await retention.remove_expired(self._store, self._clock.now(), max_age_millis)
+            await retention.maintain(self._store)
         except (StateError, OSError) as error:
             log.warning("housekeeping.delayed", error=str(error))
             return

@@ -1,4 +1,4 @@
-"""Stored files: one row each; the bytes lie under the state directory, named by their hash."""
+"""Attachments: files that people sent, one row each; the bytes lie under the state directory, named by their hash."""
 
 from dataclasses import dataclass
 from sqlite3 import Connection

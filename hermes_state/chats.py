@@ -1,4 +1,4 @@
-"""Chats: the places where people talk, and which session each one is in."""
+"""Chats: where people talk, which session each one is in, and its history through all its sessions."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace

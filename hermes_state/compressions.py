@@ -1,4 +1,4 @@
-"""Splits: how a compression, or the undo of one, continues a session in a child, in one transaction."""
+"""Compressions and their undo: a session is ended and continued in a child, in one transaction (a split)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ContextItem: TypeAlias = MessageId | NewMessage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan:
-    """What a compression wants to commit, and the state of the parent that it was made for."""
+    """A compression about to be committed, and the state of the parent that it was made for."""
 
     parent_id: SessionId
     version: int
@@ -32,9 +32,9 @@ class SplitPlan:
     summary_kind: Literal["model", "deterministic"] | None = None
     model: str | None = None
     system_prompt: str | None = None
-    """None: keep the parent's."""
+    """System prompt of the child; None: the parent's."""
     context_state: str | None = None
-    """JSON of the context engine; None: keep the parent's."""
+    """JSON of the context engine; None: the parent's."""
     tokens_before: int | None = None
     tokens_after: int | None = None
     took_ms: int | None = None
@@ -108,7 +108,7 @@ class CompressionAttempt:
 
 
 def record_attempt(db: Connection, attempt: CompressionAttempt, now: Millis) -> None:
-    """Keep the trace of a compression that changed nothing."""
+    """Record a compression that changed nothing."""
     db.execute(
         """INSERT INTO compressions (parent_id, layer, focus, outcome, reason, tokens_before, messages_before, took_ms,
         created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
@@ -120,7 +120,7 @@ def record_attempt(db: Connection, attempt: CompressionAttempt, now: Millis) -> 
 
 
 def note_verdict(db: Connection, child_id: SessionId, verdict: Literal["effective", "ineffective"]) -> None:
-    """Keep whether the compression that made this session has helped, as its next reported prompt showed."""
+    """Record whether the compression that made this session has helped, as its next reported prompt showed."""
     db.execute("UPDATE compressions SET verdict = ? WHERE child_id = ?", (verdict, child_id))
 
 
@@ -132,13 +132,13 @@ WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL
 
 
 def count_compressions(db: Connection, lineage_id: LineageId) -> int:
-    """How often a conversation was compressed, those that were undone left out."""
+    """Number of compressions of a conversation that were not undone."""
     return scalar(db, int, _COUNT, (lineage_id,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoPlan:
-    """What taking back the newest compression would show the model, and the state of the tip that this is true for."""
+    """The undo of the newest compression: the view after it, and the state of the tip that it was made for."""
 
     tip: Session
     compression_id: int
@@ -148,7 +148,7 @@ class UndoPlan:
     """The whole view that the conversation would go on with."""
 
 
-# Purpose: the newest compression of a conversation that still holds, with the place of the session it made.
+# Purpose: the newest compression of a conversation that still holds, with the depth of the session it made.
 _LAST_COMPRESSION = """
 SELECT c.id, c.parent_id, s.depth FROM sessions s JOIN compressions c ON c.child_id = s.id
 WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL ORDER BY s.depth DESC LIMIT 1

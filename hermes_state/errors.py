@@ -98,9 +98,9 @@ class ModelError(HermesError):
     """A model call failed."""
 
     usage: CanonicalUsage | None = None
-    """What the provider reported before it failed: the call is paid for."""
+    """Usage that the provider reported before it failed: the call is paid for."""
     reported_cost: MicroUsd | None = None
-    """What the provider said that it cost."""
+    """Cost as the provider stated it."""
 
 
 class ModelUnavailable(ModelError):

@@ -1,4 +1,4 @@
-"""The inbox: what was accepted from platforms, stored before the platform event is acknowledged.
+"""The inbox: accepted platform events, stored before the platform event is acknowledged.
 
 A row is `new` until a turn claims it (`claimed`, then `done`), a command settles it (`done`), or it is `dropped` by
 `/stop all` or a full queue, or `withdrawn` because its author deleted it. Settling empties the payload; the
@@ -51,12 +51,12 @@ class InboxState(StrEnum):
 
 
 class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is needed of an event until it is settled; stored as JSON."""
+    """Content of an event, needed until it is settled; stored as JSON."""
 
     text: str
     attachments: tuple[IncomingAttachment, ...] = ()
-    heard: tuple[str, ...] = ()
-    """Transcripts of recordings that were attached; they are no attachments any more."""
+    transcripts: tuple[str, ...] = msgspec.field(default=(), name="heard")
+    """Words of recordings that were attached; they are no attachments any more."""
     quote: Quote | None = None
     via: InputKind = InputKind.TYPED
     ticket: str | None = None
@@ -102,11 +102,15 @@ _decode = msgspec.json.Decoder(InboxPayload).decode
 _encode = msgspec.json.Encoder().encode
 
 WAITS = "state IN ('new','claimed') AND state = 'new'"
-"""No turn has it yet. The first half repeats the condition of the index of open rows: without it SQLite does not see
-that the index is enough, and reads every row that the chat has had for a month."""
+"""Condition for a row that no turn has yet.
+
+The first half repeats the condition of the index of open rows: without it SQLite does not see that the index is enough,
+and reads every row that the chat has had for a month.
+"""
 
 _COLUMNS = """id, chat_id, kind, mode, state, sender_ref, sender_name, message_ref, payload, expects_more, sent_at,
 received_at"""
+# Purpose: an accepted event, unless it was stored before.
 _INSERT = """
 INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name, message_ref, payload,
   expects_more, sent_at, received_at)
@@ -141,7 +145,7 @@ def load(db: Connection, inbox_id: InboxId) -> InboxRow | None:
 
 
 def load_waiting(db: Connection, chat_id: ChatId) -> list[InboxRow]:
-    """What no turn has claimed yet, in the order in which the platform delivered it."""
+    """Rows that no turn has claimed yet, in the order in which the platform delivered them."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE chat_id = ? AND {WAITS} ORDER BY id"
     return select(db, InboxRow, query, (chat_id,))
 
@@ -159,13 +163,13 @@ def load_chats_with_waiting(db: Connection) -> list[ChatId]:
 
 
 def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
-    """How much of one person, messages and commands, waits in a chat."""
+    """Number of messages and commands of one person that wait in a chat."""
     query = f"SELECT count(*) FROM inbox WHERE chat_id = ? AND {WAITS} AND kind <> 'notice' AND sender_ref = ?"
     return scalar(db, int, query, (chat_id, sender_ref))
 
 
 def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
-    """Whether something else of the chat must be done before this row: an open turn, or a message that waits."""
+    """True when something else of the chat must be done before this row: an open turn, or a message that waits."""
     query = """SELECT EXISTS (SELECT 1 FROM inbox i JOIN inbox own ON own.chat_id = i.chat_id
     WHERE own.id = ? AND i.id < own.id AND i.state IN ('new','claimed')
       AND (i.kind = 'message' OR i.state = 'claimed'))"""
@@ -192,7 +196,7 @@ def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, no
 
 
 def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
-    """Steers that their turn ended without wait like any message: they were meant for no other turn."""
+    """Let steers whose turn has ended wait like any message: they were meant for no other. Returns how many."""
     query = f"UPDATE inbox SET mode = 'queue' WHERE chat_id = ? AND {WAITS} AND mode = 'steer'"
     return db.execute(query, (chat_id,)).rowcount
 
@@ -227,8 +231,8 @@ class EditedMessage:
     """A notice of an earlier edit that no turn has taken up yet."""
 
 
-CHANGED = "(changed an earlier message, which now reads) "
-"""Begins the text of a notice."""
+EDIT_PREFIX = "(changed an earlier message, which now reads) "
+"""Beginning of a notice's text."""
 
 # A settled row has no payload; its text is the message's then.
 _PAYLOAD_TEXT = "CASE i.payload WHEN '' THEN '' ELSE json_extract(i.payload, '$.text') END"
@@ -254,7 +258,7 @@ def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMess
         return found
     notice_id, state, text = notice
     waiting_notice = InboxId(notice_id) if state == InboxState.NEW else None
-    return replace(found, text=text.removeprefix(CHANGED), waiting_notice=waiting_notice)
+    return replace(found, text=text.removeprefix(EDIT_PREFIX), waiting_notice=waiting_notice)
 
 
 def replace_text(db: Connection, inbox_id: InboxId, text: str) -> bool:
@@ -266,15 +270,15 @@ def replace_text(db: Connection, inbox_id: InboxId, text: str) -> bool:
     return True
 
 
-def note_heard(db: Connection, inbox_id: InboxId, recording: IncomingAttachment, transcription: str) -> None:
-    """Put what was said in a recording in its place, unless the message is gone by now."""
+def save_transcript(db: Connection, inbox_id: InboxId, recording: IncomingAttachment, transcript: str) -> None:
+    """Put the transcript of a recording in its place, unless the message is gone by now."""
     row = _load_new(db, inbox_id)
     if row is None:
         return
     payload = msgspec.structs.replace(
         row.payload,
         attachments=tuple(one for one in row.payload.attachments if one != recording),
-        heard=(*row.payload.heard, transcription),
+        transcripts=(*row.payload.transcripts, transcript),
     )
     _save_payload(db, inbox_id, payload)
 
@@ -324,5 +328,5 @@ def load_rows(db: Connection, ids: Iterable[InboxId]) -> list[InboxRow]:
 
 
 def ticket_of(payload: str) -> str | None:
-    """The slash-command ticket inside a stored payload, which is empty once settled."""
+    """Slash-command ticket inside a stored payload, which is empty once settled."""
     return _decode(payload).ticket if payload else None

@@ -49,8 +49,8 @@ from hermes_state.values import (
     UserRef,
 )
 
-SPOKEN = "the message was spoken: its words are a transcript, which may be wrong here and there"
-"""Told to the model of a message that came as a recording."""
+TRANSCRIBED_NOTE = "the message was spoken: its words are a transcript, which may be wrong here and there"
+"""Note for the model on a message that came as a recording."""
 
 
 class TurnClosed(StateError):
@@ -74,12 +74,12 @@ class RunningTurn:
     restarts: int
     preview_ref: str | None
     started_at: Millis
-    asked_ref: str | None = None
-    """The platform's id of the message that it answers; of several, the last."""
+    question_ref: str | None = None
+    """Platform's id of the message that it answers; of several, the last."""
     is_waiting: bool = False
-    """It has paused until somebody decides something: nobody works on it, and it keeps its place in the chat."""
+    """True while it is paused until somebody decides something: nobody works on it, it keeps its place in the chat."""
     chosen_model: str | None = None
-    """What its conversation has chosen with `/model`, as it is stored; None: the configured model."""
+    """Model that its conversation has chosen, as it is stored; None: the configured one."""
 
     @property
     def conversation(self) -> ConversationRef:
@@ -95,7 +95,7 @@ class RunningTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedContent:
-    """What became of a message's attachments before its turn started."""
+    """Attachments of a message, prepared before its turn starts."""
 
     body: MessageBody = EMPTY_BODY
     attachment_ids: tuple[AttachmentId, ...] = ()
@@ -120,7 +120,7 @@ class FinalAnswer:
     call: ModelCallRecord
     reported_prompt_tokens: int | None
     markdown: str = field(default="")
-    """What the chat is shown where it differs from `text` (a notice below it); empty: the same."""
+    """Text for the chat where it differs from `text` (a notice below it); empty: the same."""
 
 
 class ToolRunState(StrEnum):
@@ -133,7 +133,7 @@ class ToolRunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What the model is told about one of its calls."""
+    """Result of one tool call, for the model."""
 
     call_message_id: MessageId
     call: ToolCall
@@ -219,13 +219,12 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
     quote = row.payload.quote
     if quote is not None and not _is_newest_answer(db, row.chat_id, quote):
         body = MessageBody(documents=body.documents, images=body.images, notes=body.notes, quote=quote)
-    heard = row.payload.heard
-    if heard:
-        body = msgspec.structs.replace(body, notes=(*body.notes, SPOKEN))
+    if row.payload.transcripts:
+        body = msgspec.structs.replace(body, notes=(*body.notes, TRANSCRIBED_NOTE))
     return NewMessage(
         role=MessageRole.USER,
         origin=Origin.NOTICE if row.kind is InboxKind.NOTICE else Origin.HUMAN,
-        text="\n".join(filter(None, (row.payload.text, *heard))),
+        text="\n".join(filter(None, (row.payload.text, *row.payload.transcripts))),
         body=body,
         sender_ref=row.sender_ref,
         sender_name=row.sender_name,
@@ -288,7 +287,7 @@ def start_tools(
 
 
 def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Message:
-    """Store what came of one call: the run's state and the tool row. Raises `TurnClosed`."""
+    """Store the result of one call: the run's state and the tool row. Raises `TurnClosed`."""
     turn = _require_running(db, turn_id)
     return load_message(db, _store_result(db, turn, result, now))
 
@@ -328,7 +327,7 @@ def finish_turn(db: Connection, turn_id: TurnId, answer: FinalAnswer, now: Milli
     seq = scalar(db, int, "SELECT seq FROM messages WHERE id = ?", (message_id,))
     ledger.note_report(db, session_id, answer.reported_prompt_tokens, seq - 1, answer.call.model)
     ledger.record(db, turn_id, turn.lineage_id, answer.call, now)
-    _owe_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message_id, now)
+    _enqueue_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message_id, now)
     _close(db, turn, TurnState.FINISHED, None, now)
     return message_id
 
@@ -354,9 +353,9 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
             turn_id=turn_id,
         )
         message_id = append(db, load_tip(db, turn.lineage_id).id, row, now)
-        _owe_reply(db, turn, OutboxKind.FINAL, f"{text} …", message_id, now)
+        _enqueue_reply(db, turn, OutboxKind.FINAL, f"{text} …", message_id, now)
     elif turn.preview_ref is not None:
-        _owe_reply(db, turn, OutboxKind.STATUS, notice, None, now)
+        _enqueue_reply(db, turn, OutboxKind.STATUS, notice, None, now)
     _close(db, turn, TurnState.STOPPED, reason, now)
     return True
 
@@ -370,13 +369,13 @@ def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: M
     if turn is None:
         return False
     _answer_open_calls(db, turn, "not known: the turn failed before this call was answered", ToolRunState.UNKNOWN, now)
-    _owe_reply(db, turn, OutboxKind.ERROR, sentence, None, now)
+    _enqueue_reply(db, turn, OutboxKind.ERROR, sentence, None, now)
     _close(db, turn, TurnState.FAILED, error, now)
     return True
 
 
 def _newest_text(db: Connection, turn_id: TurnId) -> str:
-    """What the turn's last stored step said; while its tools run, a preview still shows just that."""
+    """Text of the turn's last stored step; while its tools run, a preview still shows just that."""
     query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
     return (scalar_or_none(db, str, query, (turn_id,)) or "").strip()
 
@@ -397,7 +396,7 @@ def _answer_open_calls(db: Connection, turn: RunningTurn, text: str, state: Tool
                 _store_result(db, turn, result, now)
 
 
-def _owe_reply(
+def _enqueue_reply(
     db: Connection, turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: MessageId | None, now: Millis
 ) -> None:
     query = "SELECT message_ref, payload FROM inbox WHERE turn_id = ? AND kind <> 'notice' ORDER BY id DESC LIMIT 1"
@@ -435,7 +434,7 @@ _TURN = f"""
 SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {KEY_COLUMNS.format("c", "chat")}, c.kind AS chat_kind, t.restarts,
   t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting,
   (SELECT i.message_ref FROM inbox i WHERE i.turn_id = t.id AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1)
-    AS asked_ref,
+    AS question_ref,
   (SELECT s.chosen_model FROM sessions s WHERE s.lineage_id = t.lineage_id ORDER BY s.depth DESC LIMIT 1)
     AS chosen_model
 FROM turns t JOIN chats c ON c.id = t.chat_id
@@ -469,7 +468,7 @@ SELECT EXISTS (SELECT 1 FROM turns
 
 
 def was_stopped(db: Connection, lineage_id: LineageId, at: Millis) -> bool:
-    """Whether the turn that a conversation was in at that time has been stopped."""
+    """True when the turn that a conversation was in at that time has been stopped."""
     return scalar(db, bool, _STOPPED_SINCE, {"lineage_id": lineage_id, "at": at})
 
 
@@ -484,7 +483,7 @@ _ROUNDS = "SELECT count(DISTINCT call_message_id) FROM tool_runs WHERE turn_id =
 
 
 def count_tool_rounds(db: Connection, turn_id: TurnId) -> int:
-    """How many rounds of tool calls a turn has made."""
+    """Number of rounds of tool calls in a turn."""
     return scalar(db, int, _ROUNDS, (turn_id,))
 
 

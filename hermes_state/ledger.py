@@ -1,6 +1,4 @@
-"""The ledger: one row for every model call, failed ones too, and the totals of the session it served.
-
-What model calls used and cost, added up from the ledger: by conversation, chat, day, model and purpose.
+"""The ledger: one row for every model call, failed ones too, and totals by session, chat, day, model and purpose.
 
 Money is in millionths of a US dollar. A call whose price is not known counts among `unpriced`, never as free.
 """
@@ -13,12 +11,14 @@ from hermes_state.sessions import load_tip
 from hermes_state.store.sql import scalar
 from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCallRecord, SessionId, TurnId
 
+# Purpose: a row of the ledger.
 _RECORD_CALL = """
 INSERT INTO model_calls (chat_id, lineage_id, session_id, turn_id, purpose, route, model, outcome, estimated,
   input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, cost_microusd, took_ms,
   created_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+# Purpose: the totals of a session, with one more call.
 _ADD_USAGE = """
 UPDATE sessions SET input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
   cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,
@@ -56,13 +56,13 @@ def record(
 
 
 def is_outdated(db: Connection) -> bool:
-    """Whether the ledger is an older version's, whose calls know no chat; so only in a file that was not migrated."""
+    """True for the ledger of an older version, whose calls know no chat: a file at rest may not be migrated yet."""
     query = "SELECT count(*) FROM pragma_table_info('model_calls') WHERE name = 'chat_id'"
     return scalar(db, int, query) == 0
 
 
 def count_calls(db: Connection, lineage_id: LineageId, purpose: str) -> int:
-    """How often a model was asked for `purpose` in a conversation, failed calls included."""
+    """Number of model calls for `purpose` in a conversation, failed ones included."""
     query = "SELECT count(*) FROM model_calls WHERE lineage_id = ? AND purpose = ?"
     return scalar(db, int, query, (lineage_id, purpose))
 
@@ -122,7 +122,7 @@ class CallTotals:
         )
 
 
-NOTHING = CallTotals()
+NO_CALLS = CallTotals()
 
 _SUMS = """coalesce(sum(cost_microusd), 0), count(*), coalesce(sum(outcome <> 'ok'), 0), coalesce(sum(estimated), 0),
   coalesce(sum(cost_microusd IS NULL AND (input_tokens IS NOT NULL OR outcome = 'ok')), 0),
@@ -137,7 +137,7 @@ def _spent(sums: tuple[Any, ...]) -> CallTotals:
 def load_by_purpose(
     db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None
 ) -> dict[str, CallTotals]:
-    """What a conversation came to over all its sessions, or else a chat, or else the whole gateway."""
+    """Totals by purpose of a conversation over all its sessions, or else of a chat, or else of the whole gateway."""
     where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
     if whose is None:
         where, whose = "? IS NULL", None
@@ -146,7 +146,7 @@ def load_by_purpose(
 
 
 def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> CallTotals:
-    """What a chat, or the whole gateway, came to since then."""
+    """Totals of a chat, or of the whole gateway, since then."""
     if chat_id is None:
         row = db.execute(f"SELECT {_SUMS} FROM model_calls WHERE created_at >= ?", (since,)).fetchone()
     else:
@@ -155,25 +155,25 @@ def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> 
     return _spent(row)
 
 
-# ---- what caps look at before every call ------------------------------------------------------------------------
+# ---- caps, looked at before every call -------------------------------------------------------------------------
 
 
 def cost_of_conversation(db: Connection, lineage_id: LineageId) -> MicroUsd:
-    """From the totals of its sessions."""
+    """Cost of a conversation, from the totals of its sessions."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM sessions WHERE lineage_id = ?"
     return scalar(db, MicroUsd, query, (lineage_id,))
 
 
 def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis) -> MicroUsd:
-    """From an index that holds all it needs."""
+    """Cost of a chat since then, from an index that holds all it needs."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE chat_id = ? AND created_at >= ?"
     return scalar(db, MicroUsd, query, (chat_id, since))
 
 
-def cost_behind(db: Connection, since: Millis, call_id: int) -> tuple[MicroUsd, int]:
-    """What the calls since then came to that were recorded behind the call `call_id`, and the newest call there is.
+def cost_after(db: Connection, since: Millis, call_id: int) -> tuple[MicroUsd, int]:
+    """Cost of the calls since then that were recorded after the call `call_id`, and the newest call there is.
 
-    With its own last answer, whoever asks again and again reads each row once.
+    With the newest call of its last answer, a caller that asks again and again reads each row once.
     """
     newest = scalar(db, int, "SELECT coalesce(max(id), 0) FROM model_calls")
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE created_at >= ?"
@@ -190,25 +190,25 @@ class UsageSlice:
     """Calls of one quarter of an hour, chat, model and purpose."""
 
     at: Millis
-    """The beginning of the quarter: no time zone's midnight lies inside one."""
+    """Beginning of the quarter: no time zone's midnight lies inside one."""
     chat_id: ChatId | None
     model: str
     purpose: str
     spent: CallTotals
 
 
-QUARTER = 15 * 60_000
+QUARTER_MILLIS = 15 * 60_000
 
 
 def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageSlice]:
     """Every call since then, oldest first, as few rows as tell the days of every time zone apart."""
     within = "" if chat_id is None else "AND chat_id = ?"
-    query = f"""SELECT created_at / {QUARTER}, chat_id, model, purpose, {_SUMS} FROM model_calls
+    query = f"""SELECT created_at / {QUARTER_MILLIS}, chat_id, model, purpose, {_SUMS} FROM model_calls
       WHERE created_at >= ? {within} GROUP BY 1, 2, 3, 4 ORDER BY 1"""
     rows = db.execute(query, (since,) if chat_id is None else (since, chat_id))
     return [
         UsageSlice(
-            at=Millis(quarter * QUARTER),
+            at=Millis(quarter * QUARTER_MILLIS),
             chat_id=None if chat is None else ChatId(chat),
             model=model,
             purpose=purpose,

@@ -1,4 +1,4 @@
-"""What is learned about a model on a route while it is used: how it counts tokens, and how large its window is."""
+"""Model profiles: what is learned of a model on a route while it is used, its counting of tokens and its window."""
 
 from dataclasses import dataclass
 from sqlite3 import Connection
@@ -8,30 +8,30 @@ import msgspec
 
 from hermes_state.values import Millis, Tokens
 
-LEAST_SCALE, MOST_SCALE = 0.2, 5.0
-"""No tokenizer is further than this from the one that estimates are fitted to."""
-LEAST_IMAGE, MOST_IMAGE = 50.0, 10_000.0
-"""Tokens; what providers charge for an image lies well inside."""
+MIN_SCALE, MAX_SCALE = 0.2, 5.0
+"""Bounds of `Calibration.scale`: no tokenizer is further than this from the one that estimates are fitted to."""
+MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 50.0, 10_000.0
+"""Bounds of an image's price, in tokens; what providers charge lies well inside."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model's counts differ from our estimates."""
+    """Calibration of our estimates to a model's counts."""
 
-    scale: Annotated[float, msgspec.Meta(ge=LEAST_SCALE, le=MOST_SCALE)] = 1.0
+    scale: Annotated[float, msgspec.Meta(ge=MIN_SCALE, le=MAX_SCALE)] = 1.0
     """Reported tokens for each estimated one."""
-    image_tokens: Annotated[float, msgspec.Meta(ge=LEAST_IMAGE, le=MOST_IMAGE)] = 1_000.0
+    image_tokens: Annotated[float, msgspec.Meta(ge=MIN_IMAGE_TOKENS, le=MAX_IMAGE_TOKENS)] = 1_000.0
     """The price of one image, between what providers charge for a small and for a large one until it is learned."""
     samples: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """How many reports `scale` was learned from."""
+    """Number of reports that `scale` was learned from."""
     image_samples: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-_NOTHING_LEARNED = Calibration()
+_DEFAULT_CALIBRATION = Calibration()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedSize:
-    """What a provider has said about the sizes of its model when it was asked; None: it said nothing of that."""
+    """Sizes that a provider stated for its model when it was asked; None: it said nothing of that."""
 
     context_length: Tokens | None
     max_output_tokens: Tokens | None
@@ -42,7 +42,7 @@ class OfferedSize:
 class ModelProfile:
     """One row of `model_profiles`; a model that is not known yet has the defaults."""
 
-    calibration: Calibration = _NOTHING_LEARNED
+    calibration: Calibration = _DEFAULT_CALIBRATION
     learned_context: Tokens | None = None
     """The smallest context window that the provider has stated when it refused prompts."""
     learned_beside: Tokens | None = None
@@ -56,10 +56,12 @@ class ModelProfile:
         return min(in_force, self.learned_context)
 
 
+# Purpose: the profile of one model.
 _LOAD = """
 SELECT calibration, learned_context, learned_beside, offered_context, offered_output, offered_at FROM model_profiles
 WHERE route = ? AND model = ?
 """
+# Purpose: a calibration, in place of the one before.
 _SAVE_CALIBRATION = """
 INSERT INTO model_profiles (route, model, calibration, updated_at) VALUES (?, ?, ?, ?)
 ON CONFLICT (route, model) DO UPDATE SET calibration = excluded.calibration, updated_at = excluded.updated_at
@@ -72,7 +74,8 @@ ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, learn
   learned_context = CASE WHEN learned_beside = excluded.learned_beside
     THEN min(learned_context, excluded.learned_context) ELSE excluded.learned_context END
 """
-_KEEP_OFFER = """
+# Purpose: sizes that a provider states, in place of the ones before.
+_SAVE_OFFER = """
 INSERT INTO model_profiles (route, model, calibration, offered_context, offered_output, offered_at, updated_at)
 VALUES (?, ?, '{}', ?, ?, ?, ?)
 ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, offered_at = excluded.offered_at,
@@ -82,7 +85,7 @@ _decode = msgspec.json.Decoder(Calibration).decode
 
 
 def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
-    """What is known of a model. A calibration that cannot be read counts as none: it is learned again."""
+    """The profile of a model. A calibration that cannot be read counts as none: it is learned again."""
     row = db.execute(_LOAD, (route, model)).fetchone()
     if row is None:
         return ModelProfile()
@@ -90,21 +93,21 @@ def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
     try:
         known = _decode(calibration)
     except msgspec.DecodeError:
-        known = _NOTHING_LEARNED
+        known = _DEFAULT_CALIBRATION
     offer = None if at is None else OfferedSize(context_length=context, max_output_tokens=output, at=at)
     return ModelProfile(calibration=known, learned_context=learned, learned_beside=beside, offer=offer)
 
 
-def keep_offer(db: Connection, route: str, model: str, offer: OfferedSize) -> None:
-    """Keep what the provider says, in place of what it said before."""
-    db.execute(_KEEP_OFFER, (route, model, offer.context_length, offer.max_output_tokens, offer.at, offer.at))
+def save_offer(db: Connection, route: str, model: str, offer: OfferedSize) -> None:
+    """Store the sizes that the provider states, in place of earlier ones."""
+    db.execute(_SAVE_OFFER, (route, model, offer.context_length, offer.max_output_tokens, offer.at, offer.at))
 
 
 def save_calibration(db: Connection, route: str, model: str, calibration: Calibration, now: Millis) -> None:
-    """Keep what was learned of counting; the learned window stays."""
+    """Store a calibration; the learned window stays."""
     db.execute(_SAVE_CALIBRATION, (route, model, msgspec.json.encode(calibration).decode(), now))
 
 
 def learn_context(db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis) -> None:
-    """Keep a window that the provider stated, unless a smaller one is known beside the same context length."""
+    """Store a window that the provider stated, unless a smaller one is known beside the same context length."""
     db.execute(_LEARN_CONTEXT, (route, model, stated, beside, now))

@@ -1,4 +1,4 @@
-"""The outbox: what people must be told, stored in the transaction that decided it.
+"""The outbox: replies owed to people, stored in the transaction that decided them.
 
 A row starts with the Markdown as written (`rendered = 0`). Before the first send it is rendered once and its parts are
 committed, each a row of its own with the same `dedupe_key`; every retry sends those bytes. `sending` is
@@ -45,7 +45,7 @@ class Reply:
     kind: OutboxKind
     markdown: str
     dedupe_key: str
-    """Says why it is sent (`turn:7`, `inbox:12`): the same reason never sends twice."""
+    """Reason for which it is sent (`turn:7`, `inbox:12`): the same reason never sends twice."""
     turn_id: TurnId | None = None
     message_id: MessageId | None = None
     """The transcript row that it shows."""
@@ -80,6 +80,7 @@ class OutboxRow:
 
 _encode = msgspec.json.Encoder().encode
 
+# Purpose: a reply as it was written, unless the same was stored before.
 _INSERT = """
 INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, kind, payload, reply_to, ticket, replaces, next_at,
   created_at)
@@ -125,7 +126,7 @@ def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
 
 
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
-    """What is owed to a chat, in the order in which it must be sent."""
+    """Rows owed to a chat, in the order in which they must be sent."""
     return select(db, OutboxRow, _OPEN, (chat_id, limit))
 
 
@@ -136,7 +137,7 @@ def load_chats_owed(db: Connection) -> list[ChatId]:
 
 
 def mark_interrupted(db: Connection) -> int:
-    """After a restart: whatever was being sent has an unknown outcome now. Returns how many."""
+    """Mark what a restart has interrupted: its outcome is unknown. Returns how many rows."""
     return db.execute("UPDATE outbox SET state = 'ambiguous' WHERE state = 'sending'").rowcount
 
 
@@ -154,7 +155,7 @@ def begin_send(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] |
 
 
 def mark_sent(db: Connection, row_id: OutboxId, platform_ref: str, now: Millis) -> None:
-    """The platform has it: settle the row and remember which transcript row the message shows."""
+    """Settle a row that the platform has, and remember which transcript row the message shows."""
     db.execute(
         "UPDATE outbox SET state = 'sent', platform_ref = ?, payload = '', settled_at = ?, error = NULL WHERE id = ?",
         (platform_ref, now, row_id),
@@ -167,7 +168,7 @@ def mark_sent(db: Connection, row_id: OutboxId, platform_ref: str, now: Millis) 
 
 
 def mark_retry(db: Connection, row_id: OutboxId, is_ambiguous: bool, error: str, next_at: Millis) -> None:
-    """The attempt failed; `next_at` is when the next one is due.
+    """Note a failed attempt; `next_at` is when the next one is due.
 
     `is_ambiguous`: this or an earlier attempt may have been seen by people.
     """
@@ -176,5 +177,5 @@ def mark_retry(db: Connection, row_id: OutboxId, is_ambiguous: bool, error: str,
 
 
 def mark_dead(db: Connection, row_id: OutboxId, error: str, now: Millis) -> None:
-    """It can never be delivered. The payload stays for the operator."""
+    """Give up a row that can never be delivered (a dead letter). The payload stays for the operator."""
     db.execute("UPDATE outbox SET state = 'dead', error = ?, settled_at = ? WHERE id = ?", (error, now, row_id))

@@ -1,4 +1,4 @@
-"""Takes secrets out of text at every boundary: logs, errors, search snippets, what a summariser reads and writes.
+"""Redaction: takes secrets out of text at every boundary (logs, errors, search, what a summariser reads and writes).
 
 Three kinds are known: the values that this gateway was configured with (exactly, wherever they stand), the shapes
 of well-known keys, and values that the text itself calls a secret (`password=…`, `https://user:…@host`).
@@ -51,7 +51,7 @@ _UNMARKED_SHAPES = (  # by what is in the middle of them, since they begin with 
     # Discord: whoever has it answers an interaction as the bot
     (re.compile(r"/webhooks/[0-9]{15}"), re.compile(r"(?<=/webhooks/)[0-9]{15,20}/[A-Za-z0-9_-]{40,}")),
 )
-_LEAST_RUN = 15
+_MIN_RUN_CHARS = 15
 """Characters without a space or a sign between them, at least, in every key that has a beginning of its own."""
 _IN_RUNS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 _APART = bytes(code if code in _IN_RUNS else ord(" ") for code in range(256))
@@ -70,7 +70,7 @@ _NAMES = tuple(
 )
 _SCHEMES = tuple((word, re.compile(rf"{word}\s+[a-z0-9+/_.~=-]{{16}}")) for word in ("bearer", "basic", "bot", "token"))
 _NAME = re.compile(rf"(?<![A-Za-z0-9])[A-Za-z0-9_.-]{{0,40}}{_SECRET_NAME}{_GIVEN}", re.IGNORECASE)
-_LONGEST_NAME = 56
+_MAX_NAME_CHARS = 56
 """Characters in front of a name's last word, at most."""
 _VALUE = re.compile(r"""\s{0,3}\\{0,3}(?:(["'])([^"'\r\n]{6,}?)\\{0,3}\1|([^\s"'&,;<>()\[\]{}]{6,}))""")
 _NAME_ALONE = re.compile(rf"(?:^|[A-Za-z0-9_.-])*?{_SECRET_NAME}$", re.IGNORECASE)
@@ -108,7 +108,7 @@ def _without_named(text: str, lower: str) -> str:
     kept: list[str] = []
     done = looked = 0
     for start, end in sorted(ends):
-        name = _NAME.search(text, max(looked, start - _LONGEST_NAME), end) if start >= looked else None
+        name = _NAME.search(text, max(looked, start - _MAX_NAME_CHARS), end) if start >= looked else None
         looked = max(looked, end)  # no name reaches over what ends another
         value = _VALUE.match(text, end) if name is not None else None
         if value is None:
@@ -127,7 +127,7 @@ def _without_shapes(text: str) -> str:
         if hint.search(text) is not None:
             text = shape.sub(MARK, text)
     words = text.encode("utf-8", "surrogatepass").translate(_APART).split()
-    runs = b" ".join([word for word in words if len(word) >= _LEAST_RUN])
+    runs = b" ".join([word for word in words if len(word) >= _MIN_RUN_CHARS])
     for beginnings, shape in _SHAPES if runs else ():
         if any(beginning in runs for beginning in beginnings):
             text = shape.sub(MARK, text)
@@ -159,7 +159,7 @@ def _may_open_value(text: str, place: int) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a field of this name holds a secret (`api_key`, `telegram_token`); `max_tokens` does not."""
+    """True for names of fields that hold a secret (`api_key`, `telegram_token`); `max_tokens` does not."""
     return _NAME_ALONE.fullmatch(name) is not None
 
 

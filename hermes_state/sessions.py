@@ -1,8 +1,8 @@
-"""Sessions and lineage.
+"""Sessions, and the lineages that they form.
 
 A conversation is one **lineage**: the first session and its continuations, each made by a compression.
 `lineage_id` is the id of the first session and `depth` counts continuations, so the tip is one indexed
-look-up however long the chain is. `/new` ends a session and starts another lineage.
+look-up however long the chain is. A reset ends a session and starts another lineage.
 """
 
 import secrets
@@ -41,7 +41,7 @@ class Session:
     context_state: str | None
     """JSON of the context engine; a split copies it."""
     chosen_model: str | None = None
-    """What was chosen with `/model`, as it is stored; None: the configured model."""
+    """Model that people have chosen, as it is stored; None: the configured one."""
 
     @property
     def short_key(self) -> str:
@@ -55,7 +55,7 @@ class Conversation:
     tip: Session
     title: str | None
     first_words: str
-    """How it began, for people who gave it no title; empty when it began with a file."""
+    """Beginning of its first message, for people who gave it no title; empty when it began with a file."""
     message_count: int
     session_count: int
     started_at: Millis
@@ -225,7 +225,7 @@ def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> N
 
 
 def forget_model(db: Connection, lineage_id: LineageId, choice: str) -> bool:
-    """Go back to the configured model if `choice` is still what a conversation has chosen; whether it was."""
+    """Go back to the configured model if `choice` is still what a conversation has chosen; True if it was."""
     tip = load_tip(db, lineage_id)
     if tip.chosen_model != choice:
         return False
@@ -238,7 +238,7 @@ def set_title(db: Connection, session_id: SessionId, title: str) -> None:
 
 
 def give_title(db: Connection, lineage_id: LineageId, title: str) -> bool:
-    """Name a conversation that has no title yet; whether it had none."""
+    """Name a conversation that has no title yet; False if it had one."""
     if load_title(db, lineage_id) is not None:
         return False
     set_title(db, load_tip(db, lineage_id).id, title)
@@ -252,7 +252,7 @@ def load_title(db: Connection, lineage_id: LineageId) -> str | None:
 
 
 def count_messages(db: Connection, lineage_id: LineageId) -> int:
-    """How many messages a conversation has, in all its sessions."""
+    """Number of messages of a conversation, in all its sessions."""
     query = "SELECT coalesce(sum(message_count), 0) FROM sessions WHERE lineage_id = ?"
     return scalar(db, int, query, (lineage_id,))
 

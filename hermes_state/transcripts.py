@@ -1,4 +1,4 @@
-"""Message rows and views.
+"""Transcripts: message rows, and the views that the model sees of them.
 
 Rows are append-only: what was said stays. What the model sees is a **view** of a lineage's tip: the rows
 its context references by position, then its own rows by `seq`, with `view_edits` applied (a row hidden,
@@ -54,7 +54,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the model sees of a lineage: its tip and the rows in order."""
+    """View of a lineage, as the model sees it: the tip and the rows in order."""
 
     session: Session
     transcript: Transcript
@@ -69,6 +69,7 @@ WHERE id = ? RETURNING next_seq - 1, chat_id, lineage_id
 _TAKE_VIEW_SEQ = """
 UPDATE sessions SET next_view_seq = next_view_seq - 1 WHERE id = ? RETURNING next_view_seq + 1, chat_id, lineage_id
 """
+# Purpose: a row of the transcript.
 _INSERT = """
 INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, body, sender_ref, sender_name,
   turn_id, inbox_id, tool_call_id, tool_name, replaces_id, indexed, created_at)
@@ -152,7 +153,7 @@ def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcrip
 
 
 def load_own_rows(db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None) -> Transcript:
-    """What was said in a session from `since_seq` on, at most `limit` rows, without its view edits."""
+    """Messages of a session from `since_seq` on, at most `limit`, without its view edits."""
     rows = db.execute(_OWN_ROWS_SINCE, (session_id, since_seq, -1 if limit is None else limit)).fetchall()
     return _messages(rows)
 
@@ -199,7 +200,7 @@ _SAID = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq >
 AND (? IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
 
 
-def load_said(
+def load_messages(
     db: Connection,
     lineage_id: LineageId,
     limit: int,
@@ -222,7 +223,7 @@ AND (m.origin = 'human' OR (m.origin = 'assistant' AND m.text <> '')) ORDER BY m
 
 def load_beginning(db: Connection, lineage_id: LineageId, limit: int) -> Transcript:
     """The first `limit` messages of a conversation, without tools and without what was taken back since."""
-    hidden = taken_back(db, lineage_id)
+    hidden = load_hidden(db, lineage_id)
     rows = db.execute(_BEGINNING, (lineage_id, limit + len(hidden))).fetchall()
     return tuple(row for row in _messages(rows) if row.id not in hidden)[:limit]
 
@@ -232,7 +233,7 @@ _TAKEN_BACK = """SELECT e.message_id FROM view_edits e JOIN sessions s ON s.id =
 WHERE s.lineage_id = ? AND e.replacement_id IS NULL"""
 
 
-def taken_back(db: Connection, lineage_id: LineageId) -> set[MessageId]:
+def load_hidden(db: Connection, lineage_id: LineageId) -> set[MessageId]:
     """The rows of a conversation that undo or retry have hidden from the model."""
     return set(scalars(db, MessageId, _TAKEN_BACK, (lineage_id,)))
 

@@ -25,7 +25,7 @@ Millis = NewType("Millis", int)
 """UTC milliseconds since the epoch."""
 
 Tokens = NewType("Tokens", int)
-"""A size that people or providers set: a window, a limit, a budget."""
+"""Size in tokens that people or providers set: a window, a limit, a budget."""
 
 EstimatedTokens = NewType("EstimatedTokens", int)
 """Our own guess, before a provider has counted. Never mixed with what was reported."""
@@ -41,7 +41,7 @@ UserRef = NewType("UserRef", str)
 
 
 class Clock(Protocol):
-    """Where the time of day comes from; tests bring their own."""
+    """Source of the time of day; tests bring their own."""
 
     def now(self) -> Millis: ...
 
@@ -62,13 +62,13 @@ class ChatKind(StrEnum):
 
     @property
     def is_shared(self) -> bool:
-        """Whether more than one person can write there."""
+        """True where more than one person can write."""
         return self not in (ChatKind.DIRECT, ChatKind.LOCAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatKey:
-    """Where people talk. `account` is the configured adapter's name, which today is the platform's name.
+    """A chat: where people talk. `account` is the configured adapter's name, which today is the platform's name.
 
     `thread_ref` is a forum topic where the platform numbers topics inside a chat; `user_ref` (the bare
     platform id of a person) is set only under `sessions.groups: per_user`.
@@ -101,7 +101,7 @@ class ConversationRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Who wrote. `id` is the platform's stable id; `name` is for reading only and never decides access."""
+    """Author of a message. `id` is the platform's stable id; `name` is for reading only and never decides access."""
 
     platform: str
     id: str
@@ -131,7 +131,7 @@ class IncomingAttachment(msgspec.Struct, frozen=True, kw_only=True):
     mime: str | None = None
     size_bytes: int | None = None
     seconds: float | None = None
-    """How long a recording is, where the platform says so."""
+    """Length of a recording, where the platform says so."""
 
 
 class Quote(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputKind(StrEnum):
-    """How an inbound message was made: typed, picked as a slash command, or pressed as a button."""
+    """Way in which an inbound message was made: typed, picked as a slash command, or pressed as a button."""
 
     TYPED = "typed"
     SLASH = "slash"
@@ -181,7 +181,7 @@ class InboundMessage:
     attachments: tuple[IncomingAttachment, ...] = ()
     quote: Quote | None = None
     ticket: str | None = None
-    """What the adapter needs to answer a slash command in its own place; valid for minutes, in this process."""
+    """Token with which the adapter answers a slash command in its own place; valid for minutes, in this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +265,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model thought before it called tools, as its API wants it back; nobody else reads it."""
+    """Thoughts of a model before it called tools, as its API wants them back; nobody else reads them."""
 
     made_by: str
     """Protocol and model, such as `anthropic:claude-opus-4`: no other model can read it."""
@@ -274,7 +274,7 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a message row holds besides its text; stored as JSON in `messages.body`, NULL when empty."""
+    """Content of a message row besides its text; stored as JSON in `messages.body`, NULL when empty."""
 
     calls: tuple[ToolCall, ...] = ()
     documents: tuple[Document, ...] = ()
@@ -294,7 +294,7 @@ class MessageRole(StrEnum):
 
 
 class Origin(StrEnum):
-    """Where a message row came from; set when it is written, never inferred from its text."""
+    """Source of a message row; set when it is written, never inferred from its text."""
 
     HUMAN = "human"
     ASSISTANT = "assistant"
@@ -356,7 +356,7 @@ class TurnState(StrEnum):
 
 
 class ToolEffect(StrEnum):
-    """What a tool may do to the world; decides whether a restart may run it again."""
+    """Effect of a tool on the world; decides whether a restart may run it again."""
 
     READ_ONLY = "read_only"
     WRITES = "writes"
@@ -364,7 +364,7 @@ class ToolEffect(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Why a session ended."""
+    """Reasons for which a session ended."""
 
     COMPRESSION = "compression"
     UNDO = "undo"
@@ -408,13 +408,13 @@ class ModelCallRecord:
     is_estimated: bool = False
     """The usage is our estimate: the provider reported none."""
     cost: MicroUsd | None = None
-    """None: unknown, because the usage or the price is."""
+    """Price of the call; None: unknown, because the usage or the price is."""
 
 
 MICROS = 1_000_000
-"""In a dollar."""
+"""Millionths in a dollar."""
 
 
 def micro_usd(value: float) -> MicroUsd:
-    """From dollars."""
+    """Dollars as millionths."""
     return MicroUsd(round(value * MICROS))

@@ -15,7 +15,7 @@ from agent.model.base import ModelRequest
 from agent.model.usage import fixed_tokens
 from agent.model.wire import WireSettings
 from agent.tokens import BLOCK_TOKENS, ROW_TOKENS, RowTokenCache, estimated_text_tokens
-from hermes_state.model_profiles import LEAST_IMAGE, LEAST_SCALE, MOST_IMAGE, MOST_SCALE, Calibration
+from hermes_state.model_profiles import MAX_IMAGE_TOKENS, MAX_SCALE, MIN_IMAGE_TOKENS, MIN_SCALE, Calibration
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
 from hermes_state.values import EstimatedTokens, Message, ReportedTokens
@@ -146,12 +146,12 @@ class Estimator:
 
     def _learn_scale(self, sample: float, text_tokens: int) -> None:
         known = self._calibration
-        if not LEAST_SCALE <= sample <= MOST_SCALE:
+        if not MIN_SCALE <= sample <= MAX_SCALE:
             return
         if known.samples >= SETTLED_SAMPLES:
             sample = min(max(sample, known.scale / LONGEST_STRIDE), known.scale * LONGEST_STRIDE)
         step = max(1 / (known.samples + 1), SLOWEST_STEP) * min(1.0, text_tokens / SURE_TOKENS)
-        scale = min(max(known.scale + step * (sample - known.scale), LEAST_SCALE), MOST_SCALE)
+        scale = min(max(known.scale + step * (sample - known.scale), MIN_SCALE), MAX_SCALE)
         self._calibration = msgspec.structs.replace(known, scale=scale, samples=known.samples + 1)
 
     def _learn_price(self, request: ModelRequest, reported: int, whole: Size, view: View | None) -> bool:
@@ -169,7 +169,7 @@ class Estimator:
         if text * ESTIMATE_NOISE > self._priced(doubtful) / 2:
             return False
         sample = (rest - text) / doubtful.images
-        if not LEAST_IMAGE <= sample <= MOST_IMAGE:
+        if not MIN_IMAGE_TOKENS <= sample <= MAX_IMAGE_TOKENS:
             return False
         step = max(1 / (known.image_samples + 1), SLOWEST_STEP)
         price = known.image_tokens + step * (sample - known.image_tokens)
@@ -188,7 +188,7 @@ class Estimator:
         known = self._calibration
         if covered.text < LEAST_LEARNED_TOKENS:
             return known.scale
-        stride = LONGEST_STRIDE if known.samples else MOST_SCALE
+        stride = LONGEST_STRIDE if known.samples else MAX_SCALE
         scale = (reported - self._priced(covered)) / covered.text
         return min(max(scale, known.scale / stride), known.scale * stride)
 
@@ -225,5 +225,5 @@ class Estimator:
 
 def _is_possible(reported: int, covered: Size) -> bool:
     """Whether any tokenizer can have counted this of what we know was read."""
-    least = max(1.0, LEAST_SCALE * covered.text)
-    return least <= reported <= MOST_SCALE * covered.text + MOST_IMAGE * covered.images + UNSEEN_TOKENS
+    least = max(1.0, MIN_SCALE * covered.text)
+    return least <= reported <= MAX_SCALE * covered.text + MAX_IMAGE_TOKENS * covered.images + UNSEEN_TOKENS

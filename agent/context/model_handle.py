@@ -27,10 +27,10 @@ from hermes_state.compressions import Layer
 from hermes_state.model_profiles import (
     ModelProfile,
     OfferedSize,
-    keep_offer,
     learn_context,
     load_profile,
     save_calibration,
+    save_offer,
 )
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
@@ -213,7 +213,7 @@ class LearnedProfile:
                 context=self.capacity.context_length,
                 context_from=self.capacity.context_from.value,
             )
-            await self._store.write(keep_offer, self._route, self.model, offer)
+            await self._store.write(save_offer, self._route, self.model, offer)
 
     def _is_due(self) -> bool:
         configured, now = self._configured, self._clock.now()

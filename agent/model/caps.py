@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, time, tzinfo
 from agent.model.base import Payer
 from hermes_state import ledger
 from hermes_state.errors import PriceNotFound, SpendingCapExceeded
-from hermes_state.ledger import cost_behind, cost_of_chat, cost_of_conversation
+from hermes_state.ledger import cost_after, cost_of_chat, cost_of_conversation
 from hermes_state.store.writer import Store
 from hermes_state.text import dollars
 from hermes_state.values import Clock, MicroUsd, Millis, ModelCallRecord
@@ -57,7 +57,7 @@ class DailyUsage:
         if since != self._since:
             self._since, self._newest, self._cost = since, 0, MicroUsd(0)
         known, newest = self._cost, self._newest
-        more, newest = await self._store.read(cost_behind, since, newest)
+        more, newest = await self._store.read(cost_after, since, newest)
         total = MicroUsd(known + more)
         if since == self._since and newest >= self._newest:  # else somebody has looked further meanwhile
             self._newest, self._cost = newest, total

@@ -8,7 +8,7 @@ from gateway.times import format_time
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LookupFailed, LookupReason
 from hermes_state.text import shortened
-from hermes_state.transcripts import load_said, taken_back
+from hermes_state.transcripts import load_hidden, load_messages
 from hermes_state.values import Button, ChatId, Message, MessageId, Millis, Origin, Transcript
 
 MAX_SESSIONS = 15
@@ -133,9 +133,9 @@ def _load_history(db: Connection, chat_id: ChatId, wanted: int) -> tuple[Transcr
     if session is None:
         return (), set()
     # Tool rows stand between what people read: look further back than the number asked for.
-    said = load_said(db, session.lineage_id, wanted * 8)
+    said = load_messages(db, session.lineage_id, wanted * 8)
     shown = [row for row in said if row.origin in (Origin.HUMAN, Origin.ASSISTANT) and row.text]
-    return tuple(shown[-wanted:]), taken_back(db, session.lineage_id)
+    return tuple(shown[-wanted:]), load_hidden(db, session.lineage_id)
 
 
 def _history_line(row: Message, is_hidden: bool) -> str:

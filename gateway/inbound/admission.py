@@ -154,7 +154,7 @@ def apply_edit(db: Connection, edit: InboundEdit, key: ChatKey, cursor: Cursor |
         inbox.replace_text(db, edited.inbox_id, edit.text)
         return chat.id
     if edited.waiting_notice is not None:
-        inbox.replace_text(db, edited.waiting_notice, inbox.CHANGED + edit.text)
+        inbox.replace_text(db, edited.waiting_notice, inbox.EDIT_PREFIX + edit.text)
         return chat.id
     active = load_active(db, chat.id)
     if active is None or active.lineage_id != edited.lineage_id:
@@ -169,7 +169,7 @@ def apply_edit(db: Connection, edit: InboundEdit, key: ChatKey, cursor: Cursor |
         sender_ref=edit.sender.ref,
         sender_name=edit.sender.name,
         message_ref=edit.message_ref,
-        payload=InboxPayload(text=inbox.CHANGED + edit.text),
+        payload=InboxPayload(text=inbox.EDIT_PREFIX + edit.text),
         expects_more=False,
         sent_at=edit.sent_at,
     )

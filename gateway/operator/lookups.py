@@ -29,7 +29,7 @@ from hermes_state.search.full_text import Order, snippet_of
 from hermes_state.search.segment import INDEXED_CHARACTERS
 from hermes_state.sessions import Session, list_conversations, load_active, load_session
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import load_said, taken_back
+from hermes_state.transcripts import load_hidden, load_messages
 from hermes_state.values import ChatId, Message, MessageId, MessageRole, Millis, Transcript, recall_id
 
 Row: TypeAlias = dict[str, Any]
@@ -160,7 +160,7 @@ class HistoryLookup(_LookupBase, frozen=True, kw_only=True):
         if session is None:
             return []
         rows = _fitting(self._load(db, place, session), is_newest=place.message_id is None)
-        hidden = taken_back(db, session.lineage_id)
+        hidden = load_hidden(db, session.lineage_id)
         key_of = cache(lambda session_id: load_session(db, session_id).key)
         shared = {"lineage": key_of(session.lineage_id), "chat": load_chat(db, session.chat_id).key.name}
         return [
@@ -175,7 +175,7 @@ class HistoryLookup(_LookupBase, frozen=True, kw_only=True):
         if place.message_id is not None:
             return load_around(db, session.id, place.message_seq, limit // 2, limit)
         before = MessageId(self.before) if self.before is not None else None
-        return load_said(db, session.lineage_id, limit, before, session.id if self.is_session_only else None)
+        return load_messages(db, session.lineage_id, limit, before, session.id if self.is_session_only else None)
 
 
 def _fitting(rows: Transcript, *, is_newest: bool) -> Transcript:

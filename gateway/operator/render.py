@@ -5,7 +5,7 @@ from datetime import date, timedelta
 from itertools import groupby
 
 from gateway.operator.spending import CapUsage, InsightsReport, UsageReport, knows_cost
-from hermes_state.ledger import NOTHING, CallTotals
+from hermes_state.ledger import NO_CALLS, CallTotals
 from hermes_state.text import dollars
 from hermes_state.values import MICROS
 
@@ -161,7 +161,7 @@ def _spans(days: Sequence[tuple[date, CallTotals]]) -> list[tuple[str, CallTotal
 
 
 def _sum(entries: Iterable[tuple[date, CallTotals]]) -> CallTotals:
-    return sum((spent for _, spent in entries), NOTHING)
+    return sum((spent for _, spent in entries), NO_CALLS)
 
 
 def _chart(entries: Sequence[tuple[str, CallTotals]], *, by_cost: bool) -> str:
@@ -186,7 +186,7 @@ def _table(head: str, entries: Sequence[tuple[str, CallTotals]], *, by_cost: boo
     shown, rest = entries[:MAX_ENTRIES], entries[MAX_ENTRIES:]
     rows = [_row(_short(name), _value(spent, by_cost=by_cost), spent.calls) for name, spent in shown]
     if rest:
-        others = sum((spent for _, spent in rest), NOTHING)
+        others = sum((spent for _, spent in rest), NO_CALLS)
         rows.append(_row(f"{len(rest):,} more", _value(others, by_cost=by_cost), others.calls))
     return "\n".join([_row(head, "COST" if by_cost else "TOKENS", "CALLS"), *rows])
 

@@ -19,7 +19,7 @@ from hermes_state.admin.lineage_queries import Place
 from hermes_state.chats import load_chat
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
-from hermes_state.ledger import NOTHING, CallTotals, UsageSlice, is_outdated, load_by_purpose, load_since, load_slices
+from hermes_state.ledger import NO_CALLS, CallTotals, UsageSlice, is_outdated, load_by_purpose, load_since, load_slices
 from hermes_state.values import MICROS, ChatId, LineageId, MicroUsd, Millis, micro_usd
 
 Report: TypeAlias = dict[str, Any]
@@ -82,7 +82,7 @@ class UsageReport:
 
     @property
     def spent(self) -> CallTotals:
-        return sum(self.by_purpose.values(), NOTHING)
+        return sum(self.by_purpose.values(), NO_CALLS)
 
 
 def load_usage(
@@ -92,7 +92,7 @@ def load_usage(
     by_purpose = load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
     today = load_since(db, terms.today)
     chat_today = None if chat_id is None else load_since(db, terms.today, chat_id)
-    limits, spent = terms.limits, sum(by_purpose.values(), NOTHING)
+    limits, spent = terms.limits, sum(by_purpose.values(), NO_CALLS)
     bounds = (
         ("costs.conversation_cap", None if lineage_id is None else spent, limits.conversation),
         ("costs.chat_daily_cap", chat_today, limits.chat_daily),
@@ -183,11 +183,11 @@ def load_insights(db: Connection, terms: SpendingSettings, days: int, within: Ch
         for chat_id, spent in _added(slices, lambda one: one.chat_id).items()
     }
     return InsightsReport(
-        days=tuple((day, by_day.get(day, NOTHING)) for day in every_day),
+        days=tuple((day, by_day.get(day, NO_CALLS)) for day in every_day),
         chats=_sorted(by_chat),
         models=_sorted(_added(slices, lambda one: one.model)),
         purposes=_sorted(_added(slices, lambda one: one.purpose)),
-        total=sum((one.spent for one in slices), NOTHING),
+        total=sum((one.spent for one in slices), NO_CALLS),
     )
 
 
@@ -211,7 +211,7 @@ def _added(slices: Iterable[UsageSlice], key: Callable[[UsageSlice], Any]) -> di
     sums: dict[Any, CallTotals] = {}
     for one in slices:
         name = key(one)
-        sums[name] = sums.get(name, NOTHING) + one.spent
+        sums[name] = sums.get(name, NO_CALLS) + one.spent
     return sums
 
 

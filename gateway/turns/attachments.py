@@ -149,7 +149,7 @@ class AttachmentHandler:
             gathered = await self._gather(chat, row)
             is_useful = bool(
                 row.payload.text.strip()
-                or row.payload.heard
+                or row.payload.transcripts
                 or gathered.transcripts
                 or gathered.documents
                 or gathered.images

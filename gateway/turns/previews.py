@@ -123,7 +123,7 @@ class LivePreview:
             number=self._turn.id,
             text=text,
             ref=self._ref,
-            reply_to=self._turn.asked_ref if self._turn.chat_kind.is_shared else None,
+            reply_to=self._turn.question_ref if self._turn.chat_kind.is_shared else None,
         )
         self._ref = await adapter.show(preview) or self._ref
         self._shown = text

@@ -111,7 +111,7 @@ def _keep(
 ) -> None:
     ledger.record(db, None, None, call, now, chat_id=row.chat_id)
     if text:
-        inbox.note_heard(db, row.id, recording, text)
+        inbox.save_transcript(db, row.id, recording, text)
 
 
 def _file_name(recording: IncomingAttachment) -> str:

@@ -1,6 +1,6 @@
-"""Every chat's past, for admins: chains of sessions, and sessions and messages by the ids that people see.
+"""Lineage queries for admins: chains of sessions, and sessions and messages by the ids that people see.
 
-Whoever asks for somebody that may not see everything passes `within`, the one chat that is theirs.
+A caller for somebody who may not see everything passes `within`, the one chat that is theirs.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ MAX_CANDIDATES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionInfo:
-    """How a session came to be, when a compression made it."""
+    """The compression that made a session."""
 
     layer: str
     tokens_before: int | None
@@ -56,14 +56,14 @@ class SessionLink:
     parent_key: str | None
     child_key: str | None
     lineage_key: str
-    """Of the first session of the chain."""
+    """Key of the first session of the chain."""
     depth: int
     chat: ChatKey
     started_at: Millis
     ended_at: Millis | None
     end_reason: EndReason | None
     message_count: int
-    """What was said in the session itself."""
+    """Messages of the session itself."""
     made_by: CompressionInfo | None
     """None for the first session of a chain, and for one that an undo made."""
     undone_key: str | None
@@ -72,7 +72,7 @@ class SessionLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What an id stands for: a chat, or a session, or a message and the session in which it was said."""
+    """The chat, session or message that an id stands for; a message comes with its session."""
 
     chat_id: ChatId
     session: Session | None = None
@@ -90,11 +90,11 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     sender_name: str | None
 
 
-# ---- what an id stands for
+# ---- ids --------------------------------------------------------------------------------------------------------
 
 
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place:
-    """What people mean by `telegram:42`, by a session's id or its beginning, or by a message's id such as `m123`.
+    """The place that people mean by `telegram:42`, by a session's id or its beginning, or by an id such as `m123`.
 
     Raises `LookupFailed` when nothing is called so, or more than one thing, or it is outside `within`.
     """
@@ -116,7 +116,7 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place
 
 
 def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
-    """As `find_place`, for a name that must be a chat's."""
+    """The chat that people mean by a name. Raises `LookupFailed` as `find_place` does."""
     place = find_place(db, name, within)
     if place.session is not None:
         raise LookupFailed(LookupReason.NOT_A_CHAT, name)
@@ -143,7 +143,7 @@ def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Place
     return Place(chat_id=found[0].chat_id, session=found[0])
 
 
-# ---- chains
+# ---- chains -----------------------------------------------------------------------------------------------------
 
 
 # The key of a conversation's first session, which may have been removed.
@@ -186,10 +186,10 @@ def _load_links(db: Connection, scope: str, value: int, limit: int) -> list[Sess
     return select(db, SessionLink, _LINKS.format(scope=scope), (value, limit))[::-1]
 
 
-# ---- what was said
+# ---- messages ---------------------------------------------------------------------------------------------------
 
 
-# Purpose: the names of where a hit was said.
+# Purpose: the session, the conversation, the chat and the sender of a hit.
 _NAMES = f"""
 SELECT s.key AS session_key, {_LINEAGE_KEY}, {KEY_COLUMNS.format("c", "chat")}, m.sender_name
 FROM messages m JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id WHERE m.id = ?

@@ -1,4 +1,4 @@
-"""A database at a glance: what `status` and `doctor` show, from inside the daemon and on a resting file alike."""
+"""Overview of a database, for `status` and `doctor`: inside the daemon and on a file at rest alike."""
 
 import contextlib
 import sqlite3
@@ -20,7 +20,7 @@ class Overview:
 
     schema: int
     database_bytes: int
-    """Of the main file; the write-ahead log is not counted."""
+    """Size of the main file, without the write-ahead log."""
     chats: int
     conversations: int
     messages: int
@@ -44,14 +44,14 @@ SELECT (SELECT user_version FROM pragma_user_version) AS schema,
 
 
 def load_overview(db: Connection) -> Overview:
-    """Counts every table it names once; some tens of milliseconds with a million messages."""
+    """Counts of every table, each read once; some tens of milliseconds with a million messages."""
     overview = select_one(db, Overview, _OVERVIEW)
     assert overview is not None, "an aggregate has always one row"
     return overview
 
 
 def quick_check(db: Connection) -> str:
-    """`ok`, or SQLite's first complaint about the file. Reads every page: seconds per gigabyte."""
+    """SQLite's check of the file: `ok`, or its first complaint. Reads every page: seconds per gigabyte."""
     return scalar(db, str, "PRAGMA quick_check(1)")
 
 

@@ -1,4 +1,4 @@
-"""Pairings: people who asked for access by a code, and what became of it. Codes are stored as hashes only."""
+"""Pairings: access by code, asked for, approved and revoked. Codes are stored as hashes only."""
 
 import hashlib
 import secrets
@@ -24,15 +24,15 @@ class PairingState(StrEnum):
 
 CODE_LENGTH = 8
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Without I, O, 0 and 1, which people confuse; 40 bits in eight characters."""
+"""Characters of a code, without I, O, 0 and 1, which people confuse; eight of them hold 40 bits."""
 
-SAFE_MS = 300_000
-"""So long, milliseconds, no other stranger can take a code's place: time enough to have it approved."""
+MIN_CODE_AGE_MS = 300_000
+"""Age, in milliseconds, before which a code gives way to nobody's: time enough to have it approved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """One person who asked."""
+    """A person who asked for access."""
 
     user_ref: UserRef
     display_name: str
@@ -46,7 +46,7 @@ class Pairing:
 _COLUMNS = "user_ref, display_name, state, role, expires_at, created_at, decided_by"
 
 # Purpose: make room for another stranger's code.
-_GIVE_WAY = """DELETE FROM pairings WHERE code_hash = (
+_DROP_OLDEST = """DELETE FROM pairings WHERE code_hash = (
   SELECT code_hash FROM pairings WHERE state = 'pending' AND created_at <= ? ORDER BY created_at LIMIT 1)"""
 
 
@@ -55,7 +55,7 @@ def new_code() -> str:
 
 
 def hash_code(code: str) -> str:
-    """What is stored of a code; case and separators do not matter."""
+    """Hash of a code, as it is stored; case and separators do not matter."""
     letters = "".join(letter for letter in code.upper() if letter in _LETTERS)
     return hashlib.sha256(letters.encode()).hexdigest()
 
@@ -63,14 +63,14 @@ def hash_code(code: str) -> str:
 def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pending: int, now: Millis) -> bool:
     """Store a new code for a stranger. False: they have one that still counts, or too many people wait.
 
-    When `max_pending` people wait, the oldest code gives way once it is `SAFE_MS` old: a crowd can use up all codes,
-    but not keep them.
+    When `max_pending` people wait, the oldest code gives way once it is `MIN_CODE_AGE_MS` old: a crowd can use up all
+    codes, but not keep them.
     """
     db.execute("DELETE FROM pairings WHERE state = 'pending' AND expires_at <= ?", (now,))
     waiting = scalars(db, UserRef, "SELECT user_ref FROM pairings WHERE state = 'pending'")
     if sender.ref in waiting:
         return False
-    if len(waiting) >= max_pending and db.execute(_GIVE_WAY, (now - SAFE_MS,)).rowcount == 0:
+    if len(waiting) >= max_pending and db.execute(_DROP_OLDEST, (now - MIN_CODE_AGE_MS,)).rowcount == 0:
         return False
     db.execute(
         """INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expires_at, created_at)
@@ -86,7 +86,7 @@ def _shown_name(name: str) -> str:
 
 
 def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:
-    """Whether somebody holds a code that can still be approved."""
+    """True for somebody whose code can still be approved."""
     query = "SELECT 1 FROM pairings WHERE user_ref = ? AND state = 'pending' AND expires_at > ?"
     return db.execute(query, (user_ref, now)).fetchone() is not None
 
@@ -120,13 +120,13 @@ def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> P
 
 
 def list_pairings(db: Connection, now: Millis) -> list[Pairing]:
-    """Who waits for approval and who has access, the newest first."""
+    """People who wait for approval and people who have access, the newest first."""
     query = f"""SELECT {_COLUMNS} FROM pairings
     WHERE state = 'approved' OR (state = 'pending' AND expires_at > ?) ORDER BY created_at DESC"""
     return select(db, Pairing, query, (now,))
 
 
 def load_roles(db: Connection) -> dict[UserRef, UserRole]:
-    """Everybody with access by pairing."""
+    """Roles of everybody with access by pairing."""
     rows = db.execute("SELECT user_ref, role FROM pairings WHERE state = 'approved'").fetchall()
     return {UserRef(user_ref): UserRole(role) for user_ref, role in rows}

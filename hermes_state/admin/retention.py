@@ -1,4 +1,4 @@
-"""What the database may forget, and what it does when nobody needs it.
+"""Retention and maintenance: rows that are settled and old are removed, files are put in order at quiet moments.
 
 Removing goes in slices, each a write of its own, so that a chat never waits behind it.
 """
@@ -16,12 +16,13 @@ from hermes_state.values import Millis
 
 SLICE_ROWS = 500
 
-KEPT_MILLIS = 30 * 24 * 3_600_000
-"""Thirty days: platforms repeat an event for a day at most, so a key that old will not come again."""
+MAX_AGE_MILLIS = 30 * 24 * 3_600_000
+"""Thirty days, the age from which settled rows are removed: platforms repeat an event for a day at
+most, so a key that old will not come again."""
 
 _MERGE_PAGES = 200
 _MERGE_STEPS = 50
-"""Bounds one visit: an index that needs more merging gets it at the next quiet moment."""
+"""Merges in one visit at most: an index that needs more merging gets it at the next quiet moment."""
 
 # Purpose: the keys of events that are dealt with; their payload was emptied when they settled.
 _REMOVE_INBOX = """DELETE FROM inbox WHERE id IN (
@@ -36,7 +37,7 @@ _REMOVE_PAIRINGS = """DELETE FROM pairings WHERE code_hash IN (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionResult:
-    """How many rows were removed."""
+    """Numbers of rows that were removed."""
 
     inbox: int
     outbox: int
@@ -52,9 +53,9 @@ class WalState:
     """Pages that are in the main file too. Less than `pages`: an old reader holds the rest back."""
 
 
-async def remove_expired(store: Store, now: Millis, kept_millis: int = KEPT_MILLIS) -> RetentionResult:
-    """Remove settled inbox keys and outbox rows after `kept_millis`, and pairing codes that have expired."""
-    before = Millis(now - kept_millis)
+async def remove_expired(store: Store, now: Millis, max_age_millis: int = MAX_AGE_MILLIS) -> RetentionResult:
+    """Remove settled inbox keys and outbox rows older than `max_age_millis`, and pairing codes that have expired."""
+    before = Millis(now - max_age_millis)
     return RetentionResult(
         inbox=await _in_slices(store, remove_settled_inbox, before),
         outbox=await _in_slices(store, remove_settled_outbox, before),
@@ -77,7 +78,7 @@ def remove_expired_pairings(db: sqlite3.Connection, now: Millis, limit: int) -> 
     return db.execute(_REMOVE_PAIRINGS, (now, limit)).rowcount
 
 
-async def tend(store: Store) -> WalState:
+async def maintain(store: Store) -> WalState:
     """Put the files in order at a quiet moment; stops early when someone wants to write.
 
     Merges the search index, refreshes what the query planner knows, and copies the log into the main file.
@@ -91,7 +92,7 @@ async def tend(store: Store) -> WalState:
 
 
 def merge_index(db: sqlite3.Connection) -> bool:
-    """Merge a few pages of the search index; whether there may be more to merge."""
+    """Merge a few pages of the search index; True when there may be more to merge."""
     before = db.total_changes
     db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('merge', ?)", (_MERGE_PAGES,))
     return db.total_changes - before >= 2  # documented: fewer changes mean that nothing was left to do
@@ -116,10 +117,10 @@ def checkpoint(path: Path) -> WalState:
     return WalState(pages=pages, copied=copied)
 
 
-async def _in_slices(store: Store, remove: Callable[[sqlite3.Connection, Millis, int], int], moment: Millis) -> int:
+async def _in_slices(store: Store, remove: Callable[[sqlite3.Connection, Millis, int], int], before: Millis) -> int:
     total = 0
     while True:
-        removed = await store.write(remove, moment, SLICE_ROWS)
+        removed = await store.write(remove, before, SLICE_ROWS)
         total += removed
         if removed < SLICE_ROWS:
             return total

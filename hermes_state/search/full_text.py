@@ -1,4 +1,4 @@
-"""Finding again what was said: full-text search over every stored row, compressed or not.
+"""Full-text search over every stored message, compressed or not.
 
 Rows that were made only for a view are not indexed, so what was said is found once, in the session where it was said.
 """
@@ -16,7 +16,7 @@ from hermes_state.store.sql import select
 from hermes_state.values import ChatId, LineageId, MessageId, MessageRole, Millis, Origin, SessionId
 
 RANKED_HITS = 1_000
-"""Only the newest so many matches are ranked: ranking every match of a common word takes a second per million rows."""
+"""Newest matches that are ranked: ranking every match of a common word takes a second per million rows."""
 
 SNIPPET_CHARACTERS = 200
 

@@ -1,4 +1,4 @@
-"""What a person typed into a search, as an expression that FTS5 always understands.
+"""Query parser: what a person typed, as an expression that FTS5 always understands.
 
 FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so nothing of the text reaches it unquoted. Kept are
 `"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals; what makes no sense is dropped.
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from hermes_state.search.segment import phrase, segment_query
 
 MAX_CHARACTERS = 2_000
-"""What follows is ignored: one pasted word of a megabyte keeps the index busy for seconds, and nothing can stop it."""
+"""Characters of a query that count: a pasted word of a megabyte keeps the index busy for seconds, without a stop."""
 
 MAX_TERMS = 32
-"""Further words are ignored: a pasted page is not a query."""
+"""Words of a query that count: a pasted page is not a query."""
 
 MAX_DEPTH = 20
-"""Deeper parentheses are ignored; FTS5's own parser gives up at 256."""
+"""Depth of parentheses that counts; FTS5's own parser gives up at 256."""
 
 _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])|(?P<word>[^\s"()]+)')
 _OPERATORS = frozenset({"AND", "OR", "NOT"})
@@ -82,7 +82,7 @@ def _term(text: str, *, is_prefix: bool) -> Iterator[Term]:
 
 
 def _has_token(text: str) -> bool:
-    """Whether the tokenizer finds anything in `text`: letters, numbers, private use characters."""
+    """True when the tokenizer finds anything in `text`: letters, numbers, private use characters."""
     categories = map(unicodedata.category, segment_query(text))
     return any(category[0] in "LN" or category == "Co" for category in categories)
 

@@ -1,4 +1,4 @@
-"""How text is cut into search tokens: what SQL knows as `fts_text(text)`.
+"""Segmenter: cuts text into search tokens; SQL knows it as `fts_text(text)`.
 
 The index uses FTS5's `unicode61` tokenizer, which splits at spaces and punctuation. It therefore finds no word
 inside running Chinese or Japanese and drops every emoji. So the text is rewritten before it is indexed: a run of

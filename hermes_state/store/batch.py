@@ -1,4 +1,4 @@
-"""What happens on the writer's thread: many functions, one transaction, one commit."""
+"""Group commit on the writer's thread: many functions, one transaction, one commit."""
 
 import asyncio
 import contextlib

@@ -24,7 +24,7 @@ Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
 """FULL: what was acknowledged survives a power cut. NORMAL: the last commits before one may be lost."""
 
 BUSY_SLICE_SECONDS = 1.0
-"""How long SQLite itself waits for a foreign lock, blocking the writer's thread, before the writer looks up."""
+"""Time that SQLite itself waits for a foreign lock, blocking the writer's thread, before the writer looks up."""
 
 _STATEMENTS_CACHED = 512
 _WRITER_PRAGMAS = (
@@ -56,17 +56,17 @@ _TROUBLE = {
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Whether `error` is about the disk, the file or its locks, not about the statement that met it."""
+    """True for errors about the disk, the file or its locks, not about the statement that met them."""
     return _primary_code(error) in _TROUBLE
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether someone else holds a lock, so that trying again may help."""
+    """True when someone else holds a lock, so that trying again may help."""
     return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def unavailable(path: Path, error: BaseException) -> StoreUnavailable:
-    """What a caller is told about trouble with the database at `path`."""
+    """The error that a caller gets for trouble with the database at `path`."""
     trouble = _TROUBLE.get(_primary_code(error), "the database failed")
     told = StoreUnavailable(f"{path.name}: {trouble} ({error})")
     told.__cause__ = error

@@ -1,4 +1,4 @@
-"""Where the database may not lie: on a file system that another machine serves, whose locks SQLite cannot trust."""
+"""Network file systems are refused: SQLite cannot trust the locks of a disk that another machine serves."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One holder at a time: an advisory lock on a side file that tells who holds it.
+"""File lock with one holder at a time: an advisory lock on a side file that tells who holds it.
 
 The kernel drops a `flock` with its process, however that died, so a lock left behind by a crash is free at once. The
 file itself stays: removing it would let two processes lock two files of the same name.
@@ -79,7 +79,7 @@ class FileLock:
 
 
 def is_free(path: Path) -> bool:
-    """Whether nobody holds the lock at `path` right now. Creates nothing.
+    """True while nobody holds the lock at `path`. Creates nothing.
 
     Raises `StoreUnavailable` if that cannot be seen: the file belongs to somebody else.
     """
@@ -100,7 +100,7 @@ def is_free(path: Path) -> bool:
 
 
 def holder(path: Path) -> LockHolder | None:
-    """Who holds the lock at `path`; None if it is free, or its holder has not written its name yet.
+    """The holder of the lock at `path`; None if it is free, or its holder has not written its name yet.
 
     Raises `StoreUnavailable` as `is_free` does.
     """

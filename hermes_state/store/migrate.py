@@ -1,4 +1,4 @@
-"""Brings a database file to the schema this version was written for.
+"""Migrations: bring a database file to the schema that this version was written for.
 
 Migrations are the numbered files in `migrations/`, applied in order and never taken back. Each one is a transaction
 that also moves `user_version`, so a file is at one version or the next, whenever the power goes.
@@ -35,7 +35,7 @@ class Migration:
 
     @property
     def checksum(self) -> str:
-        """Of what the file does: comments and spacing may be improved after it shipped."""
+        """Hash of what the file does: comments and spacing may be improved after it shipped."""
         return hashlib.sha256(" ".join(_COMMENT.sub("", self.sql).split()).encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""Views of long conversations that are in use: decoded once, then only what was said since.
+"""View cache: views of long conversations that are in use, decoded once, then only what was said since.
 
-A view of thousands of rows takes milliseconds to decode, at every turn and between tools. Kept are only long
-ones, only so many bytes of them, and none that has rested for a while when the next one is loaded.
+A view of thousands of rows takes milliseconds to decode, at every turn and between tools. Only long views are cached,
+only so many bytes of them, and none that was idle for a while when the next one is loaded.
 """
 
 import time
@@ -15,13 +15,15 @@ from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, load_own_rows, load_view
 from hermes_state.values import LineageId, Message
 
-WORTH_KEEPING_ROWS = 200
-"""Fewer are decoded in well under a millisecond."""
+MIN_CACHED_ROWS = 200
+"""Rows from which on a view is cached: fewer are decoded in well under a millisecond."""
 
-KEPT_BYTES = 8_000_000
-KEPT_SECONDS = 300.0
+MAX_CACHED_BYTES = 8_000_000
+"""Estimated memory of all cached views together."""
+MAX_IDLE_SECONDS = 300.0
+"""Time without use after which a view is dropped."""
 ROW_BYTES = 250
-"""What a row takes beside its text."""
+"""Memory of a row beside its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,42 +34,42 @@ class _CachedView:
 
 
 class ViewCache:
-    """Loads views for one reader of the store; what it returns is what `load_view` would return."""
+    """Views for one reader of the store, the same as `transcripts.load_view` would return."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._kept: OrderedDict[LineageId, _CachedView] = OrderedDict()
+        self._cached: OrderedDict[LineageId, _CachedView] = OrderedDict()
         self._size = 0
 
     async def load(self, lineage_id: LineageId) -> View:
-        """See `transcripts.load_view`."""
-        self._forget_idle()
-        kept = self._kept.get(lineage_id)
-        view = await self._store.read(_load, lineage_id, kept.view if kept is not None else None)
+        """The view of a lineage, from the cache as far as it holds. Raises `SessionNotFound`."""
+        self._drop_idle()
+        cached = self._cached.get(lineage_id)
+        view = await self._store.read(_load, lineage_id, cached.view if cached is not None else None)
         self._drop(lineage_id)
-        if len(view.transcript) >= WORTH_KEEPING_ROWS:
-            self._keep(lineage_id, view, kept)
+        if len(view.transcript) >= MIN_CACHED_ROWS:
+            self._put(lineage_id, view, cached)
         return view
 
-    def _keep(self, lineage_id: LineageId, view: View, before: _CachedView | None) -> None:
+    def _put(self, lineage_id: LineageId, view: View, before: _CachedView | None) -> None:
         start = size = 0
         if before is not None and _has_only_grown(before.view, view.session):
             start, size = len(before.view.transcript), before.size
         size += sum(map(_size, view.transcript[start:]))
-        self._kept[lineage_id] = _CachedView(view, size, time.monotonic())
+        self._cached[lineage_id] = _CachedView(view, size, time.monotonic())
         self._size += size
-        while self._size > KEPT_BYTES and self._kept:
-            self._drop(next(iter(self._kept)))
+        while self._size > MAX_CACHED_BYTES and self._cached:
+            self._drop(next(iter(self._cached)))
 
-    def _forget_idle(self) -> None:
-        oldest = time.monotonic() - KEPT_SECONDS
-        while self._kept and next(iter(self._kept.values())).used_at < oldest:
-            self._drop(next(iter(self._kept)))
+    def _drop_idle(self) -> None:
+        oldest = time.monotonic() - MAX_IDLE_SECONDS
+        while self._cached and next(iter(self._cached.values())).used_at < oldest:
+            self._drop(next(iter(self._cached)))
 
     def _drop(self, lineage_id: LineageId) -> None:
-        kept = self._kept.pop(lineage_id, None)
-        if kept is not None:
-            self._size -= kept.size
+        cached = self._cached.pop(lineage_id, None)
+        if cached is not None:
+            self._size -= cached.size
 
 
 def _load(db: Connection, lineage_id: LineageId, known: View | None) -> View:
@@ -81,7 +83,7 @@ def _load(db: Connection, lineage_id: LineageId, known: View | None) -> View:
 
 
 def _has_only_grown(known: View, tip: Session) -> bool:
-    """Whether rows at the end are all that `tip`'s view has more than `known`."""
+    """True when rows at the end are all that `tip`'s view has more than `known`."""
     return (known.session.id, known.session.version) == (tip.id, tip.version)
 
 

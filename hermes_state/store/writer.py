@@ -40,13 +40,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BATCH_SIZE = 256
-"""Functions in one transaction at most; enough to hide the disk's sync, short enough for the latency of the last."""
+"""Most functions in one transaction: enough to hide the disk's sync, short enough for the latency of the last."""
 
 QUEUE_SIZE = 10_000
-"""Writes that may wait; whoever comes later waits to be let in, so that memory stays bounded while the disk is slow."""
+"""Writes that may wait; later callers wait for room, so that memory stays bounded while the disk is slow."""
 
 READ_SECONDS = 5.0
-"""A read that takes longer is stopped: an old snapshot keeps the write-ahead log from being cleared."""
+"""Time limit of a read: an old snapshot keeps the write-ahead log from being cleared."""
 
 _BUSY_PAUSE_SECONDS = 0.02
 _DEADLINE_CHECK_STEPS = 20_000
@@ -55,12 +55,12 @@ _DEADLINE_CHECK_STEPS = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterHealth:
-    """How the writer is doing, for liveness checks."""
+    """State of the writer, for liveness checks."""
 
     last_commit_seconds: float
-    """How long the last batch took, from leaving the queue to being on disk."""
+    """Duration of the last batch, from leaving the queue to being on disk."""
     oldest_wait_seconds: float
-    """How long the write that waits longest (or runs now) has been waiting; 0 when there is none."""
+    """Age of the write that waits longest (or runs now); 0 when there is none."""
     waiting: int
 
 
@@ -107,7 +107,7 @@ class Store:
         self._readers = readers
         self._busy_seconds = busy_seconds
         self._queue: deque[PendingWrite] = deque()
-        self._outside: deque[asyncio.Future[None]] = deque()
+        self._callers_outside: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
         self._running: list[PendingWrite] = []
@@ -164,8 +164,8 @@ class Store:
         """
         if not self._is_open:
             raise StoreUnavailable(f"{self.path.name}: the store is closed")
-        if self._outside or len(self._queue) >= QUEUE_SIZE:
-            await self._wait_to_be_let_in()
+        if self._callers_outside or len(self._queue) >= QUEUE_SIZE:
+            await self._wait_for_room()
         write = PendingWrite(self._loop.create_future(), fn, args, kwargs)
         if not self._queue:  # otherwise the drainer knows already
             self._arrived.set()
@@ -218,7 +218,7 @@ class Store:
 
     @property
     def pulse(self) -> WriterHealth:
-        """How the writer is doing right now."""
+        """State of the writer right now."""
         oldest = self._running[0] if self._running else self._queue[0] if self._queue else None
         return WriterHealth(
             last_commit_seconds=self._last_commit_seconds,
@@ -260,7 +260,7 @@ class Store:
                     await self._arrived.wait()
                     continue
                 self._running = [self._queue.popleft() for _ in range(min(BATCH_SIZE, len(self._queue)))]
-                self._let_in()
+                self._admit_callers()
                 await self._store_batch(self._running)
                 self._running = []
         except asyncio.CancelledError:
@@ -278,20 +278,20 @@ class Store:
     def _fail_waiting(self, reason: str) -> None:
         while self._queue:
             self._queue.popleft().fail(StoreUnavailable(f"{self.path.name}: {reason}"))
-        self._let_in()
+        self._admit_callers()
 
-    async def _wait_to_be_let_in(self) -> None:
+    async def _wait_for_room(self) -> None:
         turn: asyncio.Future[None] = self._loop.create_future()
-        self._outside.append(turn)
+        self._callers_outside.append(turn)
         await turn
         if not self._is_open:
             raise StoreUnavailable(f"{self.path.name}: the store is closed")
 
-    def _let_in(self) -> None:
+    def _admit_callers(self) -> None:
         """Let as many callers in as there is room; those who gave up meanwhile take none."""
         room = QUEUE_SIZE - len(self._queue)
-        while room > 0 and self._outside:
-            turn = self._outside.popleft()
+        while room > 0 and self._callers_outside:
+            turn = self._callers_outside.popleft()
             if not turn.done():
                 turn.set_result(None)
                 room -= 1
@@ -302,7 +302,7 @@ class Store:
             try:
                 await on_thread(self._writer, run_batch, batch)
             except sqlite3.Error as error:
-                if is_busy(error) and time.monotonic() < self._patience_until(started):
+                if is_busy(error) and time.monotonic() < self._busy_deadline(started):
                     await asyncio.sleep(_BUSY_PAUSE_SECONDS)  # another process's lock: no event tells its end
                     continue
                 failure: Exception = error
@@ -329,6 +329,6 @@ class Store:
             return unavailable(self.path, error)
         return StoreUnavailable(*error.args) if type(error) is StoreUnavailable else error
 
-    def _patience_until(self, started: float) -> float:
+    def _busy_deadline(self, started: float) -> float:
         begun = started if self._is_open else min(started, self._closed_at)
         return begun + self._busy_seconds

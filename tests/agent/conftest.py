@@ -14,7 +14,7 @@ from hermes_state import chats, inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.journal import FinalAnswer, RunningTurn
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import load_said, load_view
+from hermes_state.transcripts import load_messages, load_view
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -100,7 +100,7 @@ class Chat:
 
     async def said(self, turn: RunningTurn) -> Transcript:
         """Every original row of the conversation."""
-        return await self.store.read(load_said, turn.lineage_id, 1_000)
+        return await self.store.read(load_messages, turn.lineage_id, 1_000)
 
     async def view(self, turn: RunningTurn) -> Sequence[Message]:
         return (await self.store.read(load_view, turn.lineage_id)).transcript

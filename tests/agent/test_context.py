@@ -8,7 +8,7 @@ from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from hermes_state import sessions
-from hermes_state.transcripts import NewMessage, View, append, load_said, load_view
+from hermes_state.transcripts import NewMessage, View, append, load_messages, load_view
 from hermes_state.values import ConversationRef, MessageRole, Millis, Origin, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agents import SingleModelAgent
@@ -64,7 +64,7 @@ async def test_a_long_conversation_is_compressed_again_and_again_and_loses_nothi
     lineage_id = await converse(chat, agent, texts)
     assert len(listening.compressions) >= 5
     assert {event.prepared.summary_kind for event in listening.compressions} == {"model"}
-    said = await chat.store.read(load_said, lineage_id, 10_000)
+    said = await chat.store.read(load_messages, lineage_id, 10_000)
     assert [row.text for row in said if row.role is MessageRole.USER] == texts
     view = (await chat.store.read(load_view, lineage_id)).transcript
     assert sum(row.origin is Origin.SUMMARY for row in view) == 1

@@ -14,7 +14,7 @@ from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from hermes_state import sessions
 from hermes_state.redaction import redact
-from hermes_state.transcripts import load_said, load_view
+from hermes_state.transcripts import load_messages, load_view
 from hermes_state.values import ConversationRef, MessageRole, Origin, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.contexts import look
@@ -79,7 +79,7 @@ async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatC
     assert [call for call in engine.calls if call[0] == "start"][1:] == children
     assert sum(call[0] == "usage" for call in engine.calls) == 60
     assert not any(call[0] == "end" for call in engine.calls)
-    said = await chat.store.read(load_said, conversation.lineage_id, 10_000)
+    said = await chat.store.read(load_messages, conversation.lineage_id, 10_000)
     assert [row.text for row in said if row.role is MessageRole.USER] == texts(60)
     view = await chat.store.read(load_view, conversation.lineage_id)
     assert sum(row.origin is Origin.SUMMARY for row in view.transcript) == 1

@@ -17,7 +17,7 @@ import pytest
 from hermes_state.search.full_text import search
 from hermes_state.sessions import get_compression_tip
 from hermes_state.store.connections import register_functions
-from hermes_state.transcripts import load_said
+from hermes_state.transcripts import load_messages
 from hermes_state.values import LineageId, MessageRole, Origin, SessionId
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import World, world_in
@@ -171,7 +171,7 @@ def check_lineage(db: sqlite3.Connection) -> LineageId:
 def check_rows(db: sqlite3.Connection, lineage_id: LineageId, month: Month) -> None:
     """Everything said is there, as it was said, and is found by its words."""
     numbers = range(1, month.turns + 1)
-    said = load_said(db, lineage_id, 1_000_000)
+    said = load_messages(db, lineage_id, 1_000_000)
     assert [row.text for row in said if row.origin is Origin.HUMAN] == [message_of(month, one) for one in numbers]
     answers = [row.text for row in said if row.origin is Origin.ASSISTANT and row.text]
     assert answers == [answer_of(one) for one in numbers]

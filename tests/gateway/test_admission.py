@@ -11,7 +11,7 @@ from gateway.access.pairing import refuse
 from gateway.inbound.admission import AcceptedEvent, admit, apply_deletion, apply_edit
 from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat
-from hermes_state.inbox import CHANGED, InboxKind, InboxMode
+from hermes_state.inbox import EDIT_PREFIX, InboxKind, InboxMode
 from hermes_state.sessions import reset
 from hermes_state.values import (
     ChatId,
@@ -181,12 +181,12 @@ def test_a_waiting_message_takes_the_new_text(db: sqlite3.Connection) -> None:
 def test_a_message_that_a_turn_has_becomes_a_notice_for_the_next_one(db: sqlite3.Connection) -> None:
     chat = told(db)
     assert apply_edit(db, edit("hullo"), key_of(), None, START) == chat
-    assert notices(db, chat) == [CHANGED + "hullo"]
+    assert notices(db, chat) == [EDIT_PREFIX + "hullo"]
     row = admit(db, admission(message(2, "go on")), START).inbox_id
     waiting = [one.id for one in inbox.load_waiting(db, chat)]
     assert row in waiting
     turn = journal.start_turn(db, chat, waiting, {}, START)
-    assert seen(db, turn.lineage_id) == ["hello", "hi", CHANGED + "hullo", "go on"]
+    assert seen(db, turn.lineage_id) == ["hello", "hi", EDIT_PREFIX + "hullo", "go on"]
 
 
 def test_the_same_text_or_the_same_edit_again_is_nothing(db: sqlite3.Connection) -> None:
@@ -195,14 +195,14 @@ def test_the_same_text_or_the_same_edit_again_is_nothing(db: sqlite3.Connection)
     apply_edit(db, edit("hullo"), key_of(), None, START)
     assert apply_edit(db, edit("hullo"), key_of(), None, START) is None
     assert apply_edit(db, edit("hullo", event="preview of a link"), key_of(), None, START) is None
-    assert notices(db, chat) == [CHANGED + "hullo"]
+    assert notices(db, chat) == [EDIT_PREFIX + "hullo"]
 
 
 def test_many_edits_leave_one_notice_with_the_last_text(db: sqlite3.Connection) -> None:
     chat = told(db)
     for number in range(20):
         apply_edit(db, edit(f"version {number}"), key_of(), None, START)
-    assert notices(db, chat) == [CHANGED + "version 19"]
+    assert notices(db, chat) == [EDIT_PREFIX + "version 19"]
 
 
 def test_changing_a_message_back_after_the_model_heard_of_the_edit_is_told(db: sqlite3.Connection) -> None:
@@ -212,7 +212,7 @@ def test_changing_a_message_back_after_the_model_heard_of_the_edit_is_told(db: s
     ids = [row.id for row in inbox.load_waiting(db, chat)]
     finish(db, journal.start_turn(db, chat, ids, {}, START), "ok")
     assert apply_edit(db, edit("hello", event="back"), key_of(), None, START) == chat
-    assert notices(db, chat) == [CHANGED + "hello"]
+    assert notices(db, chat) == [EDIT_PREFIX + "hello"]
 
 
 def test_edits_of_others_of_commands_and_of_the_unknown_are_nothing(db: sqlite3.Connection) -> None:

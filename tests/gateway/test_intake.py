@@ -9,7 +9,7 @@ import pytest
 from gateway.access.pairing import STILL_WAITING
 from gateway.inbound.intake import NO_ACCESS
 from hermes_state.errors import StoreUnavailable
-from hermes_state.inbox import CHANGED
+from hermes_state.inbox import EDIT_PREFIX
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Cursor, Sender
 from tests.gateway.helpers import (
@@ -255,7 +255,7 @@ async def test_an_edit_after_the_turn_goes_along_with_the_next_one(store: Store,
         assert len(gateway.model.requests) == 1
         await gateway.ask("when?")
         texts = [row.text for row in gateway.model.requests[-1].transcript]
-        assert texts == ["at 5", "echo: at 5", CHANGED + "at 6", "when?"]
+        assert texts == ["at 5", "echo: at 5", EDIT_PREFIX + "at 6", "when?"]
 
 
 async def test_nobody_without_access_or_authorship_edits(store: Store, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_the_newest_notice_says_what_is_known_of_a_message(db: sqlite3.Connectio
     chat = make_chat(db)
     row = receive(db, chat, "first", ref="7")
     finish(db, journal.start_turn(db, chat, [row], {}, START), "a")
-    notice = receive(db, chat, inbox.CHANGED + "second", ref="7", kind=InboxKind.NOTICE)
+    notice = receive(db, chat, inbox.EDIT_PREFIX + "second", ref="7", kind=InboxKind.NOTICE)
     edited = inbox.find_edited(db, chat, "7")
     assert edited is not None
     assert (edited.inbox_id, edited.text, edited.waiting_notice) == (row, "second", notice)

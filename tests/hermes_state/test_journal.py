@@ -15,7 +15,7 @@ from hermes_state.journal import (
     load_tool_runs,
 )
 from hermes_state.sessions import load_active, load_session, load_tip
-from hermes_state.transcripts import load_said, load_view
+from hermes_state.transcripts import load_messages, load_view
 from hermes_state.values import (
     AttachmentId,
     ChatKind,
@@ -58,7 +58,7 @@ def db() -> Iterator[sqlite3.Connection]:
 def test_a_turn_binds_its_rows_and_stores_one_human_row_each(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "one", "two")
-    said = load_said(db, turn.lineage_id, 10)
+    said = load_messages(db, turn.lineage_id, 10)
     assert [(row.text, row.role, row.origin, row.sender_ref) for row in said] == [
         ("one", MessageRole.USER, Origin.HUMAN, ANN),
         ("two", MessageRole.USER, Origin.HUMAN, ANN),
@@ -100,7 +100,7 @@ def test_the_starter_is_who_asked_not_who_edited_before(db: sqlite3.Connection) 
     asked = receive(db, chat, "question", sender=ANN)
     turn = journal.start_turn(db, chat, [notice, asked], {}, START)
     assert turn.started_by == ANN
-    assert [row.origin for row in load_said(db, turn.lineage_id, 5)] == [Origin.NOTICE, Origin.HUMAN]
+    assert [row.origin for row in load_messages(db, turn.lineage_id, 5)] == [Origin.NOTICE, Origin.HUMAN]
 
 
 def test_what_became_of_the_attachments_is_stored_with_the_row(db: sqlite3.Connection) -> None:
@@ -113,7 +113,7 @@ def test_what_became_of_the_attachments_is_stored_with_the_row(db: sqlite3.Conne
     body = MessageBody(documents=(Document(name="a.txt", text="words"),))
     prepared = {row: PreparedContent(body=body, attachment_ids=(AttachmentId(5),))}
     turn = journal.start_turn(db, chat, [row], prepared, START)
-    [message] = load_said(db, turn.lineage_id, 5)
+    [message] = load_messages(db, turn.lineage_id, 5)
     assert message.body == body
     assert db.execute("SELECT message_id FROM attachments").fetchone() == (message.id,)
 
@@ -122,7 +122,7 @@ def test_a_message_is_found_by_its_platform_id(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     row = receive(db, chat, "here", ref="777")
     turn = journal.start_turn(db, chat, [row], {}, START)
-    [message] = load_said(db, turn.lineage_id, 5)
+    [message] = load_messages(db, turn.lineage_id, 5)
     assert db.execute("SELECT ref, message_id FROM platform_messages").fetchall() == [("777", message.id)]
 
 
@@ -136,7 +136,7 @@ def test_a_quote_of_the_newest_answer_needs_no_repeating(db: sqlite3.Connection)
     quotes = [Quote(message_ref=ref, author="bot", text="…", is_from_bot=True) for ref in ("old", "new", "unknown")]
     ids = [receive(db, chat, f"reply {number}", quote=quote) for number, quote in enumerate(quotes)]
     turn = journal.start_turn(db, chat, ids, {}, START)
-    rows = load_said(db, turn.lineage_id, 3)
+    rows = load_messages(db, turn.lineage_id, 3)
     assert [row.body.quote for row in rows] == [quotes[0], None, quotes[2]]
 
 
@@ -178,7 +178,7 @@ def test_a_step_of_a_closed_turn_is_refused(db: sqlite3.Connection) -> None:
     turn = start(db, chat, "go")
     asked = call_tools(db, turn, "a")
     assert journal.stop_turn(db, turn.id, "", "stopped", START, notice="(stopped)")
-    said = load_said(db, turn.lineage_id, 20)
+    said = load_messages(db, turn.lineage_id, 20)
     with pytest.raises(TurnClosed):
         call_tools(db, turn, "b")
     with pytest.raises(TurnClosed):
@@ -191,7 +191,7 @@ def test_a_step_of_a_closed_turn_is_refused(db: sqlite3.Connection) -> None:
         finish(db, turn, "late")
     with pytest.raises(TurnClosed):
         journal.note_resumed(db, turn.id, True)
-    assert load_said(db, turn.lineage_id, 20) == said
+    assert load_messages(db, turn.lineage_id, 20) == said
 
 
 def test_beginning_a_call_twice_keeps_its_first_row(db: sqlite3.Connection) -> None:

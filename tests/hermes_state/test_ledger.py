@@ -9,7 +9,7 @@ import pytest
 from hermes_state import ledger
 from hermes_state.ledger import (
     CallTotals,
-    cost_behind,
+    cost_after,
     cost_of_chat,
     cost_of_conversation,
     load_by_purpose,
@@ -91,14 +91,14 @@ def test_conversations_are_apart_and_chats_are_the_sum_of_theirs(db: sqlite3.Con
 
 
 def test_a_day_is_read_once_and_then_only_what_is_new(db: sqlite3.Connection) -> None:
-    assert cost_behind(db, START, 0) == (0, 0)
+    assert cost_after(db, START, 0) == (0, 0)
     ledger.record(db, None, None, PRICED, Millis(START - 1))
     ledger.record(db, None, None, PRICED, START)
-    cost, newest = cost_behind(db, START, 0)
+    cost, newest = cost_after(db, START, 0)
     assert cost == 250
-    assert cost_behind(db, START, newest) == (0, newest)
+    assert cost_after(db, START, newest) == (0, newest)
     ledger.record(db, None, None, PRICED, Millis(START + 1))
-    assert cost_behind(db, START, newest) == (250, newest + 1)
+    assert cost_after(db, START, newest) == (250, newest + 1)
 
 
 def test_a_share_is_of_everything_that_was_read() -> None:

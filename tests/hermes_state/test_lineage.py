@@ -16,7 +16,7 @@ from hermes_state.errors import LineageMoved
 from hermes_state.journal import load_tool_runs
 from hermes_state.sessions import get_compression_tip, load_active, load_session, load_tip, reset, set_system_prompt
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import NewMessage, append_view_row, hide, load_said, load_view
+from hermes_state.transcripts import NewMessage, append_view_row, hide, load_messages, load_view
 from hermes_state.values import (
     ChatId,
     ChatKind,
@@ -81,7 +81,7 @@ def test_the_child_continues_the_same_conversation(db: sqlite3.Connection) -> No
     assert load_chat(db, chat).active_session_id == child.id
     assert load_session(db, parent.id).end_reason is EndReason.COMPRESSION
     assert seen(db, lineage) == ["handoff", "q2", "a2"]
-    assert [row.text for row in load_said(db, lineage, 10)] == ["q1", "a1", "q2", "a2"]
+    assert [row.text for row in load_messages(db, lineage, 10)] == ["q1", "a1", "q2", "a2"]
 
 
 @pytest.mark.parametrize("now", [START - 10_000, START, START + 10_000])
@@ -328,7 +328,7 @@ def _split(
 
 def _check(db: sqlite3.Connection, lineage: LineageId, model: Model) -> None:
     assert seen(db, lineage) == model.view
-    assert [row.text for row in load_said(db, lineage, 1_000)] == model.said
+    assert [row.text for row in load_messages(db, lineage, 1_000)] == model.said
     open_sessions = db.execute(
         "SELECT id FROM sessions WHERE lineage_id = ? AND ended_at IS NULL", (lineage,)
     ).fetchall()

@@ -19,7 +19,7 @@ from hermes_state.chats import ensure_chat, find_chats_named
 from hermes_state.compressions import SplitPlan, plan_undo, split, undo_compression
 from hermes_state.errors import LookupFailed, LookupReason
 from hermes_state.sessions import load_session, load_tip, reset
-from hermes_state.transcripts import NewMessage, load_said, load_view
+from hermes_state.transcripts import NewMessage, load_messages, load_view
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -101,7 +101,7 @@ def test_a_name_stands_for_a_chat_a_session_or_a_message(db: sqlite3.Connection)
     chat = make_chat(db, "42")
     lineage = talk(db, chat, "q1")
     session = load_tip(db, lineage)
-    said = load_said(db, lineage, 10)
+    said = load_messages(db, lineage, 10)
     for name in ("telegram:42", "42", " telegram:42 "):
         assert find_place(db, name) == Place(chat_id=chat)
     for name in (session.key, session.short_key, session.key[:4].upper()):
@@ -151,7 +151,7 @@ def test_within_one_chat_nothing_else_is_reached(db: sqlite3.Connection) -> None
     mine, other = make_chat(db, "1"), make_chat(db, "2")
     talk(db, mine, "q1")
     lineage = talk(db, other, "q2")
-    session, message = load_tip(db, lineage), load_said(db, lineage, 1)[0]
+    session, message = load_tip(db, lineage), load_messages(db, lineage, 1)[0]
     for name, reason in (
         ("telegram:2", LookupReason.OTHER_CHAT),
         (session.key, LookupReason.NOT_FOUND),
@@ -208,7 +208,7 @@ def test_what_was_said_in_one_session_of_a_conversation(db: sqlite3.Connection) 
     lineage = talk(db, chat, "q1")
     child = compress(db, lineage)
     talk(db, chat, "q2")
-    assert [row.text for row in load_said(db, lineage, 9, session_id=child)] == ["q2", "answer to q2"]
-    newest = load_said(db, lineage, 1)[0]
-    before = load_said(db, lineage, 2, MessageId(newest.id))
+    assert [row.text for row in load_messages(db, lineage, 9, session_id=child)] == ["q2", "answer to q2"]
+    newest = load_messages(db, lineage, 1)[0]
+    before = load_messages(db, lineage, 2, MessageId(newest.id))
     assert [row.text for row in before] == ["answer to q1", "q2"]

@@ -5,7 +5,7 @@ import pytest
 
 from hermes_state.admin.pairings import (
     CODE_LENGTH,
-    SAFE_MS,
+    MIN_CODE_AGE_MS,
     PairingState,
     UserRole,
     approve,
@@ -92,21 +92,21 @@ def test_no_crowd_keeps_all_codes_to_itself(db: sqlite3.Connection) -> None:
     crowd = [Sender(platform="telegram", id=str(number), name="x") for number in range(3)]
     for place, stranger in enumerate(crowd):
         assert ask(db, new_code(), stranger, at=START + place, most=3)
-    assert not ask(db, "ABCDEFGH", at=START + SAFE_MS - 1, most=3), "a fresh code is safe"
-    assert ask(db, "ABCDEFGH", at=START + SAFE_MS, most=3)
-    assert {pairing.user_ref for pairing in list_pairings(db, Millis(START + SAFE_MS))} == {
+    assert not ask(db, "ABCDEFGH", at=START + MIN_CODE_AGE_MS - 1, most=3), "a fresh code is safe"
+    assert ask(db, "ABCDEFGH", at=START + MIN_CODE_AGE_MS, most=3)
+    assert {pairing.user_ref for pairing in list_pairings(db, Millis(START + MIN_CODE_AGE_MS))} == {
         *(stranger.ref for stranger in crowd[1:]),
         EVE.ref,
     }
-    assert not ask(db, new_code(), crowd[0], at=START + SAFE_MS, most=3), "one at a time"
-    assert let_in(db, "ABCDEFGH", at=START + SAFE_MS) == EVE.ref
+    assert not ask(db, new_code(), crowd[0], at=START + MIN_CODE_AGE_MS, most=3), "one at a time"
+    assert let_in(db, "ABCDEFGH", at=START + MIN_CODE_AGE_MS) == EVE.ref
 
 
 def test_a_crowd_takes_nobodys_access(db: sqlite3.Connection) -> None:
     ask(db, "ABCDEFGH", most=1)
     let_in(db, "ABCDEFGH")
     crowd = [Sender(platform="telegram", id=f"9{number}", name="x") for number in range(3)]
-    given = [ask(db, new_code(), one, at=START + place * SAFE_MS, most=1) for place, one in enumerate(crowd)]
+    given = [ask(db, new_code(), one, at=START + place * MIN_CODE_AGE_MS, most=1) for place, one in enumerate(crowd)]
     assert given == [True] * 3
     assert load_roles(db) == {EVE.ref: UserRole.USER}
 

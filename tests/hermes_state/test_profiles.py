@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from hermes_state import model_profiles as profiles
 from hermes_state.model_profiles import (
-    LEAST_IMAGE,
-    LEAST_SCALE,
-    MOST_IMAGE,
-    MOST_SCALE,
+    MAX_IMAGE_TOKENS,
+    MAX_SCALE,
+    MIN_IMAGE_TOKENS,
+    MIN_SCALE,
     Calibration,
     ModelProfile,
     OfferedSize,
@@ -82,7 +82,7 @@ async def test_what_a_provider_says_takes_the_place_of_what_it_said_before(store
             max_output_tokens=None if output is None else Tokens(output),
             at=NOW,
         )
-        await store.write(profiles.keep_offer, ROUTE, MODEL, offer)
+        await store.write(profiles.save_offer, ROUTE, MODEL, offer)
         found = await store.read(profiles.load_profile, ROUTE, MODEL)
         assert found == ModelProfile(
             calibration=LEARNED, learned_context=Tokens(32_768), learned_beside=SET, offer=offer
@@ -91,7 +91,7 @@ async def test_what_a_provider_says_takes_the_place_of_what_it_said_before(store
 
 async def test_an_offer_may_be_the_first_that_is_known_of_a_model(store: Store) -> None:
     offer = OfferedSize(context_length=Tokens(65_536), max_output_tokens=None, at=NOW)
-    await store.write(profiles.keep_offer, ROUTE, MODEL, offer)
+    await store.write(profiles.save_offer, ROUTE, MODEL, offer)
     assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile(offer=offer)
 
 
@@ -127,8 +127,8 @@ async def test_a_calibration_that_cannot_be_right_is_learned_again(store: Store,
 @given(
     st.builds(
         Calibration,
-        scale=st.floats(LEAST_SCALE, MOST_SCALE),
-        image_tokens=st.floats(LEAST_IMAGE, MOST_IMAGE),
+        scale=st.floats(MIN_SCALE, MAX_SCALE),
+        image_tokens=st.floats(MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS),
         samples=st.integers(0, 10**9),
         image_samples=st.integers(0, 10**9),
     )

@@ -2,14 +2,14 @@ import asyncio
 import sqlite3
 import threading
 
-from hermes_state.admin.retention import KEPT_MILLIS, SLICE_ROWS, checkpoint, merge_index, remove_expired, tend
+from hermes_state.admin.retention import MAX_AGE_MILLIS, SLICE_ROWS, checkpoint, maintain, merge_index, remove_expired
 from hermes_state.store.meta import save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 
-NOW = Millis(10 * KEPT_MILLIS)
-OLD = Millis(NOW - KEPT_MILLIS - 1)
-RECENT = Millis(NOW - KEPT_MILLIS + 1)
+NOW = Millis(10 * MAX_AGE_MILLIS)
+OLD = Millis(NOW - MAX_AGE_MILLIS - 1)
+RECENT = Millis(NOW - MAX_AGE_MILLIS + 1)
 
 
 def add_chat(db: sqlite3.Connection) -> None:
@@ -110,7 +110,7 @@ async def test_tending_copies_the_log_and_merges_the_index(store: Store) -> None
     await store.write(start)
     for number in range(1, 30):
         await store.write(say, number)
-    state = await tend(store)
+    state = await maintain(store)
     assert state.copied == state.pages > 0
     assert not await store.write(merge_index), "there was still something to merge"
     check = "INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)"

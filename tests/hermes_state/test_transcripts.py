@@ -12,10 +12,10 @@ from hermes_state.transcripts import (
     append_view_row,
     hide,
     load_beginning,
+    load_hidden,
     load_message,
-    load_said,
+    load_messages,
     load_view,
-    taken_back,
 )
 from hermes_state.values import (
     LineageId,
@@ -82,7 +82,7 @@ def test_a_hidden_row_leaves_the_view_and_stays_in_what_was_said(db: sqlite3.Con
     session = load_tip(db, talk)
     assert hide(db, session.id, ids(db, talk)[2:], "undo", START) == 2
     assert seen(db, talk) == ["q1", "a1"]
-    assert [row.text for row in load_said(db, talk, 10)] == ["q1", "a1", "q2", "a2"]
+    assert [row.text for row in load_messages(db, talk, 10)] == ["q1", "a1", "q2", "a2"]
 
 
 def test_a_replaced_row_shows_its_replacement_in_its_place(db: sqlite3.Connection, talk: LineageId) -> None:
@@ -90,7 +90,7 @@ def test_a_replaced_row_shows_its_replacement_in_its_place(db: sqlite3.Connectio
     old = ids(db, talk)[1]
     replace_row(db, session.id, old, stub(db, session.id, "short", old), "prune", START)
     assert seen(db, talk) == ["q1", "short", "q2", "a2"]
-    assert "short" not in [row.text for row in load_said(db, talk, 10)]
+    assert "short" not in [row.text for row in load_messages(db, talk, 10)]
 
 
 def test_a_replacement_can_be_replaced_and_hidden(db: sqlite3.Connection, talk: LineageId) -> None:
@@ -131,9 +131,9 @@ def test_rows_made_for_a_view_are_not_counted_as_said(db: sqlite3.Connection, ta
 
 
 def test_what_was_said_is_read_backwards_in_pages(db: sqlite3.Connection, talk: LineageId) -> None:
-    newest = load_said(db, talk, 3)
+    newest = load_messages(db, talk, 3)
     assert [row.text for row in newest] == ["a1", "q2", "a2"]
-    assert [row.text for row in load_said(db, talk, 3, newest[0].id)] == ["q1"]
+    assert [row.text for row in load_messages(db, talk, 3, newest[0].id)] == ["q1"]
 
 
 def test_only_hidden_rows_were_taken_back(db: sqlite3.Connection, talk: LineageId) -> None:
@@ -141,7 +141,7 @@ def test_only_hidden_rows_were_taken_back(db: sqlite3.Connection, talk: LineageI
     q1, a1, *_ = ids(db, talk)
     replace_row(db, session.id, a1, stub(db, session.id, "short"), "prune", START)
     hide(db, session.id, [q1], "undo", START)
-    assert taken_back(db, talk) == {q1}
+    assert load_hidden(db, talk) == {q1}
 
 
 def test_the_beginning_of_a_conversation_is_what_was_said_and_not_taken_back(

@@ -22,7 +22,7 @@ from hermes_state.sessions import (
     set_title,
 )
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import NewMessage, append_view_row, hide, load_said, load_view
+from hermes_state.transcripts import NewMessage, append_view_row, hide, load_messages, load_view
 from hermes_state.values import ChatId, ChatKind, EndReason, LineageId, MessageRole, Millis, Origin, SessionId
 from tests.hermes_state.rows import (
     START,
@@ -384,7 +384,7 @@ def _undo(db: sqlite3.Connection, chat: ChatId, lineage: LineageId, model: Model
 
 def _check(db: sqlite3.Connection, chat: ChatId, lineage: LineageId, model: Model) -> None:
     assert seen(db, lineage) == model.texts()
-    assert [row.text for row in load_said(db, lineage, 1_000)] == model.said
+    assert [row.text for row in load_messages(db, lineage, 1_000)] == model.said
     assert count_compressions(db, lineage) == len(model.before)
     tip = load_tip(db, lineage)
     open_sessions = db.execute("SELECT id FROM sessions WHERE lineage_id = ? AND ended_at IS NULL", (lineage,))

@@ -28,8 +28,8 @@ async def say(store: Store, session: Session, text: str) -> None:
 async def test_it_equals_the_rows_through_appends_edits_and_other_conversations(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "WORTH_KEEPING_ROWS", 3)
-    monkeypatch.setattr(views, "KEPT_BYTES", 4_000)
+    monkeypatch.setattr(views, "MIN_CACHED_ROWS", 3)
+    monkeypatch.setattr(views, "MAX_CACHED_BYTES", 4_000)
     chance = random.Random(7)
     cache = ViewCache(store)
     sessions = [await conversation(store) for _ in range(3)]
@@ -45,8 +45,8 @@ async def test_it_equals_the_rows_through_appends_edits_and_other_conversations(
 async def test_a_compressed_conversation_takes_the_room_of_what_is_left(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "WORTH_KEEPING_ROWS", 1)
-    monkeypatch.setattr(views, "KEPT_BYTES", 10_000)
+    monkeypatch.setattr(views, "MIN_CACHED_ROWS", 1)
+    monkeypatch.setattr(views, "MAX_CACHED_BYTES", 10_000)
     cache = ViewCache(store)
     session = await conversation(store)
     await say(store, session, "x" * 8_000)
@@ -66,19 +66,19 @@ async def test_a_compressed_conversation_takes_the_room_of_what_is_left(
 
 
 async def test_what_rested_is_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "WORTH_KEEPING_ROWS", 1)
+    monkeypatch.setattr(views, "MIN_CACHED_ROWS", 1)
     cache = ViewCache(store)
     session = await conversation(store)
     await say(store, session, "hello")
     first = (await cache.load(session.lineage_id)).transcript[0]
     assert (await cache.load(session.lineage_id)).transcript[0] is first, "kept while in use"
-    monkeypatch.setattr(views, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(views, "MAX_IDLE_SECONDS", -1.0)
     assert (await cache.load(session.lineage_id)).transcript[0] is not first
 
 
 async def test_a_text_counts_with_the_bytes_it_takes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "WORTH_KEEPING_ROWS", 1)
-    monkeypatch.setattr(views, "KEPT_BYTES", 3_000)
+    monkeypatch.setattr(views, "MIN_CACHED_ROWS", 1)
+    monkeypatch.setattr(views, "MAX_CACHED_BYTES", 3_000)
     cache = ViewCache(store)
     plain, colourful = await conversation(store), await conversation(store)
     await say(store, plain, "x" * 1_000)
