@@ -1,0 +1,89 @@
+"""Rows as values, by the names of their columns; savepoints."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from hermes_state.store import nested, scalar, scalar_or_none, scalars, select, select_one
+from hermes_state.values import Button, ChatKey, ChatKind, Millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    kind: ChatKind
+    is_open: bool
+    at: Millis | None
+    button: Button | None
+    chat: ChatKey | None
+    note: str = "none"
+
+
+KEY = """'local' AS "chat.platform", 'local' AS "chat.account", 'main' AS "chat.chat_ref\""""
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE numbers (n INTEGER PRIMARY KEY)")
+        yield connection
+
+
+def test_columns_fill_the_fields_of_their_names_whatever_their_order(db: sqlite3.Connection) -> None:
+    query = f"""SELECT {KEY}, '{{"label":"Yes","command":"/yes"}}' AS button, 7 AS at, 1 AS is_open, 'group' AS kind"""
+    [row] = select(db, Sample, query)
+    assert row == Sample(
+        kind=ChatKind.GROUP,
+        is_open=True,
+        at=Millis(7),
+        button=Button(label="Yes", command="/yes"),
+        chat=ChatKey(platform="local", account="local", chat_ref="main"),
+    )
+
+
+def test_null_is_none_and_a_part_whose_columns_are_all_null_is_none(db: sqlite3.Connection) -> None:
+    query = """SELECT 'direct' AS kind, 0 AS is_open, NULL AS at, NULL AS button, NULL AS "chat.platform",
+    NULL AS "chat.account", NULL AS "chat.chat_ref\""""
+    row = select_one(db, Sample, query, note="given")
+    assert row == Sample(kind=ChatKind.DIRECT, is_open=False, at=None, button=None, chat=None, note="given")
+
+
+@pytest.mark.parametrize("columns", ["1 AS unknown", "'x' AS platform, 'y' AS account"])
+def test_a_column_without_a_field_and_a_field_without_a_column_are_mistakes(
+    db: sqlite3.Connection, columns: str
+) -> None:
+    with pytest.raises(TypeError):
+        select(db, ChatKey, f"SELECT {columns}")
+
+
+def test_single_values(db: sqlite3.Connection) -> None:
+    db.executemany("INSERT INTO numbers VALUES (?)", [(1,), (2,)])
+    assert scalars(db, Millis, "SELECT n FROM numbers ORDER BY n") == [1, 2]
+    assert scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM numbers WHERE n = ?)", (2,)) is True
+    assert scalar_or_none(db, int, "SELECT n FROM numbers WHERE n = :n", {"n": 3}) is None
+    assert scalar_or_none(db, int, "SELECT NULL") is None
+    assert select_one(db, ChatKey, "SELECT 'a' AS platform, 'b' AS account, 'c' AS chat_ref WHERE 0") is None
+
+
+def test_a_savepoint_takes_back_its_block_alone(db: sqlite3.Connection) -> None:
+    db.execute("BEGIN")
+    db.execute("INSERT INTO numbers VALUES (1)")
+    with pytest.raises(ValueError, match="inner"), nested(db):
+        db.execute("INSERT INTO numbers VALUES (2)")
+        with nested(db):
+            db.execute("INSERT INTO numbers VALUES (3)")
+        raise ValueError("inner")
+    with nested(db):
+        db.execute("INSERT INTO numbers VALUES (4)")
+    db.execute("COMMIT")
+    assert scalars(db, int, "SELECT n FROM numbers ORDER BY n") == [1, 4]
+
+
+def test_an_error_that_ended_the_transaction_is_the_one_that_is_told(db: sqlite3.Connection) -> None:
+    db.execute("BEGIN")
+    with pytest.raises(sqlite3.IntegrityError), nested(db):
+        db.execute("INSERT INTO numbers VALUES (1)")
+        db.execute("INSERT OR ROLLBACK INTO numbers VALUES (1)")
+    assert not db.in_transaction
