@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from hermes_state.store.writer import Store
 from tests.crash.seed import pytest_configure, pytest_configure_node, pytest_report_header
@@ -21,6 +22,14 @@ __all__ = [
     "sample",
     "store",
 ]
+
+# Without the values of all locals: a crash that a test provokes would cost seconds of formatting.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 @pytest.fixture

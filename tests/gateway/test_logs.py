@@ -34,6 +34,7 @@ def _untouched_logging() -> Iterator[None]:
     """Logging is global: put back what configuring changes."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
+    configured = structlog.get_config()
     levels = {name: logging.getLogger(name).level for name in ("telegram", "discord", "httpx", "openai", "anthropic")}
     yield
     for handler in list(root.handlers):
@@ -43,7 +44,7 @@ def _untouched_logging() -> Iterator[None]:
     root.setLevel(level)
     for name, before in levels.items():
         logging.getLogger(name).setLevel(before)
-    structlog.reset_defaults()
+    structlog.configure(**configured)
 
 
 @pytest.fixture
