@@ -65,7 +65,15 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     chat_id = ensure_chat(db, event.key, message.chat_kind, message.chat_title, now)
     is_steer = event.steers is not None and journal.find_turn(db, event.steers) is not None
     mode = InboxMode.STEER if is_steer else event.mode
-    inbox_id = inbox.insert(db, _row(event, chat_id, mode), now)
+    payload = InboxPayload(
+        text=event.text,
+        attachments=message.attachments,
+        quote=message.quote,
+        via=message.via,
+        ticket=message.ticket,
+    )
+    row = _row(message, chat_id, payload, kind=event.kind, mode=mode, expects_more=message.expects_more)
+    inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:
         # Whoever brought it the first time may have been cancelled right after the commit: it must not be forgotten.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
@@ -86,27 +94,28 @@ def _queued_notice(db: Connection, event: AcceptedEvent, inbox_id: InboxId) -> s
     return sentence if sentence is not None and inbox.is_behind_work(db, inbox_id) else None
 
 
-def _row(event: AcceptedEvent, chat_id: ChatId, mode: InboxMode) -> NewInboxRow:
-    message = event.message
+def _row(
+    event: InboundMessage | InboundEdit,
+    chat_id: ChatId,
+    payload: InboxPayload,
+    *,
+    kind: InboxKind,
+    mode: InboxMode = InboxMode.QUEUE,
+    expects_more: bool = False,
+) -> NewInboxRow:
     return NewInboxRow(
-        platform=message.chat.platform,
-        account=message.chat.account,
-        event_ref=message.event_ref,
+        platform=event.chat.platform,
+        account=event.chat.account,
+        event_ref=event.event_ref,
         chat_id=chat_id,
-        kind=event.kind,
+        kind=kind,
         mode=mode,
-        sender_ref=message.sender.ref,
-        sender_name=message.sender.name,
-        message_ref=message.message_ref,
-        payload=InboxPayload(
-            text=event.text,
-            attachments=message.attachments,
-            quote=message.quote,
-            via=message.via,
-            ticket=message.ticket,
-        ),
-        expects_more=message.expects_more,
-        sent_at=message.sent_at,
+        sender_ref=event.sender.ref,
+        sender_name=event.sender.name,
+        message_ref=event.message_ref,
+        payload=payload,
+        expects_more=expects_more,
+        sent_at=event.sent_at,
     )
 
 
@@ -159,21 +168,8 @@ def apply_edit(db: Connection, edit: InboundEdit, key: ChatKey, cursor: Cursor |
     active = load_active(db, chat.id)
     if active is None or active.lineage_id != edited.lineage_id:
         return None
-    notice = NewInboxRow(
-        platform=edit.chat.platform,
-        account=edit.chat.account,
-        event_ref=edit.event_ref,
-        chat_id=chat.id,
-        kind=InboxKind.NOTICE,
-        mode=InboxMode.QUEUE,
-        sender_ref=edit.sender.ref,
-        sender_name=edit.sender.name,
-        message_ref=edit.message_ref,
-        payload=InboxPayload(text=inbox.EDIT_PREFIX + edit.text),
-        expects_more=False,
-        sent_at=edit.sent_at,
-    )
-    inbox.insert(db, notice, now)
+    payload = InboxPayload(text=inbox.EDIT_PREFIX + edit.text)
+    inbox.insert(db, _row(edit, chat.id, payload, kind=InboxKind.NOTICE), now)
     return chat.id
 
 

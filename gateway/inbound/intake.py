@@ -6,7 +6,7 @@ a busy chat, and wakes whoever works on it.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -50,31 +50,23 @@ AFTER_THIS_ANSWER = "After this answer; /stop ends it now."
 STEERED = "Noted: I take it into account in the answer I am working on."
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class GatewayIntake:
     """Intake that adapters are given; implements `platforms.base.Intake`."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        live: Runtime,
-        access: AccessControl,
-        registry: CommandRegistry,
-        lanes: LaneDispatcher,
-        commands: CommandRunner,
-        delivery: Delivery,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._live = live
-        self._access = access
-        self._registry = registry
-        self._lanes = lanes
-        self._commands = commands
-        self._delivery = delivery
-        self._clock = clock
-        self._rate_limiter = CommandRateLimiter()
-        self._offline = OfflineCommands(access=access, lanes=lanes, commands=commands)
+    store: Store
+    live: Runtime
+    access: AccessControl
+    registry: CommandRegistry
+    lanes: LaneDispatcher
+    commands: CommandRunner
+    delivery: Delivery
+    clock: Clock
+    _rate_limiter: CommandRateLimiter = field(default_factory=CommandRateLimiter, init=False)
+    _offline: OfflineCommands = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._offline = OfflineCommands(access=self.access, lanes=self.lanes, commands=self.commands)
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
         match event:
@@ -83,43 +75,43 @@ class GatewayIntake:
             case InboundEdit():
                 await self._accept_edit(event, cursor)
             case InboundDeletion():
-                if await self._store.write(apply_deletion, event, cursor, self._clock.now()):
+                if await self.store.write(apply_deletion, event, cursor, self.clock.now()):
                     log.info("inbox.withdrawn", chat=event.chat.name)
 
     async def overhear(self, event: InboundEvent) -> None:
-        if not isinstance(event, InboundMessage) or not self._access.admits(event):
+        if not isinstance(event, InboundMessage) or not self.access.admits(event):
             return
-        _, command = self._registry.resolve(event.text)
+        _, command = self.registry.resolve(event.text)
         if command is None:
             return
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         if command.name == "stop":
-            if self._lanes.running_in(key) is None:
+            if self.lanes.running_in(key) is None:
                 return  # what it is about may wait in front of it: it is overheard again when its turn comes
         elif not self._rate_limiter.admits(event):
             return
-        self._offline.run(event, key, command, self._clock.now())
+        self._offline.run(event, key, command, self.clock.now())
 
     async def mark_seen(self, cursor: Cursor) -> None:
-        await self._store.write(inbox.advance_cursor, cursor)
+        await self.store.write(inbox.advance_cursor, cursor)
 
     async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
-        return await self._store.read(inbox.load_cursors, platform, account)
+        return await self.store.read(inbox.load_cursors, platform, account)
 
     async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
-        moved = await self._store.write(move_chat, platform, account, old_ref, new_ref, self._clock.now())
+        moved = await self.store.write(move_chat, platform, account, old_ref, new_ref, self.clock.now())
         log.info("chat.moved", platform=platform, old_ref=old_ref, new_ref=new_ref)
         for chat_id in moved:
-            self._lanes.wake(chat_id)
-            self._delivery.wake(chat_id)
+            self.lanes.wake(chat_id)
+            self.delivery.wake(chat_id)
 
     # ---- messages ---------------------------------------------------------------------------------------------
 
     async def _accept_message(self, message: InboundMessage, cursor: Cursor | None) -> None:
-        parsed, command = self._registry.resolve(message.text)
+        parsed, command = self.registry.resolve(message.text)
         if message.is_bare_command and command is None:
             message = replace(message, is_addressed=False)  # for another bot of the group
-        decision = self._access.judge(message)
+        decision = self.access.judge(message)
         if decision is AccessDecision.ADMITTED:
             await self._admit(message, parsed, command, cursor)
         elif decision is AccessDecision.STRANGER or (decision is AccessDecision.DENIED and message.ticket is not None):
@@ -131,7 +123,7 @@ class GatewayIntake:
         self, message: InboundMessage, parsed: ParsedCommand | None, command: Command | None, cursor: Cursor | None
     ) -> None:
         key = self._key_of(message.chat, message.chat_kind, message.sender)
-        running = self._lanes.running_in(key)
+        running = self.lanes.running_in(key)
         admission = self._admission(message, key, parsed, command, running, cursor)
         is_stop = command is not None and command.name == "stop"
         if admission.runs_at_once and not self._rate_limiter.admits(message) and not (is_stop and running is not None):
@@ -140,28 +132,28 @@ class GatewayIntake:
         if command is not None:
             admitted = await self._store_command(admission, command)
         else:
-            admitted = await self._store.write(admit, admission, self._clock.now())
+            admitted = await self.store.write(admit, admission, self.clock.now())
         if admitted.has_reply:
-            self._delivery.wake(admitted.chat_id)
+            self.delivery.wake(admitted.chat_id)
         if admitted.inbox_id is None:
             return
         log.info("inbox.accepted", chat=key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.runs_at_once:
-            self._commands.run_soon(admitted.inbox_id, admitted.chat_id)
+            self.commands.run_soon(admitted.inbox_id, admitted.chat_id)
             return
-        self._lanes.wake(admitted.chat_id)
+        self.lanes.wake(admitted.chat_id)
         if running is not None and self._interrupts(admission, running):
-            self._lanes.interrupt(admitted.chat_id, running.id)
+            self.lanes.interrupt(admitted.chat_id, running.id)
 
     async def _refuse_too_fast(self, admission: AcceptedEvent) -> None:
         """Refuse a command of somebody who gives too many; say so once a minute, but in every slash command's place."""
-        message, now = admission.message, self._clock.now()
+        message, now = admission.message, self.clock.now()
         log.info("command.refused", chat=admission.key.name, sender=message.sender.ref)
         moment = message.event_ref if message.ticket is not None else now // 60_000
         reason = f"too-fast:{message.sender.ref}:{moment}"
-        chat_id = await self._store.write(refuse, message, admission.key, reason, TOO_FAST, admission.cursor, now)
+        chat_id = await self.store.write(refuse, message, admission.key, reason, TOO_FAST, admission.cursor, now)
         if chat_id is not None:
-            self._delivery.wake(chat_id)
+            self.delivery.wake(chat_id)
 
     def _admission(
         self,
@@ -172,7 +164,7 @@ class GatewayIntake:
         running: RunningTurn | None,
         cursor: Cursor | None,
     ) -> AcceptedEvent:
-        sessions = self._live.config.sessions
+        sessions = self.live.config.sessions
         joins = running.id if running is not None and self._may_join(message, running) else None
         admission = AcceptedEvent(
             message=message,
@@ -202,13 +194,13 @@ class GatewayIntake:
 
     def _message_text(self, text: str) -> str:
         """Text of a message as the model reads it: `/queue <words>` is a message made of its words."""
-        parsed, command = self._registry.resolve(text)
+        parsed, command = self.registry.resolve(text)
         is_message = command is not None and command.kind is CommandKind.MESSAGE
         return parsed.argument if parsed is not None and is_message and parsed.argument else text
 
     def _interrupts(self, admission: AcceptedEvent, running: RunningTurn) -> bool:
         return (
-            self._live.config.sessions.busy_mode == "interrupt"
+            self.live.config.sessions.busy_mode == "interrupt"
             and admission.kind is InboxKind.MESSAGE
             and admission.mode is InboxMode.QUEUE
             and self._may_join(admission.message, running)
@@ -217,14 +209,14 @@ class GatewayIntake:
     def _may_join(self, message: InboundMessage, running: RunningTurn) -> bool:
         """Tell whether the sender may join a turn: in a shared chat it is for whoever started it, and for admins."""
         is_own = running.started_by == message.sender.ref
-        return is_own or not message.chat_kind.is_shared or self._access.role_of(message.sender.ref) is UserRole.ADMIN
+        return is_own or not message.chat_kind.is_shared or self.access.role_of(message.sender.ref) is UserRole.ADMIN
 
     async def _store_command(self, admission: AcceptedEvent, command: Command) -> StoredEvent:
         """Store a command; while the database is slow or away, it runs from memory first."""
-        message, now = admission.message, self._clock.now()
+        message, now = admission.message, self.clock.now()
         offline = self._offline.find(message.event_ref)
         # What acted already and could not be stored keeps its time: a turn that began since is not what it was about.
-        write = asyncio.ensure_future(self._store.write(admit, admission, now if offline is None else offline.at))
+        write = asyncio.ensure_future(self.store.write(admit, admission, now if offline is None else offline.at))
         try:
             await asyncio.wait({write}, timeout=MEMORY_SECONDS)
             if not write.done() or isinstance(write.exception(), StoreUnavailable):
@@ -239,19 +231,19 @@ class GatewayIntake:
             if offline is not None and offline.stopping is not None:
                 offline.stopping.settle_stop()
         elif offline is not None and await offline.is_answered():
-            await self._store.write(inbox.settle, admitted.inbox_id, InboxState.DONE, self._clock.now())
+            await self.store.write(inbox.settle, admitted.inbox_id, InboxState.DONE, self.clock.now())
             return replace(admitted, inbox_id=None)
         return admitted
 
     def _key_of(self, chat: ChatKey, kind: ChatKind, sender: Sender) -> ChatKey:
-        is_per_user = kind.is_shared and self._live.config.sessions.groups == "per_user"
+        is_per_user = kind.is_shared and self.live.config.sessions.groups == "per_user"
         return replace(chat, user_ref=sender.id) if is_per_user else chat
 
     # ---- strangers, edits --------------------------------------------------------------------------------------
 
     async def _answer_stranger(self, message: InboundMessage, decision: AccessDecision, cursor: Cursor | None) -> None:
-        pairing = self._live.config.pairing
-        now = self._clock.now()
+        pairing = self.live.config.pairing
+        now = self.clock.now()
         if decision is AccessDecision.STRANGER and pairing.enabled:
             code = pairings.new_code()
             minutes = pairing.code_minutes
@@ -263,27 +255,27 @@ class GatewayIntake:
             offer = PairingReply(
                 code=code, lifetime_ms=int(minutes * 60_000), max_pending=pairing.max_pending, sentence=sentence
             )
-            chat_id = await self._store.write(offer_pairing, message, offer, cursor, now)
+            chat_id = await self.store.write(offer_pairing, message, offer, cursor, now)
         else:
             # Once a day is enough; a slash command must be answered each time, or its sender sees it hang.
             day = now // 86_400_000
             reason = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{day}"
             reason = f"no-access:{reason}"
-            chat_id = await self._store.write(refuse, message, message.chat, reason, NO_ACCESS, cursor, now)
+            chat_id = await self.store.write(refuse, message, message.chat, reason, NO_ACCESS, cursor, now)
         log.info("access.denied", platform=message.chat.platform, sender=message.sender.ref)
         if chat_id is not None:
-            self._delivery.wake(chat_id)
+            self.delivery.wake(chat_id)
 
     async def _accept_edit(self, edit: InboundEdit, cursor: Cursor | None) -> None:
-        if self._access.role_of(edit.sender.ref) is None:
+        if self.access.role_of(edit.sender.ref) is None:
             if cursor is not None:
                 await self.mark_seen(cursor)
             return
         per_user = replace(edit.chat, user_ref=edit.sender.id)
-        is_per_user = await self._store.read(find_chat, per_user) is not None
+        is_per_user = await self.store.read(find_chat, per_user) is not None
         key = per_user if is_per_user else edit.chat
         edit = replace(edit, text=self._message_text(edit.text))
-        chat_id = await self._store.write(apply_edit, edit, key, cursor, self._clock.now())
+        chat_id = await self.store.write(apply_edit, edit, key, cursor, self.clock.now())
         if chat_id is not None:
             log.info("inbox.edited", chat=key.name)
-            self._lanes.wake(chat_id)
+            self.lanes.wake(chat_id)

@@ -110,27 +110,17 @@ class _PreparedParts:
     """Transcripts of recordings; they are in the message by now."""
 
 
+@dataclass(frozen=True, repr=False, slots=True, kw_only=True)
 class AttachmentHandler:
     """Fetches the files of waiting messages before their turn starts."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        live: Runtime,
-        adapters: AdapterRegistry,
-        delivery: Delivery,
-        transcriber: Transcriber,
-        clock: Clock,
-        folder: Path,
-    ) -> None:
-        self._transcriber = transcriber
-        self._store = store
-        self._live = live
-        self._adapters = adapters
-        self._delivery = delivery
-        self._clock = clock
-        self._folder = folder
+    store: Store
+    live: Runtime
+    adapters: AdapterRegistry
+    delivery: Delivery
+    transcriber: Transcriber
+    clock: Clock
+    folder: Path
 
     async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedContent] | None:
         """Read the files of `rows` into what their turn needs of them.
@@ -140,7 +130,7 @@ class AttachmentHandler:
         """
         if not any(row.payload.attachments for row in rows):
             return {}
-        chat = await self._store.read(load_chat, chat_id)
+        chat = await self.store.read(load_chat, chat_id)
         prepared: dict[InboxId, PreparedContent] = {}
         is_whole = True
         for row in rows:
@@ -155,8 +145,8 @@ class AttachmentHandler:
                 or gathered.images
             )
             if gathered.refusals or gathered.hints:
-                await self._store.write(_notify_sender, row, gathered, not is_useful, self._clock.now())
-                self._delivery.wake(chat_id)
+                await self.store.write(_notify_sender, row, gathered, not is_useful, self.clock.now())
+                self.delivery.wake(chat_id)
             is_whole = is_whole and is_useful
             body = MessageBody(
                 documents=tuple(gathered.documents), images=tuple(gathered.images), notes=tuple(gathered.notes)
@@ -178,9 +168,9 @@ class AttachmentHandler:
         return gathered
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _PreparedParts) -> None:
-        config = self._live.config
+        config = self.live.config
         limit = config.attachments.max_bytes
-        if attachment.kind in RECORDINGS and self._transcriber.is_enabled:
+        if attachment.kind in RECORDINGS and self.transcriber.is_enabled:
             gathered.transcripts.append(await self._transcript(chat, row, attachment, limit))
             return
         is_text = _is_text(attachment)
@@ -198,26 +188,26 @@ class AttachmentHandler:
             gathered.documents.append(document)
             if document.was_truncated:
                 gathered.hints.append(_truncated(attachment, max_chars))
-            gathered.ids.append(await self._store.write(attachments.insert, chat.id, file, self._clock.now()))
+            gathered.ids.append(await self.store.write(attachments.insert, chat.id, file, self.clock.now()))
             return
         file, mime = await self._fetch_and_keep(chat, attachment, limit, partial(_image_mime, attachment=attachment))
-        attachment_id = await self._store.write(attachments.insert, chat.id, file, self._clock.now())
+        attachment_id = await self.store.write(attachments.insert, chat.id, file, self.clock.now())
         gathered.ids.append(attachment_id)
         gathered.images.append(Image(attachment_id=attachment_id, mime=mime, path=file.path))
 
     async def _sees_images(self, chat: Chat) -> bool:
         """The model that the chat's conversation has chosen sees images."""
-        session = await self._store.read(load_active, chat.id)
+        session = await self.store.read(load_active, chat.id)
         choice = session.chosen_model if session is not None and session.ended_at is None else None
-        model = self._live.config.model
+        model = self.live.config.model
         return (route_of(model, choice) or model.route).sees_images
 
     async def _transcript(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
         """Transcript of a recording, whose bytes are not kept."""
         _refuse_large(recording, limit)
         try:
-            self._transcriber.refuse_long(recording)
-            return await self._transcriber.transcribe(
+            self.transcriber.refuse_long(recording)
+            return await self.transcriber.transcribe(
                 row, recording, await self._fetch(chat, recording, limit, Path.read_bytes)
             )
         except TranscriptionError as error:
@@ -230,19 +220,19 @@ class AttachmentHandler:
 
         def look(fetched: Path) -> tuple[StoredFile, T]:
             found = read(fetched)
-            return _keep(self._folder, fetched, attachment), found
+            return _keep(self.folder, fetched, attachment), found
 
         return await self._fetch(chat, attachment, limit, look)
 
     async def _fetch(self, chat: Chat, attachment: IncomingAttachment, limit: int, look: Callable[[Path], T]) -> T:
         """Fetch a file and let `look`, in a thread, read it; unless moved away, the file is gone afterwards."""
-        adapter = self._adapters.of(chat.key)
+        adapter = self.adapters.of(chat.key)
         if adapter is None:
             raise _AttachmentError(
                 f"I could not fetch “{_quoted_name(attachment)}” right now; please send it again later."
             )
         try:
-            target = await asyncio.to_thread(_new_file, self._folder)
+            target = await asyncio.to_thread(_new_file, self.folder)
         except OSError as error:
             log.warning("attachment.not_stored", error=type(error).__name__)
             raise _AttachmentError(

@@ -339,12 +339,23 @@ class LaneDispatcher:
 
 
 def _dead_letter(db: Connection, row: InboxRow, now: Millis) -> None:
-    if inbox.settle(db, row.id, InboxState.DEAD, now):
+    _refuse(db, row, InboxState.DEAD, DEAD_LETTER_SENTENCE, f"inbox:{row.id}:buried", now)
+
+
+def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:
+    for row in rows:
+        dedupe_key = f"turned-away:{row.chat_id}:{row.sender_ref}:{now}"
+        _refuse(db, row, InboxState.DROPPED, TURNED_AWAY, dedupe_key, now)
+
+
+def _refuse(db: Connection, row: InboxRow, state: InboxState, sentence: str, dedupe_key: str, now: Millis) -> None:
+    """Settle a row that gets no turn, and tell its sender, except of a notice."""
+    if inbox.settle(db, row.id, state, now) and row.kind is not InboxKind.NOTICE:
         reply = Reply(
             chat_id=row.chat_id,
             kind=OutboxKind.ERROR,
-            markdown=DEAD_LETTER_SENTENCE,
-            dedupe_key=f"inbox:{row.id}:buried",
+            markdown=sentence,
+            dedupe_key=dedupe_key,
             reply_to=row.message_ref,
         )
         outbox.enqueue(db, reply, now)
@@ -368,20 +379,6 @@ def _start_turn(
         )
         outbox.enqueue(db, notice, now)
     return journal.start_turn(db, chat_id, inbox_ids, prepared, now)
-
-
-def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:
-    for row in rows:
-        is_settled = inbox.settle(db, row.id, InboxState.DROPPED, now)
-        if is_settled and row.kind is not InboxKind.NOTICE:
-            reply = Reply(
-                chat_id=row.chat_id,
-                kind=OutboxKind.ERROR,
-                markdown=TURNED_AWAY,
-                dedupe_key=f"turned-away:{row.chat_id}:{row.sender_ref}:{now}",
-                reply_to=row.message_ref,
-            )
-            outbox.enqueue(db, reply, now)
 
 
 def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow]]:

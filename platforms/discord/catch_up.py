@@ -1,6 +1,7 @@
 """Catching up: messages that were written while nobody listened, within bounds; what lies beyond is announced."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import discord
 import structlog
@@ -24,25 +25,16 @@ Announce = Callable[[str, str, str], Awaitable[object]]
 """Sends a sentence to a channel: channel, sentence, key."""
 
 
+@dataclass(frozen=True, repr=False, slots=True)
 class HistoryReader:
     """Reader of channel histories for one client; `EventQueue` tells how it is used."""
 
-    def __init__(
-        self,
-        client: discord.Client,
-        reader: EventReader,
-        announce: Announce,
-        *,
-        clock: Clock,
-        hours: float,
-        messages: int,
-    ) -> None:
-        self._client = client
-        self._reader = reader
-        self._announce = announce
-        self._clock = clock
-        self._hours = hours
-        self._messages = messages
+    client: discord.Client
+    reader: EventReader
+    announce: Announce
+    clock: Clock
+    hours: float
+    messages: int
 
     async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
         """Fetch what was written after `seen` (and before `until`), oldest first; skipped messages count as seen.
@@ -51,7 +43,7 @@ class HistoryReader:
         when the channel is gone, `MessageRejected` when it cannot be read, another `PlatformError` when a retry may
         help.
         """
-        if self._hours <= 0 or self._messages <= 0:
+        if self.hours <= 0 or self.messages <= 0:
             return ()
         with rest_errors(is_read=True):
             channel = await self._channel(int(channel_ref))
@@ -60,13 +52,13 @@ class HistoryReader:
             newest = getattr(channel, "last_message_id", None) if channel.guild is not None else None
             if newest is not None and newest <= seen:
                 return ()
-            oldest = snowflake_at(Millis(self._clock.now() - round(self._hours * MILLIS_PER_HOUR)))
+            oldest = snowflake_at(Millis(self.clock.now() - round(self.hours * MILLIS_PER_HOUR)))
             floor = max(seen - OVERLAP, oldest)
-            found = await self._read(channel, floor, until, self._messages + 1)
-            kept = found[: self._messages]
+            found = await self._read(channel, floor, until, self.messages + 1)
+            kept = found[: self.messages]
             bound = kept[-1].id if len(found) > len(kept) else floor + 1
             skipped = await self._read(channel, seen, bound, LOOK_BACK) if bound > seen + 1 else []
-        arrived = [MessageEvent(channel_ref, message.id, self._reader.message(message)) for message in reversed(kept)]
+        arrived = [MessageEvent(channel_ref, message.id, self.reader.message(message)) for message in reversed(kept)]
         if skipped:
             await self._report(channel_ref, skipped)
             arrived.insert(0, MessageEvent(channel_ref, skipped[0].id, None))
@@ -74,7 +66,7 @@ class HistoryReader:
 
     async def _channel(self, channel_id: int) -> "discord.abc.MessageableChannel | None":
         try:
-            channel = self._client.get_channel(channel_id) or await self._client.fetch_channel(channel_id)
+            channel = self.client.get_channel(channel_id) or await self.client.fetch_channel(channel_id)
         except discord.InvalidData as error:
             raise MessageRejected("the SDK does not know this kind of channel") from error
         return channel if isinstance(channel, discord.abc.Messageable) else None
@@ -88,16 +80,16 @@ class HistoryReader:
         return [message async for message in history]
 
     async def _report(self, channel_ref: str, skipped: Sequence[discord.Message]) -> None:
-        events = [event for message in skipped if (event := self._reader.message(message)) is not None]
+        events = [event for message in skipped if (event := self.reader.message(message)) is not None]
         waiting = sum(event.is_addressed and not event.sender.is_bot for event in events)
         log.warning("discord.messages_skipped", channel_ref=channel_ref, at_least=len(skipped), addressed=waiting)
         if not waiting:
             return  # other people's talk: nobody there waits for us
         sentence = (
-            f"I was away for a while and have read only the last {self._messages} messages "
-            f"of the last {self._hours:g} hours; please send again what is still unanswered."
+            f"I was away for a while and have read only the last {self.messages} messages "
+            f"of the last {self.hours:g} hours; please send again what is still unanswered."
         )
         try:
-            await self._announce(channel_ref, sentence, f"skipped:{skipped[0].id}")
+            await self.announce(channel_ref, sentence, f"skipped:{skipped[0].id}")
         except PlatformError as error:
             log.warning("discord.skip_unannounced", channel_ref=channel_ref, error=type(error).__name__)

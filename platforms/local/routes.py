@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,33 +42,25 @@ _NOT_READ = "The gateway cannot use its database right now: try again in a momen
 _NOT_STORED = "The gateway cannot store anything right now. Your text is kept here: try again in a moment."
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class RouteHandler:
     """Handlers of requests, for one run of the adapter."""
 
-    def __init__(
-        self,
-        *,
-        intake: Intake,
-        store: Store,
-        clock: Clock,
-        access: BrowserAccessControl,
-        chats: ChatRegistry,
-        pages: PageRenderer,
-        uploads: UploadStore,
-        max_characters: int,
-    ) -> None:
-        self._intake = intake
-        self._store = store
-        self._clock = clock
-        self._access = access
-        self._chats = chats
-        self._pages = pages
-        self._uploads = uploads
-        self._max_characters = max_characters
+    intake: Intake
+    store: Store
+    clock: Clock
+    access: BrowserAccessControl
+    chats: ChatRegistry
+    pages: PageRenderer
+    uploads: UploadStore
+    max_characters: int
+    hosts: tuple[str, ...] = field(default=(), init=False)
+    """`Host` headers that mean us; known once the port is bound."""
+    cookie_name: str = field(default="hermes_local", init=False)
+    _static: "dict[str, _StaticFile]" = field(init=False)
+
+    def __post_init__(self) -> None:
         self._static = {path.name: _StaticFile(path) for path in (Path(__file__).parent / "static").iterdir()}
-        self.hosts: tuple[str, ...] = ()
-        """The `Host` headers that mean us; known once the port is bound."""
-        self.cookie_name = "hermes_local"
 
     def application(self) -> web.Application:
         """Application of aiohttp with every route, guarded."""
@@ -92,7 +85,7 @@ class RouteHandler:
         if not is_same_origin(request.headers, request.method, (*self.hosts, *_reached_at(request))):
             return web.Response(status=403)
         is_open = request.path.startswith("/static/") or (request.path == "/" and "token" in request.query)
-        if not is_open and not self._access.admits(request.cookies.get(self.cookie_name)):
+        if not is_open and not self.access.admits(request.cookies.get(self.cookie_name)):
             return self._locked(request)
         try:
             return await handler(request)
@@ -110,20 +103,20 @@ class RouteHandler:
     def _locked(self, request: web.Request) -> web.Response:
         if _is_htmx(request):
             sentence = "This browser is not signed in any more. Open the address that the gateway prints at its start."
-            return _html(self._pages.complaint(sentence), status=401)
-        return _html(self._pages.locked(), status=401)
+            return _html(self.pages.complaint(sentence), status=401)
+        return _html(self.pages.locked(), status=401)
 
     def _complain(self, request: web.Request, status: int, sentence: str) -> web.Response:
         if _is_htmx(request):
-            return _html(self._pages.complaint(sentence), status=status)
-        return _html(self._pages.problem("That did not work", sentence), status=status)
+            return _html(self.pages.complaint(sentence), status=status)
+        return _html(self.pages.problem("That did not work", sentence), status=status)
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         """Exchange a token for the cookie; without one, on to the chat."""
         token = request.query.get("token")
         response = web.HTTPSeeOther("/chat/main")
-        if token is not None and not self._access.admits(request.cookies.get(self.cookie_name)):
-            cookie = await self._access.exchange(token)
+        if token is not None and not self.access.admits(request.cookies.get(self.cookie_name)):
+            cookie = await self.access.exchange(token)
             if cookie is None:
                 return self._locked(request)
             response.set_cookie(
@@ -138,24 +131,24 @@ class RouteHandler:
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         view = await self._view(_chat_name(request))
-        return _html(await asyncio.to_thread(self._pages.chat, view))  # a page of long answers takes a while
+        return _html(await asyncio.to_thread(self.pages.chat, view))  # a page of long answers takes a while
 
     async def _earlier(self, request: web.Request) -> web.StreamResponse:
         before = request.query.get("before", "")
         if not (before.isascii() and before.isdecimal() and len(before) < 19):
             raise web.HTTPNotFound
         view = await self._view(_chat_name(request), int(before))
-        return _html(await asyncio.to_thread(self._pages.earlier, view))
+        return _html(await asyncio.to_thread(self.pages.earlier, view))
 
     async def _view(self, name: str, before: int | None = None) -> ChatView:
         """Load the chat as it is now; the stream continues where this look began, so that nothing falls between."""
-        chat = self._chats.of(name)
+        chat = self.chats.of(name)
         position = chat.stream.name_of(chat.stream.position)
         key = chat_key(name)
-        links = await self._store.read(load_chats, key.platform, key.account) if before is None else []
+        links = await self.store.read(load_chats, key.platform, key.account) if before is None else []
         recent = chat.shown if before is None else []
         refs = [entry.ref for entry in recent]
-        page = await self._store.read(load_history, key, PAGE_ROWS, before, refs)
+        page = await self.store.read(load_history, key, PAGE_ROWS, before, refs)
         return ChatView(
             name=name,
             chats=_with_own(links, name),
@@ -168,7 +161,7 @@ class RouteHandler:
         """Accept a message or a pressed button: stored before it is answered, and shown on every open page."""
         name = _chat_name(request)
         try:
-            submitted = await read_form(request, self._uploads, max_characters=self._max_characters)
+            submitted = await read_form(request, self.uploads, max_characters=self.max_characters)
         except ConnectionError as error:
             raise web.HTTPBadRequest from error  # the page went away while it was sending
         except OSError as error:
@@ -177,10 +170,10 @@ class RouteHandler:
         entry = await self._accept(name, submitted)
         if not _is_htmx(request):
             raise web.HTTPSeeOther(f"/chat/{name}")
-        return _html(self._pages.upsert(name, [entry], is_writing=None) + self._pages.complaint(""))
+        return _html(self.pages.upsert(name, [entry], is_writing=None) + self.pages.complaint(""))
 
     async def _accept(self, name: str, submitted: SubmittedMessage) -> Entry:
-        now = self._clock.now()
+        now = self.clock.now()
         ref = f"c-{submitted.client_id}"
         message = InboundMessage(
             event_ref=f"local:{name}:{submitted.client_id}",
@@ -195,11 +188,11 @@ class RouteHandler:
             attachments=submitted.files,
         )
         try:
-            await self._intake.accept(message)
+            await self.intake.accept(message)
         except StateError:
-            self._uploads.drop(submitted.files)
+            self.uploads.drop(submitted.files)
             raise
-        chat = self._chats.of(name)
+        chat = self.chats.of(name)
         names = tuple(file.name for file in submitted.files)
         entry = Entry(ref=ref, kind=EntryKind.PERSON, at=now, text=submitted.text, files=names)
         known = chat.find(ref)
@@ -210,7 +203,7 @@ class RouteHandler:
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Stream what happens in a chat until the page goes away."""
         name = _chat_name(request)
-        chat = self._chats.of(name)
+        chat = self.chats.of(name)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         chat.stream.watch()
         try:
@@ -231,7 +224,7 @@ class RouteHandler:
             missed = None if position is None else stream.after(position)
             if missed is None:
                 view = await self._view(chat.name)
-                log_html = await asyncio.to_thread(self._pages.whole_log, view)
+                log_html = await asyncio.to_thread(self.pages.whole_log, view)
                 await response.write(encode(log_html, view.position))
                 position = stream.position_of(view.position)
                 continue

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -34,27 +34,18 @@ class NotStoredError(NetworkError):
     """Our database could not store an update; the text says why."""
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class UpdateQueue:
     """Queue of updates: hands them to the intake, one after the other in Telegram's order."""
 
-    def __init__(
-        self,
-        *,
-        intake: Intake,
-        bot: BotIdentity,
-        sdk: telegram.Bot,
-        buttons: ButtonCommands,
-        clock: Clock,
-        answer_press: AnswerPress,
-    ) -> None:
-        self._intake = intake
-        self._bot = bot
-        self._sdk = sdk
-        self._buttons = buttons
-        self._clock = clock
-        self._answer_press = answer_press
-        self._albums: deque[str] = deque(maxlen=MAX_ALBUMS)
-        """Albums that are meant for us."""
+    intake: Intake
+    bot: BotIdentity
+    sdk: telegram.Bot
+    buttons: ButtonCommands
+    clock: Clock
+    answer_press: AnswerPress
+    _albums: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ALBUMS), init=False)
+    """Albums that are meant for us."""
 
     async def put(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
         """Store an update; returns after the commit, and then the update may be acknowledged.
@@ -65,8 +56,8 @@ class UpdateQueue:
         acknowledged, ask again", which is what must happen.
         """
         try:
-            update = Update.de_json(raw, self._sdk)
-            received = self._with_its_album(update, read_update(update, self._bot))
+            update = Update.de_json(raw, self.sdk)
+            received = self._with_its_album(update, read_update(update, self.bot))
         except _UNREADABLE as error:
             log.warning("update.skipped", update_id=raw.get("update_id"), error=type(error).__name__)
             return
@@ -78,9 +69,9 @@ class UpdateQueue:
     async def overhear(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
         """Look at an update that has to wait for its turn: see `Intake.overhear`. What cannot be read is left alone."""
         with suppress(*_UNREADABLE):
-            received = read_update(Update.de_json(raw, self._sdk), self._bot)
+            received = read_update(Update.de_json(raw, self.sdk), self.bot)
             if isinstance(received, InboundMessage):
-                await self._intake.overhear(received)
+                await self.intake.overhear(received)
 
     def _with_its_album(self, update: Update, received: Received | None) -> Received | None:
         """Address the pieces of an album to whom its caption is meant for, which stands on the first of them."""
@@ -98,16 +89,16 @@ class UpdateQueue:
         if update.callback_query is not None:
             await self._store_press(update, update.callback_query)
         elif isinstance(received, ChatMigration):
-            await self._intake.move_chat(PLATFORM, self._bot.account, received.old_ref, received.new_ref)
+            await self.intake.move_chat(PLATFORM, self.bot.account, received.old_ref, received.new_ref)
         elif received is not None:
-            await self._intake.accept(received)
+            await self.intake.accept(received)
 
     async def _store_press(self, update: Update, query: CallbackQuery) -> None:
-        command = await self._buttons.command_of(query.data) if query.data else None
+        command = await self.buttons.command_of(query.data) if query.data else None
         if command is None or query.message is None:
-            self._answer_press(query, "This button no longer works.")
+            self.answer_press(query, "This button no longer works.")
             return
-        await self._intake.accept(
-            read_press(update, query.message, query.from_user, command, self._bot, self._clock.now())
+        await self.intake.accept(
+            read_press(update, query.message, query.from_user, command, self.bot, self.clock.now())
         )
-        self._answer_press(query, None)
+        self.answer_press(query, None)
