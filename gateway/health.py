@@ -19,9 +19,9 @@ from hermes_state.store.writer import Store
 
 log = structlog.get_logger()
 
-BEAT_SECONDS = 1.0
-LAG_WORTH_A_WARNING_SECONDS = 0.5
-WRITER_STUCK_SECONDS = 60.0
+HEARTBEAT_SECONDS = 1.0
+MAX_LAG_SECONDS = 0.5
+MAX_WRITER_WAIT_SECONDS = 60.0
 """Age of a waiting write from which on the writer counts as stuck, in seconds: twice its wait for a locked file."""
 
 
@@ -59,14 +59,14 @@ class Heartbeat:
     async def run(self) -> None:
         """Beat until cancelled."""
         watchdog = watchdog_seconds(self._environ)
-        interval = min(BEAT_SECONDS, watchdog / 3) if watchdog else BEAT_SECONDS
+        interval = min(HEARTBEAT_SECONDS, watchdog / 3) if watchdog else HEARTBEAT_SECONDS
         while True:
             before = time.monotonic()
             await asyncio.sleep(interval)  # the delay itself is what is measured
             self._lag = max(0.0, time.monotonic() - before - interval)
-            if self._lag > LAG_WORTH_A_WARNING_SECONDS:
+            if self._lag > MAX_LAG_SECONDS:
                 log.warning("loop.lagged", seconds=round(self._lag, 3))
-            if self._store.pulse.oldest_wait_seconds < WRITER_STUCK_SECONDS:
+            if self._store.pulse.oldest_wait_seconds < MAX_WRITER_WAIT_SECONDS:
                 notify(self._environ, "WATCHDOG=1")
             self._notify_status()
 

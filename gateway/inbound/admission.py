@@ -1,4 +1,4 @@
-"""Transactions of intake: each event is deduplicated and stored by one function, its acknowledgement with it."""
+"""Transactions of intake: dedupe and store an event, its acknowledgement and the channel's cursor with it."""
 
 from dataclasses import dataclass, replace
 from sqlite3 import Connection

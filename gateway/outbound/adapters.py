@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import structlog
 
@@ -26,7 +27,7 @@ class SupervisedAdapter:
     def __init__(self, adapter: PlatformAdapter) -> None:
         self.adapter = adapter
         self._pause_ends: float | None = None
-        self._error: str | None = None
+        self._error = ""
         self._is_rejected = False
 
     @property
@@ -35,16 +36,14 @@ class SupervisedAdapter:
 
     def health(self) -> AdapterHealth:
         """Health as the adapter says while it runs, as we say while it waits or has failed."""
-        inner = self.adapter.health()
+        health = self.adapter.health()
         if self._is_rejected:
-            return AdapterHealth(
-                state=AdapterState.FAILED, last_progress_at=inner.last_progress_at, detail=self._error or ""
-            )
+            return replace(health, state=AdapterState.FAILED, detail=self._error)
         if self._pause_ends is not None:
             seconds = max(0.0, self._pause_ends - time.monotonic())
             detail = f"{self._error}; next attempt in {seconds:.0f} s"
-            return AdapterHealth(state=AdapterState.BACKING_OFF, last_progress_at=inner.last_progress_at, detail=detail)
-        return inner
+            return replace(health, state=AdapterState.BACKING_OFF, detail=detail)
+        return health
 
     async def run(self, intake: Intake) -> None:
         """Keep the adapter running until cancelled or its token is rejected."""

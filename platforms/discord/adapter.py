@@ -295,12 +295,5 @@ def _store_errors() -> Iterator[None]:
 
 def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Pick the error to raise: what only the operator can mend before what a new attempt may."""
-    leaves: list[BaseException] = []
-    waiting: list[BaseException] = [group]
-    while waiting:
-        error = waiting.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            waiting.extend(error.exceptions)
-        else:
-            leaves.append(error)
-    return min(leaves, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))
+    errors = [_most_telling(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
+    return min(errors, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))

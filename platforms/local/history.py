@@ -1,4 +1,4 @@
-"""Reads of the store for the page: the chats of this machine, and what was said in one of them.
+"""History of the page's chats: rows of the store as entries, newest page first.
 
 Nothing here writes. A page shows a chat through all its conversations, newest last, and what was said rather
 than what the model sees: undone messages stay, marked.
@@ -15,19 +15,19 @@ from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Milli
 from platforms.local.entries import Entry, EntryKind, ToolEntry
 
 RESULT_CHARACTERS = 4_000
-"""What a page shows of a tool's result; the model and `history_open` have all of it."""
+"""Most characters of a tool's result that a page shows; the model and `history_open` have all of it."""
 
 _BEGINNING = Millis(0)
 
 
 def chat_key(name: str) -> ChatKey:
-    """The chat `local:<name>`."""
+    """Key of the chat `local:<name>`."""
     return ChatKey(platform="local", account="local", chat_ref=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatLink:
-    """A chat as the list shows it."""
+    """Chat as the list shows it."""
 
     name: str
     title: str | None
@@ -35,26 +35,26 @@ class ChatLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPage:
-    """A stretch of a chat, oldest first."""
+    """Page of a chat's history, oldest first."""
 
     entries: tuple[Entry, ...] = ()
     known_refs: frozenset[str] = frozenset()
-    """Which of the asked refs the store has, here or on an earlier page."""
+    """Those of the requested refs that the store has, here or on an earlier page."""
     earlier_than: int | None = None
-    """Where the stretch before this one ends; None at the beginning of the chat."""
+    """Row id that the page before this one ends at; None at the beginning of the chat."""
     since: Millis = _BEGINNING
-    """When this stretch begins; 0 at the beginning of the chat."""
+    """Beginning of this page in time; 0 at the beginning of the chat."""
 
 
 def load_chats(db: Connection, platform: str, account: str, limit: int = 50) -> list[ChatLink]:
-    """The chats that exist, most recently used first."""
+    """Load the chats that exist, most recently used first."""
     return [ChatLink(name=name, title=title) for name, title in chats.load_recent_chats(db, platform, account, limit)]
 
 
 def load_history(
     db: Connection, key: ChatKey, limit: int, before: int | None = None, recent_refs: Sequence[str] = ()
 ) -> HistoryPage:
-    """The newest `limit` rows of a chat, or of what lies before the row `before`.
+    """Load the newest `limit` rows of a chat, or of what lies before the row `before`.
 
     `recent_refs` are the platform ids of what the caller remembers itself. An answer whose delivery is still owed is
     left out: it arrives as a message in a moment.
@@ -75,7 +75,7 @@ def load_history(
 
 
 def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozenset[str]:
-    """Which of these platform ids are rows of the chat's transcript."""
+    """Load those of these platform ids that are rows of the chat's transcript."""
     chat = find_chat(db, key)
     if chat is None:
         return frozenset()
@@ -83,7 +83,7 @@ def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozen
 
 
 def load_tool_lines(db: Connection, key: ChatKey, limit: int = 60) -> list[Entry]:
-    """The newest tool calls of a chat, oldest first: what a running turn does."""
+    """Load the newest tool calls of a chat, oldest first: what a running turn does."""
     chat = find_chat(db, key)
     if chat is None:
         return []
@@ -93,7 +93,7 @@ def load_tool_lines(db: Connection, key: ChatKey, limit: int = 60) -> list[Entry
 
 
 def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
-    """What was accepted and no turn has taken up yet."""
+    """Load what was accepted and no turn has claimed yet."""
     return [
         Entry(
             ref=row.message_ref,

@@ -26,10 +26,10 @@ _NOBODY_THERE = (
     "group chat was deactivated",
     "user is deactivated",
 )
-_TOPIC_GONE = ("message thread not found", "topic_deleted", "topic_id_invalid")
-_NOT_MODIFIED = ("message is not modified",)
-_FILE_TOO_BIG = ("file is too big",)
-_NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
+TOPIC_GONE = ("message thread not found", "topic_deleted", "topic_id_invalid")
+NOT_MODIFIED = ("message is not modified",)
+FILE_TOO_BIG = ("file is too big",)
+NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
 
 
 def translated(error: TelegramError) -> errors.PlatformError:
@@ -52,33 +52,14 @@ def translated(error: TelegramError) -> errors.PlatformError:
         case Conflict():
             return errors.PlatformUnavailable(error.message)
         case BadRequest():
-            if _says(error, _NOBODY_THERE):
+            if is_refused(error, _NOBODY_THERE):
                 return errors.ChatUnreachable(error.message)
             return errors.MessageRejected(error.message)
         case _:
             return errors.SendAmbiguous(error.message)
 
 
-def is_topic_gone(error: TelegramError) -> bool:
-    """Tell whether the forum topic that we wrote to was deleted."""
-    return isinstance(error, BadRequest) and _says(error, _TOPIC_GONE)
-
-
-def is_not_modified(error: TelegramError) -> bool:
-    """Tell whether an edit changed nothing because the message already reads so."""
-    return isinstance(error, BadRequest) and _says(error, _NOT_MODIFIED)
-
-
-def is_not_editable(error: TelegramError) -> bool:
-    """Tell whether the message to edit is gone, or not one of ours."""
-    return isinstance(error, BadRequest) and _says(error, _NOT_EDITABLE)
-
-
-def is_file_too_big(error: TelegramError) -> bool:
-    """Tell whether the Bot API server hands out no file of that size."""
-    return isinstance(error, BadRequest) and _says(error, _FILE_TOO_BIG)
-
-
-def _says(error: TelegramError, texts: tuple[str, ...]) -> bool:
+def is_refused(error: TelegramError, texts: tuple[str, ...]) -> bool:
+    """Tell whether the Bot API refused a request with one of `texts`."""
     message = error.message.lower()
-    return any(text in message for text in texts)
+    return isinstance(error, BadRequest) and any(text in message for text in texts)

@@ -10,7 +10,7 @@ from telegram.error import BadRequest, TelegramError
 from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
 from hermes_state.values import IncomingAttachment
 from platforms.files import CHUNK_BYTES, save_stream
-from platforms.telegram.errors import is_file_too_big
+from platforms.telegram.errors import FILE_TOO_BIG, is_refused
 from platforms.telegram.settings import BASE_URL
 from platforms.telegram.transport import BotApiRequest
 
@@ -44,7 +44,7 @@ async def fetch(
                 raise MessageRejected(f"the file server answered {response.status}")
             return await save_stream(response.content.iter_chunked(CHUNK_BYTES), target, max_bytes)
     except BadRequest as error:
-        if is_file_too_big(error):
+        if is_refused(error, FILE_TOO_BIG):
             raise FileTooLarge(min(DOWNLOAD_BYTES, max_bytes)) from error
         raise MessageRejected(error.message) from error
     except TelegramError as error:  # fetching again harms nobody, so whatever broke may be tried again

@@ -18,7 +18,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import Preview, SendRequest
 from platforms.buttons import ButtonCommands
-from platforms.telegram.errors import is_not_editable, is_not_modified, is_topic_gone, translated
+from platforms.telegram.errors import NOT_EDITABLE, NOT_MODIFIED, TOPIC_GONE, is_refused, translated
 from platforms.telegram.rendering import marked_as_repeat, render
 
 log = structlog.get_logger(__name__)
@@ -120,7 +120,7 @@ class TelegramSender:
             self._has_drafts = False
             raise _DraftRejected from error
         except BadRequest as error:
-            if not is_not_modified(error):
+            if not is_refused(error, NOT_MODIFIED):
                 raise _DraftRejected from error
 
     async def _send(
@@ -150,7 +150,7 @@ class TelegramSender:
         try:
             return await attempt(_thread(chat))
         except TelegramError as error:
-            if not is_topic_gone(error):
+            if not is_refused(error, TOPIC_GONE):
                 raise translated(error) from error
         # The same people read the group's general topic; an answer that nobody gets helps nobody.
         log.info("telegram.topic_gone")
@@ -176,9 +176,9 @@ class TelegramSender:
                 api_kwargs=None if is_plain else _entities(part),
             )
         except TelegramError as error:
-            if is_not_editable(error):
+            if is_refused(error, NOT_EDITABLE):
                 raise _PlaceholderNotFound from error
-            if not is_not_modified(error):
+            if not is_refused(error, NOT_MODIFIED):
                 raise translated(error) from error
         return message_ref
 
