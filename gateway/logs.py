@@ -48,10 +48,12 @@ def configure_logging(
     stream = stream or sys.stderr
     redaction = _RedactionProcessor(Redactor(secrets))
     as_json = settings.format == "json" or (settings.format == "auto" and not stream.isatty())
-    handlers: list[logging.Handler] = [_made(_StreamHandler(stream), redaction, as_json=as_json, stream=stream)]
+    handlers: list[logging.Handler] = [
+        _with_formatter(_StreamHandler(stream), redaction, as_json=as_json, stream=stream)
+    ]
     if settings.file and directory is not None:
         file = _FileHandler(directory / "gateway.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8")
-        handlers.append(_made(file, redaction, as_json=True))
+        handlers.append(_with_formatter(file, redaction, as_json=True))
     root = logging.getLogger()
     for old in list(root.handlers):
         if isinstance(old.formatter, structlog.stdlib.ProcessorFormatter):
@@ -61,7 +63,7 @@ def configure_logging(
         root.addHandler(handler)
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("discord.client").addFilter(_is_news)
+    logging.getLogger("discord.client").addFilter(_is_no_noise)
     set_level(settings.level)
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -87,7 +89,7 @@ def set_level(level: str) -> None:
     logging.getLogger().setLevel(level.upper())
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_no_noise(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_NOISE)
 
 
@@ -103,12 +105,12 @@ class _QuietHandler(logging.Handler):
     """Handler that says once that lines cannot be written (a full disk), and not which: logging itself would print each
     of them unredacted, with a traceback."""
 
-    _has_told = False
+    _has_warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        if self._has_told:
+        if self._has_warned:
             return
-        self._has_told = True
+        self._has_warned = True
         error = sys.exception()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
         with contextlib.suppress(OSError, ValueError):  # standard error may be what is gone
@@ -123,7 +125,7 @@ class _FileHandler(_QuietHandler, RotatingFileHandler):
     pass
 
 
-def _made(
+def _with_formatter(
     handler: logging.Handler, redaction: "_RedactionProcessor", *, as_json: bool, stream: TextIO | None = None
 ) -> logging.Handler:
     rendering: list[Processor] = [structlog.processors.JSONRenderer(serializer=_to_json)]

@@ -115,7 +115,7 @@ class GatewayIntake:
         if decision is AccessDecision.ADMITTED:
             await self._admit(message, parsed, command, cursor)
         elif decision is AccessDecision.STRANGER or (decision is AccessDecision.DENIED and message.ticket is not None):
-            await self._answer_stranger(message, decision, cursor)
+            await self._answer_denied(message, decision, cursor)
         elif cursor is not None:
             await self.mark_seen(cursor)
 
@@ -241,7 +241,7 @@ class GatewayIntake:
 
     # ---- strangers, edits --------------------------------------------------------------------------------------
 
-    async def _answer_stranger(self, message: InboundMessage, decision: AccessDecision, cursor: Cursor | None) -> None:
+    async def _answer_denied(self, message: InboundMessage, decision: AccessDecision, cursor: Cursor | None) -> None:
         pairing = self.live.config.pairing
         now = self.clock.now()
         if decision is AccessDecision.STRANGER and pairing.enabled:

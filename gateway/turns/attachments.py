@@ -218,14 +218,14 @@ class AttachmentHandler:
     ) -> tuple[StoredFile, T]:
         """Fetch a file and look into it; only one that `read` can use is kept, or nothing would ever remove it."""
 
-        def look(fetched: Path) -> tuple[StoredFile, T]:
+        def use(fetched: Path) -> tuple[StoredFile, T]:
             found = read(fetched)
             return _keep(self.folder, fetched, attachment), found
 
-        return await self._fetch(chat, attachment, limit, look)
+        return await self._fetch(chat, attachment, limit, use)
 
-    async def _fetch(self, chat: Chat, attachment: IncomingAttachment, limit: int, look: Callable[[Path], T]) -> T:
-        """Fetch a file and let `look`, in a thread, read it; unless moved away, the file is gone afterwards."""
+    async def _fetch(self, chat: Chat, attachment: IncomingAttachment, limit: int, use: Callable[[Path], T]) -> T:
+        """Fetch a file and let `use`, in a thread, read it; unless moved away, the file is gone afterwards."""
         adapter = self.adapters.of(chat.key)
         if adapter is None:
             raise _AttachmentError(
@@ -243,7 +243,7 @@ class AttachmentHandler:
                 try:
                     async with asyncio.timeout(FETCH_SECONDS):
                         await adapter.download(attachment, target, limit)
-                    return await asyncio.to_thread(look, target)
+                    return await asyncio.to_thread(use, target)
                 except FileTooLarge as error:
                     raise _AttachmentError(_too_large(attachment, error.limit_bytes)) from error
                 except MessageRejected as error:

@@ -48,10 +48,10 @@ class RestClient(HTTPClient):
             raise PlatformUnavailable("not connected to Discord") from error
 
     async def ws_connect(self, url: str, *, compress: int = 0) -> Any:
-        asked = yarl.URL(url)
+        requested = yarl.URL(url)
         # Only the default address: a session is resumed where Discord's READY said.
-        if self._gateway_url is not None and asked.host == DiscordWebSocket.DEFAULT_GATEWAY.host:
-            url = str(self._gateway_url.with_query(asked.query))
+        if self._gateway_url is not None and requested.host == DiscordWebSocket.DEFAULT_GATEWAY.host:
+            url = str(self._gateway_url.with_query(requested.query))
         return await super().ws_connect(url, compress=compress)
 
 

@@ -222,7 +222,7 @@ class EventQueue:
         seen = max(gap.seen, (self._cursors or {}).get(channel_ref, 0))
         for delay in RETRY_BACKOFF:
             try:
-                async with self._fetches.one(channel_ref):
+                async with self._fetches.hold(channel_ref):
                     return await history.fetch(channel_ref, seen, gap.until)
             except (ChatUnreachable, MessageRejected) as error:  # asking again would change nothing
                 log.warning("discord.channel_skipped", channel_ref=channel_ref, reason=str(error))
@@ -247,7 +247,7 @@ class EventQueue:
     async def _store(self, event: InboundMessage | InboundEdit | InboundDeletion | None, cursor: Cursor | None) -> None:
         if event is not None:
             self._unstored.pop(event.event_ref, None)
-        patience = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._start_listening)
+        timer = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._start_listening)
         try:
             for delay in RETRY_BACKOFF:
                 try:
@@ -262,7 +262,7 @@ class EventQueue:
                 self._start_listening()
                 await asyncio.sleep(delay)
         finally:
-            patience.cancel()
+            timer.cancel()
 
     async def _load_cursors(self) -> Mapping[str, int]:
         delays = iter(RETRY_BACKOFF)

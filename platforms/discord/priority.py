@@ -14,7 +14,7 @@ class PrioritySemaphore:
         self._waiting: OrderedDict[str, asyncio.Future[None]] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def one(self, name: str) -> AsyncIterator[None]:
+    async def hold(self, name: str) -> AsyncIterator[None]:
         """Hold the semaphore for `name`, which waits for one at a time."""
         if self._free:
             self._free -= 1

@@ -184,8 +184,8 @@ class _PartWriter:
         self._split_code(opening, safe)
 
     def _split_code(self, opening: str, lines: Sequence[str]) -> None:
-        room = self._limit - self._cost([opening, "", FENCE])
-        pieces = [piece for line in lines for piece in _cut_hard(line, room)]
+        max_units = self._limit - self._cost([opening, "", FENCE])
+        pieces = [piece for line in lines for piece in _cut_hard(line, max_units)]
         held: list[str] = []
         for piece in pieces:
             if not self._fits([opening, *held, piece, FENCE]):
@@ -262,14 +262,14 @@ def _cut_prose(line: str, limit: int) -> Iterator[str]:
 
 def _kind_cut(head: str) -> int:
     """Index to cut at: after a sentence, else at a space, not inside inline code, never before half of it."""
-    least = len(head) // 2
-    if head.count("`") % 2 and (tick := head.rfind("`")) > least:
+    min_cut = len(head) // 2
+    if head.count("`") % 2 and (tick := head.rfind("`")) > min_cut:
         head = head[:tick]
     sentence = max(head.rfind(end) + len(end) for end in _SENTENCE_ENDS)
-    if sentence > least:
+    if sentence > min_cut:
         return sentence
     space = head.rfind(" ") + 1
-    return space if space > least else len(head)
+    return space if space > min_cut else len(head)
 
 
 def _cut_hard(line: str, limit: int) -> Iterator[str]:

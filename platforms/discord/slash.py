@@ -105,12 +105,12 @@ def button_commands(store: Store) -> ButtonCommands:
 
 async def components(commands: ButtonCommands, buttons: Sequence[Button]) -> list[dict[str, object]]:
     """Rows of buttons as Discord's API takes them. Raises `StoreUnavailable`."""
-    made: list[dict[str, object]] = []
+    rendered: list[dict[str, object]] = []
     for button in buttons[: BUTTONS_A_ROW * MAX_ROWS]:
         custom_id = await commands.data_for(button.command)
         label = _short(button.label, LABEL_LENGTH)
-        made.append({"type": BUTTON, "style": SECONDARY, "label": label, "custom_id": custom_id})
-    rows = [made[start : start + BUTTONS_A_ROW] for start in range(0, len(made), BUTTONS_A_ROW)]
+        rendered.append({"type": BUTTON, "style": SECONDARY, "label": label, "custom_id": custom_id})
+    rows = [rendered[start : start + BUTTONS_A_ROW] for start in range(0, len(rendered), BUTTONS_A_ROW)]
     return [{"type": ACTION_ROW, "components": row} for row in rows]
 
 

@@ -15,7 +15,7 @@ class HealthState:
         self._state = AdapterState.STARTING
         self._detail = "not running"
         self._progress_at: Millis | None = None
-        self._heard = time.monotonic()
+        self._progressed_monotonic = time.monotonic()
 
     def starting(self) -> None:
         self._set(AdapterState.STARTING, "")
@@ -24,7 +24,7 @@ class HealthState:
         """Note that the platform answered; `detail` is what the operator should know all the same."""
         self._set(AdapterState.RUNNING, detail)
         self._progress_at = self._clock.now()
-        self._heard = time.monotonic()
+        self._progressed_monotonic = time.monotonic()
 
     def stalled(self, detail: str) -> None:
         self._set(AdapterState.STALLED, detail)
@@ -41,7 +41,7 @@ class HealthState:
             self._set(AdapterState.STARTING, "not running")
 
     def current(self) -> AdapterHealth:
-        silence = time.monotonic() - self._heard
+        silence = time.monotonic() - self._progressed_monotonic
         if self._state is AdapterState.RUNNING and silence > self._stall_seconds:
             detail = f"no progress for {silence:.0f} s"
             return AdapterHealth(state=AdapterState.STALLED, last_progress_at=self._progress_at, detail=detail)

@@ -100,8 +100,8 @@ async def keep_webhook(
         except (TelegramError, TimeoutError) as error:
             failures += 1
             log.warning("telegram.webhook_check_failed", error=type(error).__name__, failures=failures)
-            told = f": {error.message}" if isinstance(error, BadRequest) else ""
-            health.backing_off(f"the webhook could not be set or checked ({type(error).__name__}{told})")
+            reason = f": {error.message}" if isinstance(error, BadRequest) else ""
+            health.backing_off(f"the webhook could not be set or checked ({type(error).__name__}{reason})")
             pause = settings.backoff.after(failures)
         await asyncio.sleep(pause)
 
