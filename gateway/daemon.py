@@ -44,7 +44,7 @@ from gateway.operator.socket import serve_control
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
-from gateway.outbound.notices import NoticeListener, WaitNotice
+from gateway.outbound.notices import NoticeListener, WaitListener
 from gateway.schedules import ScheduleRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneDispatcher
@@ -331,7 +331,7 @@ class _Daemon:
             pending=self._pending,
             extra_tools=self._extra_tools,
             listeners=[NoticeListener(self._notice_settings)],
-            on_wait=WaitNotice(
+            on_wait=WaitListener(
                 store=self._store, settings=self._notice_settings, deliver=self._delivery.wake, clock=self._clock
             ),
             clock=self._clock,

@@ -85,8 +85,8 @@ class NoticeListener:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitNotice:
-    """Notice to a chat that its answer has to wait for a compression."""
+class WaitListener:
+    """Listener that tells a chat when its answer has to wait for a compression."""
 
     store: Store
     settings: Callable[[], NoticeConfig]

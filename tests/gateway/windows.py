@@ -16,7 +16,7 @@ from agent.model.wire import chat_messages
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from gateway.models.clients import ModelRegistry
-from gateway.outbound.notices import NoticeListener, WaitNotice
+from gateway.outbound.notices import NoticeListener, WaitListener
 from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, Tokens
 from tests.agents import SingleModelAgent, TurnSettings
@@ -84,7 +84,7 @@ async def talking(
             clock=gateway.clock,
             make_engine=make_engine,
             listeners=[NoticeListener(lambda: gateway.live.config.notices)],
-            on_wait=WaitNotice(
+            on_wait=WaitListener(
                 store=store,
                 settings=lambda: gateway.live.config.notices,
                 deliver=gateway.delivery.wake,
