@@ -142,32 +142,7 @@ class _Daemon:
         self._titles = TitleWriter(
             store=store, live=self._live, clock=clock, redactor=lambda: Redactor(self._loaded.secrets())
         )
-        self._lanes = LaneDispatcher(
-            store=store,
-            live=self._live,
-            access=self._access,
-            turns=TurnRunner(
-                store=store,
-                live=self._live,
-                adapters=self._adapters,
-                gates=gates,
-                delivery=self._delivery,
-                titles=self._titles,
-                clock=clock,
-            ),
-            attachments=AttachmentHandler(
-                store=store,
-                live=self._live,
-                adapters=self._adapters,
-                delivery=self._delivery,
-                transcriber=self._transcriber,
-                clock=clock,
-                folder=loaded.attachments,
-            ),
-            clock=clock,
-            max_turns=loaded.config.sessions.max_turns,
-            group=self._group,
-        )
+        self._lanes = self._make_lanes(gates)
         context = CommandContext(
             store=store,
             live=self._live,
@@ -193,17 +168,50 @@ class _Daemon:
         self._schedules = ScheduleRunner(
             store=store, live=self._live, clock=clock, attachments_folder=loaded.attachments
         )
-        self._operator = OperatorHandler(
+        self._operator = self._make_operator()
+
+    def _make_lanes(self, gates: GateRegistry) -> LaneDispatcher:
+        """Make the lanes, with what runs their turns and reads their files."""
+        store, live, clock = self._store, self._live, self._clock
+        return LaneDispatcher(
+            store=store,
+            live=live,
+            access=self._access,
+            turns=TurnRunner(
+                store=store,
+                live=live,
+                adapters=self._adapters,
+                gates=gates,
+                delivery=self._delivery,
+                titles=self._titles,
+                clock=clock,
+            ),
+            attachments=AttachmentHandler(
+                store=store,
+                live=live,
+                adapters=self._adapters,
+                delivery=self._delivery,
+                transcriber=self._transcriber,
+                clock=clock,
+                folder=self._loaded.attachments,
+            ),
+            clock=clock,
+            max_turns=self._loaded.config.sessions.max_turns,
+            group=self._group,
+        )
+
+    def _make_operator(self) -> OperatorHandler:
+        return OperatorHandler(
             loaded=lambda: self._loaded,
             live=self._live,
-            store=store,
+            store=self._store,
             access=self._access,
             adapters=self._adapters,
             lanes=self._lanes,
             delivery=self._delivery,
             heartbeat=self._heartbeat,
-            clock=clock,
-            started_at=clock.now(),
+            clock=self._clock,
+            started_at=self._clock.now(),
         )
 
     async def run(self) -> None:
