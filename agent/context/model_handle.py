@@ -23,6 +23,7 @@ from agent.context.state import CooldownKey, cooldown_key
 from agent.model.base import ChatModel, ModelLimits, ModelRequest, made_by
 from agent.model.client import ModelClient
 from agent.model.sizes import UNKNOWN_LIMITS, SizeSource, model_size, plausible
+from hermes_state.aio import Backoff
 from hermes_state.compressions import Layer
 from hermes_state.model_profiles import (
     ModelProfile,
@@ -45,9 +46,8 @@ KEPT_GUESSES = 4_096
 ANSWER_KEPT_MS = 7 * 86_400_000
 """What a provider says of its model is asked for again after a week; what it did not say, after a day."""
 SILENCE_KEPT_MS = 86_400_000
-UNREACHED_MS = 60_000
-"""Until a provider that could not be asked is asked again; twice as long after each further time, up to an hour."""
-LONGEST_UNREACHED_MS = 3_600_000
+UNREACHED_BACKOFF = Backoff(60.0, 3_600.0)
+"""Pauses until a provider that could not be asked is asked again."""
 SUMMARY_SECONDS = 180.0
 """Longest wait for one summary, in seconds, however steadily it comes in: one that the turn's own deadline ended would
 begin anew with the next message, and the one after it."""
@@ -140,7 +140,7 @@ class LearnedProfile:
         self._asking = asyncio.Lock()
         self._ask_from: int = 0
         """When the provider may be asked next, by the clock; what is kept of its last answer says more."""
-        self._pause_ms = UNREACHED_MS
+        self._pauses = iter(UNREACHED_BACKOFF)
         self.capacity = model_size(model, configured)
         """The model's size by whoever knows it best, before anything is learned from refusals."""
         self._is_loaded = False
@@ -197,8 +197,7 @@ class LearnedProfile:
             said = await self._fetch()
             now = self._clock.now()
             if said is None:
-                self._ask_from = now + self._pause_ms
-                self._pause_ms = min(2 * self._pause_ms, LONGEST_UNREACHED_MS)
+                self._ask_from = now + int(next(self._pauses) * 1000)
                 return
             said, before = plausible(said), self._known.offer
             offer = OfferedSize(context_length=said.context_length, max_output_tokens=said.max_output_tokens, at=now)

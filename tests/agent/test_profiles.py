@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.context.model_handle import ANSWER_KEPT_MS, SILENCE_KEPT_MS, UNREACHED_MS, LearnedProfile
+from agent.context.model_handle import ANSWER_KEPT_MS, SILENCE_KEPT_MS, UNREACHED_BACKOFF, LearnedProfile
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.sizes import SizeSource
@@ -107,7 +107,7 @@ async def test_whoever_could_not_be_asked_is_asked_again_soon_and_what_is_known_
     await profiles.ask()
     await profiles.ask()
     assert (provider.asked, profiles.window) == (2, 65_536)
-    clock.at = Millis(clock.at + UNREACHED_MS)
+    clock.at = Millis(clock.at + int(UNREACHED_BACKOFF.first_seconds * 1000))
     provider.answer = said(16_384)
     await profiles.ask()
     assert (provider.asked, profiles.window) == (3, 16_384)
