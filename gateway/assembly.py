@@ -29,10 +29,9 @@ from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Tokens
 from platforms.base import CommandMenuItem, PlatformAdapter
-from platforms.discord.adapter import DiscordAdapter, DiscordSettings
-from platforms.local.adapter import LocalAdapter, LocalSettings
-from platforms.telegram.adapter import TelegramAdapter
-from platforms.telegram.settings import TelegramSettings, WebhookSettings
+from platforms.discord import DiscordAdapter, DiscordSettings
+from platforms.local import LocalAdapter, LocalSettings
+from platforms.telegram import TelegramAdapter, TelegramSettings, WebhookSettings
 
 
 def make_adapters(

@@ -30,6 +30,7 @@ MODULES = (
     "hermes_state.store.sql",
     "hermes_state.text",
     "hermes_state.values",
+    "platforms.text",
 )
 
 

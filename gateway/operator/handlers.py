@@ -27,7 +27,7 @@ from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis, UserRef
-from platforms.local.adapter import LocalAdapter
+from platforms.local import LocalAdapter
 
 
 class OperatorHandler:

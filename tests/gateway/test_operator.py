@@ -9,7 +9,7 @@ from gateway.operator.handlers import OperatorHandler
 from gateway.outbound.adapters import AdapterRegistry
 from hermes_state.errors import AuthRejected, CommandError
 from hermes_state.store.writer import Store
-from platforms.local.adapter import LocalAdapter, LocalSettings
+from platforms.local import LocalAdapter, LocalSettings
 from tests.gateway.helpers import EVE, Hang, TestGateway, serving
 from tests.platforms.contract import RecordingIntake, running
 

@@ -17,7 +17,7 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, SystemClock
 from platforms.base import CommandMenuItem
-from platforms.local.adapter import LocalAdapter, LocalSettings
+from platforms.local import LocalAdapter, LocalSettings
 from platforms.local.history import chat_key
 from tests.platforms.contract import AdapterHarness, RecordingIntake, running
 
