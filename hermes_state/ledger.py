@@ -5,10 +5,9 @@ Money is in millionths of a US dollar. A call whose price is not known counts am
 
 from dataclasses import dataclass, fields
 from sqlite3 import Connection
-from typing import Any
 
 from hermes_state.sessions import load_tip
-from hermes_state.store.sql import scalar
+from hermes_state.store.sql import scalar, select, select_one
 from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCallRecord, SessionId, TurnId
 
 # Purpose: a row of the ledger.
@@ -124,14 +123,14 @@ class CallTotals:
 
 NO_CALLS = CallTotals()
 
-_SUMS = """coalesce(sum(cost_microusd), 0), count(*), coalesce(sum(outcome <> 'ok'), 0), coalesce(sum(estimated), 0),
-  coalesce(sum(cost_microusd IS NULL AND (input_tokens IS NOT NULL OR outcome = 'ok')), 0),
-  coalesce(sum(input_tokens), 0), coalesce(sum(output_tokens), 0), coalesce(sum(cache_read_tokens), 0),
-  coalesce(sum(cache_write_tokens), 0), coalesce(sum(reasoning_tokens), 0)"""
-
-
-def _spent(sums: tuple[Any, ...]) -> CallTotals:
-    return CallTotals(**dict(zip((one.name for one in fields(CallTotals)), sums, strict=True)))
+_SUMS = """coalesce(sum(cost_microusd), 0) AS "{0}cost", count(*) AS "{0}calls",
+  coalesce(sum(outcome <> 'ok'), 0) AS "{0}failed_calls", coalesce(sum(estimated), 0) AS "{0}estimated_calls",
+  coalesce(sum(cost_microusd IS NULL AND (input_tokens IS NOT NULL OR outcome = 'ok')), 0) AS "{0}unpriced_calls",
+  coalesce(sum(input_tokens), 0) AS "{0}input_tokens", coalesce(sum(output_tokens), 0) AS "{0}output_tokens",
+  coalesce(sum(cache_read_tokens), 0) AS "{0}cache_read_tokens",
+  coalesce(sum(cache_write_tokens), 0) AS "{0}cache_write_tokens",
+  coalesce(sum(reasoning_tokens), 0) AS "{0}reasoning_tokens\""""
+"""Columns of `CallTotals`; `{0}` is the prefix of their names."""
 
 
 def load_by_purpose(
@@ -141,18 +140,16 @@ def load_by_purpose(
     where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
     if whose is None:
         where, whose = "? IS NULL", None
-    query = f"SELECT purpose, {_SUMS} FROM model_calls WHERE {where} GROUP BY purpose ORDER BY min(id)"
-    return {purpose: _spent(tuple(sums)) for purpose, *sums in db.execute(query, (whose,))}
+    query = f"""SELECT 0 AS at, NULL AS chat_id, '' AS model, purpose, {_SUMS.format("spent.")} FROM model_calls
+    WHERE {where} GROUP BY purpose ORDER BY min(id)"""
+    return {one.purpose: one.spent for one in select(db, UsageSlice, query, (whose,))}
 
 
 def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> CallTotals:
     """Totals of a chat, or of the whole gateway, since then."""
-    if chat_id is None:
-        row = db.execute(f"SELECT {_SUMS} FROM model_calls WHERE created_at >= ?", (since,)).fetchone()
-    else:
-        query = f"SELECT {_SUMS} FROM model_calls WHERE chat_id = ? AND created_at >= ?"
-        row = db.execute(query, (chat_id, since)).fetchone()
-    return _spent(row)
+    query = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ?"
+    query, parameters = (query, (since,)) if chat_id is None else (f"{query} AND chat_id = ?", (since, chat_id))
+    return select_one(db, CallTotals, query, parameters) or NO_CALLS
 
 
 # ---- caps, looked at before every call -------------------------------------------------------------------------
@@ -203,16 +200,7 @@ QUARTER_MILLIS = 15 * 60_000
 def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageSlice]:
     """Every call since then, oldest first, as few rows as tell the days of every time zone apart."""
     within = "" if chat_id is None else "AND chat_id = ?"
-    query = f"""SELECT created_at / {QUARTER_MILLIS}, chat_id, model, purpose, {_SUMS} FROM model_calls
-      WHERE created_at >= ? {within} GROUP BY 1, 2, 3, 4 ORDER BY 1"""
-    rows = db.execute(query, (since,) if chat_id is None else (since, chat_id))
-    return [
-        UsageSlice(
-            at=Millis(quarter * QUARTER_MILLIS),
-            chat_id=None if chat is None else ChatId(chat),
-            model=model,
-            purpose=purpose,
-            spent=_spent(tuple(sums)),
-        )
-        for quarter, chat, model, purpose, *sums in rows
-    ]
+    at = f"created_at / {QUARTER_MILLIS} * {QUARTER_MILLIS}"
+    query = f"""SELECT {at} AS at, chat_id, model, purpose, {_SUMS.format("spent.")} FROM model_calls
+    WHERE created_at >= ? {within} GROUP BY 1, 2, 3, 4 ORDER BY 1"""
+    return select(db, UsageSlice, query, (since,) if chat_id is None else (since, chat_id))

@@ -247,35 +247,21 @@ def _messages(rows: Iterable[_Row]) -> Transcript:
     return tuple(
         [
             Message(
-                id=message_id,
+                id=id_,
                 session_id=once[session_id],
                 seq=seq,
                 role=_ROLES[role],
                 origin=_ORIGINS[origin],
                 text=text,
                 body=EMPTY_BODY if body is None else _decode_body(body),
-                sender_ref=once[sender_ref],
-                sender_name=once[sender_name],
+                sender_ref=once[ref],
+                sender_name=once[name],
                 turn_id=once[turn_id],
-                tool_call_id=tool_call_id,
-                tool_name=once[tool_name],
-                created_at=created_at,
+                tool_call_id=call_id,
+                tool_name=once[tool],
+                created_at=at,
             )
-            for (
-                message_id,
-                session_id,
-                seq,
-                role,
-                origin,
-                text,
-                body,
-                sender_ref,
-                sender_name,
-                turn_id,
-                tool_call_id,
-                tool_name,
-                created_at,
-            ) in rows
+            for id_, session_id, seq, role, origin, text, body, ref, name, turn_id, call_id, tool, at in rows
         ]
     )
 

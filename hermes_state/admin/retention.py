@@ -6,7 +6,6 @@ Removing goes in slices, each a write of its own, so that a chat never waits beh
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,25 +56,10 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int = MAX_AG
     """Remove settled inbox keys and outbox rows older than `max_age_millis`, and pairing codes that have expired."""
     before = Millis(now - max_age_millis)
     return RetentionResult(
-        inbox=await _in_slices(store, remove_settled_inbox, before),
-        outbox=await _in_slices(store, remove_settled_outbox, before),
-        pairings=await _in_slices(store, remove_expired_pairings, now),
+        inbox=await _in_slices(store, _REMOVE_INBOX, before),
+        outbox=await _in_slices(store, _REMOVE_OUTBOX, before),
+        pairings=await _in_slices(store, _REMOVE_PAIRINGS, now),
     )
-
-
-def remove_settled_inbox(db: sqlite3.Connection, before: Millis, limit: int) -> int:
-    """Remove at most `limit` inbox rows that settled before `before`; returns how many."""
-    return db.execute(_REMOVE_INBOX, (before, limit)).rowcount
-
-
-def remove_settled_outbox(db: sqlite3.Connection, before: Millis, limit: int) -> int:
-    """Remove at most `limit` outbox rows that settled before `before`; returns how many."""
-    return db.execute(_REMOVE_OUTBOX, (before, limit)).rowcount
-
-
-def remove_expired_pairings(db: sqlite3.Connection, now: Millis, limit: int) -> int:
-    """Remove at most `limit` pairing codes that expired unapproved; returns how many."""
-    return db.execute(_REMOVE_PAIRINGS, (now, limit)).rowcount
 
 
 async def maintain(store: Store) -> WalState:
@@ -117,10 +101,14 @@ def checkpoint(path: Path) -> WalState:
     return WalState(pages=pages, copied=copied)
 
 
-async def _in_slices(store: Store, remove: Callable[[sqlite3.Connection, Millis, int], int], before: Millis) -> int:
+async def _in_slices(store: Store, query: str, before: Millis) -> int:
     total = 0
     while True:
-        removed = await store.write(remove, before, SLICE_ROWS)
+        removed = await store.write(_remove, query, before)
         total += removed
         if removed < SLICE_ROWS:
             return total
+
+
+def _remove(db: sqlite3.Connection, query: str, before: Millis) -> int:
+    return db.execute(query, (before, SLICE_ROWS)).rowcount

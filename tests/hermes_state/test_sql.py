@@ -67,14 +67,18 @@ def test_single_values(db: sqlite3.Connection) -> None:
     assert select_one(db, ChatKey, "SELECT 'a' AS platform, 'b' AS account, 'c' AS chat_ref WHERE 0") is None
 
 
+def insert(db: sqlite3.Connection, number: int, nested_number: int, then: str) -> None:
+    db.execute("INSERT INTO numbers VALUES (?)", (number,))
+    with nested(db):
+        db.execute("INSERT INTO numbers VALUES (?)", (nested_number,))
+    db.execute(then)
+
+
 def test_a_savepoint_takes_back_its_block_alone(db: sqlite3.Connection) -> None:
     db.execute("BEGIN")
     db.execute("INSERT INTO numbers VALUES (1)")
-    with pytest.raises(ValueError, match="inner"), nested(db):
-        db.execute("INSERT INTO numbers VALUES (2)")
-        with nested(db):
-            db.execute("INSERT INTO numbers VALUES (3)")
-        raise ValueError("inner")
+    with pytest.raises(sqlite3.IntegrityError), nested(db):
+        insert(db, 2, nested_number=3, then="INSERT INTO numbers VALUES (1)")
     with nested(db):
         db.execute("INSERT INTO numbers VALUES (4)")
     db.execute("COMMIT")
@@ -84,6 +88,5 @@ def test_a_savepoint_takes_back_its_block_alone(db: sqlite3.Connection) -> None:
 def test_an_error_that_ended_the_transaction_is_the_one_that_is_told(db: sqlite3.Connection) -> None:
     db.execute("BEGIN")
     with pytest.raises(sqlite3.IntegrityError), nested(db):
-        db.execute("INSERT INTO numbers VALUES (1)")
-        db.execute("INSERT OR ROLLBACK INTO numbers VALUES (1)")
+        insert(db, 1, nested_number=2, then="INSERT OR ROLLBACK INTO numbers VALUES (1)")
     assert not db.in_transaction
