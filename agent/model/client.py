@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import structlog
 
@@ -62,41 +62,58 @@ class Completion:
     call: ModelCallRecord
 
 
-class BaseClient:
-    """What every call to one model goes through, whatever is asked of it."""
+class CalledModel(Protocol):
+    """Route and name of a model, whatever is asked of it."""
+
+    @property
+    def route(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+M = TypeVar("M", bound=CalledModel)
+
+
+class BaseClient(Generic[M]):
+    """Caps, retries, prices and the circuit breaker around all calls to one model."""
 
     def __init__(
         self,
-        *,
-        route: str,
-        name: str,
+        model: M,
         ledger: Ledger,
+        *,
         policy: RetryPolicy | None = None,
         price: Price | None = None,
         caps: Caps | None = None,
     ) -> None:
-        self.route = route
-        self.name = name
+        self.model = model
+        self.route = model.route
+        self.name = model.name
         self.ledger = ledger
+        self.breaker = CircuitBreaker(self.route, self.name)
         self._policy = policy or RetryPolicy()
         self._price = price
         self._caps = caps
-        self.breaker = CircuitBreaker(route, name)
 
-    async def _repeated(
+    def with_policy(self, policy: RetryPolicy) -> Self:
+        """A client of the same model with other retries, whose failures do not count against this one."""
+        return type(self)(self.model, self.ledger, policy=policy, price=self._price, caps=self._caps)
+
+    async def call(
         self,
-        attempt: Callable[["_PartialText"], Awaitable[T]],
+        attempt: Callable[["PartialText"], Awaitable[T]],
         *,
         payer: Payer,
         purpose: str,
         within: float | None = None,
-        used: Callable[[str], CanonicalUsage] | None = None,
+        estimate: Callable[[str], CanonicalUsage] | None = None,
     ) -> tuple[T, int]:
-        """What the first attempt that works gives, and how many milliseconds that one took.
+        """Result of the first attempt that works, and how many milliseconds that one took.
 
         Every failed attempt goes into the ledger before anything else happens; the last one's `ModelError` is
-        raised. On a route that rests, or has just rested, there is only one. `within`: seconds for all attempts
-        together. `used`: an estimate of what an attempt that broke off has used, by the text that had come.
+        raised. While the circuit breaker is tripped, there is only one. `within`: seconds for all attempts together.
+        `estimate`: usage of an attempt that broke off, by the text that had come.
         """
         failures: Counter[str] = Counter()
         is_tripped = self.breaker.is_tripped
@@ -105,43 +122,42 @@ class BaseClient:
         while True:
             if self._caps is not None:
                 await self._caps.check(payer)
-            watch = _PartialText()
-            started = time.perf_counter()
+            partial, started = PartialText(), time.perf_counter()
             try:
-                result = await _before(deadline, attempt(watch))
-                self.breaker.succeeded()
-                return result, _elapsed_ms(started)
+                result = await _before(deadline, attempt(partial))
             except asyncio.CancelledError:
-                usage = used(watch.text) if used is not None else None
-                cut = self._record(
-                    purpose, OUTCOME_CANCELLED, _elapsed_ms(started), usage, is_estimated=usage is not None
-                )
-                await record_cancelled(self.ledger, payer, cut)
+                usage = estimate(partial.text) if estimate is not None else None
+                row = self.row(purpose, OUTCOME_CANCELLED, _elapsed_ms(started), usage, is_estimated=usage is not None)
+                await record_cancelled(self.ledger, payer, row)
                 raise
             except ModelError as error:
-                remedy, usage, is_estimated = remedy_for(error), error.usage, False
-                if usage is None and used is not None and watch.has_text:
-                    usage, is_estimated = used(watch.text), True  # what was written is charged, whatever became of it
-                cost, took_ms = error.reported_cost, _elapsed_ms(started)
-                failed = self._record(purpose, remedy.outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
-                await self.ledger.record(payer, failed)
-                failures[remedy.outcome] += 1
-                pause = None if is_tripped else self._pause(error, failures, has_text=watch.has_text)
+                usage = error.usage
+                if usage is None and estimate is not None and partial.text:
+                    usage = estimate(partial.text)  # what was written is charged, whatever became of it
+                outcome, is_estimated = remedy_for(error).outcome, usage is not error.usage
+                took_ms, cost = _elapsed_ms(started), error.reported_cost
+                row = self.row(purpose, outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
+                await self.ledger.record(payer, row)
+                failures[outcome] += 1
+                pause = None if is_tripped else self._pause(error, failures, has_text=bool(partial.text))
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
                     if deadline is None or loop.time() < deadline:  # else it is we who did not wait
                         self.breaker.failed(error)
                     raise
                 await asyncio.sleep(pause)
+            else:
+                self.breaker.succeeded()
+                return result, _elapsed_ms(started)
 
     def _pause(self, error: ModelError, failures: Counter[str], *, has_text: bool) -> float | None:
         """Seconds until the next attempt; None when there should be none."""
         remedy, policy = remedy_for(error), self._policy
         is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.max_attempts
-        if is_hopeless or not _may_repeat(error, policy, has_text=has_text):
+        if is_hopeless or not _may_retry(error, policy, has_text=has_text):
             return None
         return policy.pause(failures.total(), retry_after_of(error))
 
-    def _record(
+    def row(
         self,
         purpose: str,
         outcome: str,
@@ -151,7 +167,7 @@ class BaseClient:
         is_estimated: bool = False,
         cost: MicroUsd | None = None,
     ) -> ModelCallRecord:
-        """A call's row for the ledger. `cost`: what the provider says itself, which wins over the price."""
+        """A call's row for the ledger. `cost`: as the provider reports it, which wins over the price."""
         return ModelCallRecord(
             purpose=purpose,
             route=self.route,
@@ -164,24 +180,8 @@ class BaseClient:
         )
 
 
-class ModelClient(BaseClient):
-    """The line to a model that chats."""
-
-    def __init__(
-        self,
-        model: ChatModel,
-        ledger: Ledger,
-        *,
-        policy: RetryPolicy | None = None,
-        price: Price | None = None,
-        caps: Caps | None = None,
-    ) -> None:
-        super().__init__(route=model.route, name=model.name, ledger=ledger, policy=policy, price=price, caps=caps)
-        self.model = model
-
-    def with_policy(self, policy: RetryPolicy) -> "ModelClient":
-        """A client of the same model with other retries, whose failures do not count against this one."""
-        return ModelClient(self.model, self.ledger, policy=policy, price=self._price, caps=self._caps)
+class ModelClient(BaseClient[ChatModel]):
+    """Client of a model that chats."""
 
     async def complete(
         self,
@@ -200,23 +200,40 @@ class ModelClient(BaseClient):
         however steadily the reply comes in.
         """
 
-        def used(text: str) -> CanonicalUsage:
+        def estimate(text: str) -> CanonicalUsage:
             return estimated_reply_usage(request, ModelReply(text=text, finish=FinishReason.STOP, usage=None))
 
-        async def attempt(watch: _PartialText) -> ModelReply:
-            return _checked(await self.model.complete(request, watch.around(on_text)))
+        async def attempt(partial: PartialText) -> ModelReply:
+            return _checked(await self.model.complete(request, partial.recorded(on_text)))
 
-        reply, took_ms = await self._repeated(attempt, payer=request.payer, purpose=purpose, within=within, used=used)
+        reply, took_ms = await self.call(
+            attempt, payer=request.payer, purpose=purpose, within=within, estimate=estimate
+        )
         is_estimated = reply.usage is None
         usage = estimated_reply_usage(request, reply) if reply.usage is None else reply.usage
-        return Completion(
-            reply=reply,
-            call=self._record(purpose, OUTCOME_OK, took_ms, usage, is_estimated=is_estimated, cost=reply.cost),
-        )
+        row = self.row(purpose, OUTCOME_OK, took_ms, usage, is_estimated=is_estimated, cost=reply.cost)
+        return Completion(reply=reply, call=row)
+
+
+class PartialText:
+    """Text of an attempt so far."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def recorded(self, on_text: Callable[[str], None] | None) -> Callable[[str], None]:
+        """A callback that keeps the text, then hands it on."""
+
+        def record(text: str) -> None:
+            self.text = text
+            if on_text is not None:
+                on_text(text)
+
+        return record
 
 
 async def _before(deadline: float | None, call: Awaitable[T]) -> T:
-    """What the call gives, if it is there by then."""
+    """The call's result. Raises `ModelTimeout` if it is not there by the deadline."""
     try:
         async with asyncio.timeout_at(deadline):
             return await call
@@ -231,28 +248,7 @@ async def record_cancelled(ledger: Ledger, payer: Payer, call: ModelCallRecord) 
             await ledger.record(payer, call)
 
 
-class _PartialText:
-    """Remembers the text of an attempt so far."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    @property
-    def has_text(self) -> bool:
-        return bool(self.text)
-
-    def around(self, on_text: Callable[[str], None] | None) -> Callable[[str], None]:
-        """`on_text`, watched."""
-
-        def watched(text: str) -> None:
-            self.text = text
-            if on_text is not None:
-                on_text(text)
-
-        return watched
-
-
-def _may_repeat(error: ModelError, policy: RetryPolicy, *, has_text: bool) -> bool:
+def _may_retry(error: ModelError, policy: RetryPolicy, *, has_text: bool) -> bool:
     if isinstance(error, ModelTimeout):
         return not has_text  # a model that began and stalled takes as long again
     return (retry_after_of(error) or 0.0) <= policy.max_retry_after

@@ -1,4 +1,4 @@
-"""Speech to text: what was said in a recording, by the transcription endpoint of OpenAI and whatever is compatible."""
+"""Speech to text, over the transcription endpoint of OpenAI and whatever is compatible."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,11 +6,10 @@ from typing import Final
 
 from openai import AsyncStream
 
-from agent.model.base import Caps, Ledger, Payer
-from agent.model.client import BaseClient, RetryPolicy
+from agent.model.base import Payer
+from agent.model.client import BaseClient
 from agent.model.errors import OUTCOME_OK, stream_error
 from agent.model.http import Endpoint, read_json
-from agent.model.prices import Price
 from agent.model.protocols.openai import openai_transport
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed
@@ -18,15 +17,15 @@ from hermes_state.text import well_formed
 from hermes_state.values import CanonicalUsage, ModelCallRecord
 
 PURPOSE: Final = "transcription"
-"""In the ledger."""
+"""Purpose of such calls in the ledger."""
 
 MAX_CHARACTERS: Final = 200_000
-"""Of one transcription: people say about 1,000 in a minute."""
+"""Longest transcription: people say about 1,000 characters in a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcription:
-    """What was said, and the call's row for the ledger."""
+    """Words of a recording, and the call's row for the ledger."""
 
     text: str
     call: ModelCallRecord
@@ -44,7 +43,7 @@ class TranscriptionModel:
         await self._transport.close()
 
     async def transcribe(self, recording: bytes, name: str) -> tuple[str, CanonicalUsage | None]:
-        """What was said, and what it used where the provider says so in tokens. The end of `name` tells the format.
+        """Words of a recording, and usage where the provider reports tokens. The end of `name` tells the format.
 
         Raises the kinds of `ModelError`.
         """
@@ -73,20 +72,8 @@ class TranscriptionModel:
                 return await read_json(stream.response)
 
 
-class TranscriptionClient(BaseClient):
-    """The line to a model that listens."""
-
-    def __init__(
-        self,
-        model: TranscriptionModel,
-        ledger: Ledger,
-        *,
-        policy: RetryPolicy | None = None,
-        price: Price | None = None,
-        caps: Caps | None = None,
-    ) -> None:
-        super().__init__(route=model.route, name=model.name, ledger=ledger, policy=policy, price=price, caps=caps)
-        self.model = model
+class TranscriptionClient(BaseClient[TranscriptionModel]):
+    """Client of a model that transcribes."""
 
     async def transcribe(
         self,
@@ -96,10 +83,13 @@ class TranscriptionClient(BaseClient):
         payer: Payer,
         within: float | None = None,
     ) -> Transcription:
-        """What was said, empty if nothing was; `within`: seconds for all attempts. Raises the kinds of `ModelError`."""
+        """Transcribe a recording; the text is empty if nothing was said. `within`: seconds for all attempts.
 
-        async def attempt(_watch: object) -> tuple[str, CanonicalUsage | None]:
+        Raises the kinds of `ModelError`.
+        """
+
+        async def attempt(_partial: object) -> tuple[str, CanonicalUsage | None]:
             return await self.model.transcribe(recording, name)
 
-        (text, usage), took_ms = await self._repeated(attempt, payer=payer, purpose=PURPOSE, within=within)
-        return Transcription(text=text, call=self._record(PURPOSE, OUTCOME_OK, took_ms, usage))
+        (text, usage), took_ms = await self.call(attempt, payer=payer, purpose=PURPOSE, within=within)
+        return Transcription(text=text, call=self.row(PURPOSE, OUTCOME_OK, took_ms, usage))
