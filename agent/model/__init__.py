@@ -3,8 +3,8 @@
 A `ChatModel` is a model at the end of a route, such as `protocols.chat_completions.ChatCompletionsModel`. It takes a
 `ModelRequest`, which holds stored rows (`wire` renders them), and gives a `ModelReply` or raises a kind of
 `hermes_state.errors.ModelError`. Callers use it through a `ModelClient`, which repeats a call as its `RetryPolicy` and
-the table in `errors` allow, checks the spending caps, prices the call, and knows by its `CircuitBreaker` when a route
-is better left alone. `sentence_for` says to the person what went wrong.
+the table in `errors` allow, checks the spending caps, writes failed attempts into the `Ledger`, prices the call, and
+knows by its `CircuitBreaker` when a route is better left alone. `sentence_for` says to the person what went wrong.
 
 >>> import asyncio
 >>> from agent.model.protocols.offline import OfflineModel
@@ -20,7 +20,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent.model.base import ChatModel, FinishReason, ModelLimits, ModelReply, ModelRequest, Payer, ToolSchema
+    from agent.model.base import (
+        ChatModel,
+        FinishReason,
+        Ledger,
+        ModelLimits,
+        ModelReply,
+        ModelRequest,
+        Payer,
+        ToolSchema,
+    )
     from agent.model.client import CircuitBreaker, Completion, ModelClient, OpenCircuit, RetryPolicy
     from agent.model.errors import remedy_for, sentence_for
     from agent.model.usage import normalize_usage
@@ -33,6 +42,7 @@ __all__ = [
     "CircuitBreaker",
     "Completion",
     "FinishReason",
+    "Ledger",
     "ModelClient",
     "ModelLimits",
     "ModelReply",

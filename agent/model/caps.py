@@ -93,7 +93,7 @@ def _check_cap(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
 
 
 class StoreLedger:
-    """See `base.Ledger`. The table that `hermes_state.ledger` keeps."""
+    """Ledger in the table that `hermes_state.ledger` keeps."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store

@@ -27,8 +27,8 @@ from hermes_state.values import (
     UserRef,
 )
 from tests.agents import SingleModelAgent, TurnSettings
+from tests.clients import client_of
 from tests.fakes import fake_llm, labkit
-from tests.lines import line_to
 
 SENT_AT = Millis(1_767_225_600_000)  # 2026-01-01 00:00 UTC
 
@@ -150,7 +150,7 @@ def agent(chat: Chat, model: ChatCompletionsModel) -> SingleModelAgent:
     """An agent on the fake model server with the recall tools."""
     return SingleModelAgent(
         store=chat.store,
-        client=line_to(model, chat.store, chat.clock),
+        client=client_of(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(),
         clock=chat.clock,

@@ -34,9 +34,9 @@ from hermes_state.values import (
 )
 from tests.agent.conftest import SENT_AT, Chat, FixedClock, settings
 from tests.agents import SingleModelAgent
+from tests.clients import client_of
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
-from tests.lines import line_to
 
 CONTEXT = 8_192
 OUTPUT = 2_048
@@ -108,7 +108,7 @@ def agent_of(
     """
     return SingleModelAgent(
         store=chat.store,
-        client=line_to(model, chat.store, chat.clock),
+        client=client_of(model, chat.store, chat.clock),
         tools=ToolRegistry([DUMP, *tools]),
         settings=settings(
             context_length=Tokens(context_length),

@@ -30,9 +30,9 @@ from tests.agent.contexts import (
     summary_of,
 )
 from tests.agents import SingleModelAgent
+from tests.clients import client_of
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
-from tests.lines import line_to
 
 CROWDED = ContextSettings(hard_message_limit=8)
 """Hygiene acts although there is room."""
@@ -359,8 +359,8 @@ async def test_a_summary_model_that_fails_is_stood_in_for_by_the_sessions_own_on
     fault, own = FAULTS[fault_name], chat_at(chat, 1)
     async with dialled(server, "lab-32k", read_seconds=fault.read_seconds) as aux:
         routes = [
-            SummaryRoute(client=line_to(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
-            SummaryRoute(client=line_to(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
+            SummaryRoute(client=client_of(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
+            SummaryRoute(client=client_of(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
         ]
         agent = agent_of(own, small, routes=routes)
         llm.add_scripts([{"summary": True, "model": "lab-32k", "times": -1, **fault.reply}])
@@ -387,8 +387,8 @@ async def test_when_both_routes_fail_each_is_asked_once_and_both_cool_down(
     own = chat_at(chat, 1)
     async with dialled(server, "lab-32k") as aux:
         routes = [
-            SummaryRoute(client=line_to(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
-            SummaryRoute(client=line_to(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
+            SummaryRoute(client=client_of(aux, chat.store, chat.clock), context_length=Tokens(32_768)),
+            SummaryRoute(client=client_of(small, chat.store, chat.clock), context_length=Tokens(CONTEXT)),
         ]
         agent = agent_of(own, small, routes=routes)
         fail_summaries(llm, error={"kind": "402"})

@@ -12,8 +12,8 @@ from hermes_state.transcripts import NewMessage, View, append, load_messages, lo
 from hermes_state.values import ConversationRef, MessageRole, Millis, Origin, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agents import SingleModelAgent
+from tests.clients import client_of
 from tests.fakes.fake_llm import LLM
-from tests.lines import line_to
 
 FILLER = "The quick brown fox jumps over the lazy dog and runs through the forest. " * 8
 
@@ -37,7 +37,7 @@ def small_agent(
 ) -> SingleModelAgent:
     return SingleModelAgent(
         store=chat.store,
-        client=line_to(model, chat.store, chat.clock),
+        client=client_of(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(context), max_output_tokens=Tokens(context // 4)),
         clock=chat.clock,
@@ -90,7 +90,7 @@ async def test_whoever_keeps_something_per_view_is_asked_before_a_split_and_told
 
     agent = SingleModelAgent(
         store=chat.store,
-        client=line_to(model, chat.store, chat.clock),
+        client=client_of(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(8_192), max_output_tokens=Tokens(2_048)),
         clock=chat.clock,

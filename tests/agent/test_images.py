@@ -18,9 +18,9 @@ from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.contexts import agent_of, dialled, look, summary_of
 from tests.agent.rows import human
 from tests.agents import SingleModelAgent
+from tests.clients import client_of
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
-from tests.lines import line_to
 
 
 def picture(number: int) -> Image:
@@ -33,7 +33,7 @@ async def test_an_image_is_sent_as_a_data_url(
     (tmp_path / "1.png").write_bytes(b"pixels")
     agent = SingleModelAgent(
         store=chat.store,
-        client=line_to(model, chat.store, chat.clock),
+        client=client_of(model, chat.store, chat.clock),
         tools=ToolRegistry(),
         settings=settings(sees_images=True, attachments=tmp_path),
         clock=chat.clock,

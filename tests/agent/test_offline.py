@@ -8,13 +8,13 @@ from hermes_state.values import MessageRole
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.rows import human
 from tests.agents import SingleModelAgent
-from tests.lines import line_to
+from tests.clients import client_of
 
 
 def offline_agent(chat: Chat) -> SingleModelAgent:
     return SingleModelAgent(
         store=chat.store,
-        client=line_to(OfflineModel(pause_seconds=0), chat.store, chat.clock),
+        client=client_of(OfflineModel(pause_seconds=0), chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(),
         clock=chat.clock,

@@ -57,7 +57,7 @@ from tests.agent.conftest import Chat, FixedClock
 from tests.agent.contexts import SetClock
 from tests.agent.engines import KeepNewest, conversation
 from tests.agent.rows import answer, human
-from tests.lines import RecordedCalls
+from tests.clients import RecordedCalls
 
 LIMITS = limits_of(8_192, 2_048, LimitSettings())
 ROWS = conversation(8)

@@ -21,9 +21,9 @@ from tests.agent.contexts import look
 from tests.agent.engines import KeepNewest
 from tests.agent.test_context import FILLER, Listening
 from tests.agents import SingleModelAgent
+from tests.clients import client_of
 from tests.fakes.fake_llm import LLM
 from tests.fakes.llm_legality import untidy
-from tests.lines import line_to
 
 WINDOW = 8_192
 
@@ -40,7 +40,7 @@ def agent_with(
 
     return SingleModelAgent(
         store=chat.store,
-        client=line_to(model, chat.store, chat.clock),
+        client=client_of(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(context_length=Tokens(WINDOW), max_output_tokens=Tokens(WINDOW // 4)),
         clock=chat.clock,

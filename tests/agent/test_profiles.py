@@ -14,8 +14,8 @@ from hermes_state.values import LineageId, Millis, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.contexts import SetClock
 from tests.agents import SingleModelAgent
+from tests.clients import client_of
 from tests.fakes.fake_llm import LLM
-from tests.lines import line_to
 
 HERE = LineageId(1)
 SILENT = ModelLimits()
@@ -194,7 +194,7 @@ async def test_a_turn_that_is_cancelled_while_the_provider_thinks_leaves_it_to_t
 def agent_on(chat: Chat, model: ChatCompletionsModel) -> SingleModelAgent:
     return SingleModelAgent(
         store=chat.store,
-        client=line_to(model, chat.store, chat.clock),
+        client=client_of(model, chat.store, chat.clock),
         tools=ToolRegistry([]),
         settings=settings(context_length=None, max_output_tokens=None),
         clock=chat.clock,

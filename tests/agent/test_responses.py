@@ -30,9 +30,9 @@ from tests.agent.asking import TOOL, ask, cancel_where_it_hangs, request, script
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.rows import answer, human, result
 from tests.agents import SingleModelAgent
+from tests.clients import client_of
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
-from tests.lines import line_to
 
 CALL = {"id": "a", "name": "look", "arguments": {}}
 MAKER = "responses:lab-128k"
@@ -234,7 +234,7 @@ async def test_a_model_that_does_not_reason_is_not_asked_for_it_again(model: Res
 async def test_a_turn_takes_its_reasoning_along_from_step_to_step(model: ResponsesModel, llm: LLM, chat: Chat) -> None:
     agent = SingleModelAgent(
         store=chat.store,
-        client=line_to(model, chat.store, chat.clock),
+        client=client_of(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
         settings=settings(),
         clock=chat.clock,

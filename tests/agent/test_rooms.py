@@ -22,7 +22,7 @@ from hermes_state.transcripts import hide, load_view
 from hermes_state.values import EstimatedTokens, LineageId, Tokens
 from tests.agent.conftest import Chat, FixedClock, Sink
 from tests.agents import SingleModelAgent, TurnSettings, handle_of
-from tests.lines import line_to
+from tests.clients import client_of
 
 PROMPTS = PromptBuilder(tools=ToolRegistry(recall_tools()))
 
@@ -37,7 +37,7 @@ def measure_of(chat: Chat) -> PromptMeasure:
 
 def handle(chat: Chat, model: ChatCompletionsModel, *, context: int = 131_072, reserved: int = 8_192) -> ModelHandle:
     sizes = TurnSettings(context_length=Tokens(context), max_output_tokens=Tokens(reserved))
-    return handle_of(line_to(model, chat.store), sizes, chat.store, chat.clock)
+    return handle_of(client_of(model, chat.store), sizes, chat.store, chat.clock)
 
 
 @pytest.mark.parametrize(("context", "reserved"), [(131_072, 8_192), (200_000, 100_000), (8_192, 6_144)])
@@ -93,7 +93,7 @@ async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_
     sizes = TurnSettings(context_length=Tokens(context), max_output_tokens=Tokens(reserved), context=context_settings)
     model = OfflineModel()
     model.name = str(uuid4())  # each example learns for itself
-    handle = handle_of(line_to(model, store), sizes, store, FixedClock())
+    handle = handle_of(client_of(model, store), sizes, store, FixedClock())
     profile = handle.profile
     here, elsewhere = LineageId(1), LineageId(2)
     for what, tokens in news:

@@ -16,8 +16,8 @@ from hermes_state.errors import (
     ReplyMalformed,
 )
 from hermes_state.values import CanonicalUsage
+from tests.clients import RecordedCalls
 from tests.fakes import fake_llm, labkit
-from tests.lines import RecordedCalls
 
 
 @pytest.fixture

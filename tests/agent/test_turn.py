@@ -19,9 +19,9 @@ from hermes_state.transcripts import load_view
 from hermes_state.values import Message, MessageRole, ModelCallRecord, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agents import SingleModelAgent, TurnSettings
+from tests.clients import client_of
 from tests.fakes.fake_llm import LLM
 from tests.hermes_state.helpers import one_batch
-from tests.lines import line_to
 
 ANY_OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -54,7 +54,7 @@ class Workshop:
         )
         return SingleModelAgent(
             store=self.chat.store,
-            client=line_to(self.model, self.chat.store, self.chat.clock),
+            client=client_of(self.model, self.chat.store, self.chat.clock),
             tools=ToolRegistry(tools),
             settings=options or settings(),
             clock=self.chat.clock,

@@ -26,9 +26,9 @@ from tests.agent.contexts import (
     summary_of,
 )
 from tests.agents import SingleModelAgent
+from tests.clients import client_of
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
-from tests.lines import line_to
 
 LONG = "the harbour master counted every boat twice and wrote it down with great care " * 30
 
@@ -142,7 +142,7 @@ async def test_a_route_rests_from_when_it_has_failed_not_from_when_it_was_asked(
         async def close(self) -> None:
             """It holds nothing."""
 
-    routes = [SummaryRoute(client=line_to(Slow(), slow_chat.store, clock), context_length=Tokens(8_192))]
+    routes = [SummaryRoute(client=client_of(Slow(), slow_chat.store, clock), context_length=Tokens(8_192))]
     agent = agent_of(slow_chat, small, routes=routes)
     turn = await fill_and_ask(slow_chat, agent, 4_200)
     await slow_chat.finish(turn, await agent.run(turn, Sink()))

@@ -18,7 +18,7 @@ from hermes_state.journal import RunningTurn
 from hermes_state.values import MessageRole, ToolEffect, TurnId
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agents import SingleModelAgent
-from tests.lines import line_to
+from tests.clients import client_of
 
 Json = dict[str, Any]
 
@@ -100,7 +100,7 @@ class Talk:
         """What the tool `note` was called with."""
         self.agent = SingleModelAgent(
             store=chat.store,
-            client=line_to(model, chat.store, chat.clock),
+            client=client_of(model, chat.store, chat.clock),
             tools=ToolRegistry([self._tool()]),
             settings=settings(**options),
             clock=chat.clock,

@@ -59,8 +59,8 @@ from hermes_state.values import (
 )
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, Preview, SendRequest
 from tests.agents import TurnSettings, handle_of
+from tests.clients import client_of
 from tests.fakes.llm_legality import check_openai, untidy
-from tests.lines import line_to
 
 PLATFORM = "telegram"
 WAIT_SECONDS = 10.0
@@ -322,7 +322,7 @@ class TestGateway:
         settings = TurnSettings(context_length=Tokens(131_072), max_output_tokens=Tokens(8_192))
 
         def make(route: RouteConfig) -> ModelHandle:
-            return handle_of(line_to(others.get(route.label, model), store), settings, store, self.clock)
+            return handle_of(client_of(others.get(route.label, model), store), settings, store, self.clock)
 
         agent = Agent(
             store=store,

@@ -18,9 +18,9 @@ from hermes_state.journal import find_open_turn
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Tokens
 from tests.agents import TurnSettings, handle_of
+from tests.clients import client_of
 from tests.gateway.helpers import BOSS, GROUP, Hang, ScriptedModel, TestGateway, answer, config_of, serving
 from tests.gateway.windows import WORDS, CountingModel
-from tests.lines import line_to
 
 MODELS = {"aliases": {"fast": "small", "slow": "large"}, "fallbacks": ["spare"]}
 CHOSEN = "SELECT chosen_model FROM sessions ORDER BY id"
@@ -180,7 +180,7 @@ class Windows:
     def make(self, route: RouteConfig) -> ModelHandle:
         size = self.SIZES[route.label]
         settings = TurnSettings(context_length=Tokens(size), max_output_tokens=Tokens(size // 4))
-        client = line_to(self.tiny if route.label == "tiny" else self.big, self._gateway.store)
+        client = client_of(self.tiny if route.label == "tiny" else self.big, self._gateway.store)
         return handle_of(client, settings, self._gateway.store, self._gateway.clock)
 
 

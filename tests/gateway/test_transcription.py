@@ -12,8 +12,8 @@ from gateway.turns.transcription import Transcriber, TranscriptionError, endpoin
 from hermes_state import inbox
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, InboxId, IncomingAttachment
+from tests.clients import RecordedCalls
 from tests.gateway.helpers import config_of, serving
-from tests.lines import RecordedCalls
 
 VOICE = IncomingAttachment(kind=AttachmentKind.VOICE, file_ref="v", name="voice.ogg", mime="audio/ogg", seconds=7)
 OPENAI = "https://api.openai.com/v1"

@@ -20,8 +20,8 @@ from gateway.outbound.notices import NoticeListener, WaitListener
 from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, Tokens
 from tests.agents import SingleModelAgent, TurnSettings
+from tests.clients import client_of
 from tests.gateway.helpers import ScriptedModel, Step, TestGateway, answer, asked, serving
-from tests.lines import line_to
 
 WORDS = "We looked at the harbour and wrote down what each boat costs and who owns it. " * 6
 SUMMARY = "\n\n".join(f"## {title}\n- as it was before, nothing new" for title in HEADINGS)
@@ -74,7 +74,7 @@ async def talking(
     async with serving(store, folder, chat_model=model, is_started=False, **sections) as gateway:
         agent = SingleModelAgent(
             store=store,
-            client=line_to(model, store),
+            client=client_of(model, store),
             tools=ToolRegistry(recall_tools()),
             settings=TurnSettings(
                 context_length=Tokens(length),

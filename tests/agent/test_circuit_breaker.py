@@ -17,8 +17,8 @@ from hermes_state.errors import (
     ModelUnavailable,
 )
 from tests.agent.rows import human
-from tests.agent.test_line import GOOD, POLICY, Scripted
-from tests.lines import RecordedCalls
+from tests.agent.test_client import GOOD, POLICY, Scripted
+from tests.clients import RecordedCalls
 
 
 class Watch:

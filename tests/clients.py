@@ -1,4 +1,4 @@
-"""Models as the agent calls them, with pauses too short to wait for."""
+"""Clients of models, with pauses too short to wait for."""
 
 from agent.model.base import ChatModel, Payer
 from agent.model.caps import StoreLedger
@@ -19,6 +19,6 @@ class RecordedCalls:
         self.calls.append(call)
 
 
-def line_to(model: ChatModel, store: Store, clock: Clock | None = None) -> ModelClient:
+def client_of(model: ChatModel, store: Store, clock: Clock | None = None) -> ModelClient:
     """A client without price and caps, whose calls are recorded in a database."""
     return ModelClient(model, StoreLedger(store, clock or SystemClock()), policy=FAST_RETRY)

@@ -29,7 +29,7 @@ from hermes_state.errors import (
 )
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord, ToolCall
 from tests.agent.rows import human
-from tests.lines import RecordedCalls
+from tests.clients import RecordedCalls
 
 POLICY = RetryPolicy(first_pause=0.001, max_pause=0.002, max_retry_after=0.01)
 GOOD = ModelReply(text="ok", finish=FinishReason.STOP, usage=CanonicalUsage(input=3, output=1))
