@@ -46,10 +46,10 @@ from hermes_state.values import (
 
 log = structlog.get_logger()
 
-MOST_OVERFLOWS = 3
-"""How often one turn makes room because the provider refused its prompt; then its people are told."""
-LEAST_OUTPUT_TOKENS = 256
-"""An answer that may not even be so long is no answer."""
+MAX_OVERFLOWS = 3
+"""Most times that one turn makes room because the provider refused its prompt; then its people are told."""
+MIN_OUTPUT_TOKENS = 256
+"""Lowest output limit, in tokens: an answer that may not even be so long is no answer."""
 
 MAX_TOOL_ROUNDS = 50
 """A turn that still calls tools after so many rounds goes in circles; it then has to answer with what it has."""
@@ -61,7 +61,7 @@ CUT_OFF = "*(This answer reached the output limit and ends here.)*"
 
 
 class PreviewSink(Protocol):
-    """Where an unfinished answer is shown."""
+    """Preview of an unfinished answer."""
 
     def show(self, text: str) -> None:
         """Take the whole text so far. Must not block."""
@@ -79,14 +79,14 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a turn came to, not stored yet."""
+    """Answer of a turn, not stored yet."""
 
     text: str
     call: ModelCallRecord
     reported_prompt_tokens: int | None
     """None where the provider reported no usage."""
     pressure: PressureEvent | None = None
-    """What people should be told about the room that is left."""
+    """Event that people should be told of: the window is nearly full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class _OpenStep:
 
 @dataclass(slots=True)
 class _Refusals:
-    """How often the provider has refused a prompt of this turn as too long."""
+    """Count of the prompts of this turn that the provider has refused as too long."""
 
     count: int = 0
 
@@ -205,7 +205,7 @@ class Agent:
         return await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
 
     async def _view(self, conversation: ConversationRef, known: View | None = None) -> View:
-        """What the model sees now; a session's system prompt is assembled the first time it is looked at."""
+        """The conversation's view; a session's system prompt is assembled the first time it is looked at."""
         view = known or await self._views.load(conversation.lineage_id)
         if view.session.system_prompt is not None:
             return view
@@ -243,7 +243,7 @@ class Agent:
                 return prompt, await self._call(turn, prompt, rounds, sink)
             except ContextOverflow as error:
                 refusals.count += 1
-                if refusals.count > MOST_OVERFLOWS:
+                if refusals.count > MAX_OVERFLOWS:
                     raise
                 stated = None if error is too_large else error
                 if not await self.context.after_overflow(conversation, model, stated):
@@ -351,7 +351,7 @@ def _ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
 
 
 def _too_large(prompt: MeasuredPrompt) -> ContextOverflow | None:
-    """What is wrong with a prompt that cannot fit and is not sent. Nothing is ever left out to make it fit."""
+    """Error of a prompt that cannot fit and is not sent. Nothing is ever left out to make it fit."""
     window = prompt.model_limits.context_length
     if prompt.estimated <= window:
         return None
@@ -363,7 +363,7 @@ def _lower_output(request: ModelRequest, error: OutputCapTooLarge) -> int:
     """A smaller output limit for this one call: what the provider allows, else half. Raises `error` at the bottom."""
     asked = request.max_output_tokens or 0
     lower = error.cap if error.cap is not None and error.cap < asked else asked // 2
-    if lower < LEAST_OUTPUT_TOKENS:
+    if lower < MIN_OUTPUT_TOKENS:
         raise error
     return lower
 

@@ -62,7 +62,7 @@ def make_adapters(
 
 
 def telegram_settings(config: Config) -> TelegramSettings | None:
-    """What the Telegram adapter is told; None without a token."""
+    """Settings of the Telegram adapter; None without a token."""
     if config.telegram.token is None:
         return None
     return TelegramSettings(
@@ -81,7 +81,7 @@ def _webhook_settings(config: Config) -> WebhookSettings | None:
 
 
 def discord_settings(config: Config) -> DiscordSettings | None:
-    """What the Discord adapter is told; None without a token."""
+    """Settings of the Discord adapter; None without a token."""
     discord = config.discord
     if discord.token is None:
         return None
@@ -161,7 +161,7 @@ def _model_info(route: RouteConfig) -> ModelInfo:
 
 
 def summary_routes(config: Config, live: RouteConfig, clients: ClientRegistry) -> list[SummaryRoute]:
-    """Who is asked for the summaries of conversations with a model: whoever does that task, then the model itself.
+    """Summary routes of conversations with a model: whoever does that task, then the model itself.
 
     The built-in offline model never is: it cannot write one.
     """

@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 MODULES = (
+    "agent.context",
     "agent.engines",
     "agent.handoff",
     "agent.model",

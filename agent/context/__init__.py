@@ -1,1 +1,68 @@
-"""What fits into a model's context window."""
+"""Context windows: what a model sees of a conversation, and what is compressed so that it fits.
+
+A `ContextController` keeps conversations inside the window of whatever model answers them. It measures the next prompt
+(measure.py) against the limits of the model's window (limits.py), and decides when to compress; hygiene and `/compress`
+ask it, too. An `Engine` prepares a compression (job.py has all its values): the built-in `Compressor` cuts the
+transcript (cuts.py), prunes tool results (pruning.py), and asks a model for one summary (summary.py) or makes one by
+rule (deterministic.py). A transaction commits it (commit.py). A `ModelHandle` (model_handle.py) is a model that
+answers, with what is learned of it; a conversation's strikes and cooldowns are its `ContextState` (state.py).
+
+>>> from agent.context.limits import LimitSettings, limits_of
+>>> limits = limits_of(128_000, 8_000, LimitSettings())
+>>> limits.threshold, limits.hygiene, limits.input_window
+(64000, 108000, 120000)
+>>> limits.is_over_threshold(64_500), limits.is_urgent(64_500)
+(True, False)
+
+Names are imported when they are asked for: limits and settings are wanted without all that compresses.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent.context.commit import PendingCompressions
+    from agent.context.compressor import Compressor
+    from agent.context.controller import ContextController
+    from agent.context.engine import Engine
+    from agent.context.job import (
+        Aborted,
+        Compressed,
+        CompressionJob,
+        CompressionRequest,
+        NotNeeded,
+        PreparedCompression,
+        summarize_manual_compression,
+    )
+    from agent.context.measure import ContextStatus, MeasuredPrompt
+    from agent.context.model_handle import ContextSettings, LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
+
+__all__ = [
+    "Aborted",
+    "Compressed",
+    "CompressionJob",
+    "CompressionRequest",
+    "Compressor",
+    "ContextController",
+    "ContextSettings",
+    "ContextStatus",
+    "Engine",
+    "LearnedProfile",
+    "MeasuredPrompt",
+    "ModelHandle",
+    "ModelInfo",
+    "NotNeeded",
+    "PendingCompressions",
+    "PreparedCompression",
+    "SummaryRoute",
+    "summarize_manual_compression",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        for home in ("commit", "compressor", "controller", "engine", "job", "measure", "model_handle"):
+            found = getattr(import_module(f"{__name__}.{home}"), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -53,72 +53,72 @@ from hermes_state.values import Clock, ConversationRef, EstimatedTokens, Lineage
 log = structlog.get_logger()
 
 
-def _rebased(db: Connection, drafted: CompressionResult) -> CompressionResult:
-    """What was drafted, on top of what is remembered of the conversation now.
+def _rebased(db: Connection, attempt: CompressionResult) -> CompressionResult:
+    """The result on top of what is remembered of the conversation now.
 
     A turn may have gone on for a while beside a summary: what was noted meanwhile must not be forgotten.
     """
-    job, before, result = drafted.job, drafted.before, drafted.result
+    job, before, result = attempt.job, attempt.before, attempt.result
     current = state_of(sessions.load_session(db, job.view.session.id).context_state)
     if current == before:
-        return drafted
+        return attempt
     if isinstance(result, PreparedCompression):
         state = current.rebased(before, result.state).compressed(job.tokens_before)
         result = replace(result, state=state)
-    return replace(drafted, before=current, state=current.rebased(before, drafted.state), result=result)
+    return replace(attempt, before=current, state=current.rebased(before, attempt.state), result=result)
 
 
 def settle(
     db: Connection,
     conversation: ConversationRef,
-    drafted: CompressionResult,
+    attempt: CompressionResult,
     system_prompt: str,
     listeners: Sequence[Listener],
     now: Millis,
 ) -> CompressionOutcome:
-    """Commit a draft, or keep the trace of an attempt that changes no view. `system_prompt`: of the child.
+    """Commit a prepared, or keep the trace of an attempt that changes no view. `system_prompt`: of the child.
 
-    When somebody else was faster nothing of the draft is written but what it has cost.
+    When somebody else was faster nothing of it is written but what it has cost.
     """
-    drafted = _rebased(db, drafted)
-    result = drafted.result
+    attempt = _rebased(db, attempt)
+    result = attempt.result
     if not isinstance(result, PreparedCompression):
-        if sessions.load_session(db, drafted.job.view.session.id).ended_at is not None:
-            return drafted.job.not_needed(SkipReason.MOVED)
-        _keep_attempt(db, conversation, drafted, result, listeners, now)
+        if sessions.load_session(db, attempt.job.view.session.id).ended_at is not None:
+            return attempt.job.not_needed(SkipReason.MOVED)
+        _keep_attempt(db, conversation, attempt, result, listeners, now)
         return result
     outcome = None
     with suppress(LineageMoved), nested(db):
-        outcome = _compressed(db, conversation, drafted, result, split(db, _plan(drafted, result, system_prompt), now))
+        outcome = _compressed(db, conversation, attempt, result, split(db, _plan(attempt, result, system_prompt), now))
     for call in result.calls:
         ledger.record(db, conversation.turn_id, conversation.lineage_id, call, now)
     if outcome is None:
-        return drafted.job.not_needed(SkipReason.MOVED)
-    _tell(db, conversation, [*_reasons(drafted.job), outcome], listeners, now)
+        return attempt.job.not_needed(SkipReason.MOVED)
+    _tell(db, conversation, [*_reasons(attempt.job), outcome], listeners, now)
     return outcome
 
 
-def _plan(drafted: CompressionResult, draft: PreparedCompression, system_prompt: str) -> SplitPlan:
-    job = drafted.job
+def _plan(attempt: CompressionResult, prepared: PreparedCompression, system_prompt: str) -> SplitPlan:
+    job = attempt.job
     return SplitPlan(
         parent_id=job.view.session.id,
         version=job.view.session.version,
         watermark_seq=job.view.session.next_seq - 1,
-        context=draft.context,
+        context=prepared.context,
         layer=job.layer,
         focus=job.focus,
-        summary_kind=draft.summary_kind,
-        model=draft.model,
+        summary_kind=prepared.summary_kind,
+        model=prepared.model,
         system_prompt=f"{system_prompt}\n\n{SYSTEM_NOTE}" if job.settings.note_in_system else system_prompt,
-        context_state=stored_form(draft.state),
+        context_state=stored_form(prepared.state),
         tokens_before=job.tokens_before,
-        tokens_after=draft.tokens_after,
-        took_ms=drafted.took_ms,
+        tokens_after=prepared.tokens_after,
+        took_ms=attempt.took_ms,
     )
 
 
 def _reasons(job: CompressionJob) -> list[ContextEvent]:
-    """What people should know of why their conversation was compressed."""
+    """News for people of why their conversation was compressed."""
     limit = job.message_limit
     return [] if limit is None else [MessageLimitEvent(messages=job.messages_before, limit=limit)]
 
@@ -126,16 +126,16 @@ def _reasons(job: CompressionJob) -> list[ContextEvent]:
 def _compressed(
     db: Connection,
     conversation: ConversationRef,
-    drafted: CompressionResult,
-    draft: PreparedCompression,
+    attempt: CompressionResult,
+    prepared: PreparedCompression,
     child_id: SessionId,
 ) -> Compressed:
     return Compressed(
-        job=drafted.job,
-        prepared=draft,
+        job=attempt.job,
+        prepared=prepared,
         child=sessions.load_session(db, child_id),
         compressions=count_compressions(db, conversation.lineage_id),
-        took_ms=drafted.took_ms,
+        took_ms=attempt.took_ms,
     )
 
 
@@ -152,18 +152,18 @@ def _events_of(attempt: CompressionResult, result: NotNeeded | Aborted) -> list[
 def _keep_attempt(
     db: Connection,
     conversation: ConversationRef,
-    drafted: CompressionResult,
+    attempt: CompressionResult,
     result: NotNeeded | Aborted,
     listeners: Sequence[Listener],
     now: Millis,
 ) -> None:
     """Remember an attempt, unless there is nothing to remember."""
-    job, events = drafted.job, _events_of(drafted, result)
-    if drafted.state == drafted.before and not events:
+    job, events = attempt.job, _events_of(attempt, result)
+    if attempt.state == attempt.before and not events:
         return
     session_id = job.view.session.id
-    sessions.set_context_state(db, session_id, stored_form(drafted.state))
-    attempt = CompressionAttempt(
+    sessions.set_context_state(db, session_id, stored_form(attempt.state))
+    row = CompressionAttempt(
         session_id=session_id,
         layer=job.layer,
         focus=job.focus,
@@ -171,13 +171,13 @@ def _keep_attempt(
         reason=result.kind if isinstance(result, Aborted) else result.why,
         tokens_before=job.tokens_before,
         messages_before=job.messages_before,
-        took_ms=drafted.took_ms,
+        took_ms=attempt.took_ms,
     )
-    record_attempt(db, attempt, now)
+    record_attempt(db, row, now)
     _tell(db, conversation, events, listeners, now)
 
 
-def keep_verdict(
+def record_verdict(
     db: Connection,
     conversation: ConversationRef,
     session_id: SessionId,
@@ -193,7 +193,7 @@ def keep_verdict(
     _tell(db, conversation, events, listeners, now)
 
 
-def keep_pressure(db: Connection, pressure: PressureEvent) -> None:
+def note_pressure(db: Connection, pressure: PressureEvent) -> None:
     """Note that people are told. Belongs into the transaction that stores the answer below which they read it."""
     state = state_of(sessions.load_session(db, pressure.session_id).context_state)
     sessions.set_context_state(db, pressure.session_id, stored_form(state.told_of(pressure.level)))
@@ -217,12 +217,12 @@ class UndoPreview:
 
     plan: UndoPlan
     tokens: EstimatedTokens
-    """What the whole view takes."""
+    """Tokens of the whole view."""
     limits: Limits
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for the whole view; otherwise the next message would compress it again."""
+        """True when there is room for the whole view; otherwise the next message would compress it again."""
         return not self.limits.is_urgent(self.tokens)
 
 
@@ -235,9 +235,9 @@ def settle_undo(db: Connection, undoing: UndoPreview, now: Millis) -> Session:
     return load_session(db, undo_compression(db, undoing.plan, now, context_state=stored_form(state)))
 
 
-def log_outcome(conversation: ConversationRef, drafted: CompressionResult, outcome: CompressionOutcome) -> None:
+def log_outcome(conversation: ConversationRef, attempt: CompressionResult, outcome: CompressionOutcome) -> None:
     """One line for whatever came of a compression."""
-    job = drafted.job
+    job = attempt.job
     match outcome:
         case Compressed():
             log.info(
@@ -286,7 +286,7 @@ class PendingCompressions:
         return task.done()
 
     async def take_finished(self, lineage_id: LineageId) -> CompressionResult | None:
-        """What was prepared for the conversation, if it is done by now; it is kept no longer."""
+        """The prepared compression of a conversation, if it is done by now; it is kept no longer."""
         task = self._tasks.get(lineage_id)
         if task is None or not task.done():
             return None

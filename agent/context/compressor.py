@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from agent.context.cuts import LEAST_TAIL_ROWS, Cut, Middle, SkipReason, child_context, find_cut, middle_of, record_for
-from agent.context.deterministic import recap
+from agent.context.cuts import MIN_TAIL_ROWS, Cut, Middle, SkipReason, child_context, find_cut, handoff_for, middle_of
+from agent.context.deterministic import deterministic_summary
 from agent.context.excerpt import fitted
 from agent.context.job import (
     Aborted,
@@ -58,8 +58,8 @@ PASSING_FAILURES = (
 )
 """Trouble with the provider, not with the conversation: while there is room, waiting loses nothing."""
 
-LONGEST_PERCENT = 150
-"""Of the length that was asked for: what a summary has beyond it is left out."""
+MAX_LENGTH_PERCENT = 150
+"""Longest summary, in percent of the length that was asked for; what is beyond it is left out."""
 
 TOOK_TOO_LONG = "The summary took too long."
 
@@ -67,16 +67,16 @@ TINY_FACTOR = 2
 """A middle of less than so many times the handoff's own words is not worth a model call."""
 
 
-LEAST_FRESH_PERCENT = 10
-"""Of the threshold: what must have been said that no handoff stands for yet."""
+MIN_FRESH_PERCENT = 10
+"""Least that must have been said since the last handoff, in percent of the threshold."""
 
 SHORT_TAIL_PERCENT = 20
-"""Of all messages: the kept end where the usual one would leave too much."""
+"""Kept end where the usual one would leave too much, in percent of all messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is compressed, before anybody has put it into words."""
+    """Choice of what is compressed, before anybody has put it into words."""
 
     cut: Cut
     middle: Middle
@@ -85,12 +85,12 @@ class _Plan:
     pruned: int
     content_tokens: int
 
-    def tokens(self, places: range) -> int:
-        return sum(self.sizes[place] for place in places)
+    def tokens(self, indexes: range) -> int:
+        return sum(self.sizes[index] for index in indexes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
+class _Summary:
     text: str
     kind: SummaryKind
     client: ModelClient | None = None
@@ -99,7 +99,7 @@ class _Written:
 
 
 class Compressor:
-    """See the module."""
+    """The built-in context engine. Satisfies `Engine`."""
 
     name = "compressor"
 
@@ -108,7 +108,7 @@ class Compressor:
         self._clock = clock
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
-        """See `port.Engine`: from the threshold on."""
+        """A compression from the threshold on."""
         return CompressionRequest(reason="threshold") if job.limits.is_over_threshold(job.tokens_before) else None
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
@@ -128,7 +128,7 @@ class Compressor:
         job: CompressionJob,
         state: ContextState,
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
-        """What a compression would come to, and what is to be remembered of the attempt."""
+        """The prepared compression, or why there is none, and the state to be remembered of the attempt."""
         plan = await asyncio.to_thread(self._plan, job)
         if isinstance(plan, SkipReason):
             return job.not_needed(plan), state
@@ -136,10 +136,10 @@ class Compressor:
         if not _is_worth_a_call(job, plan):
             return job.not_needed(SkipReason.NOT_SMALLER), state
         await job.begin()
-        written, state = await self._written(job, plan, state)
+        written, state = await self._summarise(job, plan, state)
         if isinstance(written, Aborted):
             return written, state
-        record = record_for(plan.middle, written.text)
+        record = handoff_for(plan.middle, written.text)
         after = _tokens_after(job, plan, framed(record.stored()))
         if after >= job.tokens_before:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
@@ -158,22 +158,22 @@ class Compressor:
         ), state
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
-        """Whether no route would be asked now."""
+        """True while no route would be asked."""
         now = self._clock.now()
         return all(state.is_cooling(route.cooldown_key(layer), now) for route in routes)
 
     # ---- choosing, without a model
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
-        """What a compression would take out, without a model call and without a write."""
+        """Preview of what a compression would take out, without a model call and without a write."""
         plan = self._plan(job)
         if isinstance(plan, SkipReason):
             return job.not_needed(plan)
         rows = job.view.transcript
         target = job.limits.summary_tokens(plan.content_tokens)
         frame = int(estimated_text_tokens(framed("")))
-        taken = sum(plan.sizes[place] for place in range(plan.cut.head_end, plan.cut.tail_start))
-        kept = sum(plan.sizes[place] for place in plan.cut.kept)
+        taken = sum(plan.sizes[index] for index in range(plan.cut.head_end, plan.cut.tail_start))
+        kept = sum(plan.sizes[index] for index in plan.cut.kept)
         return CompressionPreview(
             head=plan.cut.head_end,
             middle=len(plan.middle.rows),
@@ -191,7 +191,7 @@ class Compressor:
         if job.keep_turns is None and isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job):
             tail = min(job.limits.tail, Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
             shorter = replace(job.limits, tail=tail)
-            cut = find_cut(rows, sizes, shorter, replace(job.settings.cut, protect_last_n=LEAST_TAIL_ROWS))
+            cut = find_cut(rows, sizes, shorter, replace(job.settings.cut, protect_last_n=MIN_TAIL_ROWS))
         if isinstance(cut, SkipReason):
             return cut
         content = _content(cut, sizes)
@@ -228,12 +228,12 @@ class Compressor:
 
     # ---- putting it into words
 
-    async def _written(
+    async def _summarise(
         self,
         job: CompressionJob,
         plan: _Plan,
         state: ContextState,
-    ) -> tuple[_Written | Aborted, ContextState]:
+    ) -> tuple[_Summary | Aborted, ContextState]:
         """A model's summary; without one the conversation is left alone while that is possible, else the recap."""
         failure: ModelError | None = None
         if job.is_out_of_time:
@@ -243,7 +243,7 @@ class Compressor:
             if state.is_cooling(key, self._clock.now()):
                 continue
             try:
-                return await self._asked(job, plan, route), state.answered(key)
+                return await self._ask(job, plan, route), state.answered(key)
             except ModelError as error:
                 failure = error
                 outcome = _outcome_of(error)
@@ -252,13 +252,13 @@ class Compressor:
         return await self._without_model(job, plan, state, failure), state
 
     def _timed_out(self, job: CompressionJob, state: ContextState) -> ContextState:
-        """What is to be remembered of a summary that nobody waits for any more: who was asked for it."""
+        """State after a summary that nobody waits for any more: who was asked for it cools down."""
         now = self._clock.now()
         keys = (route.cooldown_key(job.layer) for route in job.routes)
-        asked = next((key for key in keys if not state.is_cooling(key, now)), None)
-        return state if asked is None else state.failed(asked, "timeout", now)
+        key = next((key for key in keys if not state.is_cooling(key, now)), None)
+        return state if key is None else state.failed(key, "timeout", now)
 
-    async def _asked(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> _Written:
+    async def _ask(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> _Summary:
         task = SummaryTask(
             rows=plan.pruned_middle,
             previous=plan.middle.previous.text if plan.middle.previous is not None else None,
@@ -279,11 +279,11 @@ class Compressor:
         except SummaryError as error:
             await route.client.ledger.record(job.request.payer, replace(done.call, outcome=error.outcome))
             raise
-        return _Written(text=text, kind="model", client=route.client, call=done.call)
+        return _Summary(text=text, kind="model", client=route.client, call=done.call)
 
     def _usable(self, reply: ModelReply, task: SummaryTask) -> str:
         text = checked_summary(reply, task, self._redact)
-        return fitted(text, Tokens(task.target * LONGEST_PERCENT // 100))
+        return fitted(text, Tokens(task.target * MAX_LENGTH_PERCENT // 100))
 
     async def _without_model(
         self,
@@ -291,7 +291,7 @@ class Compressor:
         plan: _Plan,
         state: ContextState,
         failure: ModelError | None,
-    ) -> _Written | Aborted:
+    ) -> _Summary | Aborted:
         reason = TOOK_TOO_LONG if job.is_out_of_time else _reason(failure, job.routes)
         is_passing = isinstance(failure, PASSING_FAILURES) or (failure is None and bool(job.routes))
         if (is_passing or job.settings.abort_on_summary_failure) and not job.must_shrink:
@@ -306,14 +306,14 @@ class Compressor:
         previous = plan.middle.previous.text if plan.middle.previous is not None else None
         limit = job.limits.summary_ceiling
         text = await asyncio.to_thread(
-            recap, plan.pruned_middle, previous, redact=self._redact, limit=limit, removed=count
+            deterministic_summary, plan.pruned_middle, previous, redact=self._redact, limit=limit, removed=count
         )
-        return _Written(text=text, kind="deterministic", failure=reason)
+        return _Summary(text=text, kind="deterministic", failure=reason)
 
 
 def _content(cut: Cut, sizes: Sequence[int]) -> int:
     """Tokens that leave the view."""
-    return sum(sizes[place] for place in range(cut.head_end, cut.tail_start) if place not in cut.kept)
+    return sum(sizes[index] for index in range(cut.head_end, cut.tail_start) if index not in cut.kept)
 
 
 def _least_content() -> int:
@@ -321,13 +321,13 @@ def _least_content() -> int:
 
 
 def _is_worth_a_call(job: CompressionJob, plan: _Plan) -> bool:
-    """Whether enough has been said since the last handoff: else one compression would follow the other."""
+    """True when enough was said since the last handoff: else one compression would follow the other."""
     if job.must_shrink or job.layer == "manual" or job.message_limit is not None:
         return True
     rows, cut = job.view.transcript, plan.cut
-    places = (place for place in range(cut.head_end, cut.tail_start) if place not in cut.kept)
-    fresh = sum(plan.sizes[place] for place in places if rows[place].origin is not Origin.SUMMARY)
-    return fresh * 100 >= job.limits.threshold * LEAST_FRESH_PERCENT
+    indexes = (index for index in range(cut.head_end, cut.tail_start) if index not in cut.kept)
+    fresh = sum(plan.sizes[index] for index in indexes if rows[index].origin is not Origin.SUMMARY)
+    return fresh * 100 >= job.limits.threshold * MIN_FRESH_PERCENT
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:

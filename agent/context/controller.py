@@ -1,8 +1,7 @@
-"""Keeping conversations inside their window: when to compress.
+"""Controller of context windows: when a conversation is compressed.
 
 Every layer asks here: hygiene before a turn, preflight and the loop before each model call, the recovery from a refused
-prompt, and people. Making and committing a compression is the drafts' work; of several who compress at one time
-one wins, and the others learn that nothing is left to do.
+prompt, and people. Of several who compress at one time one wins, and the others learn that nothing is left to do.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ from sqlite3 import Connection
 
 import structlog
 
-from agent.context.commit import PendingCompressions, UndoPreview, keep_verdict, log_outcome, settle, settle_undo
+from agent.context.commit import PendingCompressions, UndoPreview, log_outcome, record_verdict, settle, settle_undo
 from agent.context.cuts import SkipReason
 from agent.context.engine import Engine
 from agent.context.job import (
@@ -58,12 +57,12 @@ from hermes_state.values import (
 
 log = structlog.get_logger()
 
-MOST_PASSES = 3
-"""Of one preflight: a conversation that came over from a far larger window may need more than one."""
-LEAST_PROGRESS_PERCENT = 95
-"""Of the prompt before: a pass that leaves more of it is the last."""
+MAX_PASSES = 3
+"""Most compressions of one preflight: a conversation that came over from a far larger window may need several."""
+MAX_REMAINING_PERCENT = 95
+"""Share of the prompt, in percent, above which a pass that leaves so much is the last one."""
 PRESSURE_PERCENT = 85
-"""Of the threshold: from here on people are told that a compression is near."""
+"""Share of the threshold, in percent, from which on people are told that a compression is near."""
 
 
 class ContextController:
@@ -99,11 +98,11 @@ class ContextController:
         return self._engine.name
 
     async def status(self, conversation: ConversationRef, model: ModelHandle) -> ContextStatus:
-        """How full a conversation is."""
+        """Status of a conversation: how full it is."""
         return await self._measure.status(conversation, model, self._engine)
 
     async def close(self) -> None:
-        """Give up what is being drafted."""
+        """Give up what is being prepared."""
         await self._pending.close()
         await self._engine.close()
 
@@ -139,7 +138,7 @@ class ContextController:
             await self._compress(conversation, ready, replace(job, is_out_of_time=True))
 
     def is_pending(self, lineage_id: LineageId) -> bool:
-        """Whether a compression of the conversation is being prepared beside its turns."""
+        """True while a compression of the conversation is prepared beside its turns."""
         return self._pending.is_pending(lineage_id)
 
     async def make_room(
@@ -159,7 +158,7 @@ class ContextController:
             prompt = await self._measure.load(conversation, model)
         else:
             prompt = known or await self._measure.measure(conversation, model, view)
-        for _ in range(MOST_PASSES):
+        for _ in range(MAX_PASSES):
             wanted = await self._engine.request(self._job(prompt, layer))
             ready = await self._ready(prompt, layer) if wanted is not None else None
             if wanted is None or ready is None:
@@ -172,7 +171,7 @@ class ContextController:
             outcome = await self._compress(conversation, prompt, self._job(prompt, layer, focus=wanted.focus))
             # Loaded anew also when nothing was compressed: what is remembered of the attempt belongs to what follows.
             before, prompt = prompt.estimated, await self._measure.load(conversation, model)
-            if not _is_another_view(outcome) or prompt.estimated * 100 > before * LEAST_PROGRESS_PERCENT:
+            if not _is_another_view(outcome) or prompt.estimated * 100 > before * MAX_REMAINING_PERCENT:
                 break
         return prompt
 
@@ -227,21 +226,21 @@ class ContextController:
         return await self._prepare(conversation, job, state=state)
 
     def settle(
-        self, db: Connection, conversation: ConversationRef, drafted: CompressionResult, now: Millis
+        self, db: Connection, conversation: ConversationRef, result: CompressionResult, now: Millis
     ) -> CompressionOutcome:
-        """Commit what was drafted, inside the caller's transaction."""
+        """Commit what was prepared, inside the caller's transaction."""
         system_prompt = self._prompts.system_for(conversation)
-        return settle(db, conversation, drafted, system_prompt, self._listeners, now)
+        return settle(db, conversation, result, system_prompt, self._listeners, now)
 
     async def preview(
         self, conversation: ConversationRef, model: ModelHandle, *, keep_turns: int | None = None
     ) -> CompressionPreview | NotNeeded:
-        """What `/compress` would take out: no model call, no write."""
+        """Preview of what `/compress` would take out: no model call, no write."""
         job = self._job(await self._measure.load(conversation, model), "manual", keep_turns=keep_turns)
         return await asyncio.to_thread(self._engine.preview, job)
 
     async def plan_undo(self, conversation: ConversationRef, model: ModelHandle) -> UndoPreview | None:
-        """What taking back the newest compression comes to; None when there is none. `settle_undo` does it."""
+        """Preview of taking back the newest compression; None when there is none. `settle_undo` does it."""
         await self._pending.drop(conversation.lineage_id)
         plan = await self._store.read(plan_undo, conversation.lineage_id)
         if plan is None:
@@ -312,7 +311,7 @@ class ContextController:
         is_news = judged.is_blocked and not before.is_blocked
         events = [BlockedEvent(tokens=tokens, threshold=self._threshold(prompt))] if is_news else []
         session_id, listeners, now = prompt.view.session.id, self._listeners, self._clock.now()
-        await self._store.write(keep_verdict, conversation, session_id, judged, has_helped, events, listeners, now)
+        await self._store.write(record_verdict, conversation, session_id, judged, has_helped, events, listeners, now)
 
     async def _pressure(
         self, conversation: ConversationRef, prompt: MeasuredPrompt, state: ContextState, reported: ReportedTokens
@@ -324,10 +323,10 @@ class ContextController:
         limits, threshold = prompt.limits, self._threshold(prompt)
         near = (threshold * PRESSURE_PERCENT // 100, threshold, True)
         will_compress = prompt.model.context.is_enabled and not (state.is_blocked or state.held_at)
-        lines = [near] if will_compress else []
+        levels = [near] if will_compress else []
         for share in prompt.model.context.pressure_levels:
-            lines.append((int(limits.context_length * share), limits.context_length, False))
-        crossed = (line for line in lines if reported >= line[0])
+            levels.append((int(limits.context_length * share), limits.context_length, False))
+        crossed = (line for line in levels if reported >= line[0])
         level, of_tokens, is_threshold = max(crossed, default=(0, threshold, False))
         if level == state.pressure_level:
             return None
@@ -349,15 +348,15 @@ class ContextController:
     # ---- what they share
 
     def _threshold(self, prompt: MeasuredPrompt) -> Tokens:
-        """Where the engine acts: of a plugin's it has to be believed, or what it does would be taken for in vain."""
+        """Prompt size at which the engine acts: a plugin's is believed, or what it does would be taken for in vain."""
         return self._engine.threshold(prompt.view.session.lineage_id, prompt.limits)
 
     async def _compress(
         self, conversation: ConversationRef, prompt: MeasuredPrompt, job: CompressionJob
     ) -> CompressionOutcome:
         async with self._waited_for(conversation, prompt):
-            drafted = await self._prepare(conversation, job)
-        return await self._commit(conversation, drafted)
+            result = await self._prepare(conversation, job)
+        return await self._commit(conversation, result)
 
     async def _prepare(
         self, conversation: ConversationRef, job: CompressionJob, *, state: ContextState | None = None
@@ -374,13 +373,13 @@ class ContextController:
 
     async def _take_finished(self, conversation: ConversationRef) -> CompressionOutcome | None:
         """Commit what was prepared beside the conversation, if it is done by now."""
-        drafted = await self._pending.take_finished(conversation.lineage_id)
-        return None if drafted is None else await self._commit(conversation, drafted)
+        result = await self._pending.take_finished(conversation.lineage_id)
+        return None if result is None else await self._commit(conversation, result)
 
-    async def _commit(self, conversation: ConversationRef, drafted: CompressionResult) -> CompressionOutcome:
+    async def _commit(self, conversation: ConversationRef, result: CompressionResult) -> CompressionOutcome:
         """Settle a compression in a transaction of its own."""
-        outcome = await self._store.write(self.settle, conversation, drafted, self._clock.now())
-        log_outcome(conversation, drafted, outcome)
+        outcome = await self._store.write(self.settle, conversation, result, self._clock.now())
+        log_outcome(conversation, result, outcome)
         if isinstance(outcome, Compressed):
             await self._engine.on_event(ContinuedEvent(child=outcome.child))
         return outcome
@@ -405,7 +404,7 @@ class ContextController:
     async def _ready(self, prompt: MeasuredPrompt, layer: Layer) -> MeasuredPrompt | None:
         """The prompt, unless something holds the automatic layers back: the switch, strikes, an undo, a cooldown.
 
-        What growth has lifted is stored, and is in the room that comes back: a state is never changed from an old one.
+        What growth has lifted is stored, and is in the prompt that comes back: no state is changed from an old one.
         """
         if not prompt.model.context.is_enabled:
             return None
@@ -457,7 +456,7 @@ async def _after(seconds: float, on_wait: OnWait, conversation: ConversationRef,
 
 
 def _is_another_view(outcome: CompressionOutcome) -> bool:
-    """Whether the conversation goes on from another view now: ours, or that of whoever was faster."""
+    """True when the conversation goes on from another view now: ours, or that of whoever was faster."""
     return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is SkipReason.MOVED)
 
 

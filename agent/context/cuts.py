@@ -1,4 +1,4 @@
-"""Where a transcript is cut: the head and the tail that stay verbatim, and the middle that a handoff will stand for.
+"""Cuts of a transcript: the head and the tail that stay verbatim, and the middle that a handoff will stand for.
 
 Pure functions of rows and their sizes. A cut never separates a tool call from its results, and whatever is open stays:
 the newest request of a person and the last answer they saw are in the child's view, in place or right behind the
@@ -22,12 +22,12 @@ from hermes_state.compressions import ContextItem
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageRole, Origin, Transcript
 
-LEAST_TAIL_ROWS = 3
+MIN_TAIL_ROWS = 3
 """Fewer only where three alone would be the largest tail."""
 SOFT_CEILING = (3, 2)
 """A tail may exceed its budget by half rather than fall below the number of rows that people asked to keep."""
 LARGEST_TAIL = (3, 4)
-"""Of the input window. Beside a larger tail nothing else fits: a conversation that could not shed it would be stuck."""
+"""Largest tail, in percent of the input window: beside a larger one nothing fits, the conversation would be stuck."""
 
 ProtectFirst: TypeAlias = Literal["always", "first"]
 
@@ -50,7 +50,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutSettings:
-    """What is kept beside the budgets."""
+    """Configuration of what is kept beside the budgets."""
 
     protect_last_n: int = 20
     protect_first_n: int = 3
@@ -81,7 +81,7 @@ def find_cut(
     """
     if has_open_calls(transcript):
         return SkipReason.TOOL_RUNS
-    if len(transcript) <= rules.protect_first_n + LEAST_TAIL_ROWS + 1 and sum(sizes) < limits.threshold:
+    if len(transcript) <= rules.protect_first_n + MIN_TAIL_ROWS + 1 and sum(sizes) < limits.threshold:
         return SkipReason.TOO_FEW  # but a few huge ones fill a window as well
     exchanges, request = _exchanges(transcript), open_request(transcript)
     if keep_turns is None:
@@ -91,7 +91,7 @@ def find_cut(
         if len(turns) <= keep_turns:
             return SkipReason.NOTHING_BETWEEN
         tail_start = _moved_back(exchanges, turns[-keep_turns])
-    upto = min([len(transcript) - LEAST_TAIL_ROWS, *request[:1]])
+    upto = min([len(transcript) - MIN_TAIL_ROWS, *request[:1]])
     head_end = _head_end(transcript, sizes, exchanges, limits, rules, upto=upto)
     if tail_start <= head_end:  # all there is fits into the two
         if keep_turns is not None:
@@ -115,12 +115,12 @@ def find_cut(
 
 
 def _has_news(transcript: Transcript, cut: Cut) -> bool:
-    """Whether anything would be summarised that no handoff stands for yet."""
+    """True when anything would be summarised that no handoff stands for yet."""
     return any(row.origin is not Origin.SUMMARY for row in cut.middle(transcript))
 
 
 def _people_follow(transcript: Transcript, cut: Cut) -> bool:
-    """Whether the next message behind the handoff is a user's."""
+    """True when the next message behind the handoff is a user's."""
     behind = (*(transcript[place] for place in cut.kept), *transcript[cut.tail_start :])
     return next((row.role is MessageRole.USER for row in behind if is_shown(row)), False)
 
@@ -235,7 +235,7 @@ def _tail_start(
     while start > 0:
         count = len(transcript) - start
         wanted = used + sizes[start - 1]
-        is_due = wanted <= (limits.tail if count >= LEAST_TAIL_ROWS else largest)
+        is_due = wanted <= (limits.tail if count >= MIN_TAIL_ROWS else largest)
         if not is_due and not (count < rules.protect_last_n and wanted <= ceiling):
             break
         used = wanted
@@ -253,13 +253,13 @@ def _of(tokens: int, share: tuple[int, int]) -> int:
 
 def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
     """Head and tail meet: keep the least tail, so that what lies between can still be compressed."""
-    start = _moved_back(exchanges, max(head_end, len(transcript) - LEAST_TAIL_ROWS))
+    start = _moved_back(exchanges, max(head_end, len(transcript) - MIN_TAIL_ROWS))
     # One exchange may reach back to the head. Then it stays whole, and whatever stands behind it is the tail.
     return start if start > head_end else _moved_forward(exchanges, head_end + 1)
 
 
 def _turn_starts(transcript: Transcript) -> list[int]:
-    """Where the turns of people begin, oldest first."""
+    """Indexes at which the turns of people begin, oldest first."""
     starts: list[int] = []
     for place, row in enumerate(transcript):
         if row.origin is not Origin.HUMAN:
@@ -315,7 +315,7 @@ def _last_visible_answer(transcript: Transcript) -> int | None:
 
 
 def has_open_calls(transcript: Transcript) -> bool:
-    """Whether the newest answer that called tools still waits for one of them."""
+    """True while the newest answer that called tools still waits for one of them."""
     answered: set[str | None] = set()
     since: set[int | None] = set()
     for row in reversed(transcript):
@@ -331,7 +331,7 @@ def has_open_calls(transcript: Transcript) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Middle:
-    """What a compression takes out of view."""
+    """Rows that a compression takes out of view."""
 
     rows: Transcript
     """Without the earlier handoff."""
@@ -340,7 +340,7 @@ class Middle:
 
     @property
     def stands_for(self) -> tuple[int, int, int]:
-        """How many messages the new handoff stands for, those of the earlier one included, and its first and last."""
+        """Number of messages that the new handoff stands for, the earlier one's included, its first and its last."""
         ids: list[int] = [row.id for row in self.rows]
         count = len(ids)
         if self.previous is not None and self.previous.messages:
@@ -371,7 +371,7 @@ def handoff_in(row: Message) -> Handoff | None:
     return None
 
 
-def record_for(middle: Middle, text: str) -> Handoff:
+def handoff_for(middle: Middle, text: str) -> Handoff:
     """The handoff's record: its text, and what it stands for."""
     count, first, last = middle.stands_for
     return Handoff(text=text, messages=count, first_id=first, last_id=last)

@@ -20,14 +20,14 @@ from hermes_state.values import Message, MessageRole, Origin, Tokens, ToolCall, 
 
 LINE_CHARACTERS = 200
 ROW_CHARACTERS = 20_000
-"""Of one message, what the rules look at."""
+"""Characters of one message that the rules look at."""
 READ_CHARACTERS = 200_000
-"""Of all messages, newest first; what is older is found with the history tools."""
+"""Characters of all messages, newest first; what is older is found with the history tools."""
 REQUEST_PERCENT = 40
-"""Of the length, for the newest request's own words."""
+"""Share of the length for the newest request's own words."""
 PREVIOUS_PERCENT = 35
-"""Of the length, for an earlier record."""
-LEAST_LINE_TOKENS = 6
+"""Share of the length for an earlier summary."""
+MIN_LINE_TOKENS = 6
 
 _QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
 _DECISION = re.compile(
@@ -85,7 +85,7 @@ _EARLIER: Final = "## Earlier record"
 
 @dataclass(slots=True)
 class _Findings:
-    """What the rows hold, newest first; each list stops taking more when it is longer than it could be shown."""
+    """Findings in the rows, newest first; each list stops taking more when it is longer than it could be shown."""
 
     most: int
     lists: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -97,20 +97,22 @@ class _Findings:
             found.setdefault(what, f"- {what} ({recall_id(row.id)})")
 
 
-def recap(rows: Transcript, previous: str | None, *, redact: Redact, limit: Tokens, removed: int) -> str:
-    """The record of `rows`, of about `limit` tokens at most. `removed`: how many messages it stands for in all."""
+def deterministic_summary(
+    rows: Transcript, previous: str | None, *, redact: Redact, limit: Tokens, removed: int
+) -> str:
+    """Summary of `rows` by rule, of about `limit` tokens at most. `removed`: how many messages it stands for in all."""
     text = _OPENING.format(count="one message" if removed == 1 else f"{removed:,} messages")
     room = limit - estimated_text_tokens(text)
     request = _newest_request(rows, redact, room * REQUEST_PERCENT // 100)
     earlier = _earlier(previous, redact, room * PREVIOUS_PERCENT // 100)
     room -= sum(estimated_text_tokens(section) + 1 for section in (request, earlier) if section)
-    found = _find(rows, redact, most=max(0, room) // LEAST_LINE_TOKENS)
+    found = _find(rows, redact, most=max(0, room) // MIN_LINE_TOKENS)
     sections = [text, request, *_sections(found, room), earlier]
     return escape_markers(redact("\n\n".join(filter(None, sections))).replace(MARK, SECRET_MARK))
 
 
 def _sections(found: _Findings, room: int) -> Iterator[str]:
-    """What was found under its headings; each takes an equal part of what the others before it have left."""
+    """Findings under their headings; each takes an equal part of what the others before it have left."""
     titles = [title for title in _TITLES if found.lists.get(title)]
     for place, title in enumerate(titles):
         heading = f"## {title}"
@@ -129,7 +131,7 @@ def _within(lines: Iterable[str], limit: int) -> list[str]:
         if size <= limit:
             kept.append(line)
             limit -= size
-        elif limit < LEAST_LINE_TOKENS:
+        elif limit < MIN_LINE_TOKENS:
             break
     return kept
 

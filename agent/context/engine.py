@@ -1,4 +1,4 @@
-"""The seam between whoever keeps conversations and whoever compresses them."""
+"""Context engines: the seam between the controller, which keeps conversations, and what compresses them."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -22,39 +22,39 @@ from hermes_state.values import LineageId, Tokens
 
 
 class Engine(Protocol):
-    """Drafts compressions of stored rows; commits nothing. One for all conversations, whatever model answers them.
+    """Prepares compressions of stored rows; commits nothing. One for all conversations, whatever model answers them.
 
     The built-in one is `Compressor`; `engines.adapter.PluginEngine` runs engines that were written for message lists.
     """
 
     @property
     def name(self) -> str:
-        """As `context.engine` calls it."""
+        """Name of the engine, as `context.engine` has it."""
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
-        """Whether the job's conversation should be compressed before its next model call."""
+        """The compression that the conversation wants before its next model call; None for none."""
 
     async def prepare(
         self,
         job: CompressionJob,
         state: ContextState,
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
-        """What a compression would come to, and what is to be remembered of the attempt. Raises nothing of its own."""
+        """The prepared compression, or why there is none, and the state to be remembered. Raises nothing of its own."""
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
-        """What a compression would take out: no model call, no write. May be called in a thread."""
+        """Preview of what a compression would take out: no model call, no write. May be called in a thread."""
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
-        """Whether the automatic layers should leave it alone for now."""
+        """True while the automatic layers should leave the conversation alone."""
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
-        """How large a conversation's prompt becomes before it is compressed, as far as that is known."""
+        """Prompt size at which a conversation is compressed, in tokens, as far as that is known."""
 
     async def on_event(self, event: EngineEvent) -> None:
         """Take note of something. Never raises, and never takes long."""
 
     def tools(self) -> Sequence[Tool]:
-        """What the model may call of it."""
+        """Tools of the engine that the model may call."""
 
     async def close(self) -> None:
         """Let go of everything; no conversation ends by it."""

@@ -1,4 +1,4 @@
-"""How large a prompt is before the provider has counted it.
+"""Estimates of prompts, in tokens, before the provider has counted them.
 
 What a provider counted last is the anchor; only what was stored since is estimated, scaled by how this model's counts
 have differed from our estimates. Without an anchor (a new session, the child of a compression) the whole prompt is.
@@ -22,28 +22,28 @@ from hermes_state.values import EstimatedTokens, Message, ReportedTokens
 
 __all__ = ["Calibration", "Estimator"]
 
-LONG_ROWS = 100
+MIN_LONG_ROWS = 100
 """To measure more of them for the first time (after a restart, say) takes longer than an event loop may wait."""
 UNSEEN_TOKENS = 8_000
-"""What a provider may add that we do not see (a prompt of its own) before its count is taken for nonsense."""
-LEAST_LEARNED_TOKENS = 100
+"""Most tokens that a provider may add unseen (a prompt of its own) before its count is taken for nonsense."""
+MIN_LEARNED_TOKENS = 100
 """A smaller prompt says nothing: what surrounds it outweighs it."""
 SURE_TOKENS = 1_000
 """From here on a report counts in full; a smaller prompt's counts less."""
-SLOWEST_STEP = 0.2
-"""How far each further report moves the scale: old ones fade, so that a provider may change its tokenizer."""
-LONGEST_STRIDE = 1.5
+MIN_STEP = 0.2
+"""Least step by which a further report moves the scale: old ones fade, for a provider may change its tokenizer."""
+MAX_STRIDE = 1.5
 """A report that differs more than this from what was learned counts as if it differed by this."""
 SETTLED_SAMPLES = 3
-LEAST_LIKELY = 0.5
-"""Of what a settled scale expects; an anchor below it is not built upon."""
+MIN_LIKELY_SHARE = 0.5
+"""Least share of what a settled scale expects; an anchor below it is not built upon."""
 ESTIMATE_NOISE = 0.1
-"""How far the estimate of a text may be off; the price of an image is learned where that is little beside it."""
+"""Relative error of a text's estimate; the price of an image is learned where that is little beside it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a prompt or a part of it: unscaled tokens of text, and how many images."""
+    """Size of a prompt or a part of it: unscaled tokens of text, and the number of images."""
 
     text: int
     images: int
@@ -64,7 +64,7 @@ class Estimator:
 
     @property
     def calibration(self) -> Calibration:
-        """What is to be kept for the next start."""
+        """Calibration to be kept for the next start."""
         return self._calibration
 
     def text(self, text: str) -> EstimatedTokens:
@@ -76,7 +76,7 @@ class Estimator:
         return self._scaled(self._rows(rows, style))
 
     def each(self, rows: Iterable[Message], style: WireSettings) -> list[int]:
-        """What each of the rows takes by itself."""
+        """Tokens that each of the rows takes by itself."""
         text_of, limit, is_shared = self._sizes.text_tokens, style.max_result_characters, style.is_shared
         scale, maker = self._calibration.scale, style.reasoning_of
         return [
@@ -91,9 +91,9 @@ class Estimator:
         return self._scaled(self._request(request))
 
     def is_quick(self, request: ModelRequest) -> bool:
-        """Whether a request can be estimated within a millisecond or two: most of its rows were measured before."""
+        """True when a request can be estimated within a millisecond or two: most of its rows were measured before."""
         rows = request.transcript
-        return len(rows) < LONG_ROWS or self._sizes.has(rows[0], request.style.max_result_characters)
+        return len(rows) < MIN_LONG_ROWS or self._sizes.has(rows[0], request.style.max_result_characters)
 
     def rows_size(self, rows: Iterable[Message], style: WireSettings) -> Size:
         """Rows as they stand on the wire; worth keeping, for each of them is looked at."""
@@ -101,7 +101,7 @@ class Estimator:
 
     @staticmethod
     def fixed_size(request: ModelRequest) -> Size:
-        """What precedes the rows: the system prompt and the tools' schemas."""
+        """Size of what precedes the rows: the system prompt and the tools' schemas."""
         return Size(fixed_tokens(request), 0)
 
     def prompt(self, view: View, request: ModelRequest, size: Size | None = None) -> EstimatedTokens:
@@ -129,7 +129,7 @@ class Estimator:
         request's, where it is known.
         """
         whole = size or self._request(request)
-        if whole.text < LEAST_LEARNED_TOKENS or not _is_possible(reported, whole):
+        if whole.text < MIN_LEARNED_TOKENS or not _is_possible(reported, whole):
             return
         if whole.images and self._learn_price(request, reported, whole, view):
             return
@@ -139,7 +139,7 @@ class Estimator:
         self._learn_scale((reported - images) / whole.text, whole.text)
 
     def is_possible(self, request: ModelRequest, reported: ReportedTokens, size: Size | None = None) -> bool:
-        """Whether a provider can have counted so many tokens in a request."""
+        """True when a provider can have counted so many tokens in a request."""
         return _is_possible(reported, size or self._request(request))
 
     # ---- learning
@@ -149,13 +149,13 @@ class Estimator:
         if not MIN_SCALE <= sample <= MAX_SCALE:
             return
         if known.samples >= SETTLED_SAMPLES:
-            sample = min(max(sample, known.scale / LONGEST_STRIDE), known.scale * LONGEST_STRIDE)
-        step = max(1 / (known.samples + 1), SLOWEST_STEP) * min(1.0, text_tokens / SURE_TOKENS)
+            sample = min(max(sample, known.scale / MAX_STRIDE), known.scale * MAX_STRIDE)
+        step = max(1 / (known.samples + 1), MIN_STEP) * min(1.0, text_tokens / SURE_TOKENS)
         scale = min(max(known.scale + step * (sample - known.scale), MIN_SCALE), MAX_SCALE)
         self._calibration = msgspec.structs.replace(known, scale=scale, samples=known.samples + 1)
 
     def _learn_price(self, request: ModelRequest, reported: int, whole: Size, view: View | None) -> bool:
-        """Whether this report says what an image costs."""
+        """Learns from this report what an image costs; False when it does not say."""
         known = self._calibration
         doubtful, rest = whole, float(reported)
         scale = known.scale
@@ -171,7 +171,7 @@ class Estimator:
         sample = (rest - text) / doubtful.images
         if not MIN_IMAGE_TOKENS <= sample <= MAX_IMAGE_TOKENS:
             return False
-        step = max(1 / (known.image_samples + 1), SLOWEST_STEP)
+        step = max(1 / (known.image_samples + 1), MIN_STEP)
         price = known.image_tokens + step * (sample - known.image_tokens)
         self._calibration = msgspec.structs.replace(known, image_tokens=price, image_samples=known.image_samples + 1)
         return True
@@ -179,16 +179,16 @@ class Estimator:
     # ---- judging reports
 
     def _is_likely(self, reported: int, covered: Size) -> bool:
-        """Whether a count fits what was learned: some providers now and then leave out what they had cached."""
+        """True when a count fits what was learned: some providers now and then leave out what they had cached."""
         known = self._calibration
-        return known.samples < SETTLED_SAMPLES or reported >= known.scale * covered.text * LEAST_LIKELY
+        return known.samples < SETTLED_SAMPLES or reported >= known.scale * covered.text * MIN_LIKELY_SHARE
 
     def _local_scale(self, reported: int, covered: Size) -> float:
-        """How this conversation's text was counted so far: what follows is likely in the same language."""
+        """Scale by which this conversation's text was counted so far: what follows is likely in the same language."""
         known = self._calibration
-        if covered.text < LEAST_LEARNED_TOKENS:
+        if covered.text < MIN_LEARNED_TOKENS:
             return known.scale
-        stride = LONGEST_STRIDE if known.samples else MAX_SCALE
+        stride = MAX_STRIDE if known.samples else MAX_SCALE
         scale = (reported - self._priced(covered)) / covered.text
         return min(max(scale, known.scale / stride), known.scale * stride)
 
@@ -224,6 +224,6 @@ class Estimator:
 
 
 def _is_possible(reported: int, covered: Size) -> bool:
-    """Whether any tokenizer can have counted this of what we know was read."""
+    """True when any tokenizer can have counted this of what we know was read."""
     least = max(1.0, MIN_SCALE * covered.text)
     return least <= reported <= MAX_SCALE * covered.text + MAX_IMAGE_TOKENS * covered.images + UNSEEN_TOKENS

@@ -1,4 +1,4 @@
-"""What a summary model is shown of a conversation: a bounded part of it, sampled evenly, without secrets.
+"""Excerpts of conversations for summary models: a bounded part, sampled evenly, without secrets.
 
 Every message is one entry; its further lines are indented, so that no text can pass itself off as another message, and
 it stands inside tags that no text can close. Where there is more than fits, long messages are cut in their middle
@@ -25,16 +25,16 @@ from hermes_state.values import Message, MessageRole, Millis, Origin, Tokens, Tr
 log = structlog.get_logger()
 
 SECRET_MARK: Final = "[REDACTED]"
-MOST_ROW_CHARACTERS = 6_000
-"""Of one message, once anything has to be left out: its two ends."""
-LEAST_ROW_CHARACTERS = 240
+MAX_ROW_CHARACTERS = 6_000
+"""Most characters of one message, its two ends, once anything has to be left out."""
+MIN_ROW_CHARACTERS = 240
 """Shorter pieces say nothing; messages are left out before."""
 ENTRY_TOKENS = 18
 """Number, time and speaker in front of a message."""
 CUT_TOKENS = 10
 """The note inside a message whose middle is left out."""
 AIM_PERCENT = 95
-"""Of the limit, when the length of messages is chosen: what they really take is seen only then."""
+"""Share of the limit, in percent, when the length of messages is chosen: what they really take is seen only then."""
 GAP_TOKENS = 8
 """The line that says how many messages are not shown."""
 BYTES_PER_TOKEN = 3
@@ -220,7 +220,7 @@ def _name(text: str | None) -> str:
 
 
 def _row_tokens(row: Message) -> int:
-    """What the row takes. Those that pruning may have shortened were not measured before: of them, what is likely."""
+    """Tokens of a row. One that pruning may have shortened was not measured before: of it, what is likely."""
     if row.role is not MessageRole.TOOL and not row.body.calls:
         return ROW_TOKENS.text_tokens(row, _WHOLE)
     texts = [row.text or "", *(call.arguments for call in row.body.calls)]
@@ -244,7 +244,7 @@ def _row_characters(costs: Sequence[int], lengths: Sequence[int], limit: int) ->
     def total(most: int) -> int:
         return sum(_cost(cost, length, most) for cost, length in zip(costs, lengths, strict=True))
 
-    least, most = LEAST_ROW_CHARACTERS, MOST_ROW_CHARACTERS
+    least, most = MIN_ROW_CHARACTERS, MAX_ROW_CHARACTERS
     if total(least) > limit:
         return least
     while least < most:
@@ -257,7 +257,7 @@ def _row_characters(costs: Sequence[int], lengths: Sequence[int], limit: int) ->
 
 
 def _cost(cost: int, length: int, most: int) -> int:
-    """Of a message that is cut to `most` characters."""
+    """Tokens of a message that is cut to `most` characters."""
     return cost if length <= most else ENTRY_TOKENS + CUT_TOKENS + (cost - ENTRY_TOKENS) * most // length
 
 

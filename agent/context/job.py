@@ -39,7 +39,7 @@ class CompressionRequest:
     """A compression that an engine wants now. Whoever keeps the conversation decides whether it may be."""
 
     reason: str
-    """Which rule of the engine's, such as `threshold`, or its own words where it asked by itself."""
+    """Rule of the engine's that asks, such as `threshold`, or its own words where it asked by itself."""
     focus: str | None = None
 
 
@@ -58,7 +58,7 @@ class Aborted:
     """No summary could be made, and the conversation was left as it was because the next request still fits."""
 
     kind: str
-    """How the ledger calls the failure, such as `auth`."""
+    """Name of the failure as in the ledger, such as `auth`."""
     reason: str
     """One sentence for people."""
     retry_at: Millis | None
@@ -74,7 +74,7 @@ class CompressionJob:
     """The next model call as it stands: what does not shrink (system prompt, tools) is in it."""
     limits: Limits
     threshold: Tokens
-    """Where the conversation's engine acts by itself."""
+    """Prompt size at which the conversation's engine acts by itself."""
     layer: Layer
     focus: str | None
     keep_turns: int | None
@@ -86,7 +86,7 @@ class CompressionJob:
     on_begin: Callable[[], Awaitable[None]] | None = None
     """Called once it is clear that there is something to compress, before a model is asked."""
     is_out_of_time: bool = False
-    """It was drafted before, and waited for as long as people are kept waiting: nobody is asked again."""
+    """It was prepared before, and waited for as long as people are kept waiting: no model is asked again."""
     model: ModelInfo
     """The model that answers the conversation, for engines of plugins."""
     estimator: Estimator
@@ -106,7 +106,7 @@ class CompressionJob:
             await self.on_begin()
 
     def not_needed(self, why: SkipReason) -> NotNeeded:
-        """What comes of the job when nothing is compressed."""
+        """Outcome of the job when nothing is compressed."""
         return NotNeeded(
             why=why,
             prompt_tokens=self.tokens_before,
@@ -140,7 +140,7 @@ class PreparedCompression:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionPreview:
-    """What `/compress preview` shows; all tokens are estimates."""
+    """Figures of `/compress preview`; all tokens are estimates."""
 
     head: int
     middle: int
@@ -213,7 +213,7 @@ class PressureEvent:
     is_threshold: bool
     session_id: SessionId
     level: int
-    """The line that was crossed, in tokens; `commit.keep_pressure` notes that people know."""
+    """The line that was crossed, in tokens; `commit.note_pressure` notes that people know."""
 
 
 BeforeSplit: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""Where compression acts: every limit of a window, from one table, for every layer alike.
+"""Limits of a context window: where compression acts, from one table, for every layer alike.
 
 Limits are computed anew for each model and window, so that a model switch or a learned window moves all of them
 together. Shares of a window are taken exactly (no float creeps in); the threshold is rounded down, every other line is
@@ -13,23 +13,23 @@ from typing import Literal
 from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
 
 URGENT_PERCENT = 92
-"""Of the input window: from here on nobody goes on without room."""
+"""Share of the input window, in percent, from which on nobody goes on without room."""
 HYGIENE_INPUT_PERCENT = 90
 """Hygiene acts here at the latest, whatever share of the context is configured: the output needs its room."""
 THRESHOLD_CAP_PERCENT = 75
-"""Of the input window: ten points below hygiene, which acts at 85 % at the earliest. Closer to each other, both would
-act with every message of a long chat."""
-LEAST_INPUT_WINDOW = 2_048
+"""Highest threshold, in percent of the input window: ten points below hygiene, which acts at 85 % at the earliest.
+Closer to each other, both would act with every message of a long chat."""
+MIN_INPUT_WINDOW = 2_048
 
 HEAD_TOKENS = 4_000
 HEAD_THRESHOLD_PERCENT = 25
-SUMMARY_FLOOR = 2_000
-SUMMARY_LEAST_CEILING = 256
+MIN_SUMMARY_TOKENS = 2_000
+MIN_SUMMARY_CEILING = 256
 SUMMARY_CONTEXT_PERCENT = 5
 SUMMARY_THRESHOLD_PERCENT = 20
 SUMMARY_INPUT_TOKENS = 40_000
 SUMMARY_INPUT_PERCENT = 60
-"""Of the summary model's own window."""
+"""Share of the summary model's own window, in percent."""
 LEAN_TAIL = (10_000, 25_000)
 LEAN_THRESHOLD_PERCENT = 30
 STEPPED_SHARES = ((10_000, 20), (30_000, 15), (100_000, 10))
@@ -42,11 +42,11 @@ SummaryBudget = Literal["proportional", "stepped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
-    """What the configuration says about sizes: shares are of the context window, the rest is in tokens."""
+    """Configuration of sizes: shares are of the context window, the rest is in tokens."""
 
     threshold: float = 0.50
     target_ratio: float = 0.20
-    """Of the threshold: what the kept tail may take."""
+    """Share of the threshold that the kept tail may take."""
     tail_mode: TailMode = "fraction"
     minimum_context_length: int = 64_000
     """The threshold is not below it where it is at most half of the context."""
@@ -73,11 +73,11 @@ class Limits:
     summary_budget: SummaryBudget = "proportional"
 
     def summary_tokens(self, content: int) -> Tokens:
-        """How long a summary of `content` tokens should be: a target for the model's words, no limit on the wire."""
+        """Target length of a summary of `content` tokens: for the model's words, no limit on the wire."""
         if self.summary_budget == "stepped":
             percent = next((share for upto, share in STEPPED_SHARES if content < upto), STEPPED_REST)
-            return Tokens(max(SUMMARY_LEAST_CEILING, min(content * percent // 100, self.summary_ceiling)))
-        floor = min(SUMMARY_FLOOR, self.summary_ceiling)
+            return Tokens(max(MIN_SUMMARY_CEILING, min(content * percent // 100, self.summary_ceiling)))
+        floor = min(MIN_SUMMARY_TOKENS, self.summary_ceiling)
         return Tokens(min(max(content // 5, floor), self.summary_ceiling))
 
     def is_over_threshold(self, prompt: EstimatedTokens | ReportedTokens) -> bool:
@@ -110,7 +110,7 @@ def limits_of(context_length: int, reserved_output: int, settings: LimitSettings
 
 
 def summary_input_tokens(summary_window: int) -> Tokens:
-    """How much of a conversation a summary model of this window is shown."""
+    """Tokens of a conversation that a summary model of this window is shown."""
     return Tokens(min(SUMMARY_INPUT_TOKENS, summary_window * SUMMARY_INPUT_PERCENT // 100))
 
 
@@ -138,7 +138,7 @@ def _summary_ceiling(context_length: int, threshold: int, settings: LimitSetting
         settings.summary_max_tokens,
         threshold * SUMMARY_THRESHOLD_PERCENT // 100,
     )
-    return Tokens(max(SUMMARY_LEAST_CEILING, most))
+    return Tokens(max(MIN_SUMMARY_CEILING, most))
 
 
 def _exact(share: float | Fraction) -> Fraction:

@@ -1,4 +1,4 @@
-"""How full a conversation is: the next prompt of a view, measured against the limits of the model's window."""
+"""Measure of prompts: how full a conversation is against the limits of a model's window."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ConversationRef, EstimatedTokens, LineageId, MessageId, SessionId, Tokens
 
-KEPT_SIZES = 4_096
+MAX_SIZES = 4_096
 """Conversations whose size is remembered: a few hundred bytes each."""
 
 
@@ -44,21 +44,21 @@ class MeasuredPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextStatus:
-    """How full a conversation is."""
+    """Status of a conversation: how full it is."""
 
     prompt: EstimatedTokens
     fixed: EstimatedTokens
-    """Of the prompt, what no compression shortens: the system prompt and the tools' schemas."""
+    """Part of the prompt that no compression shortens: the system prompt and the tools' schemas."""
     limits: Limits
     window_from: SizeSource
-    """Who says how large the window is."""
+    """Source of the window's size."""
     threshold: Tokens
-    """Where it is compressed by itself."""
+    """Prompt size at which it is compressed by itself."""
     compressions: int
 
     @property
     def is_crowded(self) -> bool:
-        """What cannot shrink takes half of the room before a compression, or more."""
+        """True when what cannot shrink takes half of the room before a compression, or more."""
         return self.fixed * 2 >= self.threshold
 
 
@@ -74,7 +74,7 @@ class _RowsSize:
     size: Size
 
     def is_beginning_of(self, view: View, style: WireSettings) -> bool:
-        """Whether the view begins with just these rows, shown in the same way."""
+        """True when the view begins with just these rows, shown in the same way."""
         session, rows = view.session, view.transcript
         is_same = (self.session_id, self.version, self.style) == (session.id, session.version, style)
         return is_same and len(rows) >= self.rows and rows[self.rows - 1].id == self.last_id
@@ -137,7 +137,7 @@ class PromptMeasure:
             size += estimator.rows_size(rows[start:], style)
         else:
             size = await asyncio.to_thread(estimator.rows_size, rows, style)
-        if len(self._measured) >= KEPT_SIZES:
+        if len(self._measured) >= MAX_SIZES:
             self._measured.clear()
         if rows and not style.image_urls:
             session = view.session
@@ -146,7 +146,7 @@ class PromptMeasure:
         return size
 
     async def status(self, conversation: ConversationRef, model: ModelHandle, engine: Engine) -> ContextStatus:
-        """How full a conversation is, for people who ask."""
+        """Status of a conversation, for people who ask how full it is."""
         prompt = await self.load(conversation, model)
         return ContextStatus(
             prompt=prompt.estimated,

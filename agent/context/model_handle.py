@@ -17,7 +17,7 @@ import structlog
 
 from agent.context.cuts import CutSettings
 from agent.context.estimate import Estimator, Size
-from agent.context.limits import LEAST_INPUT_WINDOW, Limits, LimitSettings, limits_of
+from agent.context.limits import MIN_INPUT_WINDOW, Limits, LimitSettings, limits_of
 from agent.context.pruning import PruneStyle
 from agent.context.state import CooldownKey, cooldown_key
 from agent.model.base import ChatModel, ModelLimits, ModelRequest, made_by
@@ -38,14 +38,15 @@ from hermes_state.transcripts import View
 from hermes_state.values import Clock, EstimatedTokens, LineageId, ReportedTokens, Tokens
 
 WORTH_SAVING = 0.01
-"""Relative change of the scale, or of the price of an image."""
+"""Relative change of the scale, or of the price of an image, from which on it is saved."""
 ASSUMED_WINDOWS = (1_000_000, 512_000, 256_000, 200_000, 128_000, 64_000, 32_000, 16_000, 8_000, 4_000)
-"""Guessed from when a provider refuses a prompt without saying what would fit."""
-KEPT_GUESSES = 4_096
+"""Usual windows, in tokens, of which one is assumed when a provider refuses a prompt without saying what would fit."""
+MAX_ASSUMED_WINDOWS = 4_096
 """Conversations for which a window is guessed at one time."""
-ANSWER_KEPT_MS = 7 * 86_400_000
-"""What a provider says of its model is asked for again after a week; what it did not say, after a day."""
-SILENCE_KEPT_MS = 86_400_000
+MAX_OFFER_AGE_MS = 7 * 86_400_000
+"""Age at which a provider is asked again what it has said of its model, in milliseconds: a week."""
+MAX_SILENCE_AGE_MS = 86_400_000
+"""Age at which a provider is asked again what it did not say, in milliseconds: a day."""
 UNREACHED_BACKOFF = Backoff(60.0, 3_600.0)
 """Pauses until a provider that could not be asked is asked again."""
 SUMMARY_SECONDS = 180.0
@@ -67,7 +68,7 @@ class CompressorSettings:
     summary_seconds: float = SUMMARY_SECONDS
     zone: tzinfo = UTC
     note_in_system: bool = True
-    """Whether the system prompt behind a compression says why the view begins with a handoff."""
+    """True: the system prompt behind a compression says why the view begins with a handoff."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class ContextSettings:
     """Configuration of how conversations with a model are kept inside its window."""
 
     is_enabled: bool = True
-    """Whether anything but `/compress` compresses."""
+    """False: nothing but `/compress` compresses."""
     limits: LimitSettings = field(default_factory=LimitSettings)
     compressor: CompressorSettings = field(default_factory=CompressorSettings)
     hard_message_limit: int = 5_000
@@ -139,7 +140,7 @@ class LearnedProfile:
         self._fetch = fetch
         self._asking = asyncio.Lock()
         self._ask_from: int = 0
-        """When the provider may be asked next, by the clock; what is kept of its last answer says more."""
+        """Time from which on the provider may be asked, by the clock; its last answer says more."""
         self._pauses = iter(UNREACHED_BACKOFF)
         self.capacity = model_size(model, configured)
         """The model's size by whoever knows it best, before anything is learned from refusals."""
@@ -161,13 +162,13 @@ class LearnedProfile:
         return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
     def source_for(self, lineage_id: LineageId | None) -> SizeSource:
-        """Who says how large a conversation's context is; None: the model's."""
+        """Source of the size of a conversation's context; of the model's for None."""
         if lineage_id is not None and self.window_for(lineage_id) < self.window:
             return SizeSource.GUESSED
         return self.capacity.context_from if self.window == self.capacity.context_length else SizeSource.LEARNED
 
     def is_about(self, model: ChatModel) -> bool:
-        """Whether it is this model, on this route."""
+        """True for this model, on this route."""
         return (model.route, model.name) == (self._route, self.model)
 
     async def load(self) -> None:
@@ -224,7 +225,7 @@ class LearnedProfile:
         if offer is None:
             return True
         says_something = (offer.context_length, offer.max_output_tokens) != (None, None)
-        return not 0 <= now - offer.at < (ANSWER_KEPT_MS if says_something else SILENCE_KEPT_MS)
+        return not 0 <= now - offer.at < (MAX_OFFER_AGE_MS if says_something else MAX_SILENCE_AGE_MS)
 
     def _take(self, profile: ModelProfile) -> None:
         self._known = profile
@@ -255,7 +256,7 @@ class LearnedProfile:
     async def learn_window(self, lineage_id: LineageId, stated: int) -> None:
         """Keep a window that the provider stated, if it is smaller; one above what is known is no news."""
         self._assumed.pop(lineage_id, None)
-        if not LEAST_INPUT_WINDOW <= stated < self.window:
+        if not MIN_INPUT_WINDOW <= stated < self.window:
             return
         in_force = self.capacity.context_length
         log.warning("model.window_learned", model=self.model, window=stated, beside=in_force)
@@ -279,10 +280,10 @@ class LearnedProfile:
 
     def assume_stated(self, lineage_id: LineageId, stated: int) -> None:
         """Keep a conversation below what the account may send at once: that is no window, it grows with the account."""
-        self._assume(lineage_id, Tokens(min(self.window, max(stated, LEAST_INPUT_WINDOW))), None)
+        self._assume(lineage_id, Tokens(min(self.window, max(stated, MIN_INPUT_WINDOW))), None)
 
     def _assume(self, lineage_id: LineageId, window: Tokens, refused: int | None) -> None:
-        if len(self._assumed) >= KEPT_GUESSES:
+        if len(self._assumed) >= MAX_ASSUMED_WINDOWS:
             self._assumed.clear()
         self._assumed[lineage_id] = window
         window = self.window_for(lineage_id)

@@ -22,12 +22,12 @@ EXCERPT_CHARACTERS = 800
 EXCERPT_FROM_CHARACTERS = 2_000
 ARGUMENT_CHARACTERS = 200
 """A longer string inside a call's arguments is shortened to this."""
-MOST_DEPTH = 50
-"""Of arguments: what lies deeper is left as it is."""
+MAX_DEPTH = 50
+"""Deepest level of arguments that is shortened; what lies deeper is left as it is."""
 TARGET_CHARACTERS = 80
 OUTCOME_CHARACTERS = 80
 LOOKED_CHARACTERS = 2_000
-"""Of a text that is cut short, where secrets are looked for."""
+"""Characters of a text that is cut short in which secrets are looked for."""
 
 PruneStyle: TypeAlias = Literal["stub", "placeholder", "excerpt"]
 
@@ -43,9 +43,9 @@ class PrunedTranscript:
 
     transcript: Transcript
     results: int
-    """How many results became stubs."""
+    """Number of results that became stubs."""
     arguments: int
-    """How many calls had their arguments shortened."""
+    """Number of calls whose arguments were shortened."""
 
 
 def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyle = "stub") -> PrunedTranscript:
@@ -115,7 +115,7 @@ def _stub(row: Message, text: str, call: ToolCall | None, redact: Redact) -> str
 
 
 def _outcome(text: str, redact: Redact) -> str:
-    """How the call went, as far as its text shows: an exit code, an error's first line, else how it begins."""
+    """Outcome of the call as far as its text shows: an exit code, an error's first line, else how it begins."""
     exit_code = _exit_code(text[:400]) or _exit_code(text[-400:])
     begins = _one_line(text.lstrip().partition("\n")[0], OUTCOME_CHARACTERS, redact)
     if exit_code is not None:
@@ -129,7 +129,7 @@ def _exit_code(text: str) -> re.Match[str] | None:
 
 
 def _target(call: ToolCall | None, redact: Redact) -> str:
-    """What the call was about: the argument that names it, else the first short text among them."""
+    """Subject of the call: the argument that names it, else the first short text among them."""
     arguments = _parsed(call.arguments) if call is not None else None
     if not isinstance(arguments, dict):
         return ""
@@ -173,7 +173,7 @@ def _shortened_call(call: ToolCall, row: Message, redact: Redact) -> ToolCall:
 
 def _shortened(value: Any, row: Message, redact: Redact, depth: int = 0) -> Any:
     """A JSON value with its long strings cut; `Any` because that is what JSON is."""
-    if depth > MOST_DEPTH:
+    if depth > MAX_DEPTH:
         return value
     if isinstance(value, str):
         is_long = len(value) > ARGUMENT_CHARACTERS + 60  # what the mark takes

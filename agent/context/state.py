@@ -1,4 +1,4 @@
-"""What compression remembers of a conversation: strikes, cooldowns and what its people were told already.
+"""State of a conversation's compressions: strikes, cooldowns and what its people were told already.
 
 The value is stored with the session and copied by a split, so that a restart forgets none of it. Every change is a
 function from one state to the next.
@@ -12,10 +12,10 @@ from hermes_state.compressions import Layer
 from hermes_state.values import Millis
 
 STRIKES_TO_BLOCK = 2
-LEAST_GAIN_PERCENT = 10
+MIN_GAIN_PERCENT = 10
 """A pass that frees less of the prompt is a strike."""
 REARM_GROWTH_PERCENT = 10
-"""How much a blocked or held conversation has to grow before it is tried again."""
+"""Growth of a blocked or held conversation, in percent, before it is tried again."""
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
 """After a failure that a minute does not mend: a refused key, an empty account, a wrong name."""
@@ -48,7 +48,7 @@ class UnverifiedCompression(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """See the module. The default is a conversation to which nothing has happened."""
+    """State of a conversation's compressions. The default is a conversation to which nothing has happened."""
 
     strikes: int = 0
     blocked_at: int = 0
@@ -76,7 +76,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.awaited is None:
             return self
         before = self.awaited.tokens_before
-        has_helped = reported < threshold and reported * 100 <= before * (100 - LEAST_GAIN_PERCENT)
+        has_helped = reported < threshold and reported * 100 <= before * (100 - MIN_GAIN_PERCENT)
         settled = msgspec.structs.replace(self, awaited=None)
         return msgspec.structs.replace(settled, strikes=0, blocked_at=0) if has_helped else settled.struck(reported)
 
@@ -87,7 +87,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, strikes=strikes, blocked_at=blocked_at)
 
     def rearmed(self, tokens: int, *, is_urgent: bool) -> "ContextState":
-        """What growth has lifted: a block, or the hold after an undo."""
+        """The state without what growth has lifted: a block, or the hold after an undo."""
         changed = self
         if self.blocked_at and _has_grown(tokens, self.blocked_at):
             changed = msgspec.structs.replace(changed, blocked_at=0, strikes=STRIKES_TO_BLOCK - 1)

@@ -37,14 +37,14 @@ SECTIONS: Final = (
 )
 HEADINGS: Final = tuple(title for title, _ in SECTIONS)
 
-LEAST_HEADINGS = 3
+MIN_HEADINGS = 3
 """A reply that names fewer of them is something else than the summary that was asked for."""
-LEAST_CHARACTERS = 40
-LONGEST_FACTOR = 4
+MIN_CHARACTERS = 40
+MAX_LENGTH_FACTOR = 4
 """A summary of so many times its target has not summarised."""
 FOCUS_CHARACTERS = 500
 PREVIOUS_PERCENT = 50
-"""Of what may be shown, for an earlier record at most; the rest is the conversation's."""
+"""Share of what may be shown that an earlier summary may take; the rest is the conversation's."""
 REFUSAL_CHARACTERS = 600
 """Refusals are short, and say so at the beginning."""
 
@@ -100,7 +100,7 @@ class SummaryTask:
     focus: str | None
     target: Tokens
     input_limit: Tokens
-    """Of the conversation and the earlier record that are shown, by estimate."""
+    """Most tokens of the conversation and the earlier summary that are shown, by estimate."""
     now: Millis
     zone: tzinfo = UTC
     template: str | None = None
@@ -182,12 +182,12 @@ def checked_summary(reply: ModelReply, task: SummaryTask, redact: Callable[[str]
         raise SummaryError("malformed", "The model called a tool instead of writing a summary.")
     titles = HEADINGS if task.template is None else tuple(_TEMPLATE_HEADING.findall(task.template))
     text = _unwrapped(reply.text, titles)
-    if len(text) < LEAST_CHARACTERS:
+    if len(text) < MIN_CHARACTERS:
         raise SummaryError(*(_REFUSED if _REFUSAL.search(text) else _EMPTY))
     _require_headings(text, titles)
-    if sum(_hint(what) in text for _, what in SECTIONS) >= LEAST_HEADINGS:
+    if sum(_hint(what) in text for _, what in SECTIONS) >= MIN_HEADINGS:
         raise SummaryError("malformed", "The model returned the form without filling it in.")
-    if estimated_text_tokens(text) > LONGEST_FACTOR * max(task.target, 1_000):
+    if estimated_text_tokens(text) > MAX_LENGTH_FACTOR * max(task.target, 1_000):
         raise SummaryError("too_long", "The summary came out longer than a summary may be.")
     if task.template is None:
         text = _heading_lines(titles).sub(_as_given, text)
@@ -228,7 +228,7 @@ def _require_headings(text: str, titles: tuple[str, ...]) -> None:
 
 
 def _wanted(titles: tuple[str, ...]) -> int:
-    return min(LEAST_HEADINGS, len(titles))
+    return min(MIN_HEADINGS, len(titles))
 
 
 def _headings_in(text: str, titles: tuple[str, ...]) -> frozenset[str]:

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from agent.context.cuts import Cut, SkipReason, find_cut, middle_of
-from agent.context.deterministic import recap
+from agent.context.deterministic import deterministic_summary
 from agent.context.estimate import Estimator
 from agent.context.limits import Limits, LimitSettings, limits_of, summary_input_tokens
 from agent.context.model_handle import CompressorSettings
@@ -182,7 +182,7 @@ class ContextCompressor(ContextEngine):
             except ModelError as error:
                 log.warning("compression.summary_failed", engine=self.name, error=type(error).__name__)
         removed, limit = len(middle.rows), limits.summary_ceiling
-        text = recap(middle.rows, previous, redact=self._redact, limit=limit, removed=removed)
+        text = deterministic_summary(middle.rows, previous, redact=self._redact, limit=limit, removed=removed)
         return _ID_IN_RECAP.sub("", text)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from agent.context.cuts import Middle, handoff_in, joined, open_request, record_for
+from agent.context.cuts import Middle, handoff_for, handoff_in, joined, open_request
 from agent.engines.contract import ListMessage
 from agent.handoff import parse_handoff, unframed
 from agent.model.wire import WireSettings, traced_messages
@@ -383,7 +383,7 @@ class _ListReader:
         records = [record for record in map(handoff_in, earlier) if record is not None]
         middle = Middle(rows=tuple(removed or self.shortened or self.sent.transcript[:1]), previous=joined(records))
         text = redact("\n\n".join(self.words)) or UNSAID
-        return NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=record_for(middle, text).stored())
+        return NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=handoff_for(middle, text).stored())
 
 
 def _stub(row: Message, text: str) -> NewMessage:

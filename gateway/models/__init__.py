@@ -1,1 +1,1 @@
-"""Which model answers: routes, clients, prices and context windows, as the configuration has them."""
+"""Models of the configuration: which one answers, clients, prices and context windows."""

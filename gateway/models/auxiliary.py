@@ -1,4 +1,4 @@
-"""Who does the gateway's own work: summaries, titles, and what is written down before a compression.
+"""Auxiliary models for the gateway's own work: summaries, titles, and what is written down before a compression.
 
 One rule for all tasks: the model that a task names; else the one that its mode picks, the conversation's own or the
 configured one. The offline model does none of it: it cannot.

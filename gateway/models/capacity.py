@@ -1,4 +1,4 @@
-"""How large the models of a configuration are, and who says so. Light: the command line shows it.
+"""Capacity of models: how large those of a configuration are, and who says so. Light: the command line shows it.
 
 A window is where conversations have to fit in the end; `gateway.models.window` makes it of this and of
 what was learned.
@@ -16,7 +16,7 @@ from hermes_state.values import Tokens
 
 
 def configured_limits(route: RouteConfig) -> ModelLimits:
-    """What the configuration says about the size of a model."""
+    """Size of a model by the configuration."""
     context, output = route.context_length, route.max_output_tokens
     return ModelLimits(
         context_length=None if context is None else Tokens(context),
@@ -25,7 +25,7 @@ def configured_limits(route: RouteConfig) -> ModelLimits:
 
 
 def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSize:
-    """How large a model is, by what its provider has said as well."""
+    """Size of a model, by what its provider has said as well."""
     said = offer or UNKNOWN_LIMITS
     offered = ModelLimits(context_length=said.context_length, max_output_tokens=said.max_output_tokens)
     return model_size(route.label, configured_limits(route), offered)
@@ -39,7 +39,7 @@ WINDOW_FROM: Final[Mapping[SizeSource, str]] = {
     SizeSource.LEARNED: "as its provider said when it refused a prompt",
     SizeSource.GUESSED: "assumed for this conversation, since a prompt was refused",
 }
-"""Who says how large a window is, for people: goes on after a comma."""
+"""Sources of a window's size, for people: goes on after a comma."""
 
 
 FIGURE_FROM: Final[Mapping[SizeSource, str]] = {**WINDOW_FROM, SizeSource.ASSUMED: "assumed"}

@@ -118,6 +118,6 @@ def _anthropic_model(settings: dict[str, Any], context_length: int) -> ChatModel
 
 
 def caching_of(route: RouteConfig, ttl: CacheTtl) -> CacheState:
-    """Whether prompts to a route's model are marked for caching, for how long, and where they go."""
+    """Prompt caching on a route: whether prompts are marked for it, for how long, and where they go."""
     host = urlsplit(route.address).hostname if route.address is not None else None
     return cache_state(route.name or "", f"{route.protocol}:{host}" if host else route.protocol, ttl)

@@ -1,4 +1,4 @@
-"""What the configuration says of costs, as the lines to models need it: the price of each, and the caps."""
+"""Costs by the configuration, as clients of models need them: the price of each, the caps, the ledger."""
 
 from collections.abc import Iterator
 from datetime import tzinfo
@@ -15,7 +15,7 @@ from hermes_state.values import Clock, MicroUsd, micro_usd
 
 
 class ClientOptions(TypedDict):
-    """On which a line calls its model: what `BaseClient` is made with."""
+    """Options that a client of a model is made with."""
 
     ledger: Ledger
     price: Price | None
@@ -23,7 +23,7 @@ class ClientOptions(TypedDict):
 
 
 class Pricing:
-    """One of it for a gateway: all lines look at the same sums, whatever reload they were made by."""
+    """Prices and caps for all clients of a gateway: they look at the same sums, whatever reload they were made by."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -44,7 +44,7 @@ class Pricing:
 
 
 def price_in(config: Config, name: str | None) -> Price | None:
-    """What a model costs by this configuration; None: nobody knows."""
+    """Price of a model by this configuration; None: nobody knows."""
     if name is None:
         return FREE
     return price_of(name, config.costs.prices, keeps_cache_for_an_hour=config.model.cache_ttl == "1h")
@@ -66,7 +66,7 @@ def _limit(amount: float | None) -> MicroUsd | None:
 
 
 def _day_zone(config: Config) -> tzinfo | None:
-    """Where days begin. The machine's own zone is not asked for here: what it says now is another in half a year."""
+    """Time zone in which days begin. The machine's own is not asked for here: it is another one in half a year."""
     name = config.agent.time_zone
     return None if name is None else ZoneInfo(name)
 

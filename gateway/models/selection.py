@@ -17,7 +17,7 @@ from hermes_state.values import LineageId
 
 _EXACT: Final = "="
 """Before a choice that is no name of the configuration but a model's own: it stays, whatever the configuration says."""
-LONGEST_NAME = 200
+MAX_NAME_CHARACTERS = 200
 
 
 MAX_CONVERSATIONS = 4_096
@@ -85,12 +85,12 @@ def route_of(model: ModelConfig, choice: str | None) -> RouteConfig | None:
 
 
 def name_of(model: ModelConfig, choice: str | None) -> str:
-    """What people call a stored choice."""
+    """Name of a stored choice, as people call it."""
     return model.label if choice is None else choice.removeprefix(_EXACT)
 
 
 def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
-    """What is stored of a choice; None for the configured model. Raises `CommandError`.
+    """Stored form of a choice; None for the configured model. Raises `CommandError`.
 
     Everybody may choose what the configuration names. Another model at the same provider may cost anything: that is
     for admins.
@@ -104,9 +104,9 @@ def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
         return name
     if role is not UserRole.ADMIN:
         raise CommandError(
-            f"I do not know the model “{written[:LONGEST_NAME]}”.{nearest(model, written)} /model lists them."
+            f"I do not know the model “{written[:MAX_NAME_CHARACTERS]}”.{nearest(model, written)} /model lists them."
         )
-    if len(written) > LONGEST_NAME or len(written.split()) != 1:
+    if len(written) > MAX_NAME_CHARACTERS or len(written.split()) != 1:
         raise CommandError("A model's name is one word.")
     return _EXACT + written
 

@@ -19,7 +19,7 @@ from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
 
 
 def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:
-    """What holds for a model, by default the configured one; its own overrides included."""
+    """Context settings of a model, by default the configured one; its own overrides included."""
     compression = config.compression.for_model(model or config.model.name or "")
     return ContextSettings(
         is_enabled=compression.enabled,
@@ -54,7 +54,7 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Where conversations with the configured model are compressed."""
+    """Window of the configured model: where conversations with it are compressed."""
 
     limits: Limits
     window_from: SizeSource
@@ -72,14 +72,14 @@ def window_of(config: Config, profile: ModelProfile | None = None) -> Window:
 
 
 def load_configured_profile(db: Connection, config: Config) -> ModelProfile:
-    """What is stored of the configured model."""
+    """Stored profile of the configured model."""
     model = config.model
     host = urlsplit(model.address).hostname if model.address is not None else None
     return load_profile(db, f"{model.protocol}:{host}", model.label)
 
 
 def fixed_prompt_tokens(config: Config) -> EstimatedTokens:
-    """What every prompt begins with: the system prompt of a private chat and the schemas of the built-in tools."""
+    """Tokens of every prompt's beginning: the system prompt of a private chat and the schemas of the built-in tools."""
     tools = recall_tools()
     prompt = system_prompt(
         persona=config.agent.persona or DEFAULT_PERSONA,

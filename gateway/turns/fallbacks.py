@@ -25,7 +25,7 @@ class Sink(PreviewSink, Protocol):
     """A preview that can be taken back."""
 
     def forget(self) -> None:
-        """What was shown is no part of an answer any more."""
+        """Take back what was shown: it is no part of an answer any more."""
 
 
 class FallbacksFailedError(HermesError):
@@ -45,10 +45,10 @@ class TurnAnswer:
     chosen: RouteConfig
     by: RouteConfig
     why: str | None
-    """What is wrong with the chosen model; None: it has answered itself."""
+    """Trouble with the chosen model; None: it has answered itself."""
 
 
-async def answered(
+async def answer_with_fallbacks(
     turn: RunningTurn,
     sink: Sink,
     agent: Agent,
@@ -84,7 +84,7 @@ async def answered(
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """Whether another model may do better. What a stand-in is too small for, the next one may hold."""
+    """True when another model may do better. What a fallback is too small for, the next one may hold."""
     if isinstance(error, (SpendingCapExceeded, ContentFiltered)):
         return False
     return not is_chosen or remedy_for(error).trouble is not None

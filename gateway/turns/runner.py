@@ -7,7 +7,7 @@ from sqlite3 import Connection
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from agent.context.commit import keep_pressure
+from agent.context.commit import note_pressure
 from agent.context.job import PressureEvent
 from agent.model.base import Payer
 from agent.model.caps import StoreLedger
@@ -20,7 +20,7 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import pressure_sentence
-from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answered, change_notice
+from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answer_with_fallbacks, change_notice
 from gateway.turns.previews import LivePreview
 from gateway.turns.titles import TitleWriter
 from hermes_state import journal, outbox, sessions
@@ -115,7 +115,7 @@ class TurnRunner:
         try:
             async with asyncio.timeout(config.model.turn_seconds):
                 chosen = await self._chosen(turn, config.model)
-                done = await answered(turn, preview, agent, models, chosen, config.model.fallback_routes)
+                done = await answer_with_fallbacks(turn, preview, agent, models, chosen, config.model.fallback_routes)
         finally:
             await self._close(preview, turn, done)
         final = self._final(turn, done, tells_pressure=config.notices.pressure)
@@ -194,7 +194,7 @@ def _finish_turn(
     """The end of a turn, with what its people know from then on."""
     journal.finish_turn(db, turn_id, final, now)
     if pressure is not None:
-        keep_pressure(db, pressure)
+        note_pressure(db, pressure)
 
 
 def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis) -> None:
@@ -206,7 +206,7 @@ def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis
 
 
 def _sentence(error: HermesError | TimeoutError) -> str:
-    """What the people of the chat are told: one helpful sentence, without the details of the log."""
+    """Sentence for the people of the chat: one that helps, without the details of the log."""
     if isinstance(error, FallbacksFailedError):
         others = "The fallback model" if error.count == 1 else f"The {error.count} fallback models"
         return f"{sentence_for(error.first)} {others} failed, too."

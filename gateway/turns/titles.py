@@ -29,16 +29,16 @@ from hermes_state.values import ChatId, Clock, LineageId, Millis, ModelCallRecor
 
 log = structlog.get_logger()
 
-MOST_CALLS = 3
+MAX_CALLS = 3
 """For one conversation, failed ones included: who could not name it then will not."""
-MOST_AT_ONCE = 2
+MAX_CONCURRENT = 2
 """Calls, over all chats: answers come first."""
-MOST_WAITING = 100
+MAX_WAITING = 100
 """Conversations; beyond that the next answer is soon enough."""
 TITLE_SECONDS = 60.0
 ROWS_READ = 6
-KEPT_CONVERSATIONS = 4_096
-"""Of which it is remembered that there is nothing to do."""
+MAX_SETTLED = 4_096
+"""Conversations for which it is remembered that there is nothing to do."""
 
 _ONCE = RetryPolicy(max_attempts=1)
 """The next answer is a better moment to try again."""
@@ -55,7 +55,7 @@ class TitleWriter:
         self._live = live
         self._clock = clock
         self._redactor = redactor
-        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
         self._tasks: dict[LineageId, asyncio.Task[None]] = {}
         self._settled: OrderedDict[LineageId, None] = OrderedDict()
         self._is_stopped = False
@@ -66,7 +66,7 @@ class TitleWriter:
         if self._is_stopped or lineage_id in self._settled or lineage_id in self._tasks:
             return
         route = route_for(self._live.config, "title", by)
-        if route is None or len(self._tasks) >= MOST_WAITING:
+        if route is None or len(self._tasks) >= MAX_WAITING:
             return
         name = f"title-{lineage_id}"
         task = asyncio.create_task(self._see_to(turn.chat_id, lineage_id, route), name=name)
@@ -103,17 +103,17 @@ class TitleWriter:
         rows = await self._store.read(_load_untitled, lineage_id)
         if rows is None:
             return True
-        line = self._live.models.client_of(route)
-        if line.breaker.open is not None or not any(row.origin is Origin.HUMAN for row in rows):
+        client = self._live.models.client_of(route)
+        if client.breaker.open is not None or not any(row.origin is Origin.HUMAN for row in rows):
             return False
         redact, payer = self._redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
         request = await asyncio.to_thread(title_request, rows, redact, now=self._clock.now(), payer=payer)
 
-        done = await line.with_policy(_ONCE).complete(request, purpose="title", within=TITLE_SECONDS)
+        done = await client.with_policy(_ONCE).complete(request, purpose="title", within=TITLE_SECONDS)
         try:
             title = checked_title(done.reply, redact)
         except ReplyMalformed as error:
-            await line.ledger.record(payer, replace(done.call, outcome=remedy_for(error).outcome))
+            await client.ledger.record(payer, replace(done.call, outcome=remedy_for(error).outcome))
             raise
         if await self._store.write(_keep, lineage_id, title, done.call, self._clock.now()):
             log.info("title.written")
@@ -121,15 +121,15 @@ class TitleWriter:
 
     def _settle(self, lineage_id: LineageId) -> None:
         self._settled[lineage_id] = None
-        if len(self._settled) > KEPT_CONVERSATIONS:
+        if len(self._settled) > MAX_SETTLED:
             self._settled.popitem(last=False)
 
 
 def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:
-    """How a conversation began; None where it has a title or asking for one is hopeless."""
+    """Beginning of a conversation; None where it has a title or asking for one is hopeless."""
     if sessions.load_title(db, lineage_id) is not None:
         return None
-    if ledger.count_calls(db, lineage_id, "title") >= MOST_CALLS:
+    if ledger.count_calls(db, lineage_id, "title") >= MAX_CALLS:
         return None
     return load_beginning(db, lineage_id, ROWS_READ)
 

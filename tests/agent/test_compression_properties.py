@@ -19,9 +19,9 @@ from agent.context.cuts import (
     SkipReason,
     child_context,
     find_cut,
+    handoff_for,
     handoff_in,
     middle_of,
-    record_for,
 )
 from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.context.pruning import PruneStyle, prune
@@ -83,7 +83,7 @@ def compress(
     cut = find_cut(rows, sizes_of(rows), limits, rules, keep_turns=keep_turns)
     if isinstance(cut, SkipReason):
         return cut
-    record = record_for(middle_of(rows, cut), text)
+    record = handoff_for(middle_of(rows, cut), text)
     by_id = {one.id: one for one in rows}
     child = [
         row(item.role, item.text, origin=item.origin, sender_ref=None, sender_name=None, turn_id=None)

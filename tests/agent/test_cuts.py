@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.context.cuts import Cut, CutSettings, SkipReason, child_context, find_cut, middle_of, record_for
+from agent.context.cuts import Cut, CutSettings, SkipReason, child_context, find_cut, handoff_for, middle_of
 from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.model.wire import WireSettings, chat_messages
 from hermes_state.transcripts import NewMessage
@@ -48,7 +48,7 @@ def handoff(text: str = "record") -> Message:
 def child(rows: Sequence[Message], found: Cut) -> Transcript:
     """The rows of the child's view."""
     by_id = {one.id: one for one in rows}
-    context = child_context(tuple(rows), found, record_for(middle_of(tuple(rows), found), "record"))
+    context = child_context(tuple(rows), found, handoff_for(middle_of(tuple(rows), found), "record"))
     return tuple(handoff(item.text or "") if isinstance(item, NewMessage) else by_id[item] for item in context)
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from agent.context.cuts import Cut, child_context, handoff_in, middle_of, record_for
+from agent.context.cuts import Cut, child_context, handoff_for, handoff_in, middle_of
 from agent.handoff import (
     END_MARKER,
     OLDER_PREFIXES,
@@ -131,7 +131,7 @@ def test_reading_and_defusing_take_no_time_squared(text: str) -> None:
 def test_a_child_has_head_handoff_what_stays_open_and_tail_in_that_order() -> None:
     rows = (human("a"), answer("b"), human("c"), answer("d"), human("e"), answer("f"))
     cut = Cut(head_end=2, tail_start=5, kept=(4,))
-    context = child_context(rows, cut, record_for(middle_of(rows, cut), "text"))
+    context = child_context(rows, cut, handoff_for(middle_of(rows, cut), "text"))
     made = context[2]
     assert isinstance(made, NewMessage)
     assert (made.role, made.origin) == (MessageRole.USER, Origin.SUMMARY)
@@ -146,7 +146,7 @@ def test_a_handoff_takes_over_what_the_earlier_one_stood_for() -> None:
     middle = middle_of(rows, cut)
     assert middle.previous is not None
     assert middle.previous.text == "before"
-    made = record_for(middle, "after")
+    made = handoff_for(middle, "after")
     assert (made.messages, made.first_id) == (42, 2)
     assert made.last_id == max(60, rows[4].id)
     context = child_context(rows, cut, made)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.context.commit import keep_verdict
+from agent.context.commit import record_verdict
 from agent.context.cuts import SkipReason
 from agent.context.job import Compressed, NotNeeded
 from agent.context.model_handle import ContextSettings, LearnedProfile
@@ -18,7 +18,7 @@ from agent.context.summary import HEADINGS
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
-from agent.turn import MOST_OVERFLOWS, Answer
+from agent.turn import MAX_OVERFLOWS, Answer
 from hermes_state import journal, sessions
 from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
 from hermes_state.journal import PreparedContent, RunningTurn
@@ -184,7 +184,7 @@ async def test_an_answer_is_not_lost_because_nothing_can_be_noted_of_its_prompt(
     write = chat.store.write
 
     async def full(fn: Callable[..., Any], *args: Any) -> Any:
-        if fn in (keep_verdict, save_calibration):
+        if fn in (record_verdict, save_calibration):
             raise StoreUnavailable("no space left")
         return await write(fn, *args)
 
@@ -406,9 +406,9 @@ async def test_a_provider_that_refuses_everything_is_asked_so_often_and_no_more(
     turn = await fill_and_ask(chat, agent, 4_000)
     with pytest.raises(ContextOverflow):
         await agent.run(turn, Sink())
-    assert 1 < len(answers(llm)) <= MOST_OVERFLOWS + 1
+    assert 1 < len(answers(llm)) <= MAX_OVERFLOWS + 1
     found = await look(chat, turn.lineage_id)
-    assert found.depth == len([one for one in found.compressions if one[1] == "compressed"]) <= MOST_OVERFLOWS
+    assert found.depth == len([one for one in found.compressions if one[1] == "compressed"]) <= MAX_OVERFLOWS
 
 
 async def test_refusals_are_counted_by_the_turn_whatever_comes_between_them(
@@ -417,7 +417,7 @@ async def test_refusals_are_counted_by_the_turn_whatever_comes_between_them(
     """Refused, then tools, and so on: a turn that could go on for ever."""
     refusal = {"kind": "context", "message": "This model's maximum context length is 131072 tokens."}
     dumps = [{"name": "dump", "arguments": {}}] * 3
-    for _ in range(MOST_OVERFLOWS + 2):
+    for _ in range(MAX_OVERFLOWS + 2):
         llm.add_scripts([{"has_tools": True, "error": refusal}])
         llm.add_scripts([{"has_tools": True, "times": 2, "tool_calls": dumps}])
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
@@ -426,8 +426,8 @@ async def test_refusals_are_counted_by_the_turn_whatever_comes_between_them(
     turn = await fill_and_ask(chat, agent, 4_000)
     with pytest.raises(ContextOverflow):
         await agent.run(turn, Sink())
-    assert sum(row["outcome"] == "scripted context" for row in llm.requests.rows) == MOST_OVERFLOWS + 1
-    expected = [("overflow", "compressed", "model")] * MOST_OVERFLOWS
+    assert sum(row["outcome"] == "scripted context" for row in llm.requests.rows) == MAX_OVERFLOWS + 1
+    expected = [("overflow", "compressed", "model")] * MAX_OVERFLOWS
     assert (await look(chat, turn.lineage_id)).compressions == expected
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.context.limits import (
-    LEAST_INPUT_WINDOW,
-    SUMMARY_LEAST_CEILING,
+    MIN_INPUT_WINDOW,
+    MIN_SUMMARY_CEILING,
     Limits,
     LimitSettings,
     limits_of,
@@ -103,7 +103,7 @@ def test_a_summary_is_a_fifth_of_its_content_within_floor_and_ceiling(content: i
 
 def test_on_a_small_window_the_ceiling_of_a_summary_wins_over_its_floor() -> None:
     assert limits_of(16_000, 1_600, DEFAULT).summary_tokens(100) == 800
-    assert limits_of(4_096, 410, DEFAULT).summary_tokens(100_000) == SUMMARY_LEAST_CEILING
+    assert limits_of(4_096, 410, DEFAULT).summary_tokens(100_000) == MIN_SUMMARY_CEILING
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ _settings = st.builds(
 @st.composite
 def _windows(draw: st.DrawFn) -> tuple[int, int]:
     context = draw(_contexts)
-    return context, draw(st.integers(0, context - LEAST_INPUT_WINDOW))
+    return context, draw(st.integers(0, context - MIN_INPUT_WINDOW))
 
 
 def _check(limits: Limits) -> None:
@@ -203,5 +203,5 @@ def test_a_summary_is_never_longer_than_its_ceiling(
 ) -> None:
     limits = limits_of(*window, configured)
     assert 1 <= limits.summary_tokens(content) <= limits.summary_ceiling
-    assert limits.summary_ceiling <= max(SUMMARY_LEAST_CEILING, window[0] * Fraction(5, 100))
-    assert limits.summary_ceiling <= max(SUMMARY_LEAST_CEILING, configured.summary_max_tokens)
+    assert limits.summary_ceiling <= max(MIN_SUMMARY_CEILING, window[0] * Fraction(5, 100))
+    assert limits.summary_ceiling <= max(MIN_SUMMARY_CEILING, configured.summary_max_tokens)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.context.model_handle import ANSWER_KEPT_MS, SILENCE_KEPT_MS, UNREACHED_BACKOFF, LearnedProfile
+from agent.context.model_handle import MAX_OFFER_AGE_MS, MAX_SILENCE_AGE_MS, UNREACHED_BACKOFF, LearnedProfile
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.sizes import SizeSource
@@ -71,7 +71,8 @@ async def test_the_provider_is_asked_once_whoever_comes(store: Store, clock: Set
 
 
 @pytest.mark.parametrize(
-    ("answer", "kept"), [(said(65_536), ANSWER_KEPT_MS), (said(None, 9_000), ANSWER_KEPT_MS), (SILENT, SILENCE_KEPT_MS)]
+    ("answer", "kept"),
+    [(said(65_536), MAX_OFFER_AGE_MS), (said(None, 9_000), MAX_OFFER_AGE_MS), (SILENT, MAX_SILENCE_AGE_MS)],
 )
 async def test_an_answer_survives_restarts_for_a_while(
     store: Store, clock: SetClock, answer: ModelLimits, kept: int
@@ -91,7 +92,7 @@ async def test_an_answer_survives_restarts_for_a_while(
 async def test_a_clock_that_was_put_back_does_not_keep_an_answer_for_ever(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536))
     await book(store, clock, provider).ask()
-    clock.at = Millis(clock.at - 10 * ANSWER_KEPT_MS)
+    clock.at = Millis(clock.at - 10 * MAX_OFFER_AGE_MS)
     await book(store, clock, provider).ask()
     assert provider.asked == 2
 
@@ -102,7 +103,7 @@ async def test_whoever_could_not_be_asked_is_asked_again_soon_and_what_is_known_
     provider = Provider(said(65_536))
     profiles = book(store, clock, provider)
     await profiles.ask()
-    clock.at = Millis(clock.at + ANSWER_KEPT_MS)
+    clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
     provider.answer = None
     await profiles.ask()
     await profiles.ask()
@@ -125,7 +126,7 @@ async def test_a_provider_that_cannot_be_reached_holds_up_fewer_and_fewer_turns(
 async def test_a_provider_that_refuses_to_say_it_again_takes_nothing_back(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536, 8_000))
     await book(store, clock, provider).ask()
-    clock.at = Millis(clock.at + ANSWER_KEPT_MS)
+    clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
     provider.answer = SILENT
     for profiles in (book(store, clock, provider), book(store, clock, provider)):
         await profiles.ask()
@@ -163,11 +164,11 @@ async def test_what_a_refusal_taught_holds_beside_the_length_that_was_in_force(s
     again = book(store, clock, provider)
     await again.ask()
     assert (again.window, again.source_for(HERE)) == (16_384, SizeSource.LEARNED)
-    clock.at = Millis(clock.at + ANSWER_KEPT_MS)
+    clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
     provider.answer = said(32_000)
     await again.ask()
     assert (again.window, again.source_for(HERE)) == (32_000, SizeSource.OFFERED), "another figure, so that is tried"
-    clock.at = Millis(clock.at + ANSWER_KEPT_MS)
+    clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
     provider.answer = said(65_536)
     await again.ask()
     assert again.window == 16_384

@@ -5,7 +5,7 @@ import re
 import orjson
 import pytest
 
-from agent.context.pruning import MOST_DEPTH, PrunedTranscript, PruneStyle, prune
+from agent.context.pruning import MAX_DEPTH, PrunedTranscript, PruneStyle, prune
 from hermes_state import journal
 from hermes_state.journal import ModelStep, ToolResult, ToolRunState
 from hermes_state.redaction import Redactor
@@ -169,7 +169,7 @@ def test_arguments_of_any_kind_raise_nothing(arguments: str) -> None:
 
 def test_broken_json_and_what_lies_too_deep_are_left_alone() -> None:
     broken = '{"a": "' + "x" * 900
-    deep = "[" * (MOST_DEPTH + 2) + '"' + "x" * 900 + '"' + "]" * (MOST_DEPTH + 2)
+    deep = "[" * (MAX_DEPTH + 2) + '"' + "x" * 900 + '"' + "]" * (MAX_DEPTH + 2)
     assert arguments_of(broken) == broken
     assert arguments_of(deep) == deep
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.context.deterministic import READ_CHARACTERS, ROW_CHARACTERS, recap
+from agent.context.deterministic import READ_CHARACTERS, ROW_CHARACTERS, deterministic_summary
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import Redactor
@@ -21,7 +21,7 @@ REDACT = Redactor([SECRET])
 def made(*rows: Message, **changes: Any) -> str:
     values: dict[str, Any] = {"redact": REDACT, "limit": Tokens(4_000), "removed": len(rows)}
     previous = changes.pop("previous", None)
-    return recap(rows, previous, **(values | changes))
+    return deterministic_summary(rows, previous, **(values | changes))
 
 
 def section(text: str, title: str) -> list[str]:

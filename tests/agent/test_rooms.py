@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.context.limits import LEAST_INPUT_WINDOW, LimitSettings, limits_of
+from agent.context.limits import MIN_INPUT_WINDOW, LimitSettings, limits_of
 from agent.context.measure import PromptMeasure
 from agent.context.model_handle import ContextSettings, ModelHandle
 from agent.model.base import ModelLimits
@@ -88,7 +88,7 @@ _news = st.lists(st.tuples(st.sampled_from(["states", "refuses"]), st.integers(1
 async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_their_distance(
     store: Store, context: int, share: float, threshold: float, hygiene: float, news: list[tuple[str, int]]
 ) -> None:
-    reserved = max(1, int((context - LEAST_INPUT_WINDOW) * share))
+    reserved = max(1, int((context - MIN_INPUT_WINDOW) * share))
     context_settings = ContextSettings(limits=LimitSettings(threshold=threshold, hygiene_threshold=hygiene))
     sizes = TurnSettings(context_length=Tokens(context), max_output_tokens=Tokens(reserved), context=context_settings)
     model = OfflineModel()

@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-from agent.context.compressor import LONGEST_PERCENT
-from agent.context.controller import MOST_PASSES, PRESSURE_PERCENT
+from agent.context.compressor import MAX_LENGTH_PERCENT
+from agent.context.controller import MAX_PASSES, PRESSURE_PERCENT
 from agent.context.limits import LimitSettings, limits_of, summary_input_tokens
 from agent.context.state import (
-    LEAST_GAIN_PERCENT,
+    MIN_GAIN_PERCENT,
     NO_MODEL_SECONDS,
     REARM_GROWTH_PERCENT,
     STRIKES_TO_BLOCK,
@@ -15,7 +15,7 @@ from agent.context.state import (
 )
 from agent.context.summary import HEADINGS
 from agent.model.sizes import DEFAULT_OUTPUT
-from agent.turn import MOST_OVERFLOWS
+from agent.turn import MAX_OVERFLOWS
 from gateway.config.docs import describe_settings
 from gateway.outbound.notices import ACCURACY_FROM
 from gateway.turns.hygiene import MIN_HYGIENE_MESSAGES
@@ -71,14 +71,14 @@ def test_the_numbers_in_the_text_are_those_of_the_code() -> None:
     first, second, third = TIMEOUT_LADDER_SECONDS
     for words in (
         f"at {PRESSURE_PERCENT} % of the threshold",
-        f"up to {MOST_PASSES} times",
+        f"up to {MAX_PASSES} times",
         f"at least {MIN_HYGIENE_MESSAGES} messages",
-        f"at most {MOST_OVERFLOWS} times in one turn",
+        f"at most {MAX_OVERFLOWS} times in one turn",
         f"{first}, {second} and {third} seconds",
         f"{NO_MODEL_SECONDS // 60} minutes",
-        f"less than {LEAST_GAIN_PERCENT} %",
+        f"less than {MIN_GAIN_PERCENT} %",
         f"grown by {REARM_GROWTH_PERCENT} %",
-        f"{LONGEST_PERCENT} % of the length",
+        f"{MAX_LENGTH_PERCENT} % of the length",
         {2: "From the second compression on"}[ACCURACY_FROM],
         {2: "Two such passes in a row"}[STRIKES_TO_BLOCK],
     ):

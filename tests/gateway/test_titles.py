@@ -11,7 +11,7 @@ import pytest
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.client import MAX_FAILURES
 from gateway.models.auxiliary import route_for
-from gateway.turns.titles import MOST_AT_ONCE, MOST_CALLS, MOST_WAITING
+from gateway.turns.titles import MAX_CALLS, MAX_CONCURRENT, MAX_WAITING
 from hermes_state.errors import ModelTimeout, ModelUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey
@@ -157,17 +157,17 @@ async def test_a_title_that_fails_is_tried_again_after_the_next_answers_then_giv
 ) -> None:
     model.title = lambda _request: failure
     async with naming(store, tmp_path, model) as gateway:
-        for number in range(1, MOST_CALLS + 1):
+        for number in range(1, MAX_CALLS + 1):
             assert await gateway.ask(f"question {number}") == f"echo: question {number}"
             await tried(gateway, number)
         await gateway.ask("one more")
         await settled()
-        assert await gateway.rows(CALLS) == [(outcome,)] * MOST_CALLS
+        assert await gateway.rows(CALLS) == [(outcome,)] * MAX_CALLS
         assert await title_of(gateway) is None
     async with naming(store, tmp_path, model) as gateway:
         await gateway.ask("after a restart")
         await settled()
-        assert len(model.asked_for_titles) == MOST_CALLS
+        assert len(model.asked_for_titles) == MAX_CALLS
 
 
 async def test_titles_that_fail_do_not_put_the_route_of_answers_to_rest(
@@ -250,11 +250,11 @@ async def test_few_titles_are_written_at_one_time_and_not_too_many_wait(
     async with naming(store, tmp_path, model) as gateway:
         await asyncio.gather(*(gateway.ask("hello", chat=chat) for chat in chats))
         await settled()
-        assert model.naming == MOST_AT_ONCE < len(gateway.titles._tasks) <= MOST_WAITING
+        assert model.naming == MAX_CONCURRENT < len(gateway.titles._tasks) <= MAX_WAITING
         hang.release()
         model.title = lambda _request: answer("Greeting")
         await tried(gateway, len(chats))
-        assert model.most_naming == MOST_AT_ONCE
+        assert model.most_naming == MAX_CONCURRENT
         assert await gateway.rows("SELECT count(title) FROM sessions") == [(len(chats),)]
 
 
