@@ -153,7 +153,8 @@ class ContextController:
 
         `known`: the view's prompt, where it was measured already.
         """
-        await model.profile.ask()
+        if known is None:  # else whoever has measured it has asked
+            await model.profile.ask()
         if await self._take_finished(conversation) is not None:
             prompt = await self._measure.load(conversation, model)
         else:

@@ -18,8 +18,7 @@ from hermes_state.values import LineageId
 _EXACT: Final = "="
 """Before a choice that is no name of the configuration but a model's own: it stays, whatever the configuration says."""
 MAX_NAME_CHARACTERS = 200
-
-
+"""Longest name of a model that may be chosen, in characters."""
 MAX_CONVERSATIONS = 4_096
 """Conversations for which it is remembered that another model answers, so that a change is announced once."""
 

@@ -39,7 +39,7 @@ class FallbacksFailedError(HermesError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnAnswer:
-    """An answer, and by whom."""
+    """Answer of a turn, and the model that gave it."""
 
     answer: Answer
     chosen: RouteConfig
@@ -58,8 +58,8 @@ async def answer_with_fallbacks(
 ) -> TurnAnswer:
     """Bring a turn to its answer, by the chosen model or by the first fallback that can.
 
-    Each is asked at most once, those that rest after all others. Raises what `Agent.run` raises; `FallbacksFailedError`
-    when there were fallbacks and none could.
+    Each is asked at most once, those with an open circuit after all others. Raises what `Agent.run` raises;
+    `FallbacksFailedError` when there were fallbacks and none could.
     """
     routes = [chosen, *(route for route in fallbacks if route != chosen)]
     open_circuits = {route: state for route in routes if (state := models.open_circuit(route)) is not None}
@@ -91,7 +91,7 @@ def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
-    """A line for below the answer, when another model answers than before; `before`: who did in place of its own."""
+    """Line for below the answer when another model answers than before; `before`: the one that last stood in."""
     if done.why is None:
         return f"_{_named(done.chosen)} answers again._" if before is not None else None
     if before == done.by:
