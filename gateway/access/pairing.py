@@ -47,7 +47,7 @@ class ApprovedPairing:
     """Pairing that became access."""
 
     pairing: Pairing
-    told: ChatId | None
+    notified_chat: ChatId | None
     """Chat that asked for the code and is owed a welcome now; None when it is not known any more."""
 
 
@@ -75,7 +75,7 @@ def approve_pairing(db: Connection, code: str, role: UserRole, decided_by: str, 
     if chat_id is not None:
         key = f"welcome:{pairings.hash_code(code)[:16]}"
         outbox.enqueue(db, Reply(chat_id=chat_id, kind=OutboxKind.STATUS, markdown=WELCOME[role], dedupe_key=key), now)
-    return ApprovedPairing(pairing=pairing, told=chat_id)
+    return ApprovedPairing(pairing=pairing, notified_chat=chat_id)
 
 
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:

@@ -76,9 +76,9 @@ def _settle(
     now: Millis,
 ) -> str:
     outcome = context.settle(db, conversation, result, now)
-    told = _outcome_text(outcome)
+    text = _outcome_text(outcome)
     accuracy = accuracy_sentence(outcome, notices) if isinstance(outcome, Compressed) else None
-    return f"{told}\n{accuracy}" if accuracy is not None else told
+    return f"{text}\n{accuracy}" if accuracy is not None else text
 
 
 def _outcome_text(outcome: CompressionOutcome) -> str:

@@ -37,10 +37,10 @@ def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str
     started = sessions.reset(db, chat_id, now)
     if title is not None:
         sessions.set_title(db, started.id, title)
-    said = "Started a new conversation." if title is None else f"Started a new conversation, “{title}”."
+    text = "Started a new conversation." if title is None else f"Started a new conversation, “{title}”."
     if before is not None and sessions.count_messages(db, before.lineage_id):
-        said += f" The last one is kept: `/resume {before.short_key}` goes back to it."
-    return said
+        text += f" The last one is kept: `/resume {before.short_key}` goes back to it."
+    return text
 
 
 async def title(invocation: Invocation) -> CommandResult:
@@ -118,24 +118,24 @@ def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> st
 
 
 async def history(invocation: Invocation) -> CommandResult:
-    wanted = invocation.number(DEFAULT_HISTORY)
-    if wanted is None:
+    count = invocation.number(DEFAULT_HISTORY)
+    if count is None:
         raise CommandError("Write `/history`, or `/history 30` for the last 30 messages.")
-    wanted = min(MAX_HISTORY, wanted)
-    rows, hidden = await invocation.context.store.read(_load_history, invocation.chat.id, wanted)
+    count = min(MAX_HISTORY, count)
+    rows, hidden = await invocation.context.store.read(_load_history, invocation.chat.id, count)
     if not rows:
         return say("Nothing has been said in this conversation yet.")
     return say("\n\n".join(_history_line(row, row.id in hidden) for row in rows))
 
 
-def _load_history(db: Connection, chat_id: ChatId, wanted: int) -> tuple[Transcript, set[MessageId]]:
+def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcript, set[MessageId]]:
     session = sessions.load_active(db, chat_id)
     if session is None:
         return (), set()
     # Tool rows stand between what people read: look further back than the number asked for.
-    said = load_messages(db, session.lineage_id, wanted * 8)
-    shown = [row for row in said if row.origin in (Origin.HUMAN, Origin.ASSISTANT) and row.text]
-    return tuple(shown[-wanted:]), load_hidden(db, session.lineage_id)
+    rows = load_messages(db, session.lineage_id, count * 8)
+    shown = [row for row in rows if row.origin in (Origin.HUMAN, Origin.ASSISTANT) and row.text]
+    return tuple(shown[-count:]), load_hidden(db, session.lineage_id)
 
 
 def _history_line(row: Message, is_hidden: bool) -> str:

@@ -107,15 +107,15 @@ def _ended(link: SessionLink) -> str:
 
 
 async def search(invocation: Invocation) -> CommandResult:
-    wanted = _parse_search(invocation.argument)
+    lookup = _parse_search(invocation.argument)
     store = invocation.context.store
     try:
-        found = await store.read_within(SEARCH_SECONDS, wanted.find, _reachable_chat(invocation))
+        found = await store.read_within(SEARCH_SECONDS, lookup.find, _reachable_chat(invocation))
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
     if not found:
         return say("Nothing matches.")
-    lines = await asyncio.to_thread(_hit_lines, found, wanted.words, _redactor(invocation))
+    lines = await asyncio.to_thread(_hit_lines, found, lookup.words, _redactor(invocation))
     buttons = [
         Button(label=f"Open {name}", command=f"/session {name}")
         for name in (recall_id(one.hit.message_id) for one in found)
@@ -197,8 +197,8 @@ async def session(invocation: Invocation) -> CommandResult:
     if not invocation.argument:
         raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
     opened = await invocation.context.store.read(_open, invocation.argument, _reachable_chat(invocation))
-    said = await asyncio.to_thread(_row_lines, opened, _redactor(invocation))
-    return say("\n\n".join([_session_head(opened.link), *said]), *_neighbour_buttons(opened))
+    lines = await asyncio.to_thread(_row_lines, opened, _redactor(invocation))
+    return say("\n\n".join([_session_head(opened.link), *lines]), *_neighbour_buttons(opened))
 
 
 def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:

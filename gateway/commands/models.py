@@ -8,7 +8,7 @@ from gateway.commands.registry import Command, CommandKind, CommandResult, Invoc
 from gateway.config.routes import CONFIGURED, RouteConfig
 from gateway.config.settings import ModelConfig
 from gateway.models.capacity import WINDOW_FROM
-from gateway.models.selection import choose, known_routes, name_of, nearest, place_of, route_of
+from gateway.models.selection import choose, host_of, known_routes, name_of, nearest, route_of
 from hermes_state import sessions
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.sessions import Session
@@ -34,20 +34,20 @@ async def model(invocation: Invocation) -> CommandResult:
         handle = context.live.models.of(route)
     except ConfigError as error:
         raise CommandError(f"That model cannot be used here: {error}.") from error
-    told = [_chosen(settings, choice, route, await _window(handle))]
+    sentences = [_chosen(settings, choice, route, await _window(handle))]
     if session is not None:
-        told += await _size(invocation, session, handle)
+        sentences += await _size(invocation, session, handle)
     if choice is not None and choice not in known_routes(settings):
-        told.append(
+        sentences.append(
             f"The configuration does not name it, so whether it exists shows with the next message."
             f"{nearest(settings, invocation.argument)}"
         )
-    return CommandResult(apply=partial(_choose, invocation.chat.id, choice, " ".join(told)))
+    return CommandResult(apply=partial(_choose, invocation.chat.id, choice, " ".join(sentences)))
 
 
-def _choose(chat_id: ChatId, choice: str | None, told: str, db: Connection, now: Millis) -> str:
+def _choose(chat_id: ChatId, choice: str | None, text: str, db: Connection, now: Millis) -> str:
     sessions.choose_model(db, sessions.ensure_active(db, chat_id, now).id, choice)
-    return told
+    return text
 
 
 async def _window(handle: ModelHandle) -> str:
@@ -99,15 +99,17 @@ async def _listed(invocation: Invocation, session: Session | None) -> CommandRes
 
 def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) -> str:
     marks = [mark for mark, holds in (("current", name == current), ("configured", name == settings.label)) if holds]
-    said = "" if name == route.label and place_of(route) == place_of(settings) else f": {_described(settings, route)}"
+    described = (
+        "" if name == route.label and host_of(route) == host_of(settings) else f": {_described(settings, route)}"
+    )
     marked = f" ({', '.join(marks)})" if marks else ""
-    return f"- `{name}`{said}{marked}"
+    return f"- `{name}`{described}{marked}"
 
 
 def _described(settings: ModelConfig, route: RouteConfig) -> str:
     """Route in words, with its host only if that is another than the configured model's."""
-    place = place_of(route)
-    return route.label if place is None or place == place_of(settings) else f"{route.label} at {place}"
+    host = host_of(route)
+    return route.label if host is None or host == host_of(settings) else f"{route.label} at {host}"
 
 
 COMMANDS = (

@@ -37,9 +37,9 @@ def _changing_access(invocation: Invocation, apply: Apply) -> CommandResult:
 
 
 def _approve(code: str, role: UserRole, decided_by: str, db: Connection, now: Millis) -> CommandReply:
-    let_in = approve_pairing(db, code, role, decided_by, now)
-    said = f"{_named(let_in.pairing)} has access now, with the role {role}."
-    return CommandReply(markdown=said, also_told=let_in.told)
+    approved = approve_pairing(db, code, role, decided_by, now)
+    text = f"{_named(approved.pairing)} has access now, with the role {role}."
+    return CommandReply(markdown=text, other_chat=approved.notified_chat)
 
 
 def _revoke(person: UserRef, decided_by: str, db: Connection, now: Millis) -> str:

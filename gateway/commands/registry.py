@@ -43,7 +43,7 @@ class CommandReply:
 
     markdown: str
     buttons: tuple[Button, ...] = ()
-    also_told: ChatId | None = None
+    other_chat: ChatId | None = None
     """Another chat that the command's transaction owes something to."""
 
 

@@ -91,8 +91,8 @@ class CommandRunner:
                 self._delivery.wake(row.chat_id)
             finally:
                 await effect.after()
-            if isinstance(outcome, CommandReply) and outcome.also_told is not None:
-                self._delivery.wake(outcome.also_told)  # after `after`: who was let in may answer at once
+            if isinstance(outcome, CommandReply) and outcome.other_chat is not None:
+                self._delivery.wake(outcome.other_chat)  # after `after`: who was let in may answer at once
             log.info("command.done", command=_name_of(row))
         return outcome if isinstance(outcome, RunningTurn) else None
 
@@ -166,19 +166,19 @@ def _carry_out(
         result = str(error)
     if isinstance(result, RunningTurn):
         return result
-    told = result if isinstance(result, CommandReply) else CommandReply(markdown=result)
+    reply = result if isinstance(result, CommandReply) else CommandReply(markdown=result)
     inbox.settle(db, row.id, InboxState.DONE, now)
-    reply = Reply(
+    answer = Reply(
         chat_id=row.chat_id,
         kind=OutboxKind.STATUS,
-        markdown=told.markdown,
+        markdown=reply.markdown,
         dedupe_key=f"inbox:{row.id}",
         reply_to=row.message_ref if chat.kind.is_shared else None,
         ticket=row.payload.ticket,
-        buttons=told.buttons,
+        buttons=reply.buttons,
     )
-    outbox.enqueue(db, reply, now)
-    return told
+    outbox.enqueue(db, answer, now)
+    return reply
 
 
 def _name_of(row: InboxRow) -> str:

@@ -49,9 +49,9 @@ def _undo(invocation: Invocation, count: int, db: Connection, now: Millis) -> st
     taken = exchanges[-count:]
     hide(db, view.session.id, [message.id for exchange in taken for message in exchange], "undo", now)
     words = shortened(taken[0][0].text or "")
-    said = f"Took back {counted(len(taken), 'exchange')}, from “{words}” on. "
-    said += "The model does not see it any more; /history does."
-    return f"{said} {BEFORE_IS_COMPRESSED}" if len(taken) < count and is_compressed else said
+    text = f"Took back {counted(len(taken), 'exchange')}, from “{words}” on. "
+    text += "The model does not see it any more; /history does."
+    return f"{text} {BEFORE_IS_COMPRESSED}" if len(taken) < count and is_compressed else text
 
 
 def _active_view(db: Connection, chat_id: ChatId) -> View:

@@ -67,9 +67,9 @@ def _blocks(model: type[BaseModel], above: str = "") -> dict[str, str]:
 
 
 def _default(field: FieldInfo) -> str:
-    said = field_notes(field)["default_text"]
-    if said:
-        return str(said)
+    default_text = field_notes(field)["default_text"]
+    if default_text:
+        return str(default_text)
     value: Any = field.default
     if value is None or value == ():
         return "none"

@@ -247,22 +247,22 @@ def _json(value: object) -> object:
         raise ValueError("is not a JSON object") from None
 
 
-def _written(row: object, place: str) -> WrittenRoute:
+def _written(row: object, name: str) -> WrittenRoute:
     if isinstance(row, PartialRoute):
         return row
     if isinstance(row, str) and row.strip():
         return row.strip()
     if not isinstance(row, Mapping):
-        raise ValueError(f"{place} must be the name of a model, or a block with name, base_url and api_key")
+        raise ValueError(f"{name} must be the name of a model, or a block with name, base_url and api_key")
     for key in row:
         if key not in PartialRoute.model_fields:
-            raise ValueError(f"{place}: {unknown_key(key, PartialRoute.model_fields)}")
+            raise ValueError(f"{name}: {unknown_key(key, PartialRoute.model_fields)}")
     try:
         block = PartialRoute.model_validate(row)
     except ValidationError as error:
-        raise ValueError(f"{place}.{first_problem(error, PartialRoute)}") from None
+        raise ValueError(f"{name}.{first_problem(error, PartialRoute)}") from None
     if "name" not in block.written and block.protocol != "offline":
-        raise ValueError(f"{place}.name is missing: name the model to use")
+        raise ValueError(f"{name}.name is missing: name the model to use")
     return block
 
 

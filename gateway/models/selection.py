@@ -110,7 +110,7 @@ def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
     return _EXACT + written
 
 
-def place_of(route: RouteConfig) -> str | None:
+def host_of(route: RouteConfig) -> str | None:
     """The host that a route leads to; None for what is built in."""
     return urlsplit(route.address).hostname if route.address is not None else None
 

@@ -9,7 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -59,19 +59,29 @@ class CheckResult:
     text: str
 
 
+def _maker(status: CheckStatus) -> Callable[[str, str], CheckResult]:
+    return lambda check, text: CheckResult(check=check, verdict=status, text=text)
+
+
+fine = _maker(CheckStatus.FINE)
+skipped = _maker(CheckStatus.SKIPPED)
+warning = _maker(CheckStatus.WARNING)
+failed = _maker(CheckStatus.FAILED)
+
+
 def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[CheckResult]:
     """Run every check in turn. `is_online` also shows the tokens to Telegram and Discord."""
     yield from _engine()
     try:
         loaded = load_config(environ)
     except ConfigError as error:
-        yield CheckResult(check="config", verdict=CheckStatus.FAILED, text=str(error))
+        yield failed("config", str(error))
         yield from _warnings(error.warnings if isinstance(error, ConfigRejected) else ())
         yield from _home(locate_home(environ))
         if isinstance(error, ConfigRejected):  # else what lies there may not be ours
             yield from _state(StateDirectory(home=locate_home(environ)))
         return
-    yield CheckResult(check="config", verdict=CheckStatus.FINE, text=_sources(loaded))
+    yield fine("config", _sources(loaded))
     yield from _warnings(loaded.warnings)
     yield from _home(loaded.home)
     state = list(_state(loaded))
@@ -87,7 +97,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
 
 
 def _warnings(warnings: Sequence[str]) -> Iterator[CheckResult]:
-    return (CheckResult(check="environment", verdict=CheckStatus.WARNING, text=warning) for warning in warnings)
+    return (warning("environment", text) for text in warnings)
 
 
 def _state(state: StateDirectory) -> Iterator[CheckResult]:
@@ -100,9 +110,9 @@ def _engine() -> Iterator[CheckResult]:
     try:
         check_engine()
     except StateError as error:
-        yield CheckResult(check="engine", verdict=CheckStatus.FAILED, text=str(error))
+        yield failed("engine", str(error))
     else:
-        yield CheckResult(check="engine", verdict=CheckStatus.FINE, text=f"{version} with full-text search.")
+        yield fine("engine", f"{version} with full-text search.")
 
 
 def _sources(loaded: LoadedConfig) -> str:
@@ -119,7 +129,7 @@ def _home(home: Path) -> Iterator[CheckResult]:
         )
         return
     if not os.access(home, os.W_OK | os.X_OK):
-        yield CheckResult(check="home", verdict=CheckStatus.FAILED, text=f"{home} cannot be written by this user.")
+        yield failed("home", f"{home} cannot be written by this user.")
         return
     is_fine = True
     for path, wanted in ((home, 0o700), *((home / name, 0o600) for name in ("config.yaml", ".env", "state.db"))):
@@ -130,14 +140,13 @@ def _home(home: Path) -> Iterator[CheckResult]:
         mode = stat.S_IMODE(status.st_mode)
         if mode & ~wanted & 0o077:
             is_fine = False
-            text = f"{path} is open to other users (mode {mode:04o}): chmod {wanted:04o} {path}"
-            yield CheckResult(check="home", verdict=CheckStatus.WARNING, text=text)
+            yield warning("home", f"{path} is open to other users (mode {mode:04o}): chmod {wanted:04o} {path}")
         if status.st_uid != os.geteuid():
             is_fine = False
-            text = f"{path} belongs to user id {status.st_uid}, not to the one running this ({os.geteuid()})."
-            yield CheckResult(check="home", verdict=CheckStatus.WARNING, text=text)
+            us = os.geteuid()
+            yield warning("home", f"{path} belongs to user id {status.st_uid}, not to the one running this ({us}).")
     if is_fine:
-        yield CheckResult(check="home", verdict=CheckStatus.FINE, text=f"{home} is ours and closed to others.")
+        yield fine("home", f"{home} is ours and closed to others.")
 
 
 def _disk(home: Path) -> Iterator[CheckResult]:
@@ -164,7 +173,7 @@ def _database(state: StateDirectory) -> Iterator[CheckResult]:
             check="daemon", verdict=CheckStatus.FAILED, text=f"The daemon runs but could not answer: {error}"
         )
     else:
-        yield CheckResult(check="daemon", verdict=CheckStatus.FINE, text="The daemon is running and answers.")
+        yield fine("daemon", "The daemon is running and answers.")
         yield from (
             CheckResult(check=row["check"], verdict=CheckStatus(row["verdict"]), text=row["text"]) for row in answer
         )
@@ -173,43 +182,41 @@ def _database(state: StateDirectory) -> Iterator[CheckResult]:
 def _resting_database(state: StateDirectory) -> Iterator[CheckResult]:
     if not is_free(state.lock_file):
         who = holder(state.lock_file) or "another process"
-        text = f"The database is held by {who}, which does not answer at {state.control_socket}."
-        yield CheckResult(check="daemon", verdict=CheckStatus.FAILED, text=text)
+        yield failed("daemon", f"The database is held by {who}, which does not answer at {state.control_socket}.")
         return
-    yield CheckResult(check="daemon", verdict=CheckStatus.SKIPPED, text="The daemon is not running.")
+    yield skipped("daemon", "The daemon is not running.")
     try:
         with open_resting(state.database) as db:
             yield check_database(db) if db is not None else _no_database(state)
     except HermesError as error:
-        yield CheckResult(check="database", verdict=CheckStatus.FAILED, text=str(error))
+        yield failed("database", str(error))
 
 
 def _no_database(state: StateDirectory) -> CheckResult:
     text = "There is no database yet; the first start makes it."
     if state.database.exists():
         text = "The database is still empty: a start failed before it had made the tables. The next start makes them."
-    return CheckResult(check="database", verdict=CheckStatus.SKIPPED, text=text)
+    return skipped("database", text)
 
 
 def check_database(db: sqlite3.Connection) -> CheckResult:
     """Check integrity and size of the database; the daemon answers `doctor` with this, from one of its readers."""
     verdict = quick_check(db)
     if verdict != "ok":
-        return CheckResult(check="database", verdict=CheckStatus.FAILED, text=f"The database is damaged: {verdict}")
+        return failed("database", f"The database is damaged: {verdict}")
     seen = load_overview(db)
     text = (
         f"The database is sound: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
         f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered."
     )
-    return CheckResult(check="database", verdict=CheckStatus.FINE, text=text)
+    return fine("database", text)
 
 
 def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
     config = loaded.config
     has_platform = config.telegram.token is not None or config.discord.token is not None
     if config.access.allow_all and has_platform:
-        text = "access.allow_all is on: everybody who finds the bot can use the model at your cost."
-        yield CheckResult(check="access", verdict=CheckStatus.WARNING, text=text)
+        yield warning("access", "access.allow_all is on: everybody who finds the bot can use the model at your cost.")
     elif has_platform and not config.access.names_somebody:
         advice = "people get a pairing code; `hermes-gateway pair list` shows who was let in."
         if not config.pairing.enabled:
@@ -218,14 +225,14 @@ def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
         yield CheckResult(check="access", verdict=verdict, text=f"The configuration names nobody: {advice}")
 
 
-def _context(loaded: LoadedConfig, told: Sequence[CheckResult]) -> Iterator[CheckResult]:
+def _context(loaded: LoadedConfig, done: Sequence[CheckResult]) -> Iterator[CheckResult]:
     """Check the model's window, unless a running daemon has: nobody else looks into its file."""
     try:
         engine = load_engine(loaded.config.context.engine, loaded.home)
     except ConfigError as error:
-        yield CheckResult(check="context", verdict=CheckStatus.FAILED, text=str(error))
+        yield failed("context", str(error))
         return
-    if any(finding.check == "context" for finding in told):
+    if any(result.check == "context" for result in done):
         return
     profile = None
     with suppress(HermesError), open_resting(loaded.database) as db:  # another finding says what is wrong with it
@@ -246,16 +253,15 @@ def check_context(config: Config, window: Window, engine: str | None) -> CheckRe
         f"take about {fixed:,} of them."
     )
     if fixed * 2 < threshold:
-        return CheckResult(check="context", verdict=CheckStatus.FINE, text=text)
+        return fine("context", text)
     text += " That is half of it or more: use a model with a larger window, or set model.context_length if it has one."
-    return CheckResult(check="context", verdict=CheckStatus.WARNING, text=text)
+    return warning("context", text)
 
 
 def _model(loaded: LoadedConfig) -> Iterator[CheckResult]:
     model = loaded.config.model
     if model.protocol == "offline":
-        text = f"The built-in offline model answers; for a real one, {MODEL_SETUP_HINT}."
-        yield CheckResult(check="model", verdict=CheckStatus.WARNING, text=text)
+        yield warning("model", f"The built-in offline model answers; for a real one, {MODEL_SETUP_HINT}.")
     else:
         yield _from_probe("model", probe_model(model))
 
@@ -282,17 +288,16 @@ def _extras(loaded: LoadedConfig) -> Iterator[CheckResult]:
     """Check that the packages are installed which the protocols in use need beside the gateway's own."""
     for protocol in sorted({route.protocol for route in all_routes(loaded.config)}):
         if (missing := missing_extra(protocol)) is not None:
-            yield CheckResult(check="extra", verdict=CheckStatus.FAILED, text=f"{missing[0].upper()}{missing[1:]}.")
+            yield failed("extra", f"{missing[0].upper()}{missing[1:]}.")
 
 
 def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
     names = unpriced_models(loaded.config)
     if names:
         sentence = unpriced_sentence(names)
-        yield CheckResult(check="costs", verdict=CheckStatus.WARNING, text=f"{sentence[0].upper()}{sentence[1:]}.")
+        yield warning("costs", f"{sentence[0].upper()}{sentence[1:]}.")
     elif loaded.config.costs.has_caps:
-        text = "Spending is capped, and the price of every configured model is known."
-        yield CheckResult(check="costs", verdict=CheckStatus.FINE, text=text)
+        yield fine("costs", "Spending is capped, and the price of every configured model is known.")
 
 
 def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
@@ -305,42 +310,38 @@ def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
 
 def _from_probe(check: str, probe: ProbeResult | None) -> CheckResult:
     if probe is None:
-        return CheckResult(check=check, verdict=CheckStatus.SKIPPED, text="There is a token; --online tries it.")
+        return skipped(check, "There is a token; --online tries it.")
     return CheckResult(check=check, verdict=CheckStatus.FINE if probe.is_ok else CheckStatus.FAILED, text=probe.text)
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:
     """Check for traps of systemd: too little time to stop, and user services that never start or end at logout."""
-    user_units = (
-        Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config") / "systemd/user"
-    )
-    found = next(
-        (path for path in (user_units / UNIT, *(place / UNIT for place in UNIT_DIRECTORIES)) if path.is_file()), None
-    )
+    config_home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
+    user_units = Path(config_home) / "systemd/user"
+    found = next((path for folder in (user_units, *UNIT_DIRECTORIES) if (path := folder / UNIT).is_file()), None)
     if found is None:
-        yield CheckResult(check="service", verdict=CheckStatus.SKIPPED, text="No systemd unit is installed.")
+        yield skipped("service", "No systemd unit is installed.")
         return
     needed = loaded.config.lifecycle.drain_seconds + STOP_MARGIN_SECONDS
     unit = _with_drop_ins(found)
     timeout = stop_timeout_seconds(unit)
     if timeout is not None and timeout < needed:
         text = f"{found} stops the gateway after {timeout:g} s; stopping may take {needed:g} s: raise TimeoutStopSec."
-        yield CheckResult(check="service", verdict=CheckStatus.WARNING, text=text)
+        yield warning("service", text)
     elif found.parent == user_units and "WantedBy=multi-user.target" in unit:
         text = f"Nothing starts {found}: a user's systemd has no multi-user.target; write WantedBy=default.target."
-        yield CheckResult(check="service", verdict=CheckStatus.WARNING, text=text)
+        yield warning("service", text)
     elif found.parent == user_units and _lingers(environ) is False:
-        text = "The unit is a user service and stops at logout: loginctl enable-linger"
-        yield CheckResult(check="service", verdict=CheckStatus.WARNING, text=text)
+        yield warning("service", "The unit is a user service and stops at logout: loginctl enable-linger")
     else:
-        yield CheckResult(check="service", verdict=CheckStatus.FINE, text=f"{found} leaves room for the drain.")
+        yield fine("service", f"{found} leaves room for the drain.")
 
 
 def _with_drop_ins(unit: Path) -> str:
     """Text of a unit and, behind it, of what `systemctl edit` added to it."""
-    places = {unit.parent, UNIT_DIRECTORIES[0]} if unit.parent in UNIT_DIRECTORIES else {unit.parent}
+    folders = {unit.parent, UNIT_DIRECTORIES[0]} if unit.parent in UNIT_DIRECTORIES else {unit.parent}
     added = sorted(
-        (path for place in places for path in (place / f"{UNIT}.d").glob("*.conf")), key=lambda one: one.name
+        (path for folder in folders for path in (folder / f"{UNIT}.d").glob("*.conf")), key=lambda one: one.name
     )
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in (unit, *added))
 

@@ -1,7 +1,7 @@
 """Handlers of the control socket: answers of the running daemon to the command line."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.selection import Runtime
 from gateway.models.window import Window
-from gateway.operator.doctor import CheckResult, CheckStatus, check_context, check_database
+from gateway.operator.doctor import CheckResult, check_context, check_database, warning
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up
 from gateway.operator.socket import Handler
 from gateway.operator.spending import REPORTS, Report, report, spending_settings
@@ -30,33 +30,20 @@ from hermes_state.values import Clock, Millis, UserRef
 from platforms.local import LocalAdapter
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorHandler:
     """Answers for the commands of `hermes-gateway` that ask the daemon."""
 
-    def __init__(
-        self,
-        *,
-        loaded: Callable[[], LoadedConfig],
-        live: Runtime,
-        store: Store,
-        access: AccessControl,
-        adapters: AdapterRegistry,
-        lanes: LaneDispatcher,
-        delivery: Delivery,
-        heartbeat: Heartbeat,
-        clock: Clock,
-        started_at: Millis,
-    ) -> None:
-        self._loaded = loaded
-        self._live = live
-        self._store = store
-        self._access = access
-        self._adapters = adapters
-        self._lanes = lanes
-        self._delivery = delivery
-        self._heartbeat = heartbeat
-        self._clock = clock
-        self._started_at = started_at
+    loaded: Callable[[], LoadedConfig]
+    live: Runtime
+    store: Store
+    access: AccessControl
+    adapters: AdapterRegistry
+    lanes: LaneDispatcher
+    delivery: Delivery
+    heartbeat: Heartbeat
+    clock: Clock
+    started_at: Millis
 
     def handlers(self) -> Mapping[str, Handler]:
         """Handlers by the name under which the command line asks."""
@@ -73,18 +60,18 @@ class OperatorHandler:
 
     async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         """State of the daemon: its model, routes, platforms, load and vitals."""
-        model = self._loaded().config.model
+        model = self.loaded().config.model
         return {
-            "running_seconds": (self._clock.now() - self._started_at) // 1000,
+            "running_seconds": (self.clock.now() - self.started_at) // 1000,
             "model": model.name or "offline",
             "protocol": model.protocol,
             "routes": self._routes(),
-            "turns_running": self._lanes.running_count,
-            "vitals": asdict(self._heartbeat.health()),
-            "platforms": {name: self._health(name) for name in self._adapters.supervised},
+            "turns_running": self.lanes.running_count,
+            "vitals": asdict(self.heartbeat.health()),
+            "platforms": {name: self._health(name) for name in self.adapters.supervised},
             "not_stored": {
                 verdict.value: count
-                for verdict, count in self._access.counts.items()
+                for verdict, count in self.access.counts.items()
                 if verdict is not AccessDecision.ADMITTED
             },
         }
@@ -92,14 +79,15 @@ class OperatorHandler:
     def _routes(self) -> list[Mapping[str, Any]]:
         """Models in use, and which of them are left alone for now."""
         found: list[Mapping[str, Any]] = []
-        for client in self._live.models.in_use():
-            rest = client.breaker.open
-            row = {"model": client.name, "route": client.route}
-            found.append(row if rest is None else row | {"rests_seconds": round(rest.seconds), "trouble": rest.why})
+        for client in self.live.models.in_use():
+            row: dict[str, Any] = {"model": client.name, "route": client.route}
+            if (circuit := client.breaker.open) is not None:
+                row |= {"rests_seconds": round(circuit.seconds), "trouble": circuit.why}
+            found.append(row)
         return found
 
     def _health(self, name: str) -> Mapping[str, Any]:
-        health = self._adapters.supervised[name].health()
+        health = self.adapters.supervised[name].health()
         at = health.last_progress_at
         return {
             "state": health.state.value,
@@ -109,7 +97,7 @@ class OperatorHandler:
 
     async def list_pairings(self, _args: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """People who wait for access or have it by code."""
-        found = await self._store.read(pairings.list_pairings, self._clock.now())
+        found = await self.store.read(pairings.list_pairings, self.clock.now())
         return [pairing_row(pairing) for pairing in found]
 
     async def approve(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -118,46 +106,48 @@ class OperatorHandler:
             role = UserRole(str(args.get("role", UserRole.USER)))
         except ValueError:
             raise CommandError("A role is user or admin.") from None
-        code, now = str(args.get("code", "")), self._clock.now()
-        let_in = await self._store.write(approve_pairing, code, role, COMMAND_LINE, now)
-        await self._access.load()
-        if let_in.told is not None:
-            self._delivery.wake(let_in.told)
-        return pairing_row(let_in.pairing)
+        code, now = str(args.get("code", "")), self.clock.now()
+        approved = await self.store.write(approve_pairing, code, role, COMMAND_LINE, now)
+        await self.access.load()
+        if approved.notified_chat is not None:
+            self.delivery.wake(approved.notified_chat)
+        return pairing_row(approved.pairing)
 
     async def revoke(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Revoke the access of `user`, a stable id such as `telegram:42`."""
         person = UserRef(str(args.get("user", "")))
-        pairing = await self._store.write(revoke_pairing, person, COMMAND_LINE, self._clock.now())
-        await self._access.load()
+        pairing = await self.store.write(revoke_pairing, person, COMMAND_LINE, self.clock.now())
+        await self.access.load()
         return pairing_row(pairing)
 
     async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
         """Checks that only the running daemon can make: its database, its models' windows and open circuits."""
-        clients = self._live.models.in_use()
-        resting = [_circuit_result(client, rest) for client in clients if (rest := client.breaker.open) is not None]
-        model, context = self._live.models.configured, self._live.agent.context
+        clients = self.live.models.in_use()
+        circuits = [
+            _circuit_result(client, circuit) for client in clients if (circuit := client.breaker.open) is not None
+        ]
+        model, context = self.live.models.configured, self.live.agent.context
         window = Window(limits=await model.load_limits(), window_from=model.window_from)
         engine = context.engine if context.engine != BUILT_IN else None
-        told = check_context(self._live.config, window, engine)
-        return [await self._store.read(check_database), told, *resting]
+        window_check = check_context(self.live.config, window, engine)
+        return [await self.store.read(check_database), window_check, *circuits]
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
         """Chains of sessions, and messages; see `gateway.operator.lookups`."""
-        return await look_up(self._store, name, args, Redactor(self._loaded().secrets()))
+        return await look_up(self.store, name, args, Redactor(self.loaded().secrets()))
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Report:
         """Usage and costs; see `gateway.operator.spending`."""
-        terms = spending_settings(self._live.config, self._clock.now())
-        return await self._store.read_within(LOOKUP_SECONDS, report, name, terms, args)
+        terms = spending_settings(self.live.config, self.clock.now())
+        return await self.store.read_within(LOOKUP_SECONDS, report, name, terms, args)
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Address that signs one browser in to the web chat."""
-        local = self._adapters.supervised.get("local")
+        local = self.adapters.supervised.get("local")
         adapter = local.adapter if local is not None else None
         return {"url": adapter.mint_url() if isinstance(adapter, LocalAdapter) else None}
 
 
-def _circuit_result(line: ModelClient, rest: OpenCircuit) -> CheckResult:
-    text = f"{line.name} ({line.route}) {rest.why}; it is left alone for {rest.seconds:.0f} s."
-    return CheckResult(check="route", verdict=CheckStatus.WARNING, text=text)
+def _circuit_result(line: ModelClient, circuit: OpenCircuit) -> CheckResult:
+    text = f"{line.name} ({line.route}) {circuit.why}; it is left alone for {circuit.seconds:.0f} s."
+    return warning("route", text)

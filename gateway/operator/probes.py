@@ -93,11 +93,11 @@ def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
 
 def _smallest_call(settings: RouteConfig) -> tuple[str, object]:
     """Path and body of a call of a token or a few."""
-    said = [{"role": "user", "content": "Say ok."}]
+    messages = [{"role": "user", "content": "Say ok."}]
     if settings.protocol == "responses":
-        return "responses", {"model": settings.name, "input": said, "max_output_tokens": 16}  # it takes no less
+        return "responses", {"model": settings.name, "input": messages, "max_output_tokens": 16}  # it takes no less
     path = "messages" if settings.protocol == "anthropic" else "chat/completions"
-    return path, {"model": settings.name, "messages": said, "max_tokens": 1}
+    return path, {"model": settings.name, "messages": messages, "max_tokens": 1}
 
 
 def _listed(body: Mapping[str, Any], name: str | None) -> str:

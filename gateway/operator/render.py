@@ -90,8 +90,8 @@ def _calls(spent: CallTotals) -> str:
         f"{spent.failed_calls:,} failed" if spent.failed_calls else "",
         f"{spent.estimated_calls:,} with estimated tokens" if spent.estimated_calls else "",
     ]
-    said = ", ".join(note for note in notes if note)
-    return f"{spent.calls:,} ({said})" if said else f"{spent.calls:,}"
+    text = ", ".join(note for note in notes if note)
+    return f"{spent.calls:,} ({text})" if text else f"{spent.calls:,}"
 
 
 def _purposes(usage: UsageReport) -> str:
@@ -199,9 +199,9 @@ def _row(name: str, value: str, calls: int | str) -> str:
 def _value(spent: CallTotals, *, by_cost: bool) -> str:
     if not by_cost:
         return _shortened(spent.total_tokens)
-    said = money(spent)
-    if len(said) < VALUE:
-        return said
+    text = money(spent)
+    if len(text) < VALUE:
+        return text
     return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced_calls else ''}"  # cents do not matter any more
 
 

@@ -56,7 +56,7 @@ def approve(db: sqlite3.Connection, code: str, role: UserRole = UserRole.USER) -
 def test_who_is_let_in_is_told_so_once_where_they_asked(db: sqlite3.Connection, role: UserRole) -> None:
     asked = offer_pairing(db, message(1), offer("ABCDEFGH"), None, START)
     let_in = approve(db, "abcd-efgh", role)
-    assert (let_in.told, let_in.pairing.state, let_in.pairing.role) == (asked, PairingState.APPROVED, role)
+    assert (let_in.notified_chat, let_in.pairing.state, let_in.pairing.role) == (asked, PairingState.APPROVED, role)
     assert owed(db) == ["code ABCDEFGH", WELCOME[role]]
     with pytest.raises(CommandError) as raised:
         approve(db, "ABCDEFGH", role)
@@ -74,7 +74,7 @@ def test_who_was_never_paired_cannot_be_revoked(db: sqlite3.Connection) -> None:
 def test_a_code_whose_chat_is_forgotten_gives_access_all_the_same(db: sqlite3.Connection) -> None:
     offer_pairing(db, message(1), offer("ABCDEFGH"), None, START)
     db.execute("DELETE FROM outbox")
-    assert approve(db, "ABCDEFGH").told is None
+    assert approve(db, "ABCDEFGH").notified_chat is None
     assert owed(db) == []
 
 
