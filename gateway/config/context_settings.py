@@ -72,8 +72,7 @@ class CompressionConfig(BaseConfig):
         None, text="Model that writes summaries; wins over `auxiliary.compression.model`."
     )
     summary_budget: Annotated[Literal["proportional", "stepped"], AnyCase] = setting(
-        "proportional",
-        text="Length of a summary: a fifth of what it stands for, or a share that falls with its size.",
+        "proportional", text="Length of a summary: a fifth of what it stands for, or a share that falls with its size."
     )
     summary_max_tokens: int = setting(
         12_000, ge=256, le=200_000, unit="tokens", text="A summary is not asked to be longer."

@@ -50,9 +50,7 @@ class WebhookConfig(BaseConfig):
         text="Secret token that Telegram sends along with every call.",
     )
     host: str = setting(
-        "127.0.0.1",
-        restart=True,
-        text="Address the webhook listener binds to, usually behind a reverse proxy.",
+        "127.0.0.1", restart=True, text="Address the webhook listener binds to, usually behind a reverse proxy."
     )
     port: int = setting(8443, ge=0, le=65_535, restart=True, text="Port of the webhook listener; 0 picks a free one.")
 
@@ -75,9 +73,7 @@ class DiscordConfig(BaseConfig):
     token: Secret | None = setting(None, restart=True, text="Bot token from the developer portal.")
     api_url: Url = setting("https://discord.com", restart=True, text="Root of the REST API; `/api/v10` is appended.")
     gateway_url: SocketUrl = setting(
-        "wss://gateway.discord.gg",
-        restart=True,
-        text="Address of the gateway (WebSocket).",
+        "wss://gateway.discord.gg", restart=True, text="Address of the gateway (WebSocket)."
     )
     catch_up_hours: float = setting(
         24,
@@ -102,9 +98,7 @@ class LocalConfig(BaseConfig):
 
     enabled: bool = setting(True, restart=True, text="Serve the web chat.")
     host: str = setting(
-        "127.0.0.1",
-        restart=True,
-        text="Address to bind to. Beyond loopback only when `access` names somebody.",
+        "127.0.0.1", restart=True, text="Address to bind to. Beyond loopback only when `access` names somebody."
     )
     port: int = setting(8765, ge=0, le=65_535, restart=True, text="Port; 0 picks a free one.")
 
@@ -145,11 +139,7 @@ class ModelConfig(RouteConfig):
         "It begins anew when a restart takes the turn up again.",
     )
     connect_seconds: float = setting(
-        5,
-        ge=0.1,
-        le=120,
-        unit="seconds",
-        text="Longest wait for a connection to the provider.",
+        5, ge=0.1, le=120, unit="seconds", text="Longest wait for a connection to the provider."
     )
     read_seconds: float = setting(
         120, ge=0.1, le=3_600, unit="seconds", text="Longest silence of the provider before a call counts as timed out."
@@ -228,8 +218,7 @@ class PairingConfig(BaseConfig):
     """Codes by which strangers ask for access in a direct chat."""
 
     enabled: bool = setting(
-        True,
-        text="Answer a stranger's direct message with a pairing code that an admin can approve.",
+        True, text="Answer a stranger's direct message with a pairing code that an admin can approve."
     )
     code_minutes: float = setting(60, ge=1, le=1_440, unit="minutes", text="How long a code can be approved.")
     max_pending: int = setting(
@@ -262,12 +251,7 @@ class SessionConfig(BaseConfig):
         text="How long a piece at the platform's length limit waits for the next piece. 0: off.",
     )
     max_turns: int = setting(
-        256,
-        ge=1,
-        le=10_000,
-        unit="turns",
-        restart=True,
-        text="Turns running at one time, over all chats.",
+        256, ge=1, le=10_000, unit="turns", restart=True, text="Turns running at one time, over all chats."
     )
     max_waiting: int = setting(
         100,
@@ -290,12 +274,7 @@ class AttachmentConfig(BaseConfig):
     """Files that people send."""
 
     max_bytes: int = setting(
-        20_971_520,
-        ge=1_024,
-        le=2_147_483_648,
-        unit="bytes",
-        restart=True,
-        text="Largest file that is fetched.",
+        20_971_520, ge=1_024, le=2_147_483_648, unit="bytes", restart=True, text="Largest file that is fetched."
     )
     max_text_chars: int = setting(
         50_000, ge=100, le=10_000_000, unit="characters", text="How much of a text document is read into the turn."
@@ -364,9 +343,7 @@ class LoggingConfig(BaseConfig):
         "auto", restart=True, text="On standard error. `auto`: `console` at a terminal, else `json`."
     )
     file: bool = setting(
-        True,
-        restart=True,
-        text="Also write JSON lines to `logs/gateway.log`, rotated at 10 MB, five old files kept.",
+        True, restart=True, text="Also write JSON lines to `logs/gateway.log`, rotated at 10 MB, five old files kept."
     )
 
 
