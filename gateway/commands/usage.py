@@ -12,10 +12,10 @@ from hermes_state.sessions import load_active
 async def usage(invocation: Invocation) -> CommandResult:
     """Show this conversation, this chat today, and caps; the whole gateway only to admins, or where it is capped."""
     context, chat = invocation.context, invocation.chat
-    terms = spending_settings(context.live.config, context.clock.now())
+    settings = spending_settings(context.live.config, context.clock.now())
     session = await context.store.read(load_active, chat.id)
     lineage_id = None if session is None else session.lineage_id
-    found = await context.store.read(load_usage, terms, chat.id, lineage_id)
+    found = await context.store.read(load_usage, settings, chat.id, lineage_id)
     lines = []
     if session is None:
         lines.append("This chat has no conversation yet.")
@@ -34,9 +34,9 @@ async def insights(invocation: Invocation) -> CommandResult:
     if days is None or days > MAX_DAYS:
         raise CommandError(f"Write `/insights`, or `/insights 30` for another number of days, at most {MAX_DAYS}.")
     context, chat = invocation.context, invocation.chat
-    terms = spending_settings(context.live.config, context.clock.now())
+    settings = spending_settings(context.live.config, context.clock.now())
     within = chat.id if chat.kind.is_shared else None
-    found = await context.store.read(load_insights, terms, days, within)
+    found = await context.store.read(load_insights, settings, days, within)
     where = "This chat" if within is not None else "All chats"
     span = "today" if days == 1 else f"the last {days} days"
     notes = "\n".join(insights_notes(found.total))

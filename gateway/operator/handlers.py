@@ -138,8 +138,8 @@ class OperatorHandler:
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Report:
         """Usage and costs; see `gateway.operator.spending`."""
-        terms = spending_settings(self.live.config, self.clock.now())
-        return await self.store.read_within(LOOKUP_SECONDS, report, name, terms, args)
+        settings = spending_settings(self.live.config, self.clock.now())
+        return await self.store.read_within(LOOKUP_SECONDS, report, name, settings, args)
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Address that signs one browser in to the web chat."""

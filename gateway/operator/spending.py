@@ -86,13 +86,13 @@ class UsageReport:
 
 
 def load_usage(
-    db: Connection, terms: SpendingSettings, chat_id: ChatId | None, lineage_id: LineageId | None
+    db: Connection, settings: SpendingSettings, chat_id: ChatId | None, lineage_id: LineageId | None
 ) -> UsageReport:
     """Load what was spent, and how far the caps that matter there are used up."""
     by_purpose = load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
-    today = load_since(db, terms.today)
-    chat_today = None if chat_id is None else load_since(db, terms.today, chat_id)
-    limits, spent = terms.limits, sum(by_purpose.values(), NO_CALLS)
+    today = load_since(db, settings.today)
+    chat_today = None if chat_id is None else load_since(db, settings.today, chat_id)
+    limits, spent = settings.limits, sum(by_purpose.values(), NO_CALLS)
     bounds = (
         ("costs.conversation_cap", None if lineage_id is None else spent, limits.conversation),
         ("costs.chat_daily_cap", chat_today, limits.chat_daily),
@@ -107,12 +107,12 @@ def load_usage(
     )
 
 
-def usage_report(db: Connection, terms: SpendingSettings, name: str | None) -> Report:
+def usage_report(db: Connection, settings: SpendingSettings, name: str | None) -> Report:
     """Report on a session's conversation, a chat, or everything. Raises `CommandError` for a name that is nothing's."""
     place = None if name is None else find_place(db, name)
     session = None if place is None else place.session
     chat_id = None if place is None else place.chat_id
-    usage = load_usage(db, terms, chat_id, None if session is None else session.lineage_id)
+    usage = load_usage(db, settings, chat_id, None if session is None else session.lineage_id)
     return {
         "scope": "gateway" if place is None else "chat" if session is None else "conversation",
         "chat": _chat_name(db, place),
@@ -121,7 +121,7 @@ def usage_report(db: Connection, terms: SpendingSettings, name: str | None) -> R
         "by_purpose": {purpose: spent_row(spent) for purpose, spent in usage.by_purpose.items()},
         "compressions": usage.compressions,
         "reported_prompt_tokens": None if session is None else session.reported_prompt_tokens,
-        "today_since": terms.today,
+        "today_since": settings.today,
         "chat_today": None if usage.chat_today is None else spent_row(usage.chat_today),
         "today": spent_row(usage.today),
         "caps": [
@@ -171,10 +171,12 @@ class InsightsReport:
 NO_CHAT = "no chat"
 
 
-def load_insights(db: Connection, terms: SpendingSettings, days: int, within: ChatId | None = None) -> InsightsReport:
+def load_insights(
+    db: Connection, settings: SpendingSettings, days: int, within: ChatId | None = None
+) -> InsightsReport:
     """Load the spending of so many days, today included. `within`: of one chat alone."""
-    zone = terms.limits.zone
-    first = day_of(terms.now, zone) - timedelta(days=days - 1)
+    zone = settings.limits.zone
+    first = day_of(settings.now, zone) - timedelta(days=days - 1)
     slices = load_slices(db, midnight(first, zone), within)
     by_day = _added(slices, lambda one: day_of(one.at, zone))
     every_day = (first + timedelta(days=number) for number in range(days))
@@ -191,9 +193,9 @@ def load_insights(db: Connection, terms: SpendingSettings, days: int, within: Ch
     )
 
 
-def insights_report(db: Connection, terms: SpendingSettings, days: int) -> Report:
+def insights_report(db: Connection, settings: SpendingSettings, days: int) -> Report:
     """`load_insights` as JSON."""
-    found = load_insights(db, terms, days)
+    found = load_insights(db, settings, days)
     return {
         "days": _rows("day", found.days),
         "chats": _rows("chat", found.chats),
@@ -226,16 +228,16 @@ REPORTS = ("usage", "insights")
 """Names of the reports under which the command line asks."""
 
 
-def report(db: Connection, name: str, terms: SpendingSettings, args: Mapping[str, Any]) -> Report:
+def report(db: Connection, name: str, settings: SpendingSettings, args: Mapping[str, Any]) -> Report:
     """Make a report for the command line. Raises `CommandError`."""
     if is_outdated(db):
         raise CommandError("The database is an older version's; start the gateway once, which brings it up to date.")
     if name == "insights":
-        return insights_report(db, terms, days_in(args))
+        return insights_report(db, settings, days_in(args))
     place = args.get("place")
     if place is not None and not isinstance(place, str):
         raise CommandError("A place is a chat's name or a session's id.")
-    return usage_report(db, terms, place)
+    return usage_report(db, settings, place)
 
 
 def usage_of(report: Report) -> UsageReport:
