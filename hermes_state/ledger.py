@@ -142,7 +142,7 @@ def load_by_purpose(
         where, whose = "? IS NULL", None
     query = f"""SELECT 0 AS at, NULL AS chat_id, '' AS model, purpose, {_SUMS.format("spent.")} FROM model_calls
     WHERE {where} GROUP BY purpose ORDER BY min(id)"""
-    return {one.purpose: one.spent for one in select(db, UsageSlice, query, (whose,))}
+    return {one.purpose: one.spent for one in select(db, UsageRow, query, (whose,))}
 
 
 def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> CallTotals:
@@ -183,7 +183,7 @@ def cost_after(db: Connection, since: Millis, call_id: int) -> tuple[MicroUsd, i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageSlice:
+class UsageRow:
     """Calls of one quarter of an hour, chat, model and purpose."""
 
     at: Millis
@@ -197,10 +197,10 @@ class UsageSlice:
 QUARTER_MILLIS = 15 * 60_000
 
 
-def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageSlice]:
+def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageRow]:
     """Every call since then, oldest first, as few rows as tell the days of every time zone apart."""
     within = "" if chat_id is None else "AND chat_id = ?"
     at = f"created_at / {QUARTER_MILLIS} * {QUARTER_MILLIS}"
     query = f"""SELECT {at} AS at, chat_id, model, purpose, {_SUMS.format("spent.")} FROM model_calls
     WHERE created_at >= ? {within} GROUP BY 1, 2, 3, 4 ORDER BY 1"""
-    return select(db, UsageSlice, query, (since,) if chat_id is None else (since, chat_id))
+    return select(db, UsageRow, query, (since,) if chat_id is None else (since, chat_id))

@@ -30,7 +30,7 @@ class OutboxState(StrEnum):
     DEAD = "dead"
 
 
-class SentParts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WrittenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A reply before it is rendered."""
 
     markdown: str
@@ -65,7 +65,7 @@ class OutboxRow:
     dedupe_key: str
     part: int
     kind: OutboxKind
-    written: SentParts | None
+    written: WrittenReply | None
     """Before rendering."""
     rendered: OutboundPart | None
     """After it."""
@@ -103,7 +103,7 @@ ORDER BY (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), par
 
 def enqueue(db: Connection, reply: Reply, now: Millis) -> bool:
     """Store a reply; False when the same `dedupe_key` was stored before."""
-    payload = _encode(SentParts(markdown=reply.markdown, buttons=reply.buttons)).decode()
+    payload = _encode(WrittenReply(markdown=reply.markdown, buttons=reply.buttons)).decode()
     cursor = db.execute(
         _INSERT,
         (

@@ -15,7 +15,7 @@ from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import (
     CompressionInfo,
     FoundMessage,
-    Place,
+    LookupResult,
     SessionLink,
     load_around,
     load_chat_sessions,
@@ -57,7 +57,7 @@ async def lineage(invocation: Invocation) -> CommandResult:
 
 
 def _load_links(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[SessionLink]:
-    place = find_place(db, argument, within) if argument else Place(chat_id=chat_id)
+    place = find_place(db, argument, within) if argument else LookupResult(chat_id=chat_id)
     if place.session is not None:
         return load_lineage(db, place.session.lineage_id, MAX_LINKS + 1)
     return load_chat_sessions(db, place.chat_id, MAX_LINKS + 1)

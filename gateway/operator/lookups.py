@@ -16,7 +16,7 @@ import msgspec
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import (
     FoundMessage,
-    Place,
+    LookupResult,
     SessionLink,
     load_around,
     load_chat_sessions,
@@ -170,7 +170,7 @@ class HistoryLookup(_LookupBase, frozen=True, kw_only=True):
             for row in rows
         ]
 
-    def _load(self, db: Connection, place: Place, session: Session) -> Transcript:
+    def _load(self, db: Connection, place: LookupResult, session: Session) -> Transcript:
         limit = min(self.limit, MAX_PAGE_ROWS)
         if place.message_id is not None:
             return load_around(db, session.id, place.message_seq, limit // 2, limit)
@@ -272,7 +272,7 @@ def look_up_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: 
 # ---- names that people give ---------------------------------------------------------------------------------------
 
 
-def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place:
+def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
     """`lineage_queries.find_place` for people. Raises `CommandError`."""
     with _refused_in_words(within):
         return lineage_queries.find_place(db, name, within)

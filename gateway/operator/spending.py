@@ -15,11 +15,11 @@ from agent.model.caps import SpendingCapSettings, day_of, day_start, midnight
 from gateway.config.settings import Config
 from gateway.models.pricing import cap_limits
 from gateway.operator.lookups import find_place
-from hermes_state.admin.lineage_queries import Place
+from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.chats import load_chat
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
-from hermes_state.ledger import NO_CALLS, CallTotals, UsageSlice, is_outdated, load_by_purpose, load_since, load_slices
+from hermes_state.ledger import NO_CALLS, CallTotals, UsageRow, is_outdated, load_by_purpose, load_since, load_slices
 from hermes_state.values import MICROS, ChatId, LineageId, MicroUsd, Millis, micro_usd
 
 Report: TypeAlias = dict[str, Any]
@@ -136,7 +136,7 @@ def usage_report(db: Connection, settings: SpendingSettings, name: str | None) -
     }
 
 
-def _chat_name(db: Connection, place: Place | None) -> str | None:
+def _chat_name(db: Connection, place: LookupResult | None) -> str | None:
     return None if place is None else load_chat(db, place.chat_id).key.name
 
 
@@ -209,7 +209,7 @@ def _rows(name: str, entries: Iterable[tuple[date | str, CallTotals]]) -> list[R
     return [{name: str(key), **spent_row(spent)} for key, spent in entries]
 
 
-def _added(slices: Iterable[UsageSlice], key: Callable[[UsageSlice], Any]) -> dict[Any, CallTotals]:
+def _added(slices: Iterable[UsageRow], key: Callable[[UsageRow], Any]) -> dict[Any, CallTotals]:
     sums: dict[Any, CallTotals] = {}
     for one in slices:
         name = key(one)

@@ -91,7 +91,7 @@ class Delivery:
         flood = self._gates.flood_of(chat)
         digest = hashlib.sha256(message.event_ref.encode()).hexdigest()[:16]
         try:
-            for number, part in enumerate(await _render(adapter, outbox.SentParts(markdown=markdown))):
+            for number, part in enumerate(await _render(adapter, outbox.WrittenReply(markdown=markdown))):
                 request = SendRequest(
                     chat=chat,
                     part=part,
@@ -235,7 +235,7 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[Chat, list[OutboxRow]]:
     return load_chat(db, chat_id), outbox.load_open(db, chat_id, 1)
 
 
-async def _render(adapter: PlatformAdapter, written: outbox.SentParts) -> Sequence[OutboundPart]:
+async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply) -> Sequence[OutboundPart]:
     """Render a reply into parts; its buttons hang under the last one."""
     try:
         # A long answer can take a second: not on the loop, where every other chat would wait for it.

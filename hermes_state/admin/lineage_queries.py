@@ -71,7 +71,7 @@ class SessionLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LookupResult:
     """The chat, session or message that an id stands for; a message comes with its session."""
 
     chat_id: ChatId
@@ -93,7 +93,7 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
 # ---- ids --------------------------------------------------------------------------------------------------------
 
 
-def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place:
+def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
     """The place that people mean by `telegram:42`, by a session's id or its beginning, or by an id such as `m123`.
 
     Raises `LookupFailed` when nothing is called so, or more than one thing, or it is outside `within`.
@@ -112,7 +112,7 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Place
         raise LookupFailed(LookupReason.AMBIGUOUS_CHAT, name, names)
     if within not in (None, chats[0].id):
         raise LookupFailed(LookupReason.OTHER_CHAT, name)
-    return Place(chat_id=chats[0].id)
+    return LookupResult(chat_id=chats[0].id)
 
 
 def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
@@ -123,16 +123,16 @@ def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId
     return place.chat_id
 
 
-def _place_of_message(db: Connection, message_id: MessageId, within: ChatId | None) -> Place:
+def _place_of_message(db: Connection, message_id: MessageId, within: ChatId | None) -> LookupResult:
     query = "SELECT session_id, seq FROM messages WHERE id = ? AND seq > 0"
     session_id, seq = db.execute(query, (message_id,)).fetchone() or (None, None)
     session = load_session(db, session_id) if session_id is not None else None
     if session is None or within not in (None, session.chat_id):
         raise LookupFailed(LookupReason.MESSAGE_NOT_FOUND, recall_id(message_id))
-    return Place(chat_id=session.chat_id, session=session, message_id=message_id, message_seq=seq)
+    return LookupResult(chat_id=session.chat_id, session=session, message_id=message_id, message_seq=seq)
 
 
-def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Place:
+def _place_of_session(db: Connection, name: str, within: ChatId | None) -> LookupResult:
     prefix = name.lower()
     found = find_sessions(db, prefix, within, MAX_CANDIDATES + 1) if len(prefix) >= MIN_KEY_PREFIX else []
     if not found:
@@ -140,7 +140,7 @@ def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Place
     if len(found) > 1:
         keys = tuple(session.key for session in found[:MAX_CANDIDATES])
         raise LookupFailed(LookupReason.AMBIGUOUS_SESSION, name, keys)
-    return Place(chat_id=found[0].chat_id, session=found[0])
+    return LookupResult(chat_id=found[0].chat_id, session=found[0])
 
 
 # ---- chains -----------------------------------------------------------------------------------------------------

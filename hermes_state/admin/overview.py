@@ -15,7 +15,7 @@ from hermes_state.store.sql import scalar, select_one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
+class DatabaseStatus:
     """Counts of what is stored."""
 
     schema: int
@@ -43,9 +43,9 @@ SELECT (SELECT user_version FROM pragma_user_version) AS schema,
 """
 
 
-def load_overview(db: Connection) -> Overview:
+def load_overview(db: Connection) -> DatabaseStatus:
     """Counts of every table, each read once; some tens of milliseconds with a million messages."""
-    overview = select_one(db, Overview, _OVERVIEW)
+    overview = select_one(db, DatabaseStatus, _OVERVIEW)
     assert overview is not None, "an aggregate has always one row"
     return overview
 

@@ -14,7 +14,7 @@ from hermes_state.store.sql import nested
 _BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
 
 
-class PendingWrite:
+class WriteRequest:
     """A function that waits for its turn, and what became of it."""
 
     __slots__ = ("args", "error", "fn", "future", "kwargs", "queued_at", "result")
@@ -66,7 +66,7 @@ def commit_batch(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-def run_batch(db: sqlite3.Connection, batch: Sequence[PendingWrite]) -> None:
+def run_batch(db: sqlite3.Connection, batch: Sequence[WriteRequest]) -> None:
     """Run every function of `batch` in one transaction and commit it.
 
     A function that raises takes back its own changes only and keeps its exception in `error`; the others are stored.
@@ -89,7 +89,7 @@ def run_batch(db: sqlite3.Connection, batch: Sequence[PendingWrite]) -> None:
         _roll_back(db)
 
 
-def _run_open(db: sqlite3.Connection, batch: Sequence[PendingWrite]) -> bool:
+def _run_open(db: sqlite3.Connection, batch: Sequence[WriteRequest]) -> bool:
     """Run the batch with nothing to fall back on but its whole; if one raises, take it all back and say false."""
     db.execute("BEGIN IMMEDIATE")
     for write in batch:
@@ -101,7 +101,7 @@ def _run_open(db: sqlite3.Connection, batch: Sequence[PendingWrite]) -> bool:
     return True
 
 
-def _run_isolated(db: sqlite3.Connection, batch: Sequence[PendingWrite]) -> None:
+def _run_isolated(db: sqlite3.Connection, batch: Sequence[WriteRequest]) -> None:
     """Run the batch so that each function can be taken back alone."""
     db.execute("BEGIN IMMEDIATE")
     for write in batch:
@@ -110,7 +110,7 @@ def _run_isolated(db: sqlite3.Connection, batch: Sequence[PendingWrite]) -> None
         commit_batch(db)
 
 
-def _run_apart(db: sqlite3.Connection, write: PendingWrite) -> None:
+def _run_apart(db: sqlite3.Connection, write: WriteRequest) -> None:
     try:
         run_batch(db, [write])
     except (sqlite3.Error, StoreUnavailable) as error:  # the verdict on this one; those before it are stored

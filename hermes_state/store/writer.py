@@ -17,7 +17,7 @@ import aiosqlite
 
 from hermes_state.aio import Backoff
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.batch import PendingWrite, run_batch
+from hermes_state.store.batch import WriteRequest, run_batch
 from hermes_state.store.connections import (
     Synchronous,
     check_engine,
@@ -106,11 +106,11 @@ class Store:
         self._writer = writer
         self._readers = readers
         self._busy_seconds = busy_seconds
-        self._queue: deque[PendingWrite] = deque()
+        self._queue: deque[WriteRequest] = deque()
         self._callers_outside: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
-        self._running: list[PendingWrite] = []
+        self._running: list[WriteRequest] = []
         self._last_commit_seconds = 0.0
         self._is_open = True
         self._closed_at = 0.0
@@ -166,7 +166,7 @@ class Store:
             raise StoreUnavailable(f"{self.path.name}: the store is closed")
         if self._callers_outside or len(self._queue) >= QUEUE_SIZE:
             await self._wait_for_room()
-        write = PendingWrite(self._loop.create_future(), fn, args, kwargs)
+        write = WriteRequest(self._loop.create_future(), fn, args, kwargs)
         if not self._queue:  # otherwise the drainer knows already
             self._arrived.set()
         self._queue.append(write)
@@ -296,7 +296,7 @@ class Store:
                 turn.set_result(None)
                 room -= 1
 
-    async def _store_batch(self, batch: list[PendingWrite]) -> None:
+    async def _store_batch(self, batch: list[WriteRequest]) -> None:
         started = time.monotonic()
         while True:
             try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from hermes_state.admin.lineage_queries import (
-    Place,
+    LookupResult,
     find_chat,
     find_place,
     load_around,
@@ -103,9 +103,9 @@ def test_a_name_stands_for_a_chat_a_session_or_a_message(db: sqlite3.Connection)
     session = load_tip(db, lineage)
     said = load_messages(db, lineage, 10)
     for name in ("telegram:42", "42", " telegram:42 "):
-        assert find_place(db, name) == Place(chat_id=chat)
+        assert find_place(db, name) == LookupResult(chat_id=chat)
     for name in (session.key, session.short_key, session.key[:4].upper()):
-        assert find_place(db, name) == Place(chat_id=chat, session=session)
+        assert find_place(db, name) == LookupResult(chat_id=chat, session=session)
     place = find_place(db, f"m{said[1].id}")
     assert (place.session, place.message_id, place.message_seq) == (session, said[1].id, 2)
     assert find_chat(db, "telegram:42") == chat

@@ -35,7 +35,7 @@ def test_the_same_reason_owes_one_reply(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     assert owe(db, chat, "hello", "turn:1")
     assert not owe(db, chat, "hello again", "turn:1")
-    assert [row.written for row in outbox.load_open(db, chat)] == [outbox.SentParts(markdown="hello")]
+    assert [row.written for row in outbox.load_open(db, chat)] == [outbox.WrittenReply(markdown="hello")]
 
 
 def test_a_reply_stays_said_after_it_was_sent(db: sqlite3.Connection) -> None:
@@ -62,7 +62,7 @@ def test_buttons_and_references_survive_until_rendering(db: sqlite3.Connection) 
     )
     outbox.enqueue(db, reply, START)
     row = first(db, chat)
-    assert row.written == outbox.SentParts(markdown="sure?", buttons=buttons)
+    assert row.written == outbox.WrittenReply(markdown="sure?", buttons=buttons)
     assert (row.reply_to, row.ticket, row.replaces, row.rendered) == ("5", "t", "p", None)
 
 
