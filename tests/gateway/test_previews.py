@@ -10,6 +10,7 @@ import pytest
 from agent.model.base import ModelReply, ModelRequest
 from gateway.outbound.gates import FloodControl, Gate
 from gateway.turns.previews import LivePreview
+from hermes_state import journal
 from hermes_state.errors import PlatformUnavailable, RateLimited, StoreUnavailable
 from hermes_state.journal import RunningTurn
 from hermes_state.store.writer import Store
@@ -203,6 +204,18 @@ async def test_a_stop_while_the_first_preview_is_in_flight_leaves_one_copy(store
         await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'stopped'")
         gateway.adapter.may_show.set()
         assert await gateway.replies(2) == ["the …", "Stopped."]
+
+
+async def test_a_preview_that_shows_nothing_which_is_kept_reads_stopped(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        [(turn_id,)] = await gateway.rows("SELECT id FROM turns")
+        await store.write(journal.note_preview, turn_id, "p1")
+        await gateway.say("/stop")
+        assert await gateway.replies(2) == ["(stopped)", "Stopped."]
 
 
 async def test_a_resumed_turn_goes_on_in_the_same_place(store: Store, tmp_path: Path) -> None:
