@@ -92,7 +92,7 @@ class CallTotals:
     calls: int = 0
     failed_calls: int = 0
     estimated_calls: int = 0
-    """Calls whose tokens are our estimate."""
+    """Calls whose tokens or price are our estimate."""
     unpriced_calls: int = 0
     """Calls that used tokens at an unknown price."""
     input_tokens: int = 0

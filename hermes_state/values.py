@@ -406,7 +406,7 @@ class ModelCallRecord:
     usage: CanonicalUsage | None
     took_ms: int
     is_estimated: bool = False
-    """The usage is our estimate: the provider reported none."""
+    """The usage is our estimate, for the provider reported none, or the price is that of the model's family."""
     cost: MicroUsd | None = None
     """Price of the call; None: unknown, because the usage or the price is."""
 

@@ -19,6 +19,8 @@ class Price:
     """Reasoning is paid as output."""
     cache_read: float
     cache_write: float
+    is_estimated: bool = False
+    """It is another model's, of the same family."""
 
 
 FREE = Price(input=0.0, output=0.0, cache_read=0.0, cache_write=0.0)

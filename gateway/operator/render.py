@@ -72,9 +72,10 @@ def _of(cap: CapUsage) -> str:
 def _cost(spent: CallTotals) -> str:
     if not knows_cost(spent):
         return "unknown, because nobody has told me the model's price (`costs.prices`)"
+    cost = f"about {dollars(spent.cost)}" if spent.estimated_calls else dollars(spent.cost)
     if not spent.unpriced_calls:
-        return dollars(spent.cost)
-    return f"{dollars(spent.cost)}, and {_count(spent.unpriced_calls, 'call')} at an unknown price (`costs.prices`)"
+        return cost
+    return f"{cost}, and {_count(spent.unpriced_calls, 'call')} at an unknown price (`costs.prices`)"
 
 
 def _amount(tokens: int, spent: CallTotals) -> str:
@@ -88,7 +89,7 @@ def _reasoning(spent: CallTotals) -> str:
 def _calls(spent: CallTotals) -> str:
     notes = [
         f"{spent.failed_calls:,} failed" if spent.failed_calls else "",
-        f"{spent.estimated_calls:,} with estimated tokens" if spent.estimated_calls else "",
+        f"{spent.estimated_calls:,} estimated" if spent.estimated_calls else "",
     ]
     text = ", ".join(note for note in notes if note)
     return f"{spent.calls:,} ({text})" if text else f"{spent.calls:,}"
@@ -145,7 +146,7 @@ def insights_notes(total: CallTotals) -> list[str]:
             f"{_count(total.failed_calls, 'call')} failed or {'was' if total.failed_calls == 1 else 'were'} cut off."
         )
     if total.estimated_calls:
-        notes.append(f"Of {_count(total.estimated_calls, 'call')} the tokens are an estimate.")
+        notes.append(f"Of {_count(total.estimated_calls, 'call')} the tokens or the price are an estimate.")
     return notes
 
 

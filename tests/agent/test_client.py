@@ -193,6 +193,17 @@ async def test_what_the_provider_says_that_it_costs_wins_over_the_price() -> Non
     assert done.call.cost == 7
 
 
+async def test_a_cost_by_an_estimated_price_is_an_estimate_unless_the_provider_says_what_it_is() -> None:
+    guessed = replace(PRICE, is_estimated=True)
+    done, (failure,), _ = await run(Scripted(ModelUnavailable("x"), GOOD), price=guessed)
+    assert isinstance(done, Completion)
+    assert (done.call.cost, done.call.is_estimated) == (50, True)
+    assert not failure.is_estimated, "it has used nothing"
+    done, _, _ = await run(Scripted(replace(GOOD, cost=MicroUsd(7))), price=guessed)
+    assert isinstance(done, Completion)
+    assert not done.call.is_estimated
+
+
 class Hanging(Scripted):
     """Shows some text and then never ends."""
 

@@ -171,7 +171,7 @@ async def test_a_turn_that_is_stopped_was_paid_for(world: World) -> None:
     rows = world.query("SELECT outcome, estimated, cost_microusd > 0 FROM model_calls")
     assert rows == [("cancelled", 1, 1)]
     await world.converse("/usage")
-    assert "Calls: 1 (1 failed, 1 with estimated tokens)" in (await world.visible())[-1]
+    assert "Calls: 1 (1 failed, 1 estimated)" in (await world.visible())[-1]
 
 
 async def test_a_recording_counts_and_is_capped_like_everything_else(world: World) -> None:

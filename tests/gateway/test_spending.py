@@ -143,10 +143,10 @@ def test_a_conversations_usage_is_told_with_what_is_unknown_and_estimated(db: sq
     ledger.record(db, None, turn.lineage_id, replace(CALL, outcome="timeout", usage=None), START)
     usage = load_usage(db, terms(conversation=200_000, daily=10**6), chat, turn.lineage_id)
     assert usage_lines(usage) == [
-        "- Cost: $0.250, and 1 call at an unknown price (`costs.prices`)",
+        "- Cost: about $0.250, and 1 call at an unknown price (`costs.prices`)",
         "- Read: about 4,015 tokens: 1,010 new, 3,003 from the cache (74 %), 2 written to it",
         "- Written: about 5 tokens, 1 of them reasoning",
-        "- Calls: 3 (1 failed, 1 with estimated tokens); of these 1 summary for $0.250",
+        "- Calls: 3 (1 failed, 1 estimated); of these 1 summary for $0.250",
     ]
     assert today_lines(usage, tells_all=False) == [
         "- This conversation: $0.250 of $0.200: used up, `costs.conversation_cap`",
