@@ -14,7 +14,7 @@ ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic)
 
-.PHONY: help setup run anthropic test test-browser check fmt lint type unit bench figures walk crash months protocols fuzz lock clean
+.PHONY: help setup run anthropic test test-browser check fmt lint type unit bench figures walk catalog crash months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -99,6 +99,9 @@ figures: setup ## sizes, words and imports of the code, beside libraries'; ARGS=
 
 walk: setup ## the modules that one Telegram message passes; ARGS="--all" with those that compress
 	@$(BIN)/python -m bench.walk $(ARGS)
+
+catalog: setup ## take the prices of models from genai-prices anew
+	@$(BIN)/python -m bench.make_catalog
 
 lock: ## write the requirements files anew (needs uv)
 	@command -v uv >/dev/null || { echo "uv is needed to resolve the requirements: pipx install uv" >&2; exit 1; }

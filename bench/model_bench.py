@@ -25,8 +25,8 @@ from openai import AsyncOpenAI
 
 from agent.model.base import ChatModel, ModelRequest, Payer
 from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings
+from agent.model.catalog import Price
 from agent.model.client import ModelClient
-from agent.model.prices import Price
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.responses import ResponsesModel, ResponsesSettings

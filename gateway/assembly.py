@@ -11,7 +11,8 @@ from agent.context.engine import Engine
 from agent.context.job import Listener, OnWait
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
 from agent.engines.loader import load_engine
-from agent.model.sizes import ASSUMED_CONTEXT, listed_limits
+from agent.model.catalog import known_model
+from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
@@ -176,7 +177,8 @@ def summary_routes(config: Config, live: RouteConfig, clients: ClientRegistry) -
 
 def _context_of(route: RouteConfig, config: Config) -> Tokens:
     """The context of a model that only writes summaries, whose provider is not asked."""
-    listed = listed_limits(route.label).context_length
+    known = known_model(route.label)
+    listed = None if known is None else known.context_length
     return Tokens(route.context_length or listed or config.model.context_length or ASSUMED_CONTEXT)
 
 

@@ -13,6 +13,7 @@ MODULES = (
     "agent.model",
     "agent.model.client",
     "agent.model.errors",
+    "agent.model.prices",
     "agent.model.sizes",
     "agent.model.usage",
     "agent.model.wire",

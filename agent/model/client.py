@@ -15,8 +15,9 @@ from typing import Generic, Protocol, Self, TypeVar
 import structlog
 
 from agent.model.base import Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
+from agent.model.catalog import Price
 from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, retry_after_of, with_usage
-from agent.model.prices import Price, cost_of
+from agent.model.prices import cost_of
 from agent.model.usage import estimated_reply_usage
 from hermes_state.aio import Backoff
 from hermes_state.errors import ModelError, ModelTimeout, ReplyMalformed, StateError

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from agent.model.base import ModelLimits
-from agent.model.catalog import known_model
+from agent.model.catalog import KnownModel, known_model
 from hermes_state.values import Tokens
 
 ASSUMED_CONTEXT: Final = 32_768
@@ -66,7 +66,7 @@ def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNO
     >>> size.context_length, size.context_from.value, size.max_output_tokens, size.output_from.value
     (128000, 'catalogue', 4000, 'configured')
     """
-    known, offered = listed_limits(model), plausible(offered)
+    known, offered = known_model(model) or KnownModel(), plausible(offered)
     context, context_from = _first(
         (configured.context_length, SizeSource.CONFIGURED),
         (offered.context_length, SizeSource.OFFERED),
@@ -96,14 +96,6 @@ def _max_output(context: Tokens, *, is_configured: bool) -> Tokens:
     return Tokens(max(1, context // 4, min(share, context - MIN_INPUT)))
 
 
-def listed_limits(model: str) -> ModelLimits:
-    """Limits from the built-in list."""
-    known = known_model(model)
-    if known is None:
-        return UNKNOWN_LIMITS
-    return ModelLimits(context_length=_tokens(known.context_length), max_output_tokens=_tokens(known.max_output_tokens))
-
-
 def plausible(offered: ModelLimits) -> ModelLimits:
     """Limits that a provider named, without what cannot be true."""
     return ModelLimits(
@@ -118,7 +110,3 @@ def _within(bounds: tuple[int, int], tokens: Tokens | None) -> Tokens | None:
 
 def _first(*figures: tuple[Tokens | None, SizeSource]) -> tuple[Tokens, SizeSource]:
     return next((figure, source) for figure, source in figures if figure is not None)
-
-
-def _tokens(number: int | None) -> Tokens | None:
-    return None if number is None else Tokens(number)

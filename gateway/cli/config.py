@@ -13,7 +13,7 @@ from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
 from gateway.config.routes import PartialRoute
 from gateway.models.auxiliary import all_routes
-from gateway.models.capacity import FIGURE_FROM, capacity_in
+from gateway.models.capacity import capacity_in, figure_from
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import MARK, redact
 
@@ -91,7 +91,7 @@ def _sizes(loaded: LoadedConfig) -> Mapping[str, tuple[str, Any, str]]:
         "model.max_output_tokens": (model.max_output_tokens, capacity.max_output_tokens, capacity.output_from),
     }
     return {
-        name: (name, tokens, f"{DEFAULT_SOURCE}: {FIGURE_FROM[source]}; the provider is asked at its first turn")
+        name: (name, tokens, f"{DEFAULT_SOURCE}: {figure_from(source)}; the provider is asked at its first turn")
         for name, (configured, tokens, source) in known.items()
         if configured is None
     }

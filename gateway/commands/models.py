@@ -7,7 +7,7 @@ from agent.context.model_handle import ModelHandle
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.routes import CONFIGURED, RouteConfig
 from gateway.config.settings import ModelConfig
-from gateway.models.capacity import WINDOW_FROM
+from gateway.models.capacity import window_from
 from gateway.models.selection import choose, host_of, known_routes, name_of, nearest, route_of
 from hermes_state import sessions
 from hermes_state.errors import CommandError, ConfigError
@@ -53,7 +53,7 @@ def _choose(chat_id: ChatId, choice: str | None, text: str, db: Connection, now:
 async def _window(handle: ModelHandle) -> str:
     """Size of the window and who says so, which tells how sure it is: a model is asked at its first turn."""
     limits = await handle.load_limits()
-    return f"window {limits.context_length:,} tokens ({WINDOW_FROM[handle.window_from]})"
+    return f"window {limits.context_length:,} tokens ({window_from(handle.window_from)})"
 
 
 def _chosen(settings: ModelConfig, choice: str | None, route: RouteConfig, window: str) -> str:

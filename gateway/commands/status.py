@@ -7,7 +7,7 @@ from agent.engines.loader import BUILT_IN
 from agent.model.caching import cache_state
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.commands.registry import Command, CommandContext, CommandKind, CommandResult, Invocation, say
-from gateway.models.capacity import WINDOW_FROM
+from gateway.models.capacity import window_from
 from gateway.models.selection import name_of, route_of
 from hermes_state import inbox
 from hermes_state.inbox import InboxKind
@@ -105,7 +105,7 @@ async def context_lines(invocation: Invocation, session: Session) -> list[str]:
     used = f"about {status.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate)"
     lines = [
         f"- Context: {used}, {acts}, {done}",
-        f"- Window: {limits.context_length:,} tokens, {WINDOW_FROM[status.window_from]}",
+        f"- Window: {limits.context_length:,} tokens, {window_from(status.window_from)}",
     ]
     if status.is_crowded:
         lines.append(

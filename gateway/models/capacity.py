@@ -4,11 +4,10 @@ A window is where conversations have to fit in the end; `gateway.models.window` 
 what was learned.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 from agent.model.base import ModelLimits
-from agent.model.catalog import TAKEN_ON
+from agent.model.catalog import load_catalog
 from agent.model.sizes import UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
 from gateway.config.routes import RouteConfig
 from hermes_state.model_profiles import OfferedSize
@@ -31,10 +30,10 @@ def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSi
     return model_size(route.label, configured_limits(route), offered)
 
 
-WINDOW_FROM: Final[Mapping[SizeSource, str]] = {
+_WINDOW_FROM: Final = {
     SizeSource.CONFIGURED: "as configured",
     SizeSource.OFFERED: "as its provider says",
-    SizeSource.CATALOGUE: f"by the built-in list of {TAKEN_ON}",
+    SizeSource.CATALOGUE: "by the built-in list of {taken_on}",
     SizeSource.ASSUMED: "assumed, for nobody says it; `model.context_length` does",
     SizeSource.LEARNED: "as its provider said when it refused a prompt",
     SizeSource.GUESSED: "assumed for this conversation, since a prompt was refused",
@@ -42,5 +41,11 @@ WINDOW_FROM: Final[Mapping[SizeSource, str]] = {
 """Sources of a window's size, for people: goes on after a comma."""
 
 
-FIGURE_FROM: Final[Mapping[SizeSource, str]] = {**WINDOW_FROM, SizeSource.ASSUMED: "assumed"}
-"""Shorter, for a figure that is one among others."""
+def window_from(source: SizeSource) -> str:
+    """Words for people on who says how large a window is, to go on after a comma."""
+    return _WINDOW_FROM[source].format(taken_on=load_catalog().sizes_taken_on)
+
+
+def figure_from(source: SizeSource) -> str:
+    """The same, shorter, for a figure that is one among others."""
+    return "assumed" if source is SizeSource.ASSUMED else window_from(source)

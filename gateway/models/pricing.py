@@ -7,7 +7,8 @@ from zoneinfo import ZoneInfo
 
 from agent.model.base import Caps, Ledger
 from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, StoreLedger, UnpricedCaps
-from agent.model.prices import FREE, Price, price_of
+from agent.model.catalog import Price
+from agent.model.prices import FREE, price_of
 from gateway.config.settings import Config
 from gateway.models.auxiliary import all_routes
 from hermes_state.store.writer import Store
@@ -76,6 +77,12 @@ def unpriced_models(config: Config) -> list[str]:
     if not config.costs.has_caps:
         return []
     return [name for name in dict.fromkeys(_configured_names(config)) if price_in(config, name) is None]
+
+
+def estimated_models(config: Config) -> list[str]:
+    """Models of the configuration whose price is an estimate."""
+    prices = {name: price_in(config, name) for name in _configured_names(config)}
+    return [name for name, price in prices.items() if price is not None and price.is_estimated]
 
 
 def unpriced_sentence(names: list[str]) -> str:

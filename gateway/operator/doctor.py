@@ -23,8 +23,8 @@ from gateway.config.files import StateDirectory, locate_home
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
 from gateway.models.auxiliary import all_routes
-from gateway.models.capacity import WINDOW_FROM
-from gateway.models.pricing import unpriced_models, unpriced_sentence
+from gateway.models.capacity import window_from
+from gateway.models.pricing import estimated_models, unpriced_models, unpriced_sentence
 from gateway.models.window import Window, fixed_prompt_tokens, load_configured_profile, window_of
 from gateway.operator.probes import ProbeResult, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
@@ -248,7 +248,7 @@ def check_context(config: Config, window: Window, engine: str | None) -> CheckRe
     if engine is not None:  # when it acts is its own affair; hygiene does not wait for it
         threshold, by = limits.hygiene, f" at the latest, by the context engine {engine}"
     text = (
-        f"The model's window has {limits.context_length:,} tokens, {WINDOW_FROM[window.window_from]}. Conversations "
+        f"The model's window has {limits.context_length:,} tokens, {window_from(window.window_from)}. Conversations "
         f"are compressed from {threshold:,} of {limits.input_window:,} tokens on{by}; the system prompt and the tools "
         f"take about {fixed:,} of them."
     )
@@ -297,7 +297,10 @@ def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
         sentence = unpriced_sentence(names)
         yield warning("costs", f"{sentence[0].upper()}{sentence[1:]}.")
     elif loaded.config.costs.has_caps:
-        yield fine("costs", "Spending is capped, and the price of every configured model is known.")
+        estimated = ", ".join(f"`{name}`" for name in estimated_models(loaded.config))
+        text = "Spending is capped, and the price of every configured model is known"
+        text += f", that of {estimated} as an estimate by its family (costs.prices)." if estimated else "."
+        yield fine("costs", text)
 
 
 def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from agent.model.base import Caps, FinishReason, Ledger, ModelReply, ModelRequest, Payer
+from agent.model.catalog import Price
 from agent.model.client import RECORD_SECONDS, Completion, ModelClient, RetryPolicy
 from agent.model.errors import REMEDIES, remedy_for, sentence_for, with_usage
-from agent.model.prices import Price
 from agent.tokens import estimated_text_tokens
 from hermes_state import errors
 from hermes_state.errors import (
@@ -194,7 +195,7 @@ async def test_what_the_provider_says_that_it_costs_wins_over_the_price() -> Non
 
 
 async def test_a_cost_by_an_estimated_price_is_an_estimate_unless_the_provider_says_what_it_is() -> None:
-    guessed = replace(PRICE, is_estimated=True)
+    guessed = msgspec.structs.replace(PRICE, is_estimated=True)
     done, (failure,), _ = await run(Scripted(ModelUnavailable("x"), GOOD), price=guessed)
     assert isinstance(done, Completion)
     assert (done.call.cost, done.call.is_estimated) == (50, True)

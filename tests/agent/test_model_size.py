@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from agent.context.limits import LimitSettings, limits_of
 from agent.model.base import ModelLimits
-from agent.model.catalog import BUILT_IN, TAKEN_ON, known_model, sees_images
+from agent.model.catalog import known_model, load_catalog, sees_images
 from agent.model.sizes import ASSUMED_CONTEXT, MIN_INPUT, UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
 from hermes_state.values import Tokens
 
 UNKNOWN = "a-model-of-my-own"
+CATALOG = load_catalog()
+SIZES = CATALOG.sizes
 
 
 def said(context: int | None = None, output: int | None = None) -> ModelLimits:
@@ -87,7 +89,7 @@ _outputs = st.one_of(st.none(), st.integers(1, 10_000_000))
 
 
 @given(
-    model=st.sampled_from([UNKNOWN, "gpt-oss:20b", *(pattern.replace("*", "x") for pattern in BUILT_IN)]),
+    model=st.sampled_from([UNKNOWN, "gpt-oss:20b", *(pattern.replace("*", "x") for pattern in SIZES)]),
     context=_contexts,
     output=_outputs,
     offered_context=_any,
@@ -205,17 +207,18 @@ def test_other_models_are_taken_for_blind(name: str) -> None:
 
 
 def test_the_catalogue_is_dated_and_holds_believable_figures() -> None:
-    assert TAKEN_ON.count("-") == 1
-    for pattern, known in BUILT_IN.items():
+    assert CATALOG.sizes_taken_on.count("-") == 1
+    for pattern, known in SIZES.items():
         assert pattern == pattern.lower()
+        assert known.context_length is not None
         assert known.context_length in range(8_192, 2_000_001), pattern
         assert known.max_output_tokens is None or known.max_output_tokens < known.context_length, pattern
 
 
 def test_no_two_patterns_of_one_length_disagree_about_a_name() -> None:
     """The longest wins, so two of the same length would be told apart by their order alone."""
-    names = {pattern.replace("[-.]", "-").replace("*", "") for pattern in BUILT_IN} | {"gpt-5-chat", "gpt-5.5-nano"}
+    names = {pattern.replace("[-.]", "-").replace("*", "") for pattern in SIZES} | {"gpt-5-chat", "gpt-5.5-nano"}
     for name in names:
-        claiming = [pattern for pattern in BUILT_IN if fnmatchcase(name, pattern)]
+        claiming = [pattern for pattern in SIZES if fnmatchcase(name, pattern)]
         longest = [pattern for pattern in claiming if len(pattern) == max(map(len, claiming))]
-        assert len({BUILT_IN[pattern] for pattern in longest}) <= 1, name
+        assert len({SIZES[pattern] for pattern in longest}) <= 1, name

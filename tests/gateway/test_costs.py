@@ -11,7 +11,7 @@ from agent.model.caps import SpendingCaps, SpendingCapSettings, UnpricedCaps, da
 from agent.model.prices import FREE
 from gateway.config import ConfigRejected, load_config
 from gateway.config.settings import Config
-from gateway.models.pricing import Pricing, cap_limits, price_in, unpriced_models, unpriced_sentence
+from gateway.models.pricing import Pricing, cap_limits, estimated_models, price_in, unpriced_models, unpriced_sentence
 from hermes_state.store.writer import Store
 from hermes_state.values import MicroUsd, Millis, SystemClock
 
@@ -106,6 +106,16 @@ async def test_a_line_gets_its_price_and_the_caps(tmp_path: Path, store: Store) 
     assert isinstance(terms["caps"], SpendingCaps)
     assert isinstance(costs.terms(capped, "another")["caps"], UnpricedCaps)
     assert costs.terms(capped, None)["price"] == FREE
+
+
+async def test_an_unknown_model_of_a_known_family_is_asked_under_a_cap(tmp_path: Path, store: Store) -> None:
+    yaml = "model: {name: claude-opus-99, fallbacks: [gpt-5-mini, gpt-99-mini]}\ncosts: {daily_cap: 1}"
+    config = loaded(tmp_path / "home", yaml)
+    terms = Pricing(store, SystemClock()).terms(config, "claude-opus-99")
+    assert terms["price"] is not None
+    assert isinstance(terms["caps"], SpendingCaps)
+    assert unpriced_models(config) == []
+    assert estimated_models(config) == ["claude-opus-99", "gpt-99-mini"]
 
 
 @pytest.mark.parametrize(("ttl", "write"), [("5m", 3.75), ("1h", 6.0)])

@@ -271,6 +271,15 @@ async def test_a_probe_follows_no_redirect_with_its_key(environ: dict[str, str])
     assert seen == ["/models"]
 
 
+def test_what_a_cap_counts_by_an_estimate_is_told(environ: dict[str, str]) -> None:
+    model = {"HERMES_MODEL__NAME": "gpt-5-mini", "HERMES_MODEL__BASE_URL": "http://127.0.0.1:1/v1"}
+    capped = {**environ, **model, "HERMES_COSTS__DAILY_CAP": "1"}
+    assert findings(capped)["costs"].text.endswith("the price of every configured model is known.")
+    estimated = findings({**capped, "HERMES_MODEL__FALLBACKS": "gpt-99-mini"})["costs"]
+    assert estimated.verdict is CheckStatus.FINE
+    assert "that of `gpt-99-mini` as an estimate" in estimated.text
+
+
 def test_access_that_lets_everybody_or_nobody_in_is_told(environ: dict[str, str]) -> None:
     token = {"HERMES_TELEGRAM__TOKEN": TELEGRAM_TOKEN}
     assert findings({**environ, **token, "HERMES_ACCESS__ALLOW_ALL": "true"})["access"].verdict is CheckStatus.WARNING
