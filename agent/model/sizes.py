@@ -82,6 +82,9 @@ def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNO
     )
     if (context_from, output_from) != (SizeSource.CONFIGURED, SizeSource.CONFIGURED):
         output = min(output, _max_output(context, is_configured=output_from is SizeSource.CONFIGURED))
+    if known.max_input_tokens is not None and context_from is not SizeSource.CONFIGURED:
+        # A longer prompt is refused, however little is reserved for the answer.
+        context = Tokens(min(context, known.max_input_tokens + output))
     return ModelSize(
         context_length=context, context_from=context_from, max_output_tokens=output, output_from=output_from
     )

@@ -83,6 +83,23 @@ def test_only_what_is_configured_as_a_whole_is_taken_as_it_is() -> None:
     assert model_size(UNKNOWN, said(None, 95_000), said(100_000)).max_output_tokens == 50_000
 
 
+@pytest.mark.parametrize(
+    ("configured", "offered", "context", "output"),
+    [
+        (UNKNOWN_LIMITS, UNKNOWN_LIMITS, 400_000, 128_000),
+        (said(None, 8_192), UNKNOWN_LIMITS, 272_000 + 8_192, 8_192),
+        (said(None, 8_192), said(400_000, 128_000), 272_000 + 8_192, 8_192),
+        (UNKNOWN_LIMITS, said(200_000, 8_192), 200_000, 8_192),
+        (said(400_000, 8_192), UNKNOWN_LIMITS, 400_000, 8_192),
+    ],
+)
+def test_a_prompt_is_not_longer_than_its_provider_takes_whatever_is_reserved(
+    configured: ModelLimits, offered: ModelLimits, context: int, output: int
+) -> None:
+    size = model_size("gpt-5-mini", configured, offered)
+    assert (size.context_length, size.max_output_tokens) == (context, output)
+
+
 _any = st.one_of(st.none(), st.integers(-(10**12), 10**12), st.sampled_from([0, 1, 2_047, 2_048, 10**30]))
 _contexts = st.one_of(st.none(), st.integers(2_731, 20_000_000))  # a smaller one is refused in the configuration
 _outputs = st.one_of(st.none(), st.integers(1, 10_000_000))
