@@ -36,8 +36,7 @@ from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.client import ModelClient
 from bench import peer_compressor
 from bench.conversation import Conversation, as_chat_messages, as_new_message
-from bench.measure import Measure, table
-from bench.model_bench import NoFailures
+from bench.measure import Measure, NoFailures, table
 from gateway.process import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import SplitPlan, split

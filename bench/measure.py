@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agent.model.base import Payer
+from hermes_state.values import ModelCallRecord
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
@@ -70,3 +73,10 @@ def _line(measure: Measure) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
+
+
+class NoFailures:
+    """A ledger for calls that all work: one that fails ends the benchmark."""
+
+    async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+        raise AssertionError(f"a call failed: {call.outcome}")

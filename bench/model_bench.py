@@ -34,7 +34,7 @@ from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
 from bench.compression_bench import heartbeat
 from bench.conversation import Conversation
-from bench.measure import Measure, percentile, table
+from bench.measure import Measure, NoFailures, percentile, table
 from bench.replay import Recorded, kind_of, replaying
 from bench.subjects import Subject, gateway, lab
 from hermes_state import chats, ledger
@@ -191,13 +191,6 @@ async def _ask_and_record(line: ModelClient, request: ModelRequest, store: Store
     completion = await line.complete(request, shown.show, purpose="turn")
     await store.write(_record, request.payer, completion.call)
     return completion.reply.text
-
-
-class NoFailures:
-    """A ledger for calls that all work: one that fails ends the benchmark."""
-
-    async def record(self, payer: Payer, call: ModelCallRecord) -> None:
-        raise AssertionError(f"a call failed: {call.outcome}")
 
 
 class _Shown:
