@@ -1,7 +1,7 @@
 """Full-text search over everything that was said, whatever a person types.
 
 `search` looks into the index, best matches or newest first, in everything, one chat or one conversation; `parse_query`
-makes an expression of a person's words that SQLite always understands; the module `segment` cuts text for the index.
+makes an expression of a person's words that SQLite always understands; `store.segment` cuts text for the index.
 
 >>> parse_query('red -door "blue house"').wanted
 ('red', 'blue house')

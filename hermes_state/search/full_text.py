@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from hermes_state.search.query import parse_query
-from hermes_state.search.segment import INDEXED_CHARACTERS
+from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.sql import select
 from hermes_state.values import ChatId, LineageId, MessageId, MessageRole, Millis, Origin, SessionId
 

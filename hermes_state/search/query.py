@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hermes_state.search.segment import phrase, segment_query
+from hermes_state.store.segment import phrase, segment_query
 
 MAX_CHARACTERS = 2_000
 """Characters of a query that count: a pasted word of a megabyte keeps the index busy for seconds, without a stop."""

@@ -14,8 +14,8 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
 import aiosqlite
 
 from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreUnavailable
-from hermes_state.search.segment import segment
 from hermes_state.store.migrate import APPLICATION_ID, newest_schema
+from hermes_state.store.segment import segment
 
 P = ParamSpec("P")
 T = TypeVar("T")

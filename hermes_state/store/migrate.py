@@ -14,9 +14,9 @@ from importlib import resources
 from pathlib import Path
 
 from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreUnavailable
-from hermes_state.search.segment import SEGMENT_VERSION
 from hermes_state.store.backup import copy_into
 from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.segment import SEGMENT_VERSION
 
 APPLICATION_ID = 0x48475759
 """The letters HGWY, written into the head of every database of ours."""

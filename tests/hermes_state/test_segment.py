@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_state.search.query import MAX_TERMS, parse_query
-from hermes_state.search.segment import INDEXED_CHARACTERS, phrase, segment
 from hermes_state.store.connections import register_functions
+from hermes_state.store.segment import INDEXED_CHARACTERS, phrase, segment
 
 CJK = "修改数据库你好こんにちはカタカナ한국어ｱｲｳ々〇𠀋𰻞"
 EMOJI = "😀🎉🥲🫠☕→⌚🚀"
