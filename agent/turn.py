@@ -29,9 +29,8 @@ from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
 from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
 from hermes_state.redaction import redact
-from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import View
+from hermes_state.transcripts import View, ViewCache
 from hermes_state.values import (
     Clock,
     ConversationRef,

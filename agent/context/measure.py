@@ -12,9 +12,8 @@ from agent.model.sizes import SizeSource
 from agent.model.wire import WireSettings
 from agent.prompt import PromptBuilder
 from hermes_state.compressions import count_compressions
-from hermes_state.store.view_cache import ViewCache
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import View
+from hermes_state.transcripts import View, ViewCache
 from hermes_state.values import ConversationRef, EstimatedTokens, LineageId, MessageId, SessionId, Tokens
 
 MAX_SIZES = 4_096

@@ -24,12 +24,10 @@ from typing import TYPE_CHECKING
 from hermes_state.store.sql import nested, scalar, scalar_or_none, scalars, select, select_one
 
 if TYPE_CHECKING:
-    from hermes_state.store.view_cache import ViewCache
     from hermes_state.store.writer import Store, WriterHealth
 
 __all__ = [
     "Store",
-    "ViewCache",
     "WriterHealth",
     "nested",
     "scalar",
@@ -42,6 +40,5 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        home = "view_cache" if name == "ViewCache" else "writer"
-        return getattr(import_module(f"{__name__}.{home}"), name)
+        return getattr(import_module(f"{__name__}.writer"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
