@@ -2,7 +2,7 @@
 
 HermesError
 ├── ConfigError        stop at start-up and name the key
-├── OwnedElsewhere     another process holds the token or the database: stop with exit code 75
+├── LockUnavailable    another process holds the token or the database: stop with exit code 75
 ├── PlatformError      delivery or reception failed
 │   ├── PlatformUnavailable   the request never took effect: try again
 │   ├── SendAmbiguous         it may have taken effect: repeat only where a repeat cannot show twice
@@ -14,14 +14,14 @@ HermesError
 │   └── TokenRejected         fatal for this adapter, not for the daemon
 ├── ModelError         the turn fails or is tried again; `agent/model/errors.py` has the remedies
 │   ├── ModelUnavailable · ModelTimeout · ModelRateLimited · AuthRejected · QuotaExceeded · ContentFiltered
-│   └── NotOffered · ContextOverflow · OutputCapTooLarge · ReplyMalformed · SpendingCapReached · PriceUnknown
+│   └── ModelNotFound · ContextOverflow · OutputCapTooLarge · ReplyMalformed · SpendingCapExceeded · PriceNotFound
 ├── ToolError          goes back to the model as a tool result; the turn goes on
 ├── StateError
 │   ├── StoreUnavailable      nothing was written; the caller's keys make the retry safe
-│   ├── SessionNotFound · TranscriptBroken · LineageMoved
+│   ├── SessionNotFound · LineageMoved
 │   ├── LookupFailed          a name or id that people gave names nothing, or too much; `reason` says which
 │   ├── PairingNotFound       no code or person of this kind is paired
-│   └── SchemaTooNew · ForeignFile
+│   └── SchemaTooNew · DatabaseRejected
 └── CommandError       its text is safe to show in the chat
 """
 
@@ -146,12 +146,7 @@ class ContextOverflow(ModelError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        prompt_tokens: int | None = None,
-        window: int | None = None,
-        is_of_account: bool = False,
+        self, message: str, *, prompt_tokens: int | None = None, window: int | None = None, is_of_account: bool = False
     ) -> None:
         super().__init__(message)
         self.prompt_tokens = prompt_tokens
@@ -241,10 +236,6 @@ class LookupFailed(StateError):
 
 class PairingNotFound(StateError):
     """Nobody holds this code, or nobody is paired under this id."""
-
-
-class TranscriptBroken(StateError):
-    """A stored transcript violates its own rules."""
 
 
 class LineageMoved(StateError):
