@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from sqlite3 import Connection
 
+from hermes_state.store.sql import insert_row
 from hermes_state.values import AttachmentId, ChatId, Millis
 
 
@@ -20,12 +21,11 @@ class StoredFile:
 
 def insert(db: Connection, chat_id: ChatId, file: StoredFile, now: Millis) -> AttachmentId:
     """Remember a stored file; the message that it belongs to is set when its turn starts."""
-    cursor = db.execute(
-        "INSERT INTO attachments (chat_id, sha256, path, name, mime, bytes, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (chat_id, file.sha256, file.path, file.name, file.mime, file.size_bytes, now),
+    query = (
+        "INSERT INTO attachments (chat_id, sha256, path, name, mime, bytes, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
     )
-    assert cursor.lastrowid is not None
-    return AttachmentId(cursor.lastrowid)
+    parameters = (chat_id, file.sha256, file.path, file.name, file.mime, file.size_bytes, now)
+    return insert_row(db, AttachmentId, query, parameters)
 
 
 # Purpose: distinct files, the longest unused first.

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, end_session, free_session_key, load_session, load_tip
-from hermes_state.store.sql import scalar, scalars
+from hermes_state.store.sql import insert_row, scalar, scalars
 from hermes_state.transcripts import NewMessage, append_view_row, edited, load_own_rows, load_session_view
 from hermes_state.values import EndReason, LineageId, MessageId, Millis, SessionId, Transcript
 
@@ -76,7 +76,7 @@ def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
     nothing is written then.
     """
     parent = _require_open(db, plan.parent_id, plan.version)
-    before = _view_size(db, parent.id)
+    before = scalar(db, int, _VIEW_SIZE, {"session_id": parent.id})
     child_id = _continue(db, parent, EndReason.COMPRESSION, plan.system_prompt, plan.context_state, now)
     ids: list[int] = [
         append_view_row(db, child_id, item, None, now) if isinstance(item, NewMessage) else item
@@ -214,18 +214,9 @@ def _continue(
 ) -> SessionId:
     """End `parent` and make its child, without a context yet, the chat's session."""
     end_session(db, parent.id, reason, now)
-    cursor = db.execute(
-        _INSERT_CHILD,
-        {
-            "key": free_session_key(db, parent.chat_id, now),
-            "parent_id": parent.id,
-            "system_prompt": system_prompt,
-            "context_state": context_state,
-            "now": now,
-        },
-    )
-    assert cursor.lastrowid is not None
-    child_id = SessionId(cursor.lastrowid)
+    key = free_session_key(db, parent.chat_id, now)
+    given = {"key": key, "parent_id": parent.id, "system_prompt": system_prompt, "context_state": context_state}
+    child_id = insert_row(db, SessionId, _INSERT_CHILD, {**given, "now": now})
     moved = db.execute(
         "UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ? AND active_session_id = ?",
         (child_id, now, parent.chat_id, parent.id),
@@ -243,7 +234,3 @@ def _write_context(
     references = [(child_id, pos, row_id) for pos, row_id in enumerate([*ids, *behind])]
     db.executemany("INSERT INTO session_context VALUES (?, ?, ?)", references)
     return len(references)
-
-
-def _view_size(db: Connection, session_id: SessionId) -> int:
-    return scalar(db, int, _VIEW_SIZE, {"session_id": session_id})

@@ -23,7 +23,7 @@ from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import ensure_active, load_tip
-from hermes_state.store.sql import scalar, scalar_or_none, scalars, select_one
+from hermes_state.store.sql import insert_row, scalar, scalar_or_none, scalars, select_one
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append, load_message
 from hermes_state.values import (
     AttachmentId,
@@ -85,11 +85,7 @@ class RunningTurn:
     def conversation(self) -> ConversationRef:
         """The conversation that it goes on with."""
         return ConversationRef(
-            chat_id=self.chat_id,
-            lineage_id=self.lineage_id,
-            chat=self.chat,
-            chat_kind=self.chat_kind,
-            turn_id=self.id,
+            chat_id=self.chat_id, lineage_id=self.lineage_id, chat=self.chat, chat_kind=self.chat_kind, turn_id=self.id
         )
 
 
@@ -162,19 +158,17 @@ def start_turn(
     starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
     turn_id = _insert_turn(db, chat_id, session.lineage_id, starter.sender_ref, now)
     _bind(db, turn_id, session.id, rows, prepared, now)
-    return load_turn(db, turn_id)
+    return _require_running(db, turn_id)
 
 
 def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
     """Open a turn that answers the newest human rows again; the row of the `/retry` command is bound to it."""
     session = ensure_active(db, chat_id, now)
     turn_id = _insert_turn(db, chat_id, session.lineage_id, starter, now)
-    claimed = db.execute(
-        "UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ? AND state = 'new'", (turn_id, command)
-    )
-    if claimed.rowcount != 1:
+    claim = "UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ? AND state = 'new'"
+    if db.execute(claim, (turn_id, command)).rowcount != 1:
         raise InboxMoved(f"command {command} was settled before")
-    return load_turn(db, turn_id)
+    return _require_running(db, turn_id)
 
 
 def join_steers(db: Connection, turn_id: TurnId, now: Millis) -> int:
@@ -187,12 +181,8 @@ def join_steers(db: Connection, turn_id: TurnId, now: Millis) -> int:
 
 
 def _insert_turn(db: Connection, chat_id: ChatId, lineage_id: LineageId, starter: UserRef, now: Millis) -> TurnId:
-    cursor = db.execute(
-        "INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at) VALUES (?, ?, 'running', ?, ?)",
-        (chat_id, lineage_id, starter, now),
-    )
-    assert cursor.lastrowid is not None
-    return TurnId(cursor.lastrowid)
+    query = "INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at) VALUES (?, ?, 'running', ?, ?)"
+    return insert_row(db, TurnId, query, (chat_id, lineage_id, starter, now))
 
 
 def _bind(
@@ -263,19 +253,22 @@ ON CONFLICT (call_message_id, tool_call_id) DO UPDATE SET state = excluded.state
 def append_calls(db: Connection, turn_id: TurnId, step: ModelStep, now: Millis) -> Message:
     """Store a model answer that calls tools, with its place in the ledger. Raises `TurnClosed`."""
     turn = _require_running(db, turn_id)
-    session_id = load_tip(db, turn.lineage_id).id
-    row = NewMessage(
-        role=MessageRole.ASSISTANT,
-        origin=Origin.ASSISTANT,
-        text=step.text or None,
-        body=MessageBody(calls=step.calls, reasoning=step.reasoning),
-        turn_id=turn_id,
-    )
-    message_id = append(db, session_id, row, now)
-    message = load_message(db, message_id)
-    ledger.note_report(db, session_id, step.reported_prompt_tokens, message.seq - 1, step.call.model)
-    ledger.record(db, turn_id, turn.lineage_id, step.call, now)
+    message = _append_answer(db, turn, step.text or None, MessageBody(calls=step.calls, reasoning=step.reasoning), now)
+    _record_call(db, turn, message, step, now)
     return message
+
+
+def _append_answer(db: Connection, turn: RunningTurn, text: str | None, body: MessageBody, now: Millis) -> Message:
+    session_id = load_tip(db, turn.lineage_id).id
+    row = NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=text, body=body, turn_id=turn.id)
+    return load_message(db, append(db, session_id, row, now))
+
+
+def _record_call(
+    db: Connection, turn: RunningTurn, message: Message, step: ModelStep | FinalAnswer, now: Millis
+) -> None:
+    ledger.note_report(db, message.session_id, step.reported_prompt_tokens, message.seq - 1, step.call.model)
+    ledger.record(db, turn.id, turn.lineage_id, step.call, now)
 
 
 def start_tools(
@@ -321,15 +314,11 @@ def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
 def finish_turn(db: Connection, turn_id: TurnId, answer: FinalAnswer, now: Millis) -> MessageId:
     """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnClosed`."""
     turn = _require_running(db, turn_id)
-    session_id = load_tip(db, turn.lineage_id).id
-    row = NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=answer.text, turn_id=turn_id)
-    message_id = append(db, session_id, row, now)
-    seq = scalar(db, int, "SELECT seq FROM messages WHERE id = ?", (message_id,))
-    ledger.note_report(db, session_id, answer.reported_prompt_tokens, seq - 1, answer.call.model)
-    ledger.record(db, turn_id, turn.lineage_id, answer.call, now)
-    _enqueue_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message_id, now)
+    message = _append_answer(db, turn, answer.text, EMPTY_BODY, now)
+    _record_call(db, turn, message, answer, now)
+    _enqueue_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message.id, now)
     _close(db, turn, TurnState.FINISHED, None, now)
-    return message_id
+    return message.id
 
 
 def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, now: Millis, *, notice: str) -> bool:
@@ -345,15 +334,8 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
     _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
     text = partial_text.strip()
     if text and text != _newest_text(db, turn_id):
-        row = NewMessage(
-            role=MessageRole.ASSISTANT,
-            origin=Origin.ASSISTANT,
-            text=text,
-            body=MessageBody(was_interrupted=True),
-            turn_id=turn_id,
-        )
-        message_id = append(db, load_tip(db, turn.lineage_id).id, row, now)
-        _enqueue_reply(db, turn, OutboxKind.FINAL, f"{text} …", message_id, now)
+        message = _append_answer(db, turn, text, MessageBody(was_interrupted=True), now)
+        _enqueue_reply(db, turn, OutboxKind.FINAL, f"{text} …", message.id, now)
     elif turn.preview_ref is not None:
         _enqueue_reply(db, turn, OutboxKind.STATUS, notice, None, now)
     _close(db, turn, TurnState.STOPPED, reason, now)
@@ -446,11 +428,6 @@ def find_turn(db: Connection, turn_id: TurnId) -> RunningTurn | None:
     return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state = 'running'", (turn_id,))
 
 
-def load_turn(db: Connection, turn_id: TurnId) -> RunningTurn:
-    """A turn that must be running. Raises `TurnClosed`."""
-    return _require_running(db, turn_id)
-
-
 def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
     """The turn that a chat is in the middle of, running or waiting: no other may begin meanwhile."""
     return select_one(db, RunningTurn, f"{_TURN} WHERE t.chat_id = ? AND t.state IN ('running','waiting')", (chat_id,))
@@ -478,13 +455,9 @@ def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, T
     return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
 
 
-# Purpose: the answers of a turn that called tools, whatever the view holds of them by now.
-_ROUNDS = "SELECT count(DISTINCT call_message_id) FROM tool_runs WHERE turn_id = ?"
-
-
 def count_tool_rounds(db: Connection, turn_id: TurnId) -> int:
-    """Number of rounds of tool calls in a turn."""
-    return scalar(db, int, _ROUNDS, (turn_id,))
+    """Number of a turn's answers that called tools, whatever the view holds of them by now."""
+    return scalar(db, int, "SELECT count(DISTINCT call_message_id) FROM tool_runs WHERE turn_id = ?", (turn_id,))
 
 
 def note_resumed(db: Connection, turn_id: TurnId, is_restart: bool) -> RunningTurn:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 
 from hermes_state.errors import LineageMoved, LookupFailed, LookupReason, SessionNotFound
-from hermes_state.store.sql import scalar, scalar_or_none, scalars, select, select_one
+from hermes_state.store.sql import insert_row, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
 
 
@@ -133,10 +133,8 @@ def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
 
 def start_session(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     """Start a lineage of its own and make it the chat's active one."""
-    insert = "INSERT INTO sessions (key, chat_id, lineage_id, started_at) VALUES (?, ?, 0, ?)"
-    cursor = db.execute(insert, (free_session_key(db, chat_id, now), chat_id, now))
-    assert cursor.lastrowid is not None
-    session_id = SessionId(cursor.lastrowid)
+    query = "INSERT INTO sessions (key, chat_id, lineage_id, started_at) VALUES (?, ?, 0, ?)"
+    session_id = insert_row(db, SessionId, query, (free_session_key(db, chat_id, now), chat_id, now))
     db.execute("UPDATE sessions SET lineage_id = id WHERE id = ?", (session_id,))
     db.execute("UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ?", (session_id, now, chat_id))
     return load_session(db, session_id)
@@ -263,6 +261,9 @@ SELECT lineage_id, sum(message_count), count(*), min(started_at), max(last_human
   max(coalesce(last_human_at, started_at)) AS used_at
 FROM sessions {where} GROUP BY lineage_id HAVING sum(message_count) > 0 ORDER BY used_at DESC LIMIT ?
 """
+_FIRST_WORDS = """
+SELECT substr(text, 1, 200) FROM messages WHERE lineage_id = ? AND origin = 'human' ORDER BY id LIMIT 1
+"""
 
 
 def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> list[Conversation]:
@@ -277,7 +278,7 @@ def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> li
             Conversation(
                 tip=tip,
                 title=load_title(db, lineage_id),
-                first_words=_first_words(db, lineage_id),
+                first_words=scalar_or_none(db, str, _FIRST_WORDS, (lineage_id,)) or "",
                 message_count=count,
                 session_count=sessions,
                 started_at=started_at,
@@ -286,11 +287,6 @@ def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> li
             )
         )
     return found
-
-
-def _first_words(db: Connection, lineage_id: LineageId) -> str:
-    query = "SELECT substr(text, 1, 200) FROM messages WHERE lineage_id = ? AND origin = 'human' ORDER BY id LIMIT 1"
-    return scalar_or_none(db, str, query, (lineage_id,)) or ""
 
 
 # Purpose: open sessions that people left alone, except where a turn runs or a message waits.

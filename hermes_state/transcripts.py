@@ -21,7 +21,7 @@ import msgspec
 
 from hermes_state.errors import SessionNotFound
 from hermes_state.sessions import Session, load_tip
-from hermes_state.store.sql import scalars
+from hermes_state.store.sql import insert_row, scalars
 from hermes_state.values import (
     InboxId,
     LineageId,
@@ -98,40 +98,30 @@ _EDITS = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?
 
 def append(db: Connection, session_id: SessionId, new: NewMessage, now: Millis) -> MessageId:
     """Store a row at the end of a session. Raises `SessionNotFound`."""
-    return _insert(db, session_id, new, _TAKE_SEQ, None, True, now)
+    return _insert(db, session_id, new, None, now, is_said=True)
 
 
 def append_view_row(
     db: Connection, session_id: SessionId, new: NewMessage, replaces: MessageId | None, now: Millis
 ) -> MessageId:
     """Store a row that exists only in a view (a handoff, a stub): negative `seq`, not searchable."""
-    return _insert(db, session_id, new, _TAKE_VIEW_SEQ, replaces, False, now)
+    return _insert(db, session_id, new, replaces, now, is_said=False)
 
 
 def _insert(
-    db: Connection,
-    session_id: SessionId,
-    new: NewMessage,
-    take: str,
-    replaces: MessageId | None,
-    is_indexed: bool,
-    now: Millis,
+    db: Connection, session_id: SessionId, new: NewMessage, replaces: MessageId | None, now: Millis, *, is_said: bool
 ) -> MessageId:
-    place = db.execute(take, (session_id,)).fetchone()
+    place = db.execute(_TAKE_SEQ if is_said else _TAKE_VIEW_SEQ, (session_id,)).fetchone()
     if place is None:
         raise SessionNotFound(f"no session {session_id}")
     seq, chat_id, lineage_id = place
     body = None if new.body == EMPTY_BODY else _encode_body(new.body).decode()
-    cursor = db.execute(
-        _INSERT,
-        (
-            *(session_id, chat_id, lineage_id, seq, new.role, new.origin, new.text, body),
-            *(new.sender_ref, new.sender_name, new.turn_id, new.inbox_id, new.tool_call_id, new.tool_name),
-            *(replaces, int(is_indexed), now),
-        ),
+    parameters = (
+        *(session_id, chat_id, lineage_id, seq, new.role, new.origin, new.text, body),
+        *(new.sender_ref, new.sender_name, new.turn_id, new.inbox_id, new.tool_call_id, new.tool_name),
+        *(replaces, int(is_said), now),
     )
-    assert cursor.lastrowid is not None
-    return MessageId(cursor.lastrowid)
+    return insert_row(db, MessageId, _INSERT, parameters)
 
 
 def load_view(db: Connection, lineage_id: LineageId) -> View:

@@ -21,7 +21,7 @@ The classes are imported when they are asked for: whoever only writes SQL starts
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hermes_state.store.sql import nested, scalar, scalar_or_none, scalars, select, select_one
+from hermes_state.store.sql import insert_row, nested, scalar, scalar_or_none, scalars, select, select_one
 
 if TYPE_CHECKING:
     from hermes_state.store.writer import Store, WriterHealth
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Store",
     "WriterHealth",
+    "insert_row",
     "nested",
     "scalar",
     "scalar_or_none",

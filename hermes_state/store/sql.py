@@ -57,6 +57,13 @@ def scalar_or_none(db: Connection, cls: Callable[[Any], T], query: str, paramete
     return None if value is None else cls(value)
 
 
+def insert_row(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters) -> T:
+    """The id, made by `cls`, of the row that an INSERT of one row has stored."""
+    row_id = db.execute(query, parameters).lastrowid
+    assert row_id is not None
+    return cls(row_id)
+
+
 @contextmanager
 def nested(db: Connection) -> Iterator[None]:
     """A savepoint: what the block has changed is taken back when it raises, and the transaction goes on."""
