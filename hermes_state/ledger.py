@@ -116,9 +116,8 @@ class CallTotals:
         return self.cache_read_tokens * 100 // self.prompt_tokens if self.prompt_tokens else 0
 
     def __add__(self, other: "CallTotals") -> "CallTotals":
-        return CallTotals(
-            **{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(CallTotals)}
-        )
+        names = [one.name for one in fields(CallTotals)]
+        return CallTotals(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 NO_CALLS = CallTotals()

@@ -89,13 +89,9 @@ def redact(text: str) -> str:
     if "://" in text and "@" in text:
         text = _URL_PASSWORD.sub(rf"\1:{MARK}", text)
     lower = text.lower()
-    if _holds(_SCHEMES, lower):
+    if any(word in lower and pattern.search(lower) is not None for word, pattern in _SCHEMES):
         text = _AUTHORIZATION.sub(rf"\1\2{MARK}", text)
     return _without_named(text, lower)
-
-
-def _holds(words: Iterable[tuple[str, re.Pattern[str]]], text: str) -> bool:
-    return any(word in text and pattern.search(text) is not None for word, pattern in words)
 
 
 def _without_named(text: str, lower: str) -> str:
@@ -171,9 +167,8 @@ class Redactor:
         whole = {form for secret in known for form in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1])}
         # A text may be cut at a seam inside of one (the lines of a key, say): each piece is a secret, too.
         pieces = {piece for form in whole for piece in _SEAM.split(form) if len(piece) >= MIN_SECRET_CHARS}
-        forms = whole | pieces
-        self._forms = longest_first = sorted(forms, key=lambda form: (-len(form), form))
-        self._exact = re.compile("|".join(map(re.escape, longest_first))) if forms else None
+        self._forms = sorted(whole | pieces, key=lambda form: (-len(form), form))  # the longest first
+        self._exact = re.compile("|".join(map(re.escape, self._forms))) if self._forms else None
 
     def __call__(self, text: str) -> str:
         if self._exact is not None and any(form in text for form in self._forms):

@@ -9,12 +9,4 @@ settled and old, and puts the files in order.
 True
 """
 
-from importlib import import_module
-
 __all__ = ["lineage_queries", "overview", "pairings", "retention"]
-
-
-def __getattr__(name: str) -> object:
-    if name in __all__:  # only when asked for: housekeeping needs the store, looking up a pairing does not
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -104,11 +104,7 @@ def checkpoint(path: Path) -> WalState:
 async def _in_slices(store: Store, query: str, before: Millis) -> int:
     total = 0
     while True:
-        removed = await store.write(_remove, query, before)
+        removed = await store.write(lambda db: db.execute(query, (before, SLICE_ROWS)).rowcount)
         total += removed
         if removed < SLICE_ROWS:
             return total
-
-
-def _remove(db: sqlite3.Connection, query: str, before: Millis) -> int:
-    return db.execute(query, (before, SLICE_ROWS)).rowcount

@@ -5,6 +5,7 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_state.errors import StoreUnavailable
@@ -14,25 +15,17 @@ from hermes_state.store.sql import nested
 _BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
 
 
+@dataclass(slots=True, eq=False)
 class WriteRequest:
     """A function that waits for its turn, and what became of it."""
 
-    __slots__ = ("args", "error", "fn", "future", "kwargs", "queued_at", "result")
-
-    def __init__(
-        self,
-        future: asyncio.Future[Any],  # every function has its own result; `Store.write` gives it its type back
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        self.future = future
-        self.fn = fn
-        self.args = args
-        self.kwargs = kwargs
-        self.queued_at = time.monotonic()
-        self.result: Any = None
-        self.error: BaseException | None = None
+    future: asyncio.Future[Any]  # every function has its own result; `Store.write` gives it its type back
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    queued_at: float = field(default_factory=time.monotonic)
+    result: Any = None
+    error: BaseException | None = None
 
     def run(self, db: sqlite3.Connection, *, is_nested: bool = False) -> None:
         """Run the function inside the open transaction and keep its result or error.
@@ -84,7 +77,10 @@ def run_batch(db: sqlite3.Connection, batch: Sequence[WriteRequest]) -> None:
         if len(batch) == 1:
             raise
         for write in batch:
-            _run_apart(db, write)
+            try:
+                run_batch(db, [write])
+            except (sqlite3.Error, StoreUnavailable) as error:  # the verdict on this one; those before it are stored
+                write.error = error
     finally:
         _roll_back(db)
 
@@ -108,13 +104,6 @@ def _run_isolated(db: sqlite3.Connection, batch: Sequence[WriteRequest]) -> None
         write.run(db, is_nested=True)
     if any(write.error is None for write in batch):
         commit_batch(db)
-
-
-def _run_apart(db: sqlite3.Connection, write: WriteRequest) -> None:
-    try:
-        run_batch(db, [write])
-    except (sqlite3.Error, StoreUnavailable) as error:  # the verdict on this one; those before it are stored
-        write.error = error
 
 
 def _roll_back(db: sqlite3.Connection) -> None:

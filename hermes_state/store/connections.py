@@ -99,11 +99,11 @@ def check_ours(path: Path) -> None:
     """
     log = path.with_name(path.name + "-wal")
     try:
-        is_empty, is_log_empty = not _size(path), not _size(log)
+        size, log_size = (file.stat().st_size if file.exists() else 0 for file in (path, log))
     except OSError as error:
         raise StoreUnavailable(f"cannot read {path}: {error.strerror}") from error
-    if is_empty:
-        if not is_log_empty:
+    if not size:
+        if log_size:
             raise DatabaseRejected(
                 f"{log} is there without its database {path.name}: bring that back, or move the log away"
             )
@@ -121,11 +121,6 @@ def check_ours(path: Path) -> None:
         raise DatabaseRejected(f"{path} belongs to another program: move it away or choose another HERMES_HOME")
     if version > newest_schema():
         raise SchemaTooNew(f"{path} was written by a newer version of hermes-gateway (schema {version})")
-
-
-def _size(path: Path) -> int:
-    """In bytes; 0 where there is no file."""
-    return path.stat().st_size if path.exists() else 0
 
 
 def ensure_private(path: Path) -> None:

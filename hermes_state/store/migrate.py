@@ -17,6 +17,7 @@ from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreUnavailable
 from hermes_state.store.backup import copy_into
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.segment import SEGMENT_VERSION
+from hermes_state.store.sql import scalar
 
 APPLICATION_ID = 0x48475759
 """The letters HGWY, written into the head of every database of ours."""
@@ -65,7 +66,7 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
     and whatever SQLite says about a migration that fails, which leaves the file at the version before it.
     """
     migrations = shipped_migrations() if migrations is None else migrations
-    version = _version(db)
+    version = scalar(db, int, "PRAGMA user_version")
     if version > len(migrations):
         raise SchemaTooNew(
             f"{path} was written by a newer version of hermes-gateway (schema {version}, this one knows "
@@ -134,7 +135,3 @@ def _ensure_segmented(db: sqlite3.Connection) -> None:
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
-
-
-def _version(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
