@@ -102,9 +102,7 @@ class PluginEngine:
         return request
 
     async def prepare(
-        self,
-        job: CompressionJob,
-        state: ContextState,
+        self, job: CompressionJob, state: ContextState
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """See `Engine.prepare`. A cut at a certain message is no part of the contract: the built-in engine makes it."""
         if job.keep_turns is not None:
@@ -220,7 +218,7 @@ class PluginEngine:
         if after >= job.tokens_before:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
             return job.not_needed(SkipReason.NOT_SMALLER), state.struck(job.tokens_before)
-        draft = PreparedCompression(
+        prepared = PreparedCompression(
             context=mapped.context,
             summary_kind="model",
             model=self._name,
@@ -230,12 +228,10 @@ class PluginEngine:
             summarised=mapped.summarised,
             tokens_after=after,
         )
-        return draft, state
+        return prepared, state
 
     async def _fall_back(
-        self,
-        job: CompressionJob,
-        state: ContextState,
+        self, job: CompressionJob, state: ContextState
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """There is no room to leave the conversation as it is until the engine can do better."""
         log.warning("engine.replaced", engine=self._name, layer=job.layer, by=self._fallback.name)
@@ -264,7 +260,7 @@ class PluginEngine:
         return CompressionRequest(reason=reason, focus=" ".join(str(focus).split())[:MAX_FOCUS] if focus else None)
 
     async def _says_of_list(self, instance: EngineInstance, method: str, job: CompressionJob, *, default: bool) -> bool:
-        """The engine's answer about a list. The contract's own, `default`, is worth no list."""
+        """The contract's own answer, `default`, is worth no list."""
         if not instance.overrides(method):
             return default
         return await self._says(instance, method, list((await self._sent(job)).messages))

@@ -228,7 +228,9 @@ class ListRows:
             original = self.originals[row.id]
             follows_handoff = sources[0].origin is Origin.SUMMARY and row is sources[1]
             if follows_handoff and message["role"] == original["role"]:
-                given = [{**original, "content": _joined(given[0]["content"], original.get("content"))}]
+                handoff, content = given[0]["content"], original.get("content")
+                parts = [{"type": "text", "text": handoff}, *content] if isinstance(content, list) else []
+                given = [{**original, "content": parts or f"{handoff}\n\n{content or ''}"}]
             else:
                 given.append(original)
         return given if given and _ids(given[-1]) == _ids(message) else [message]
@@ -261,7 +263,9 @@ def _rows(message: ListMessage, now: Millis) -> Iterator[tuple[Message, ListMess
                 return
             message = {**message, "content": rest}
     content = message.get("content")
-    text, body = text_of(content), MessageBody(calls=_calls(message), images=(_IMAGE,) * _images_in(content))
+    parts = content if isinstance(content, list) else []
+    images = sum(isinstance(part, dict) and "image" in str(part.get("type", "")) for part in parts)
+    text, body = text_of(content), MessageBody(calls=tuple(_calls(message)), images=(_IMAGE,) * images)
     if role == "assistant":
         yield _row(text, now, body=body, role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT), message
     elif role == "tool":
@@ -285,33 +289,18 @@ def _split(content: object) -> tuple[str, Any]:
     return handoff, [*([{**parts[end], "text": behind}] if behind else []), *parts[end + 1 :]]
 
 
-def _joined(handoff: str, content: object) -> object:
-    """The handoff in front of what a person said, in one message."""
-    if isinstance(content, list):
-        return [{"type": "text", "text": handoff}, *content]
-    return f"{handoff}\n\n{content or ''}"
-
-
 def _row(text: str, now: Millis, **changes: Any) -> Message:
     return msgspec.structs.replace(asking_row(text, now), **changes)
 
 
-def _calls(message: ListMessage) -> tuple[ToolCall, ...]:
+def _calls(message: ListMessage) -> Iterator[ToolCall]:
     calls = message.get("tool_calls")
-    return tuple(_call(call) for call in calls if isinstance(call, dict)) if isinstance(calls, list) else ()
-
-
-def _call(call: ListMessage) -> ToolCall:
-    function = call.get("function")
-    named = function if isinstance(function, dict) else {}
-    return ToolCall(
-        id=str(call.get("id") or ""), name=str(named.get("name") or ""), arguments=str(named.get("arguments") or "")
-    )
-
-
-def _images_in(content: object) -> int:
-    parts = content if isinstance(content, list) else []
-    return sum(isinstance(part, dict) and "image" in str(part.get("type", "")) for part in parts)
+    for call in calls if isinstance(calls, list) else []:
+        if isinstance(call, dict):
+            function = call.get("function")
+            named = function if isinstance(function, dict) else {}
+            name, arguments = str(named.get("name") or ""), str(named.get("arguments") or "")
+            yield ToolCall(id=str(call.get("id") or ""), name=name, arguments=arguments)
 
 
 def _ids(message: ListMessage) -> object:

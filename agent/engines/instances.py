@@ -55,7 +55,7 @@ class EngineInstance:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def overrides(self, method: str) -> bool:
-        """Whether the engine has a method of its own in place of the contract's."""
+        """Tells if the engine has a method of its own in place of the contract's."""
         return getattr(type(self.engine), method, None) is not getattr(ContextEngine, method)
 
 
@@ -108,7 +108,7 @@ class EngineInstances:
         return None if instance is None else instance.threshold
 
     def was_lost_in(self, session: Session) -> bool:
-        """Whether a call of the conversation's engine was given up in this session."""
+        """Tells if a call of the conversation's engine was given up in this session."""
         instance = self._instances.get(session.lineage_id)
         return instance is not None and instance.lost_in == session.id
 

@@ -12,6 +12,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
@@ -39,7 +40,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 MakeEngine: TypeAlias = Callable[[], ContextEngine]
-PluginState: TypeAlias = Literal["active", "found", "failed"]
 
 
 class PluginError(Exception):
@@ -93,7 +93,7 @@ class PluginReport:
     """One line of `plugins list`."""
 
     name: str
-    state: PluginState
+    state: Literal["active", "found", "failed"]
     source: str
     about: str = ""
     why: str | None = None
@@ -150,22 +150,14 @@ def unknown_engine(name: str, known: Iterable[str]) -> str:
 
 def find_plugins(home: Path) -> list[PluginSource]:
     """Every plugin there is, without running any. Folders of the state directory win over packages."""
-    return [*_in_folder(home / FOLDER), *_in_packages()]
-
-
-def _in_folder(folder: Path) -> Iterable[PluginSource]:
-    try:
-        entries = sorted(entry for entry in folder.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name))
-    except OSError:  # there is none, or it cannot be read: then it brings nothing
-        return
-    for entry in entries:
-        yield PluginSource(name=entry.name, source=str(entry), load=partial(_import_folder, entry))
-
-
-def _in_packages() -> Iterable[PluginSource]:
+    folders: list[Path] = []
+    with suppress(OSError):  # there is none, or it cannot be read: then it brings nothing
+        folders = sorted(entry for entry in (home / FOLDER).iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name))
+    found = [PluginSource(name=one.name, source=str(one), load=partial(_import_folder, one)) for one in folders]
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
         source = point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"
-        yield PluginSource(name=point.name, source=source, load=point.load)
+        found.append(PluginSource(name=point.name, source=source, load=point.load))
+    return found
 
 
 def _import_folder(folder: Path) -> ModuleType:
@@ -211,13 +203,8 @@ def loaded(plugin: PluginSource) -> LoadedEngine:
     except (Exception, SystemExit) as error:  # code that is not ours
         raise PluginError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
     about = inspect.getdoc(offered) or inspect.getdoc(type(engine)) or ""
-    return LoadedEngine(
-        name=plugin.name,
-        source=plugin.source,
-        about=about.partition("\n")[0].strip(),
-        make=make,
-        schemas=schemas,
-    )
+    about = about.partition("\n")[0].strip()
+    return LoadedEngine(name=plugin.name, source=plugin.source, about=about, make=make, schemas=schemas)
 
 
 def _maker(offered: object) -> MakeEngine:
@@ -225,8 +212,7 @@ def _maker(offered: object) -> MakeEngine:
     if isinstance(offered, ModuleType):
         return _maker(_offered_by(offered))
     if isinstance(offered, ContextEngine):
-        # One object for all conversations would mix them up.
-        return lambda: copy.deepcopy(offered)
+        return lambda: copy.deepcopy(offered)  # one object for all conversations would mix them up
     if inspect.isclass(offered) and inspect.isabstract(offered):
         missing = ", ".join(sorted(getattr(offered, "__abstractmethods__", ())))
         raise PluginError(f"{offered.__name__} does not define {missing}")

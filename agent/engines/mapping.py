@@ -154,7 +154,6 @@ def _check_content(index: int, role: str, content: object) -> None:
 
 
 def _checked_calls(index: int, message: Mapping[str, Any]) -> set[str]:
-    """The ids of the calls that a message makes."""
     calls, ids = message.get("tool_calls"), call_ids(message)
     if calls is None:
         return set()
@@ -278,7 +277,7 @@ class _ListReader:
             self._add_words("\n".join([text, *calls]))
 
     def _is_free(self, index: int) -> bool:
-        """Whether the message sent at an index holds plain words that are not in the result yet."""
+        """Tells if the message sent at an index holds plain words that are not in the result yet."""
         if index < 0 or self.sent.messages[index]["role"] not in ("user", "assistant"):
             return False
         rows = self.sent.sources[index]
