@@ -35,7 +35,13 @@ def apply_anthropic_cache_control(
     breakpoints = _breakpoints(marked, MAX_BREAKPOINTS - has_system, native=native)
     mark: dict[str, str] = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
     for index in [0, *breakpoints] if has_system else breakpoints:
-        _mark(marked[index], mark)
+        message, content = marked[index], marked[index].get("content")
+        if not content or message.get("role") == "tool":
+            message["cache_control"] = dict(mark)
+        elif isinstance(content, str):
+            message["content"] = [{"type": "text", "text": content, "cache_control": dict(mark)}]
+        else:
+            message["content"] = [*content[:-1], {**content[-1], "cache_control": dict(mark)}]
     return marked
 
 
@@ -52,17 +58,6 @@ def _breakpoints(messages: Sequence[_Message], limit: int, *, native: bool) -> l
         if full is not None:
             newest[0] = full
     return newest
-
-
-def _mark(message: dict[str, Any], mark: Mapping[str, str]) -> None:
-    """Changes the message, but nothing that it holds."""
-    content = message.get("content")
-    if not content or message.get("role") == "tool":
-        message["cache_control"] = dict(mark)
-    elif isinstance(content, str):
-        message["content"] = [{"type": "text", "text": content, "cache_control": dict(mark)}]
-    else:
-        message["content"] = [*content[:-1], {**content[-1], "cache_control": dict(mark)}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,11 +152,12 @@ class BaseClient(Generic[M]):
 
     def _pause(self, error: ModelError, failures: Counter[str], *, has_text: bool) -> float | None:
         """Seconds until the next attempt; None when there should be none."""
-        remedy, policy = remedy_for(error), self._policy
+        remedy, policy, retry_after = remedy_for(error), self._policy, retry_after_of(error)
         is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.max_attempts
-        if is_hopeless or not _may_retry(error, policy, has_text=has_text):
+        has_stalled = isinstance(error, ModelTimeout) and has_text  # it takes as long again
+        if is_hopeless or has_stalled or (retry_after or 0.0) > policy.max_retry_after:
             return None
-        return policy.pause(failures.total(), retry_after_of(error))
+        return policy.pause(failures.total(), retry_after)
 
     def row(
         self,
@@ -208,12 +209,10 @@ class ModelClient(BaseClient[ChatModel]):
         async def attempt(partial: PartialText) -> ModelReply:
             return _checked(await self.model.complete(request, partial.recorded(on_text)))
 
-        reply, took_ms = await self.call(
-            attempt, payer=request.payer, purpose=purpose, within=within, estimate=estimate
-        )
-        is_estimated = reply.usage is None
-        usage = estimated_reply_usage(request, reply) if reply.usage is None else reply.usage
-        row = self.row(purpose, OUTCOME_OK, took_ms, usage, is_estimated=is_estimated, cost=reply.cost)
+        payer = request.payer
+        reply, took_ms = await self.call(attempt, payer=payer, purpose=purpose, within=within, estimate=estimate)
+        usage = reply.usage or estimated_reply_usage(request, reply)
+        row = self.row(purpose, OUTCOME_OK, took_ms, usage, is_estimated=reply.usage is None, cost=reply.cost)
         return Completion(reply=reply, call=row)
 
 
@@ -248,12 +247,6 @@ async def record_cancelled(ledger: Ledger, payer: Payer, call: ModelCallRecord) 
     with suppress(StateError, TimeoutError):
         async with asyncio.timeout(RECORD_SECONDS):
             await ledger.record(payer, call)
-
-
-def _may_retry(error: ModelError, policy: RetryPolicy, *, has_text: bool) -> bool:
-    if isinstance(error, ModelTimeout):
-        return not has_text  # a model that began and stalled takes as long again
-    return (retry_after_of(error) or 0.0) <= policy.max_retry_after
 
 
 def _checked(reply: ModelReply) -> ModelReply:
@@ -341,14 +334,10 @@ class CircuitBreaker:
             return  # several calls may find out together, and one may be made all the same
         self._failures += 1
         self._why = remedy.trouble
-        if self._times_opened or self._failures >= MAX_FAILURES:
-            self._trip(error)
-
-    def _trip(self, error: ModelError) -> None:
+        if not self._times_opened and self._failures < MAX_FAILURES:
+            return
         seconds = OPEN_SECONDS[min(self._times_opened, len(OPEN_SECONDS) - 1)]
         seconds = max(seconds, min(retry_after_of(error) or 0.0, OPEN_SECONDS[-1]))
         self._times_opened += 1
         self._open_until = self._now() + seconds
-        log.warning(
-            "route.rested", route=self._route, model=self._model, kind=remedy_for(error).outcome, seconds=seconds
-        )
+        log.warning("route.rested", route=self._route, model=self._model, kind=remedy.outcome, seconds=seconds)

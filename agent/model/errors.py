@@ -36,7 +36,7 @@ class Remedy:
     kind: type[ModelError]
     outcome: str
     """Name of the failure in the ledger."""
-    attempts: int
+    attempts: int = 1
     """Number of such failures after which a call is given up; 1 means that it is not repeated."""
     sentence: str
     """Sentence for the person, with nothing of the provider's own text, which may quote a key or a prompt."""
@@ -57,7 +57,6 @@ REMEDIES: tuple[Remedy, ...] = (
         kind=AuthRejected,
         outcome="auth",
         trouble="is not open to our key",
-        attempts=1,
         sentence="The model provider does not accept the API key; whoever runs this gateway has to check "
         "this model's `api_key`.",
     ),
@@ -65,7 +64,6 @@ REMEDIES: tuple[Remedy, ...] = (
         kind=QuotaExceeded,
         outcome="quota",
         trouble="has no credit left at its provider",
-        attempts=1,
         sentence="The account at the model provider has no credit left; whoever runs this gateway has to top it up.",
     ),
     Remedy(
@@ -92,28 +90,24 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         kind=ContentFiltered,
         outcome="content_filtered",
-        attempts=1,
         sentence="The model provider's content filter stopped this answer; please put the request differently.",
     ),
     Remedy(
         kind=ModelNotFound,
         outcome="not_offered",
         trouble="is not offered by its provider",
-        attempts=1,
         sentence="The model provider does not have this model at this address; whoever runs this gateway has to check "
         "its `name` and `base_url`.",
     ),
     Remedy(
         kind=ContextOverflow,
         outcome="overflow",
-        attempts=1,
         sentence="This conversation no longer fits into the model's memory{window}; /compress makes room in it, /new "
         "starts a fresh one, and /history keeps this one.",
     ),
     Remedy(
         kind=OutputCapTooLarge,
         outcome="output_cap",
-        attempts=1,
         sentence="The configured output limit is above what the model allows{cap}; whoever runs this gateway has to "
         "lower this model's `max_output_tokens`.",
     ),
@@ -127,21 +121,18 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         kind=SpendingCapExceeded,
         outcome="capped",
-        attempts=1,
         sentence="{spending} is used up{spent}, so the model was not asked; {opens}, and whoever runs this gateway can "
         "raise `{key}`.",
     ),
     Remedy(
         kind=PriceNotFound,
         outcome="unpriced",
-        attempts=1,
         sentence="Spending is capped here, and what the model{model} costs is not known, so it was not asked; "
         "whoever runs this gateway has to add its price to `costs.prices`.",
     ),
     Remedy(
         kind=ModelError,
         outcome="rejected",
-        attempts=1,
         sentence="The model provider refused the request; whoever runs this gateway should check this model's "
         "`name` and `base_url`.",
     ),
@@ -269,7 +260,12 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
             continue
         if 0 <= seconds <= _MAX_WAIT_SECONDS:
             return seconds
-    return _seconds_until(headers)
+    try:  # the date of the answer and the one it names, for clocks differ
+        named, sent = (parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
+        seconds = (named - sent).total_seconds()
+    except (KeyError, ValueError, TypeError):
+        return None
+    return seconds if 0 <= seconds <= _MAX_WAIT_SECONDS else None
 
 
 def error_text(body: object) -> str:
@@ -336,16 +332,6 @@ More, `inf` included, is no time to tell a person.
 """
 
 
-def _seconds_until(headers: Mapping[str, str]) -> float | None:
-    """Seconds between the date of the answer and the one it names: clocks differ."""
-    try:
-        named, sent = (parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
-        seconds = (named - sent).total_seconds()
-    except (KeyError, ValueError, TypeError):
-        return None
-    return seconds if 0 <= seconds <= _MAX_WAIT_SECONDS else None
-
-
 def _is_flagged(fields: Mapping[str, Any]) -> bool:
     """True for a prompt that OpenRouter's moderation refuses; it says so by nothing else than this."""
     metadata = fields.get("metadata")
@@ -372,15 +358,11 @@ def _too_long(what: str, fields: Mapping[str, Any], text: str) -> ContextOverflo
     if _WINDOW_LESS_OUTPUT.search(text):
         window = None
     if prompt is not None and window is not None:
-        room = window - prompt - _uncertainty(prompt)
+        # Some providers say "about", and count the answer's frame later.
+        room = window - prompt - (16 + prompt // 100)
         if room >= MIN_OUTPUT_ROOM:
             return OutputCapTooLarge(what, cap=room)
     return ContextOverflow(what, prompt_tokens=prompt, window=window)
-
-
-def _uncertainty(prompt: int) -> int:
-    """Tokens by which a stated prompt may be off: some providers say "about", and count the answer's frame later."""
-    return 16 + prompt // 100
 
 
 def _matched_number(pattern: re.Pattern[str], text: str) -> int | None:

@@ -10,8 +10,8 @@ import functools
 import json
 import ssl
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
@@ -151,33 +151,26 @@ class Transport(Generic[C]):
         Raises the kinds of `ModelError`, with the usage that was reported before.
         """
         try:
-            async with self._posted(path, payload, streams=streams) as events:
-                budget = LoopBudget()
-                async for event in events:
-                    reply.add(event)
-                    await budget.checkpoint()
+            with self.client() as client:
+                stream = await client.post(
+                    path, cast_to=object, content=payload, stream=True, stream_cls=self._stream_class
+                )
+                async with stream:
+                    budget = LoopBudget()
+                    if not streams:
+                        reply.add(await read_json(stream.response))
+                    else:
+                        async for event in stream:
+                            reply.add(event)
+                            await budget.checkpoint()
             return reply.finished()
         except ModelError as error:
             with_usage(error, reply.usage, reply.cost)
             raise
 
-    @asynccontextmanager
-    async def _posted(self, path: str, payload: bytes, *, streams: bool) -> AsyncIterator[AsyncIterable[object]]:
-        """The events of the answer, or the one whole body as the only event."""
-        with self.client() as client:
-            stream = await client.post(
-                path, cast_to=object, content=payload, stream=True, stream_cls=self._stream_class
-            )
-            async with stream:
-                yield stream if streams else _only(await read_json(stream.response))
-
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
-
-
-async def _only(event: object) -> AsyncIterator[object]:
-    yield event
 
 
 @contextmanager

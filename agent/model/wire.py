@@ -11,7 +11,7 @@ message that follows.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
@@ -21,7 +21,7 @@ import orjson
 
 from agent.handoff import framed
 from hermes_state.transcripts import EMPTY_BODY
-from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript, recall_id
+from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript, TurnId, recall_id
 
 WireMessage: TypeAlias = dict[str, Any]  # the provider's JSON: it leaves this module only to be serialised
 _Part: TypeAlias = dict[str, Any]  # one content part of such a message
@@ -69,8 +69,16 @@ def chat_messages(system: str, transcript: Transcript, style: WireSettings) -> l
 class TracedMessages:
     """Message list, and for each message the rows that it was made of; none for the system prompt and for stubs."""
 
-    messages: list[WireMessage]
-    sources: list[tuple[Message, ...]]
+    messages: list[WireMessage] = field(default_factory=list)
+    sources: list[tuple[Message, ...]] = field(default_factory=list)
+
+    @property
+    def last_role(self) -> str | None:
+        return self.messages[-1]["role"] if self.messages else None
+
+    def add(self, message: WireMessage, *rows: Message) -> None:
+        self.messages.append(message)
+        self.sources.append(rows)
 
 
 def traced_messages(
@@ -81,24 +89,22 @@ def traced_messages(
     `handoff_stands_alone`: it is a user message of its own, whatever people wrote around it. Roles then no longer
     alternate there, so such a list is for readers that tell the messages apart, not for providers.
     """
-    traced = TracedMessages([], [])
+    traced = TracedMessages()
     if system:
-        traced.messages.append({"role": "system", "content": system})
-        traced.sources.append(())
+        traced.add({"role": "system", "content": system})
     results = _results_by_call(transcript)
     used_ids: set[str] = set()
     people: list[Message] = []
     for index, row in enumerate(transcript):
         if row.role is MessageRole.USER:
-            if handoff_stands_alone and (row.origin is Origin.SUMMARY or _is_handoff(people)):
+            if handoff_stands_alone and any(one.origin is Origin.SUMMARY for one in (row, *people[-1:])):
                 _add_people(traced, people, style)
                 people = []
             elif row.origin is Origin.SUMMARY and _people_follow(transcript, index):
                 _add_people(traced, people, style)
                 people = []
-                if _last_role(traced) in ("user", "tool"):
-                    traced.messages.append({"role": "assistant", "content": _from_gateway(row.origin, row.text or "")})
-                    traced.sources.append((row,))
+                if traced.last_role in ("user", "tool"):
+                    traced.add({"role": "assistant", "content": _from_gateway(row.origin, row.text or "")}, row)
                     continue
             people.append(row)
             continue
@@ -122,17 +128,8 @@ def _has_words(row: Message) -> bool:
 
 
 def _people_follow(transcript: Transcript, index: int) -> bool:
-    """Tells if the next message behind `index` is a user's."""
     following = (transcript[later] for later in range(index + 1, len(transcript)))
     return next((row.role is MessageRole.USER for row in following if is_shown(row)), False)
-
-
-def _last_role(traced: TracedMessages) -> str | None:
-    return traced.messages[-1]["role"] if traced.messages else None
-
-
-def _is_handoff(people: Sequence[Message]) -> bool:
-    return bool(people) and people[-1].origin is Origin.SUMMARY
 
 
 def _results_by_call(transcript: Transcript) -> dict[tuple[int, str], Message]:
@@ -174,23 +171,19 @@ def _add_assistant(
     used_ids: set[str],
     style: WireSettings,
 ) -> None:
-    wire, sources = traced.messages, traced.sources
-    if _last_role(traced) in (None, "system"):
-        wire.append({"role": "user", "content": BEGINS_LATER})
-        sources.append(())
+    if traced.last_role in (None, "system"):
+        traced.add({"role": "user", "content": BEGINS_LATER})
     text = row.text or "" if _has_words(row) else ""
     if row.body.was_interrupted:
         text = f"{text}\n\n{INTERRUPTED}".lstrip()
     calls = row.body.calls
-    last = wire[-1]
-    if last["role"] == "assistant" and "tool_calls" not in last:
-        message = last
-        message["content"] = f"{last['content']}\n\n{text}" if text else last["content"]
-        sources[-1] += (row,)
+    message = traced.messages[-1]
+    if message["role"] == "assistant" and "tool_calls" not in message:
+        message["content"] = f"{message['content']}\n\n{text}" if text else message["content"]
+        traced.sources[-1] += (row,)
     else:
         message = {"role": "assistant", "content": text or None}
-        wire.append(message)
-        sources.append((row,))
+        traced.add(message, row)
     if not calls:
         return
     sent: list[dict[str, Any]] = []
@@ -200,8 +193,8 @@ def _add_assistant(
         is_first = all(earlier.id != call.id for earlier in calls[:index])
         result = results.get((row.id, call.id)) if is_first else None
         text = LOST_RESULT if result is None else _bounded(result, style.max_result_characters)
-        wire.append({"role": "tool", "tool_call_id": call_id, "content": text})
-        sources.append(() if result is None else (result,))
+        answer = {"role": "tool", "tool_call_id": call_id, "content": text}
+        traced.add(answer, *(() if result is None else (result,)))
     message["tool_calls"] = sent
     reasoning = row.body.reasoning
     if reasoning is not None and reasoning.made_by == style.reasoning_of:
@@ -222,23 +215,14 @@ _ILLEGAL_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
     # Models make names up (`functions.look`). The call was answered with an error, but providers refuse the list.
-    name = _ILLEGAL_IN_NAME.sub("_", call.name[:64]) or UNNAMED_TOOL
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": name, "arguments": _valid_arguments(call.arguments)},
-    }
-
-
-def _valid_arguments(arguments: str) -> str:
-    """Arguments as a provider accepts them: broken JSON is shown to the model inside a legal object."""
+    name, arguments = _ILLEGAL_IN_NAME.sub("_", call.name[:64]) or UNNAMED_TOOL, call.arguments
     try:
         is_object = isinstance(orjson.loads(arguments), dict)
     except orjson.JSONDecodeError:
         is_object = False
-    if is_object:
-        return arguments
-    return orjson.dumps({"not_a_json_object": arguments}).decode() if arguments.strip() else "{}"
+    if not is_object:  # no provider accepts it, so the model is shown it inside a legal object
+        arguments = orjson.dumps({"not_a_json_object": arguments}).decode() if arguments.strip() else "{}"
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 # --- the rows of people and the handoff
@@ -246,26 +230,24 @@ def _valid_arguments(arguments: str) -> str:
 
 def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireSettings) -> None:
     """Add one user message of adjacent rows. Pieces of one turn by one sender are stamped once."""
-    wire = traced.messages
     if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
-        wire.append({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])})
-        traced.sources.append((rows[0],))
+        traced.add({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])}, rows[0])
         return
     blocks: list[str | _Part] = []
-    previous: Message | None = None
+    previous: tuple[str | None, TurnId | None] | None = None
     for row in rows:
         if _is_personal(row):
-            is_piece = previous is not None and _is_same_burst(previous, row)
+            burst = (row.sender_ref, row.turn_id)
+            is_piece = row.turn_id is not None and burst == previous
             stamp = "" if is_piece else _stamp(row, style)
             blocks.append(("\n" if is_piece else "\n\n" if blocks else "") + stamp + _human_text(row))
             blocks.extend(_image_parts(row, style))
-            previous = row
+            previous = burst
         elif row.text and row.text.strip():
             blocks.append(("\n\n" if blocks else "") + _from_gateway(row.origin, row.text))
             previous = None
     if blocks:
-        wire.append({"role": "user", "content": _content(blocks)})
-        traced.sources.append(tuple(rows))
+        traced.add({"role": "user", "content": _content(blocks)}, *rows)
 
 
 def _from_gateway(origin: Origin, text: str) -> str:
@@ -286,26 +268,17 @@ def _is_personal(row: Message) -> bool:
     return row.origin is Origin.HUMAN or (row.origin is Origin.NOTICE and row.sender_ref is not None)
 
 
-def _is_same_burst(previous: Message, row: Message) -> bool:
-    return previous.sender_ref == row.sender_ref and previous.turn_id == row.turn_id and row.turn_id is not None
-
-
 def _stamp(row: Message, style: WireSettings) -> str:
     stamp = f"[{_minute(row.created_at // 60_000, style.zone)}] "
-    if style.is_shared and row.sender_name is not None:
-        stamp += f"[{_escaped_name(row.sender_name)}] "
+    if style.is_shared and row.sender_name is not None:  # a name can neither end its brackets nor start a line
+        name = " ".join(row.sender_name.replace("[", "(").replace("]", ")").split())
+        stamp += f"[{name[:64] or '?'}] "
     return stamp
 
 
 @lru_cache(maxsize=8_192)  # a long transcript is stamped anew on every call
 def _minute(minutes: int, zone: tzinfo) -> str:
     return datetime.fromtimestamp(minutes * 60, zone).isoformat(" ", "minutes")[:16]
-
-
-def _escaped_name(name: str) -> str:
-    """A display name that cannot end its brackets or start a line of its own."""
-    flat = " ".join(name.replace("[", "(").replace("]", ")").split())
-    return flat[:64] or "?"
 
 
 _NOTHING = "(no text)"
@@ -344,15 +317,12 @@ def _enclosed(text: str) -> str:
     return _CLOSES_BLOCK.sub(r"<\\", text) if "</" in text else text
 
 
-def _image_parts(row: Message, style: WireSettings) -> list[str | _Part]:
-    parts: list[str | _Part] = []
+def _image_parts(row: Message, style: WireSettings) -> Iterator[str | _Part]:
     for image in row.body.images:
-        url = style.image_urls.get(image.attachment_id)
-        if url is None:
-            parts.append(f"\n{NOTICE} An image was sent here that you cannot see.")
+        if (url := style.image_urls.get(image.attachment_id)) is None:
+            yield f"\n{NOTICE} An image was sent here that you cannot see."
         else:
-            parts.append({"type": "image_url", "image_url": {"url": url}})
-    return parts
+            yield {"type": "image_url", "image_url": {"url": url}}
 
 
 def _content(blocks: list[str | _Part]) -> str | list[_Part]:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from agent.model.base import ModelReply, ModelRequest, ToolSchema
+from agent.model.base import ModelReply, ModelRequest
 from agent.model.errors import status_error
 from agent.model.replies import MAX_CALLS, ReplyBuilder
 from agent.model.usage import UsageFormat, normalize_usage
@@ -40,9 +40,12 @@ _ILLEGAL_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[str, Any]:
     """`system`, `tools`, `tool_choice` and `messages` of a request body; what is empty is left out."""
-    tools = [_wire_tool(tool) for tool in request.tools]
+    tools: list[dict[str, Any]] = [
+        {"name": tool.name, "description": tool.description, "input_schema": tool.parameters} for tool in request.tools
+    ]
     may_call = request.may_call_tools
-    if not tools and (names := _called_names(messages)):
+    called = (call["function"]["name"] for message in messages for call in message.get("tool_calls", ()))
+    if not tools and (names := dict.fromkeys(called)):
         # Calls in the list have to be of tools that the request names.
         tools = [{"name": name, "input_schema": {"type": "object"}} for name in names]
         may_call = False
@@ -70,15 +73,6 @@ def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, An
 def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
     """Digest that is to take in everything a model has read: system prompt and tools so far, then the messages."""
     return blake2b(orjson.dumps([parts.get("system"), parts.get("tools")]), digest_size=12)
-
-
-def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
-
-
-def _called_names(messages: Sequence[WireMessage]) -> list[str]:
-    calls = (call for message in messages for call in message.get("tool_calls", ()))
-    return list(dict.fromkeys(call["function"]["name"] for call in calls))
 
 
 # --- messages
@@ -147,8 +141,7 @@ def _calls(message: WireMessage, ids: "_CallIds") -> list[_Block]:
 
 
 def _result(message: WireMessage, ids: "_CallIds") -> _Block:
-    text = message["content"]
-    content = text if text.strip() else NOTHING_RETURNED
+    content = message["content"] if message["content"].strip() else NOTHING_RETURNED
     return {"type": "tool_result", "tool_use_id": ids.of(message["tool_call_id"]), "content": content}
 
 

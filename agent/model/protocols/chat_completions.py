@@ -70,9 +70,8 @@ class ChatCompletionsModel(OpenAIModel[ChatDialect]):
         super().__init__(settings, protocol="chat_completions", path="/chat/completions", dialect=ChatDialect())
         is_openai = self.host == OPENAI_HOST
         self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
-        self._cache_ttl = (
-            settings.cache_ttl if supports_cache_control(self.name, "chat_completions", self.host) else None
-        )
+        is_marked = supports_cache_control(self.name, "chat_completions", self.host)
+        self._cache_ttl = settings.cache_ttl if is_marked else None
 
     def _encoded(self, request: ModelRequest, dialect: ChatDialect) -> bytes:
         cache_ttl = self._cache_ttl if request.cache_key else None
@@ -146,12 +145,8 @@ class ChatReplyBuilder(ReplyBuilder):
         if index is not None and not isinstance(index, int):
             raise TypeError("a call's index is a number")
         function: Mapping[str, Any] = piece.get("function") or {}
-        self.add_call(
-            index,
-            call_id=piece.get("id") or "",
-            name=function.get("name") or "",
-            arguments=function.get("arguments") or "",
-        )
+        name, arguments = function.get("name") or "", function.get("arguments") or ""
+        self.add_call(index, call_id=piece.get("id") or "", name=name, arguments=arguments)
 
     def finished(self) -> ModelReply:
         if self._finish is None:
@@ -211,15 +206,11 @@ class ReasoningBuilder:
 
     def serialized(self, made_by: str) -> Reasoning | None:
         """Reasoning to be stored beside the calls. Details say everything that the text beside them says."""
-        fields: dict[str, Any] = {}
         if self._details:
-            fields = {_DETAILS: [_joined(*one) for one in zip(self._details, self._further, strict=True)]}
-        elif self._texts:
-            key, pieces = next(iter(self._texts.items()))
-            fields = {key: "".join(pieces)}
-        if not fields:
-            return None
-        return serialized_reasoning(made_by, [fields])
+            details = [_joined(*one) for one in zip(self._details, self._further, strict=True)]
+            return serialized_reasoning(made_by, [{_DETAILS: details}])
+        texts = [{key: "".join(pieces)} for key, pieces in self._texts.items()]
+        return serialized_reasoning(made_by, texts[:1]) if texts else None
 
 
 def _joined(detail: Mapping[str, Any], further: Sequence[str]) -> Mapping[str, Any]:

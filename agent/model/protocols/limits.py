@@ -95,15 +95,12 @@ async def _fetched_from_own_server(get: Get, model: str, base_url: str, row: Map
 def row_of(answer: object, model: str) -> Mapping[str, Any] | None:
     """The one model in an answer: the answer itself, what it wraps, or the row of a list."""
     if isinstance(answer, Mapping):
-        wrapped = answer.get("data")
-        if wrapped is None:
+        if answer.get("data") is None:
             return answer if "error" not in answer else None
-        answer = wrapped
+        answer = answer["data"]
     if isinstance(answer, Mapping):
         return answer
-    if not isinstance(answer, list):
-        return None
-    rows = [row for row in answer if isinstance(row, Mapping)]
+    rows = [row for row in _as_list(answer) if isinstance(row, Mapping)]
     return next((row for row in rows if model == row.get("id") or model in _as_list(row.get("aliases"))), None)
 
 
@@ -111,11 +108,8 @@ def limits_in(row: Mapping[str, Any]) -> ModelLimits:
     """The sizes in a description, by the names that providers give them; of several contexts the smallest."""
     top = row.get("top_provider")  # OpenRouter's: where a request most likely goes
     top = top if isinstance(top, Mapping) else {}
-    contexts = [
-        *_sizes_in(row, _CONTEXT_NAMES),
-        *_sizes_in(top, _CONTEXT_NAMES),
-        *_sizes_in(row.get("meta"), ("n_ctx",)),
-    ]
+    own_server = _sizes_in(row.get("meta"), ("n_ctx",))
+    contexts = [*_sizes_in(row, _CONTEXT_NAMES), *_sizes_in(top, _CONTEXT_NAMES), *own_server]
     outputs = [*_sizes_in(row, _OUTPUT_NAMES), *_sizes_in(top, _OUTPUT_NAMES)]
     return ModelLimits(context_length=min(contexts, default=None), max_output_tokens=min(outputs, default=None))
 

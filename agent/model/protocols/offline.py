@@ -6,13 +6,15 @@ give the same answer.
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import takewhile
 
 import orjson
 
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.usage import estimated_reply_usage
-from hermes_state.values import Message, MessageRole, Origin, ToolCall
+from hermes_state.values import MessageRole, Origin, ToolCall, Transcript
 
 MODEL_SETUP_HINT = (
     "set `OPENAI_API_KEY`, or in `config.yaml` `model.api_key` or, for another provider or a server of your own, "
@@ -50,11 +52,9 @@ class OfflineModel:
         calls = _calls(request) if request.may_call_tools else ()
         text = "" if calls else _answer(request)
         await self._stream(text, on_text)
-        reply = ModelReply(
-            text=text, calls=calls, finish=FinishReason.TOOL_CALLS if calls else FinishReason.STOP, usage=None
-        )
-        usage = estimated_reply_usage(request, reply)  # for this model the estimate is the definition
-        return ModelReply(text=text, calls=calls, finish=reply.finish, usage=usage)
+        finish = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
+        reply = ModelReply(text=text, calls=calls, finish=finish, usage=None)
+        return replace(reply, usage=estimated_reply_usage(request, reply))  # the estimate is the definition here
 
     async def _stream(self, text: str, on_text: Callable[[str], None]) -> None:
         ends = [match.end() for match in re.finditer(r"\S+\s*", text)]
@@ -86,7 +86,7 @@ def _calls(request: ModelRequest) -> tuple[ToolCall, ...]:
 
 def _answer(request: ModelRequest) -> str:
     rows = request.transcript
-    results = _newest_results(rows)
+    results = [*takewhile(lambda row: row.role is MessageRole.TOOL, reversed(rows))][::-1]
     if results:
         answer = "\n\n".join(f"`{row.tool_name}` returned:\n\n{_quoted(row.text or '')}" for row in results)
     else:
@@ -94,25 +94,10 @@ def _answer(request: ModelRequest) -> str:
     return f"{answer}\n\n{SELF_DESCRIPTION}\n\nTry “search for” and a word that was used here, or “open m1”."
 
 
-def _newest_results(rows: Iterable[Message]) -> list[Message]:
-    """The tool results at the very end, in order."""
-    found: list[Message] = []
-    for row in reversed(list(rows)):
-        if row.role is not MessageRole.TOOL:
-            break
-        found.insert(0, row)
-    return found
-
-
-def _newest_words(rows: Iterable[Message]) -> str:
+def _newest_words(rows: Transcript) -> str:
     """Text that people wrote since the last answer."""
-    words: list[str] = []
-    for row in reversed(list(rows)):
-        if row.role is MessageRole.ASSISTANT:
-            break
-        if row.origin is Origin.HUMAN and row.text:
-            words.insert(0, row.text)
-    return "\n".join(words)
+    newest = takewhile(lambda row: row.role is not MessageRole.ASSISTANT, reversed(rows))
+    return "\n".join([row.text for row in newest if row.origin is Origin.HUMAN and row.text][::-1])
 
 
 def _quoted(text: str) -> str:

@@ -112,13 +112,8 @@ def instructions_and_items(messages: Sequence[WireMessage]) -> tuple[str, list[I
             case "assistant":
                 items += _answer_items(message)
             case "tool":
-                items.append(
-                    {
-                        "type": "function_call_output",
-                        "call_id": _call_id(message["tool_call_id"]),
-                        "output": message["content"],
-                    }
-                )
+                call_id = _call_id(message["tool_call_id"])
+                items.append({"type": "function_call_output", "call_id": call_id, "output": message["content"]})
     return instructions, items
 
 
@@ -139,15 +134,9 @@ def _answer_items(message: WireMessage) -> list[Item]:
     if message["content"]:
         outputs.append({"type": "message", "role": "assistant", "content": message["content"]})
     for call in message.get("tool_calls", ()):
-        function = call["function"]
-        outputs.append(
-            {
-                "type": "function_call",
-                "call_id": _call_id(call["id"]),
-                "name": function["name"],
-                "arguments": function["arguments"],
-            }
-        )
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        called = {"type": "function_call", "call_id": _call_id(call["id"]), "name": name, "arguments": arguments}
+        outputs.append(called)
     last = len(outputs) - 1
     for index, item in reversed(message.get(REASONING, ())):
         outputs.insert(min(index, last), item)  # one with nothing behind it would be refused
@@ -251,6 +240,4 @@ def replayed_item(item: Mapping[str, Any]) -> Item | None:
 def stored_reasoning(items: Sequence[ReasoningItem], outputs: int, made_by: str) -> Reasoning | None:
     """The reasoning items of an answer with so many outputs, to be stored beside its calls."""
     useful = [item for item in items if item[0] < outputs]
-    if not useful:
-        return None
-    return serialized_reasoning(made_by, useful)
+    return serialized_reasoning(made_by, useful) if useful else None
