@@ -54,7 +54,13 @@ class Handoff:
 
     def stored(self) -> str:
         """The row's text. Markers inside the summary are escaped: only the frame may carry them."""
-        return f"{escape_markers(self.text).strip()}\n\n[{_stands_for(self)}]"
+        noun = "message" if self.messages == 1 else "messages"
+        first, last = recall_id(self.first_id), recall_id(self.last_id)
+        return (
+            f"{escape_markers(self.text).strip()}\n\n[Stands for {self.messages} {noun}, {first} to {last}. Nothing of "
+            f'them is lost: history_open(id="{first}") reads the first of them, history_search(query="some words") '
+            "finds the others]"
+        )
 
 
 def parse_handoff(stored: str) -> Handoff:
@@ -67,12 +73,8 @@ def parse_handoff(stored: str) -> Handoff:
     found = _RECALL.search(stored)
     if found is None:
         return Handoff(text=stored.strip(), messages=0, first_id=0, last_id=0)
-    return Handoff(
-        text=stored[: found.start()].strip(),
-        messages=int(found[1]),
-        first_id=int(found[2]),
-        last_id=int(found[3]),
-    )
+    messages, first_id, last_id = map(int, found.groups())
+    return Handoff(text=stored[: found.start()].strip(), messages=messages, first_id=first_id, last_id=last_id)
 
 
 def framed(stored: str) -> str:
@@ -103,13 +105,3 @@ def unframed(text: str) -> str | None:
 def escape_markers(text: str) -> str:
     """The text without anything that could be taken for a part of the frame."""
     return _MARKER.sub("(", text)
-
-
-def _stands_for(handoff: Handoff) -> str:
-    noun = "message" if handoff.messages == 1 else "messages"
-    first, last = recall_id(handoff.first_id), recall_id(handoff.last_id)
-    reads = f'history_open(id="{first}") reads the first of them'
-    return (
-        f"Stands for {handoff.messages} {noun}, {first} to {last}. Nothing of them is lost: "
-        f'{reads}, history_search(query="some words") finds the others'
-    )

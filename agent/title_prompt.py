@@ -50,13 +50,8 @@ _QUOTES = "\"'\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u00ab\u00bb\u2039\u203a
 def title_request(rows: Transcript, redact: Callable[[str], str], *, now: Millis, payer: Payer) -> ModelRequest:
     """The model call that names the conversation which begins with `rows`: no tools, little to read."""
     shown = excerpt(rows, MAX_INPUT_TOKENS, redact=redact)
-    asking = f"<conversation>\n{shown}\n</conversation>\n\nWrite the title now."
-    return ModelRequest(
-        system=_SYSTEM,
-        transcript=(asking_row(asking, now),),
-        max_output_tokens=MAX_OUTPUT_TOKENS,
-        payer=payer,
-    )
+    row = asking_row(f"<conversation>\n{shown}\n</conversation>\n\nWrite the title now.", now)
+    return ModelRequest(system=_SYSTEM, transcript=(row,), max_output_tokens=MAX_OUTPUT_TOKENS, payer=payer)
 
 
 def checked_title(reply: ModelReply, redact: Callable[[str], str]) -> str:

@@ -14,7 +14,7 @@ import orjson
 
 from agent.handoff import framed
 from hermes_state.transcripts import EMPTY_BODY
-from hermes_state.values import EstimatedTokens, Message, MessageBody, MessageId, MessageRole, Origin
+from hermes_state.values import EstimatedTokens, Message, MessageId, MessageRole, Origin
 
 MESSAGE_TOKENS = 4
 """Tokens of one message's role and separators."""
@@ -167,9 +167,14 @@ class RowTokenCache:
             size = self._old.get(key)
             if size is None:
                 size = _row_tokens(row, key[1])
-            self._remember(key, size)
+            if len(self._young) >= self._kept:
+                # Two generations instead of an order of use: nothing is walked, so threads cannot trip over each other.
+                self._old, self._young = self._young, {}
+            self._young[key] = size
         if reasoning_of and row.body.reasoning is not None and row.body.reasoning.made_by == reasoning_of:
-            size += _reasoning_tokens(row.body.reasoning.blocks)
+            blocks = row.body.reasoning.blocks
+            # Most of it is encrypted, which no provider counts as the letters it is sent as.
+            size += len(blocks) // REASONING_CHARACTERS if blocks.isascii() else estimated_text_tokens(blocks)
         if is_shared and row.role is MessageRole.USER and row.sender_name:
             return size + cached_text_tokens(row.sender_name) + 1
         return size
@@ -178,12 +183,6 @@ class RowTokenCache:
         """Tells if the row's size is cached."""
         key = _key(row, max_result_characters)
         return key in self._young or key in self._old
-
-    def _remember(self, key: _Key, size: int) -> None:
-        if len(self._young) >= self._kept:
-            # Two generations instead of an order of use: nothing is walked, so threads cannot trip over each other.
-            self._old, self._young = self._young, {}
-        self._young[key] = size
 
 
 ROW_TOKENS = RowTokenCache()
@@ -197,7 +196,7 @@ def _key(row: Message, max_result_characters: int) -> _Key:
 
 
 def _row_tokens(row: Message, length: int) -> int:
-    text = row.text or ""
+    text, body = row.text or "", row.body
     total = MESSAGE_TOKENS + estimated_text_tokens(text[:length])
     if row.role is MessageRole.TOOL:
         total += CALL_TOKENS
@@ -205,16 +204,9 @@ def _row_tokens(row: Message, length: int) -> int:
         total += STAMP_TOKENS
     elif row.origin is Origin.SUMMARY:
         total += cached_text_tokens(framed(""))
-    return total if row.body is EMPTY_BODY else total + _body_tokens(row.body)
-
-
-def _reasoning_tokens(blocks: str) -> int:
-    """Tokens of stored reasoning. Most of it is encrypted, which no provider counts as the letters it is sent as."""
-    return len(blocks) // REASONING_CHARACTERS if blocks.isascii() else estimated_text_tokens(blocks)
-
-
-def _body_tokens(body: MessageBody) -> int:
-    total = sum(CALL_TOKENS + estimated_text_tokens(call.name + call.arguments) for call in body.calls)
+    if body is EMPTY_BODY:
+        return total
+    total += sum(CALL_TOKENS + estimated_text_tokens(call.name + call.arguments) for call in body.calls)
     total += sum(BLOCK_TOKENS + estimated_text_tokens(part.name + part.text) for part in body.documents)
     if body.quote is not None:
         total += BLOCK_TOKENS + estimated_text_tokens(body.quote.author + body.quote.text)

@@ -34,10 +34,6 @@ It raises `ToolError` with what went wrong.
 """
 
 
-def _always() -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """Tool that a model may call. `name` is at most 64 letters, digits, `_` and `-`."""
@@ -48,7 +44,7 @@ class Tool:
     """JSON schema of type object."""
     effect: ToolEffect
     run: ToolFunction
-    is_available: Callable[[], bool] = _always
+    is_available: Callable[[], bool] = lambda: True
     """Called whenever the tools are listed: an unavailable tool is not offered."""
     timeout_seconds: float = 120.0
     max_result_characters: int = 1_000_000
@@ -112,15 +108,11 @@ class ToolRegistry:
         except Exception as error:  # a broken tool is the model's news, not the end of the turn
             log.exception("tool.crashed", tool=tool.name)
             return failed(f"the tool broke ({type(error).__name__})")
-        return ToolOutcome(text=_bounded(text, tool.max_result_characters), state=ToolRunState.DONE)
+        if len(text) > (limit := tool.max_result_characters):
+            text = f"{text[:limit]}\n[cut here: the result had {len(text):,} characters]"
+        return ToolOutcome(text=text, state=ToolRunState.DONE)
 
 
 def failed(reason: str) -> ToolOutcome:
     """Outcome of a call that could not be done."""
     return ToolOutcome(text=f"Error: {reason}", state=ToolRunState.FAILED)
-
-
-def _bounded(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    return f"{text[:limit]}\n[cut here: the result had {len(text):,} characters]"
