@@ -26,8 +26,8 @@ from hermes_state.admin.lineage_queries import (
 from hermes_state.chats import load_chat
 from hermes_state.errors import CommandError, LookupFailed, LookupReason
 from hermes_state.search.full_text import Order, snippet_of
-from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.sessions import Session, list_conversations, load_active, load_session
+from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_hidden, load_messages
 from hermes_state.values import ChatId, Message, MessageId, MessageRole, Millis, Transcript, recall_id
