@@ -15,7 +15,7 @@ from hermes_state.store.sql import nested
 _BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class WriteRequest:
     """A function that waits for its turn, and what became of it."""
 
