@@ -240,24 +240,22 @@ class PluginEngine:
     # ---- when to compress
 
     async def _decision(self, instance: EngineInstance, job: CompressionJob) -> CompressionRequest | None:
-        request = await self._request(instance, job.layer)
-        if request is None and await self._says(instance, "should_compress", int(job.tokens_before)):
-            request = CompressionRequest(reason="threshold")
-        is_first = request is None and job.layer == "preflight"
-        if is_first and await self._says_of_list(instance, "should_compress_preflight", job, default=False):
-            request = CompressionRequest(reason="preflight")
-        if request is None or not await self._says_of_list(instance, "has_content_to_compress", job, default=True):
-            return None
-        return request
-
-    async def _request(self, instance: EngineInstance, layer: Layer) -> CompressionRequest | None:
-        """A compression that the engine asked for by itself, as far as that can be a request at all."""
         taken = await self._instances.call(instance, "take_request")
-        if not isinstance(taken, CompressionRequest):
+        if isinstance(taken, CompressionRequest):  # a plugin may put anything in its place, and into it
+            reason = " ".join(str(taken.reason).split())[:MAX_REASON]
+            focus = " ".join(str(taken.focus).split())[:MAX_FOCUS] if taken.focus else None
+            log.info("engine.requested", engine=self._name, layer=job.layer, reason=reason)
+            request = CompressionRequest(reason=reason, focus=focus)
+        elif await self._says(instance, "should_compress", int(job.tokens_before)):
+            request = CompressionRequest(reason="threshold")
+        elif job.layer == "preflight" and await self._says_of_list(
+            instance, "should_compress_preflight", job, default=False
+        ):
+            request = CompressionRequest(reason="preflight")
+        else:
             return None
-        reason, focus = " ".join(str(taken.reason).split())[:MAX_REASON], taken.focus
-        log.info("engine.requested", engine=self._name, layer=layer, reason=reason)
-        return CompressionRequest(reason=reason, focus=" ".join(str(focus).split())[:MAX_FOCUS] if focus else None)
+        has_content = await self._says_of_list(instance, "has_content_to_compress", job, default=True)
+        return request if has_content else None
 
     async def _says_of_list(self, instance: EngineInstance, method: str, job: CompressionJob, *, default: bool) -> bool:
         """The contract's own answer, `default`, is worth no list."""
