@@ -6,7 +6,7 @@ of help.
     async def ping(invocation: Invocation) -> CommandResult:
         return say("I am here.")
 
-    COMMANDS = (Command(name="ping", kind=CommandKind.READ, description="whether I am here", handler=ping),)
+    COMMANDS = (Command("ping", CommandKind.READ, ping, "whether I am here"),)
 
 A handler reads and calls models; what it changes goes into `CommandResult.apply`, which `runner.py` runs in one
 transaction with the reply and the settlement of the inbox row, so that a replay is a no-op. A `CommandError` is an

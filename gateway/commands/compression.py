@@ -76,31 +76,25 @@ def _settle(
     now: Millis,
 ) -> str:
     outcome = context.settle(db, conversation, result, now)
-    text = _outcome_text(outcome)
     accuracy = accuracy_sentence(outcome, notices) if isinstance(outcome, Compressed) else None
-    return f"{text}\n{accuracy}" if accuracy is not None else text
+    return _outcome_text(outcome) + (f"\n{accuracy}" if accuracy is not None else "")
 
 
 def _outcome_text(outcome: CompressionOutcome) -> str:
     feedback = summarize_manual_compression(outcome)
-    lines = [feedback.headline, feedback.token_line]
-    if isinstance(outcome, Compressed):
-        lines += _details(outcome)
-    if feedback.note is not None:
-        lines.append(feedback.note)
-    return "\n".join(line for line in lines if line)
+    details = _details(outcome) if isinstance(outcome, Compressed) else []
+    return "\n".join(line for line in (feedback.headline, feedback.token_line, *details, feedback.note) if line)
 
 
 def _details(outcome: Compressed) -> list[str]:
     prepared, topic = outcome.prepared, outcome.job.focus
+    written = f"Summary written by {prepared.model}"
     if prepared.failure is not None:
         written = f"No model could write a summary ({prepared.failure.rstrip('.')}), so it was made by rule"
-    else:
-        written = f"Summary written by {prepared.model}"
     focus = f" with the focus “{topic}”" if topic else ""
-    stands_for = counted(prepared.summarised, "message")
     return [
-        f"{written}{focus}; it stands for {stands_for}. Nothing that was said is lost: /history shows it.",
+        f"{written}{focus}; it stands for {counted(prepared.summarised, 'message')}. "
+        "Nothing that was said is lost: /history shows it.",
         f"The conversation goes on as `{outcome.child.short_key}`. `/compress undo` takes it back.",
     ]
 
@@ -146,10 +140,10 @@ def _preview_text(preview: CompressionPreview | NotNeeded) -> str:
 
 COMMANDS = (
     Command(
-        name="compress",
-        kind=CommandKind.CHANGE,
-        description="shorten what the model sees of this conversation; also `here N`, `preview`, `undo`",
+        "compress",
+        CommandKind.CHANGE,
+        compress,
+        "shorten what the model sees of this conversation; also `here N`, `preview`, `undo`",
         argument="[topic]",
-        handler=compress,
     ),
 )

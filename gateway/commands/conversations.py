@@ -69,22 +69,16 @@ async def list_sessions(invocation: Invocation) -> CommandResult:
     found = await invocation.context.store.read(sessions.list_conversations, invocation.chat.id, MAX_SESSIONS)
     if not found:
         return say("This chat has no conversation yet.")
-    lines = []
+    lines, buttons = [], []
     for conversation in found:
+        key, name = conversation.tip.short_key, _name(conversation)
         mark = " (active)" if conversation.is_active else ""
-        name = _name(conversation)
         used = format_time(conversation.last_human_at or conversation.tip.started_at)
-        lines.append(f"- `{conversation.tip.short_key}` {name}, {_messages(conversation.message_count)}, {used}{mark}")
-    others = [conversation for conversation in found if not conversation.is_active][:MAX_BUTTONS]
-    buttons = [
-        Button(
-            label=shortened(_name(conversation), MAX_BUTTON_CHARS),
-            command=f"/resume {conversation.tip.short_key}",
-        )
-        for conversation in others
-    ]
+        lines.append(f"- `{key}` {name}, {_messages(conversation.message_count)}, {used}{mark}")
+        if not conversation.is_active:
+            buttons.append(Button(label=shortened(name, MAX_BUTTON_CHARS), command=f"/resume {key}"))
     listed = "Conversations of this chat:\n" + "\n".join(lines) + "\n\n`/resume <id>` goes back to one."
-    return say(listed, *buttons)
+    return say(listed, *buttons[:MAX_BUTTONS])
 
 
 def _name(conversation: sessions.Conversation) -> str:
@@ -150,31 +144,15 @@ def _messages(count: int) -> str:
 
 COMMANDS = (
     Command(
-        name="new",
+        "new",
+        CommandKind.CHANGE,
+        new,
+        "start a new conversation; the old one is kept",
         aliases=("reset",),
-        kind=CommandKind.CHANGE,
-        description="start a new conversation; the old one is kept",
         argument="[title]",
-        handler=new,
     ),
-    Command(
-        name="title",
-        kind=CommandKind.CHANGE,
-        description="show or set the conversation's title",
-        argument="[title]",
-        handler=title,
-    ),
-    Command(
-        name="sessions", kind=CommandKind.READ, description="list this chat's conversations", handler=list_sessions
-    ),
-    Command(
-        name="resume", kind=CommandKind.CHANGE, description="go back to a conversation", argument="<id>", handler=resume
-    ),
-    Command(
-        name="history",
-        kind=CommandKind.READ,
-        description="what was said, as it was said",
-        argument="[n]",
-        handler=history,
-    ),
+    Command("title", CommandKind.CHANGE, title, "show or set the conversation's title", argument="[title]"),
+    Command("sessions", CommandKind.READ, list_sessions, "list this chat's conversations"),
+    Command("resume", CommandKind.CHANGE, resume, "go back to a conversation", argument="<id>"),
+    Command("history", CommandKind.READ, history, "what was said, as it was said", argument="[n]"),
 )

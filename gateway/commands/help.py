@@ -21,6 +21,6 @@ async def help_(invocation: Invocation) -> CommandResult:
 
 
 COMMANDS = (
-    Command(name="start", kind=CommandKind.READ, description="what this is", handler=start),
-    Command(name="help", kind=CommandKind.READ, description="list the commands", handler=help_),
+    Command("start", CommandKind.READ, start, "what this is"),
+    Command("help", CommandKind.READ, help_, "list the commands"),
 )

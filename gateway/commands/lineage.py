@@ -4,7 +4,7 @@ In a chat that others can read they reach that chat alone: what is said elsewher
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
 
@@ -26,7 +26,7 @@ from hermes_state.admin.lineage_queries import (
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
 from hermes_state.text import counted, shortened
-from hermes_state.values import Button, ChatId, Message, MessageId, MessageRole, Transcript, recall_id
+from hermes_state.values import Button, ChatId, MessageId, MessageRole, Transcript, recall_id
 
 MAX_LINKS = 12
 MAX_HITS = 5
@@ -38,9 +38,6 @@ MAX_OPENED_CHARS = 1_000
 MAX_REDACTED_CHARS = 20_000
 """Most characters of a message that are redacted; much less is shown."""
 SEARCH_SECONDS = 2.0
-
-
-# ---- /lineage ---------------------------------------------------------------------------------------------------
 
 
 async def lineage(invocation: Invocation) -> CommandResult:
@@ -64,8 +61,8 @@ def _load_links(db: Connection, chat_id: ChatId, argument: str, within: ChatId |
 
 
 def _link_line(link: SessionLink) -> str:
-    parts = [f"- `{short_key(link.key)}`", f"depth {link.depth}", _begun(link), counted(link.message_count, "message")]
-    return ", ".join([*parts, _ended(link)])
+    count = counted(link.message_count, "message")
+    return f"- `{short_key(link.key)}`, depth {link.depth}, {_begun(link)}, {count}, {_ended(link)}"
 
 
 def _begun(link: SessionLink) -> str:
@@ -90,10 +87,8 @@ def _made_by(made: CompressionInfo) -> str:
         details.append(f"focus “{shortened(made.focus)}”")
     if made.was_undone:
         details.append("undone since")
-    return f"by {_LAYERS.get(made.layer, made.layer)} compression" + (f" ({', '.join(details)})" if details else "")
-
-
-_LAYERS = {"in_loop": "in-loop"}
+    layer = made.layer.replace("_", "-")
+    return f"by {layer} compression" + (f" ({', '.join(details)})" if details else "")
 
 
 def _ended(link: SessionLink) -> str:
@@ -101,9 +96,6 @@ def _ended(link: SessionLink) -> str:
         return "open"
     follower = f" → `{short_key(link.child_key)}`" if link.child_key is not None else ""
     return f"ended {format_time(link.ended_at)} ({link.end_reason}){follower}"
-
-
-# ---- /search ----------------------------------------------------------------------------------------------------
 
 
 async def search(invocation: Invocation) -> CommandResult:
@@ -123,6 +115,7 @@ async def search(invocation: Invocation) -> CommandResult:
     return say("\n\n".join(lines), *buttons)
 
 
+_OPTIONS = {"chat": "chat, such as `telegram:42`,", "role": "role (user, assistant or tool)", "since": "date"}
 _DASHES = "\u2013\u2014"
 
 
@@ -133,10 +126,14 @@ def _parse_search(argument: str) -> SearchLookup:
     pieces = iter(argument.split())
     for piece in pieces:
         name = piece.removeprefix("--") if piece.startswith("--") else piece.lstrip(_DASHES)
-        if name == piece or name not in ("chat", "role", "since", "newest"):
+        if name == piece or name not in ("newest", *_OPTIONS):
             words.append(piece)
+        elif name == "newest":
+            options[name] = ""
+        elif (value := next(pieces, None)) is not None:
+            options[name] = value
         else:
-            options[name] = "" if name == "newest" else _value(name, pieces)
+            raise CommandError(f"Say which {_OPTIONS[name]} behind --{name}.")
     if not words:
         raise CommandError("Write `/search <words>`, with `--chat`, `--role`, `--since` or `--newest` if you like.")
     return SearchLookup(
@@ -147,16 +144,6 @@ def _parse_search(argument: str) -> SearchLookup:
         order="newest" if "newest" in options else "best",
         limit=MAX_HITS,
     )
-
-
-def _value(option: str, pieces: Iterator[str]) -> str:
-    try:
-        return next(pieces)
-    except StopIteration:
-        raise CommandError(f"Say which {_WHICH[option]} behind --{option}.") from None
-
-
-_WHICH = {"chat": "chat, such as `telegram:42`,", "role": "role (user, assistant or tool)", "since": "date"}
 
 
 def _role(text: str) -> MessageRole:
@@ -175,9 +162,6 @@ def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> lis
         snippet = redacted_texts(hit.text, words, redact)["snippet"]
         lines.append(f"{head}, session `{short_key(one.session_key)}`\n{snippet}")
     return lines
-
-
-# ---- /session ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,27 +203,24 @@ def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
 
 
 def _session_head(link: SessionLink) -> str:
-    lines = [
-        f"Session `{short_key(link.key)}` of `{link.chat.name}`, depth {link.depth} of its conversation.",
-        f"Began {_begun(link)}; {_ended(link)}; {counted(link.message_count, 'message')}.",
-    ]
-    if link.parent_key is not None:
-        lines.append(f"Parent `{short_key(link.parent_key)}`.")
-    return "\n".join(lines)
+    parent = f"\nParent `{short_key(link.parent_key)}`." if link.parent_key is not None else ""
+    return (
+        f"Session `{short_key(link.key)}` of `{link.chat.name}`, depth {link.depth} of its conversation.\n"
+        f"Began {_begun(link)}; {_ended(link)}; {counted(link.message_count, 'message')}.{parent}"
+    )
 
 
 def _row_lines(opened: OpenedSession, redact: Redact) -> list[str]:
-    return [_row_line(row, row.id == opened.message_id, redact) for row in opened.rows]
-
-
-def _row_line(row: Message, is_opened: bool, redact: Redact) -> str:
-    who = row.sender_name or row.role.value if row.role is not MessageRole.TOOL else f"tool {row.tool_name}"
-    text = redact((row.text or "")[:MAX_REDACTED_CHARS])
-    if row.body.calls:
-        text += f" (called {', '.join(call.name for call in row.body.calls)})"
-    mark = " ←" if is_opened else ""
-    shown = shortened(text, MAX_OPENED_CHARS if is_opened else MAX_ROW_CHARS)
-    return f"**{who}**, {format_time(row.created_at)}, `{recall_id(row.id)}`{mark}\n{shown}"
+    lines = []
+    for row in opened.rows:
+        who = row.sender_name or row.role.value if row.role is not MessageRole.TOOL else f"tool {row.tool_name}"
+        text = redact((row.text or "")[:MAX_REDACTED_CHARS])
+        if row.body.calls:
+            text += f" (called {', '.join(call.name for call in row.body.calls)})"
+        mark, size = (" ←", MAX_OPENED_CHARS) if row.id == opened.message_id else ("", MAX_ROW_CHARS)
+        head = f"**{who}**, {format_time(row.created_at)}, `{recall_id(row.id)}`{mark}"
+        lines.append(f"{head}\n{shortened(text, size)}")
+    return lines
 
 
 def _neighbour_buttons(opened: OpenedSession) -> list[Button]:
@@ -253,9 +234,6 @@ def _neighbour_buttons(opened: OpenedSession) -> list[Button]:
     return [Button(label=label, command=f"/session {name}") for label, name in ways if name]
 
 
-# ---- shared -----------------------------------------------------------------------------------------------------
-
-
 def _reachable_chat(invocation: Invocation) -> ChatId | None:
     """Only chat that may be looked at; None: all of them."""
     return invocation.chat.id if invocation.chat.kind.is_shared else None
@@ -267,27 +245,22 @@ def _redactor(invocation: Invocation) -> Redactor:
 
 COMMANDS = (
     Command(
-        name="lineage",
-        kind=CommandKind.READ,
-        description="how the sessions of a chat continue one another",
+        "lineage",
+        CommandKind.READ,
+        lineage,
+        "how the sessions of a chat continue one another",
         argument="[chat|session]",
-        handler=lineage,
         is_admin_only=True,
     ),
     Command(
-        name="search",
-        kind=CommandKind.READ,
-        description="find what was said, in any chat",
-        argument="<words>",
-        handler=search,
-        is_admin_only=True,
+        "search", CommandKind.READ, search, "find what was said, in any chat", argument="<words>", is_admin_only=True
     ),
     Command(
-        name="session",
-        kind=CommandKind.READ,
-        description="open a session, or the one in which a message was said",
+        "session",
+        CommandKind.READ,
+        session,
+        "open a session, or the one in which a message was said",
         argument="<id>",
-        handler=session,
         is_admin_only=True,
     ),
 )

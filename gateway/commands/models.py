@@ -114,10 +114,10 @@ def _described(settings: ModelConfig, route: RouteConfig) -> str:
 
 COMMANDS = (
     Command(
-        name="model",
-        kind=CommandKind.CHANGE,
-        description="which model answers here, and which others there are; with a name: choose one",
+        "model",
+        CommandKind.CHANGE,
+        model,
+        "which model answers here, and which others there are; with a name: choose one",
         argument="[name]",
-        handler=model,
     ),
 )

@@ -18,21 +18,18 @@ async def whoami(invocation: Invocation) -> CommandResult:
 
 
 async def pair(invocation: Invocation) -> CommandResult:
-    words = invocation.argument.split()
-    match words:
+    decided_by = invocation.row.sender_ref
+    match invocation.argument.split():
         case [] | ["list"]:
             return CommandResult(apply=_list)
         case ["approve", code] | ["approve", code, "user"]:
-            return _changing_access(invocation, partial(_approve, code, UserRole.USER, invocation.row.sender_ref))
+            apply: Apply = partial(_approve, code, UserRole.USER, decided_by)
         case ["approve", code, "admin"]:
-            return _changing_access(invocation, partial(_approve, code, UserRole.ADMIN, invocation.row.sender_ref))
+            apply = partial(_approve, code, UserRole.ADMIN, decided_by)
         case ["revoke", person]:
-            return _changing_access(invocation, partial(_revoke, UserRef(person), invocation.row.sender_ref))
+            apply = partial(_revoke, UserRef(person), decided_by)
         case _:
             raise CommandError("Write `/pair list`, `/pair approve <code> [admin]` or `/pair revoke <platform:id>`.")
-
-
-def _changing_access(invocation: Invocation, apply: Apply) -> CommandResult:
     return CommandResult(apply=apply, after=invocation.context.access.load)
 
 
@@ -65,15 +62,13 @@ def _named(pairing: Pairing) -> str:
 
 
 COMMANDS = (
+    Command("whoami", CommandKind.READ, whoami, "your id, your role and this chat's name"),
     Command(
-        name="whoami", kind=CommandKind.READ, description="your id, your role and this chat's name", handler=whoami
-    ),
-    Command(
-        name="pair",
-        kind=CommandKind.CONTROL,
-        description="see who asks for access, give it or take it away",
+        "pair",
+        CommandKind.CONTROL,
+        pair,
+        "see who asks for access, give it or take it away",
         argument="list|approve|revoke",
-        handler=pair,
         is_admin_only=True,
     ),
 )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from sqlite3 import Connection
 from typing import TypeAlias
@@ -129,14 +129,15 @@ class Invocation:
 Handler: TypeAlias = Callable[[Invocation], Awaitable[CommandResult]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Command:
     """Command: its name, help and handler."""
 
     name: str
     kind: CommandKind
-    description: str
     handler: Handler
+    description: str
+    _: KW_ONLY
     argument: str | None = None
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False
@@ -166,12 +167,8 @@ def say(markdown: str, *buttons: Button) -> CommandResult:
     return CommandResult(apply=lambda _db, _now: CommandReply(markdown=markdown, buttons=buttons))
 
 
-@dataclass(slots=True)
 class CommandRegistry:
     """Commands by name and alias, in the order of help."""
-
-    commands: tuple[Command, ...]
-    _by_name: dict[str, Command] = field(init=False)
 
     def __init__(self, commands: Iterable[Command]) -> None:
         self.commands = tuple(commands)

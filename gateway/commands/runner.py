@@ -10,7 +10,6 @@ from structlog.contextvars import bound_contextvars
 
 from gateway.commands.registry import (
     Apply,
-    Command,
     CommandContext,
     CommandKind,
     CommandReply,
@@ -50,7 +49,10 @@ class CommandRunner:
         """Carry out what had been accepted, but not done, when the process ended: before any turn resumes."""
         for inbox_id in await self._context.store.read(inbox.load_waiting_commands):
             row = await self._context.store.read(inbox.load, inbox_id)
-            if row is not None and self._kind_of(row) is not CommandKind.CHANGE:
+            if row is None:
+                continue
+            _, command = self._context.registry.resolve(row.payload.text)
+            if command is None or command.kind is not CommandKind.CHANGE:
                 await self.run_queued(row)
 
     def run_soon(self, inbox_id: InboxId, chat_id: ChatId) -> None:
@@ -124,32 +126,21 @@ class CommandRunner:
         if role is None:
             return say("You have no access any more.")
         if command is None:
-            return say(self._unknown(parsed.name))
+            meant = self._context.registry.closest(parsed.name)
+            hint = f" Did you mean /{meant}?" if meant is not None else ""
+            return say(f"I do not know /{parsed.name}.{hint} /help lists what I know.")
         if command.is_admin_only and role is not UserRole.ADMIN:
             return say(f"/{command.name} is for admins.")
         invocation = Invocation(context=self._context, row=row, chat=chat, role=role, argument=parsed.argument)
-        return await _handle(command, invocation)
-
-    def _unknown(self, name: str) -> str:
-        meant = self._context.registry.closest(name)
-        hint = f" Did you mean /{meant}?" if meant is not None else ""
-        return f"I do not know /{name}.{hint} /help lists what I know."
-
-    def _kind_of(self, row: InboxRow) -> CommandKind:
-        _, command = self._context.registry.resolve(row.payload.text)
-        return command.kind if command is not None else CommandKind.READ
-
-
-async def _handle(command: Command, invocation: Invocation) -> CommandResult:
-    try:
-        return await command.handler(invocation)
-    except CommandError as error:
-        return say(str(error))
-    except StoreUnavailable:
-        return say("The database does not answer right now; please try again in a moment.")
-    except Exception:  # the command boundary: the person gets a sentence, the log the details
-        log.exception("command.crashed", command=command.name)
-        return say(CRASH_SENTENCE)
+        try:
+            return await command.handler(invocation)
+        except CommandError as error:
+            return say(str(error))
+        except StoreUnavailable:
+            return say("The database does not answer right now; please try again in a moment.")
+        except Exception:  # the command boundary: the person gets a sentence, the log the details
+            log.exception("command.crashed", command=command.name)
+            return say(CRASH_SENTENCE)
 
 
 def _carry_out(

@@ -69,7 +69,6 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
 
 
 def _fallback_lines(context: CommandContext, session: Session) -> Iterator[str]:
-    """The fallback that answers in place of the conversation's model."""
     settings = context.live.config.model
     chosen = route_of(settings, session.chosen_model) or settings.route
     by = context.live.fallbacks.of(session.lineage_id, chosen)
@@ -126,10 +125,6 @@ def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str |
 
 COMMANDS = (
     Command(
-        name="status",
-        kind=CommandKind.CONTROL,
-        description="model, conversation, context and connections",
-        handler=status,
-        unstored=status_unstored,
+        "status", CommandKind.CONTROL, status, "model, conversation, context and connections", unstored=status_unstored
     ),
 )

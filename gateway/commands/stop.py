@@ -82,7 +82,12 @@ def _stop(
         sender = None if invocation.is_in_charge else invocation.row.sender_ref
         dropped = inbox.drop_waiting(db, chat_id, sender, now)
     waiting = sum(row.kind is InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
-    return _stop_sentence(has_stopped, dropped, waiting)
+    text = "Stopped." if has_stopped else "Nothing was running."
+    if dropped:
+        text += f" Dropped {counted(dropped, 'waiting message')}."
+    elif waiting:
+        text += f" {counted(waiting, 'message')} still waiting: /stop all drops what waits."
+    return text
 
 
 def _was_stopped(db: Connection, invocation: Invocation) -> bool:
@@ -96,21 +101,6 @@ def _is_meant(invocation: Invocation, turn: RunningTurn) -> bool:
     return turn.started_at <= invocation.row.received_at
 
 
-def _stop_sentence(has_stopped: bool, dropped: int, waiting: int) -> str:
-    text = "Stopped." if has_stopped else "Nothing was running."
-    if dropped:
-        text += f" Dropped {counted(dropped, 'waiting message')}."
-    elif waiting:
-        text += f" {counted(waiting, 'message')} still waiting: /stop all drops what waits."
-    return text
-
-
 COMMANDS = (
-    Command(
-        name="stop",
-        kind=CommandKind.CONTROL,
-        description="end the running turn; `all` also drops what waits",
-        argument="[all]",
-        handler=stop,
-    ),
+    Command("stop", CommandKind.CONTROL, stop, "end the running turn; `all` also drops what waits", argument="[all]"),
 )

@@ -5,9 +5,8 @@ from sqlite3 import Connection
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from hermes_state import inbox, journal
-from hermes_state.chats import Chat
 from hermes_state.errors import CommandError
-from hermes_state.inbox import InboxKind, InboxRow
+from hermes_state.inbox import InboxKind
 from hermes_state.journal import RunningTurn
 from hermes_state.sessions import load_active
 from hermes_state.text import counted, shortened
@@ -86,14 +85,12 @@ async def queue(invocation: Invocation) -> CommandResult:
     waiting = [row for row in rows if row.kind is InboxKind.MESSAGE]
     if not waiting:
         return say("Nothing is waiting. `/queue <message>` makes a message wait for the next turn.")
-    lines = [f"{number}. {_waiting_line(row, invocation.chat)}" for number, row in enumerate(waiting[:20], start=1)]
+    lines = []
+    for number, row in enumerate(waiting[:20], start=1):
+        who = f"{row.sender_name}: " if invocation.chat.kind.is_shared else ""
+        lines.append(f"{number}. {who}{shortened(row.payload.text) or '(a file)'}")
     more = f"\n… and {len(waiting) - 20} more" if len(waiting) > 20 else ""
     return say("Waiting for the next turn:\n" + "\n".join(lines) + more)
-
-
-def _waiting_line(row: InboxRow, chat: Chat) -> str:
-    who = f"{row.sender_name}: " if chat.kind.is_shared else ""
-    return who + (shortened(row.payload.text) or "(a file)")
 
 
 async def steer(_invocation: Invocation) -> CommandResult:
@@ -101,26 +98,14 @@ async def steer(_invocation: Invocation) -> CommandResult:
 
 
 COMMANDS = (
-    Command(name="retry", kind=CommandKind.CHANGE, description="answer the last message again", handler=retry),
+    Command("retry", CommandKind.CHANGE, retry, "answer the last message again"),
+    Command("undo", CommandKind.CHANGE, undo, "take back the last exchange, or the last n", argument="[n]"),
     Command(
-        name="undo",
-        kind=CommandKind.CHANGE,
-        description="take back the last exchange, or the last n",
-        argument="[n]",
-        handler=undo,
-    ),
-    Command(
-        name="queue",
-        kind=CommandKind.MESSAGE,
-        description="let a message wait for the next turn; alone: what waits",
+        "queue",
+        CommandKind.MESSAGE,
+        queue,
+        "let a message wait for the next turn; alone: what waits",
         argument="[message]",
-        handler=queue,
     ),
-    Command(
-        name="steer",
-        kind=CommandKind.MESSAGE,
-        description="add a message to the running turn",
-        argument="<message>",
-        handler=steer,
-    ),
+    Command("steer", CommandKind.MESSAGE, steer, "add a message to the running turn", argument="<message>"),
 )

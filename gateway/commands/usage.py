@@ -44,18 +44,13 @@ async def insights(invocation: Invocation) -> CommandResult:
 
 
 COMMANDS = (
+    Command("usage", CommandKind.READ, usage, "what this conversation has used and cost, and what may still be spent"),
     Command(
-        name="usage",
-        kind=CommandKind.READ,
-        description="what this conversation has used and cost, and what may still be spent",
-        handler=usage,
-    ),
-    Command(
-        name="insights",
-        kind=CommandKind.READ,
-        description="what was spent by day, chat, model and purpose",
+        "insights",
+        CommandKind.READ,
+        insights,
+        "what was spent by day, chat, model and purpose",
         argument="[days]",
-        handler=insights,
         is_admin_only=True,
     ),
 )
