@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from gateway.config.errors import first_problem, unknown_key
 from gateway.config.routes import Protocol
-from gateway.config.types import AnyCase, BaseConfig, Fractions, Secret, Url, setting
+from gateway.config.types import AnyCase, BaseConfig, Fractions, Secret, Trimmed, Url, setting
 
 GLOBAL_KEYS = ("models", "enabled", "mode")
 """Keys of `compression` that hold for every model."""
@@ -122,11 +122,8 @@ class CompressionConfig(BaseConfig):
         changed = self
         for pattern, values in self.models.items():
             if fnmatch.fnmatchcase(name.lower(), pattern.lower()):
-                changed = changed._with(values)
+                changed = CompressionConfig.model_validate({**changed.model_dump(exclude={"models"}), **values})
         return changed
-
-    def _with(self, values: dict[str, Any]) -> "CompressionConfig":
-        return CompressionConfig.model_validate({**self.model_dump(exclude={"models"}), **values})
 
 
 class HygieneConfig(BaseConfig):
@@ -218,11 +215,7 @@ class AuxiliaryConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _is_complete(self) -> "AuxiliaryConfig":
-        tasks: dict[str, AuxiliaryTaskConfig] = {
-            "compression": self.compression,
-            "flush": self.flush,
-            "title": self.title,
-        }
+        tasks = {"compression": self.compression, "flush": self.flush, "title": self.title}
         for name, task in tasks.items():
             if task.mode == "custom" and task.model is None:
                 raise ValueError(f"auxiliary.{name}.mode custom needs auxiliary.{name}.model")
@@ -231,14 +224,10 @@ class AuxiliaryConfig(BaseConfig):
         return self
 
 
-def _engine_name(value: object) -> object:
-    return value.strip() if isinstance(value, str) else value
-
-
 class ContextEngineConfig(BaseConfig):
     """Context engine: the code that compresses."""
 
-    engine: Annotated[str, BeforeValidator(_engine_name)] = setting(
+    engine: Annotated[str, Trimmed] = setting(
         "compressor", text="The built-in `compressor`, or a plugin's name; `hermes-gateway plugins list` shows them."
     )
 

@@ -45,14 +45,12 @@ def settings_markdown() -> str:
     for block, text in _blocks(Config).items():
         parts.append(f"### {block}\n\n{text}\n")
         parts.append("| key | default | allowed | reload | meaning |\n|---|---|---|---|---|")
-        parts += [_line(row) for row in rows if row.key.rpartition(".")[0] == block]
+        for row in rows:
+            if row.key.rpartition(".")[0] == block:
+                reload = "restart" if row.needs_restart else "yes"
+                parts.append(f"| `{row.key}` | {row.default} | {row.allowed} | {reload} | {row.text} |")
         parts.append("")
     return "\n".join(parts).strip()
-
-
-def _line(row: SettingRow) -> str:
-    reload = "restart" if row.needs_restart else "yes"
-    return f"| `{row.key}` | {row.default} | {row.allowed} | {reload} | {row.text} |"
 
 
 def _blocks(model: type[BaseModel], above: str = "") -> dict[str, str]:
@@ -67,15 +65,12 @@ def _blocks(model: type[BaseModel], above: str = "") -> dict[str, str]:
 
 
 def _default(field: FieldInfo) -> str:
-    default_text = field_notes(field)["default_text"]
-    if default_text:
+    if default_text := field_notes(field)["default_text"]:
         return str(default_text)
     value: Any = field.default
     if value is None or value == ():
         return "none"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f"`{value}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _allowed(field: FieldInfo) -> str:

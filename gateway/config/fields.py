@@ -50,11 +50,8 @@ def _secrets_in(value: object) -> Iterator[str]:
         yield value.get_secret_value()
     elif isinstance(value, BaseModel):
         yield from secrets_of(value)
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _secrets_in(inner)
-    elif isinstance(value, (tuple, list)):
-        for inner in value:
+    elif isinstance(value, (Mapping, tuple, list)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _secrets_in(inner)
 
 

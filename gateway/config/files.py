@@ -66,10 +66,8 @@ def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
     warnings: list[str] = []
     for binding in parse_stream(io.StringIO(content)):
         if binding.error:
-            text = binding.original.string
-            line = binding.original.line + text[: len(text) - len(text.lstrip())].count(
-                "\n"
-            )  # it begins with blank ones
+            text = binding.original.string  # it begins with the blank lines above it
+            line = binding.original.line + text[: len(text) - len(text.lstrip())].count("\n")
             warnings.append(f"{path} line {line}: not understood and ignored; write NAME=value")
         elif binding.key is not None and binding.value is None:
             warnings.append(f"{path}: {binding.key} has no value")

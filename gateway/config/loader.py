@@ -113,10 +113,13 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     unknown = list(_unknown_keys(file, parsed, parsed.values))
     if config is None or unknown:
         raise ConfigRejected([*unknown, *problems], warnings)
+    if not (config.telegram.token or config.discord.token or config.local.enabled):
+        nothing_served = "nothing is served: set telegram.token or discord.token, or local.enabled to true"
+        warnings = (*warnings, nothing_served)
     return LoadedConfig(
         config=config,
         home=state.home,
-        warnings=(*warnings, *_warn_nothing_served(config)),
+        warnings=warnings,
         sources={dotted(key): chosen[key][1] if key in chosen else DEFAULT_SOURCE for key in FIELDS},
     )
 
@@ -159,9 +162,8 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
             else:
                 unknown.append(f"credential {path.name} {_not_a_setting(known)}")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{directory}: credentials cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{directory}: credentials cannot be read: {reason}") from error
     return found, unknown
 
 
@@ -273,11 +275,6 @@ def _suggestion(key: KeyPath) -> str:
         return f"; did you mean {dotted(nearest)}?"
     siblings = ", ".join(dotted(other) for other in known if other[:-1] == key[:-1])
     return f"; known here: {siblings}" if siblings else ""
-
-
-def _warn_nothing_served(config: Config) -> Iterator[str]:
-    if not (config.telegram.token or config.discord.token or config.local.enabled):
-        yield "nothing is served: set telegram.token or discord.token, or local.enabled to true"
 
 
 def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:

@@ -167,11 +167,14 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
     """
     values: dict[str, Any] = {"name": written} if isinstance(written, str) else written.written
     if "protocol" not in values:
+        values["protocol"] = main.protocol
         is_elsewhere = "base_url" in values or main.protocol == "offline"
-        values["protocol"] = _protocol_at(values.get("base_url"), main) if is_elsewhere else main.protocol
-    if "base_url" not in values and _is_alike(values["protocol"], main.protocol):
+        if is_elsewhere and ("base_url" not in values or _origin(values["base_url"]) != _origin(main.address)):
+            values["protocol"] = "chat_completions"  # the one that nearly everybody speaks
+    own_address = OWN_ADDRESSES.get(values["protocol"])
+    if "base_url" not in values and own_address == OWN_ADDRESSES.get(main.protocol):  # they share a root
         values["base_url"] = main.base_url
-    if "api_key" not in values and _origin(_address(values)) == _origin(main.address):
+    if "api_key" not in values and _origin(values.get("base_url") or own_address) == _origin(main.address):
         values["api_key"] = main.api_key
     if values.get("name") == main.name:
         values = {key: getattr(main, key) for key in _SIZES if key in main.model_fields_set} | values
@@ -183,21 +186,6 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
         raise ValueError(first_problem(error, RouteConfig)) from None
 
 
-def _protocol_at(base_url: str | None, main: RouteConfig) -> str:
-    """Protocol of a route that names none: that of `model` at the same host, else the one nearly everybody speaks."""
-    is_same_host = base_url is not None and _origin(base_url) == _origin(main.address)
-    return main.protocol if is_same_host else "chat_completions"
-
-
-def _is_alike(protocol: str, other: str) -> bool:
-    """True for protocols that are spoken at the same root."""
-    return OWN_ADDRESSES.get(protocol) == OWN_ADDRESSES.get(other)
-
-
-def _address(values: Mapping[str, Any]) -> str | None:
-    return values.get("base_url") or OWN_ADDRESSES.get(values["protocol"])
-
-
 def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
     """Scheme, host and port: what a key is given for."""
     if address is None:
@@ -205,9 +193,6 @@ def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
     parts = urlsplit(address)
     port = parts.port or {"https": 443, "http": 80}.get(parts.scheme)
     return parts.scheme, parts.hostname, port
-
-
-# ---- reading what people wrote
 
 
 def _fallbacks(value: object) -> object:
@@ -222,7 +207,10 @@ def _fallbacks(value: object) -> object:
 
 def _aliases(value: object) -> object:
     """A block of names, each with a model's name or a block behind it; as JSON in a variable."""
-    rows = _json(value)
+    try:
+        rows = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("is not a JSON object") from None
     if not isinstance(rows, Mapping):
         raise ValueError("must be a block of names, each with the name of a model or a block of keys behind it")
     found: dict[str, WrittenRoute] = {}
@@ -236,15 +224,6 @@ def _aliases(value: object) -> object:
             raise ValueError(f"the alias {alias!r} is given twice")
         found[alias] = _written(row, alias)
     return found
-
-
-def _json(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        raise ValueError("is not a JSON object") from None
 
 
 def _written(row: object, name: str) -> WrittenRoute:

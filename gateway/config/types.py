@@ -76,8 +76,6 @@ def field_choices(field: FieldInfo) -> list[str]:
 
 # ---- values
 
-PLATFORMS = ("telegram", "discord", "local")
-
 
 def listed(value: object) -> object:
     """`a, b` or a JSON list from a variable; a lone value in YAML."""
@@ -98,11 +96,6 @@ def _switched_off(value: object) -> object:
     return None if value == 0 else value
 
 
-def _lowered(value: object) -> object:
-    """`FULL` and ` full` mean `full`."""
-    return value.strip().lower() if isinstance(value, str) else value
-
-
 _ID_SHAPES = {
     "telegram": (re.compile(r"[1-9][0-9]{0,15}"), "the number from /whoami, such as telegram:42"),
     "discord": (re.compile(r"[1-9][0-9]{0,19}"), "the number from /whoami, such as discord:80351110224678912"),
@@ -117,7 +110,7 @@ def _user_ref(value: object) -> object:
     platform, colon, ident = value.strip().partition(":")
     platform = platform.lower()
     if not colon or platform not in _ID_SHAPES:
-        known = ", ".join(PLATFORMS)
+        known = ", ".join(_ID_SHAPES)
         raise ValueError(f"{value!r} is not an id: write platform:id with one of {known}, such as telegram:42")
     shape, example = _ID_SHAPES[platform]
     if re.fullmatch(r"-[0-9]+", ident):
@@ -162,11 +155,6 @@ def _key_like(value: SecretStr) -> SecretStr:
     return value
 
 
-def _trimmed(value: object) -> object:
-    """Text without the line break that pasting often brings along."""
-    return value.strip() if isinstance(value, str) else value
-
-
 def _time_zone(value: str) -> str:
     try:
         zoneinfo.ZoneInfo(value)
@@ -175,9 +163,15 @@ def _time_zone(value: str) -> str:
     return value
 
 
-Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(_trimmed), AfterValidator(_key_like)]
-Url: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_root_url)]
-SocketUrl: TypeAlias = Annotated[str, BeforeValidator(_trimmed), AfterValidator(_socket_url)]
+Trimmed = BeforeValidator(lambda value: value.strip() if isinstance(value, str) else value)
+"""Validator for text: without the line break that pasting often brings along."""
+
+AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(value, str) else value)
+"""Validator for words: `FULL` and ` full` mean `full`."""
+
+Secret: TypeAlias = Annotated[SecretStr, Trimmed, AfterValidator(_key_like)]
+Url: TypeAlias = Annotated[str, Trimmed, AfterValidator(_root_url)]
+SocketUrl: TypeAlias = Annotated[str, Trimmed, AfterValidator(_socket_url)]
 Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
 People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(listed)]
 WebhookSecret: TypeAlias = Annotated[Secret, AfterValidator(_secret_word)]
@@ -190,18 +184,13 @@ def _share(value: float) -> float:
     return value
 
 
-def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(sorted(set(values)))
-
-
 def _listed_or_off(value: object) -> object:
     return () if _switched_off(value) is None else listed(value)
 
 
 Fractions: TypeAlias = Annotated[
-    tuple[Annotated[float, AfterValidator(_share)], ...], BeforeValidator(_listed_or_off), AfterValidator(_ascending)
+    tuple[Annotated[float, AfterValidator(_share)], ...],
+    BeforeValidator(_listed_or_off),
+    AfterValidator(lambda values: tuple(sorted(set(values)))),
 ]
 OffOrNumber: TypeAlias = Annotated[float | None, BeforeValidator(_switched_off)]
-
-AnyCase = BeforeValidator(_lowered)
-"""Validator for words: `FULL` is meant as `full`."""
