@@ -86,11 +86,8 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     yield from _home(loaded.home)
     state = list(_state(loaded))
     yield from state
-    yield from _access(loaded)
-    yield from _model(loaded)
-    yield from _routes(loaded)
-    yield from _extras(loaded)
-    yield from _costs(loaded)
+    for check in (_access, _model, _routes, _extras, _costs):
+        yield from check(loaded)
     yield from _context(loaded, state)
     yield from _tokens(loaded, is_online=is_online)
     yield from _service(environ, loaded)
@@ -106,13 +103,13 @@ def _state(state: StateDirectory) -> Iterator[CheckResult]:
 
 
 def _engine() -> Iterator[CheckResult]:
-    version = f"Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}"
     try:
         check_engine()
     except StateError as error:
         yield failed("engine", str(error))
     else:
-        yield fine("engine", f"{version} with full-text search.")
+        version = sys.version.split()[0]
+        yield fine("engine", f"Python {version}, SQLite {sqlite3.sqlite_version} with full-text search.")
 
 
 def _sources(loaded: LoadedConfig) -> str:
@@ -124,9 +121,7 @@ def _home(home: Path) -> Iterator[CheckResult]:
     if not home.is_dir():
         if home.exists():
             return  # the configuration's finding has said that it is no directory
-        yield CheckResult(
-            check="home", verdict=CheckStatus.FINE, text=f"{home} does not exist yet; the first start makes it."
-        )
+        yield fine("home", f"{home} does not exist yet; the first start makes it.")
         return
     if not os.access(home, os.W_OK | os.X_OK):
         yield failed("home", f"{home} cannot be written by this user.")
@@ -152,14 +147,8 @@ def _home(home: Path) -> Iterator[CheckResult]:
 def _disk(home: Path) -> Iterator[CheckResult]:
     existing = next(path for path in (home, *home.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
-    verdict = (
-        CheckStatus.FAILED
-        if free < MIN_DISK_BYTES
-        else CheckStatus.WARNING
-        if free < LOW_DISK_BYTES
-        else CheckStatus.FINE
-    )
-    yield CheckResult(check="disk", verdict=verdict, text=f"{free / 1e9:.1f} GB free at {existing}.")
+    result = failed if free < MIN_DISK_BYTES else warning if free < LOW_DISK_BYTES else fine
+    yield result("disk", f"{free / 1e9:.1f} GB free at {existing}.")
 
 
 def _database(state: StateDirectory) -> Iterator[CheckResult]:
@@ -169,14 +158,11 @@ def _database(state: StateDirectory) -> Iterator[CheckResult]:
     except DaemonNotRunningError:
         yield from _resting_database(state)
     except CommandError as error:
-        yield CheckResult(
-            check="daemon", verdict=CheckStatus.FAILED, text=f"The daemon runs but could not answer: {error}"
-        )
+        yield failed("daemon", f"The daemon runs but could not answer: {error}")
     else:
         yield fine("daemon", "The daemon is running and answers.")
-        yield from (
-            CheckResult(check=row["check"], verdict=CheckStatus(row["verdict"]), text=row["text"]) for row in answer
-        )
+        for row in answer:
+            yield CheckResult(check=row["check"], verdict=CheckStatus(row["verdict"]), text=row["text"])
 
 
 def _resting_database(state: StateDirectory) -> Iterator[CheckResult]:
@@ -187,16 +173,15 @@ def _resting_database(state: StateDirectory) -> Iterator[CheckResult]:
     yield skipped("daemon", "The daemon is not running.")
     try:
         with open_resting(state.database) as db:
-            yield check_database(db) if db is not None else _no_database(state)
+            if db is not None:
+                yield check_database(db)
+            elif state.database.exists():
+                text = "The database is still empty: a start failed before it had made the tables. "
+                yield skipped("database", f"{text}The next start makes them.")
+            else:
+                yield skipped("database", "There is no database yet; the first start makes it.")
     except HermesError as error:
         yield failed("database", str(error))
-
-
-def _no_database(state: StateDirectory) -> CheckResult:
-    text = "There is no database yet; the first start makes it."
-    if state.database.exists():
-        text = "The database is still empty: a start failed before it had made the tables. The next start makes them."
-    return skipped("database", text)
 
 
 def check_database(db: sqlite3.Connection) -> CheckResult:
@@ -205,11 +190,11 @@ def check_database(db: sqlite3.Connection) -> CheckResult:
     if verdict != "ok":
         return failed("database", f"The database is damaged: {verdict}")
     seen = load_overview(db)
-    text = (
+    return fine(
+        "database",
         f"The database is sound: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
-        f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered."
+        f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered.",
     )
-    return fine("database", text)
 
 
 def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
@@ -218,11 +203,12 @@ def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
     if config.access.allow_all and has_platform:
         yield warning("access", "access.allow_all is on: everybody who finds the bot can use the model at your cost.")
     elif has_platform and not config.access.names_somebody:
-        advice = "people get a pairing code; `hermes-gateway pair list` shows who was let in."
-        if not config.pairing.enabled:
-            advice = "pairing is off too: nobody can write unless paired earlier. Set access.allow."
-        verdict = CheckStatus.FINE if config.pairing.enabled else CheckStatus.WARNING
-        yield CheckResult(check="access", verdict=verdict, text=f"The configuration names nobody: {advice}")
+        text = "The configuration names nobody: "
+        if config.pairing.enabled:
+            yield fine("access", f"{text}people get a pairing code; `hermes-gateway pair list` shows who was let in.")
+        else:
+            text += "pairing is off too: nobody can write unless paired earlier. Set access.allow."
+            yield warning("access", text)
 
 
 def _context(loaded: LoadedConfig, done: Sequence[CheckResult]) -> Iterator[CheckResult]:
@@ -273,14 +259,11 @@ def _routes(loaded: LoadedConfig) -> Iterator[CheckResult]:
         if route.protocol != "offline" and _api(route) not in seen:
             seen.add(_api(route))
             probe = probe_model(route)
-            verdict = (
-                CheckStatus.FINE if probe.is_ok else CheckStatus.WARNING
-            )  # who stands in, or is chosen, is not all
-            yield CheckResult(check="route", verdict=verdict, text=f"{route.label}: {probe.text}")
+            result = fine if probe.is_ok else warning  # a fallback, or a model that is chosen, is not all
+            yield result("route", f"{route.label}: {probe.text}")
 
 
 def _api(route: RouteConfig) -> tuple[str | None, str | None]:
-    """Address and key of a route."""
     return route.address, route.api_key.get_secret_value() if route.api_key is not None else None
 
 
@@ -292,8 +275,7 @@ def _extras(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    names = unpriced_models(loaded.config)
-    if names:
+    if names := unpriced_models(loaded.config):
         sentence = unpriced_sentence(names)
         yield warning("costs", f"{sentence[0].upper()}{sentence[1:]}.")
     elif loaded.config.costs.has_caps:
@@ -314,7 +296,7 @@ def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
 def _from_probe(check: str, probe: ProbeResult | None) -> CheckResult:
     if probe is None:
         return skipped(check, "There is a token; --online tries it.")
-    return CheckResult(check=check, verdict=CheckStatus.FINE if probe.is_ok else CheckStatus.FAILED, text=probe.text)
+    return (fine if probe.is_ok else failed)(check, probe.text)
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:

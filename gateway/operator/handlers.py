@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from agent.engines.loader import BUILT_IN
-from agent.model.client import ModelClient, OpenCircuit
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, pairing_row, revoke_pairing
 from gateway.access.permissions import AccessControl, AccessDecision
 from gateway.config import LoadedConfig
@@ -122,9 +121,10 @@ class OperatorHandler:
 
     async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
         """Checks that only the running daemon can make: its database, its models' windows and open circuits."""
-        clients = self.live.models.in_use()
         circuits = [
-            _circuit_result(client, circuit) for client in clients if (circuit := client.breaker.open) is not None
+            warning("route", f"{one.name} ({one.route}) {circuit.why}; it is left alone for {circuit.seconds:.0f} s.")
+            for one in self.live.models.in_use()
+            if (circuit := one.breaker.open) is not None
         ]
         model, context = self.live.models.configured, self.live.agent.context
         window = Window(limits=await model.load_limits(), window_from=model.window_from)
@@ -146,8 +146,3 @@ class OperatorHandler:
         local = self.adapters.supervised.get("local")
         adapter = local.adapter if local is not None else None
         return {"url": adapter.mint_url() if isinstance(adapter, LocalAdapter) else None}
-
-
-def _circuit_result(line: ModelClient, circuit: OpenCircuit) -> CheckResult:
-    text = f"{line.name} ({line.route}) {circuit.why}; it is left alone for {circuit.seconds:.0f} s."
-    return warning("route", text)

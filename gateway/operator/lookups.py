@@ -17,7 +17,6 @@ from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import (
     FoundMessage,
     LookupResult,
-    SessionLink,
     load_around,
     load_chat_sessions,
     load_lineage,
@@ -30,7 +29,7 @@ from hermes_state.sessions import Session, list_conversations, load_active, load
 from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_hidden, load_messages
-from hermes_state.values import ChatId, Message, MessageId, MessageRole, Millis, Transcript, recall_id
+from hermes_state.values import ChatId, MessageId, MessageRole, Millis, Transcript, recall_id
 
 Row: TypeAlias = dict[str, Any]
 """One JSON object of an answer."""
@@ -73,24 +72,23 @@ class LineageLookup(_LookupBase, frozen=True, kw_only=True):
             links = load_lineage(db, place.session.lineage_id, limit)
         else:
             links = load_chat_sessions(db, place.chat_id if place is not None else None, limit)
-        return [_link_row(link) for link in links]
-
-
-def _link_row(link: SessionLink) -> Row:
-    made_by = ("layer", "tokens_before", "tokens_after", "focus", "summary_kind", "model")
-    return {
-        "session": link.key,
-        "parent": link.parent_key,
-        "depth": link.depth,
-        "lineage": link.lineage_key,
-        "platform": link.chat.platform,
-        "chat": link.chat.name,
-        "started_at": link.started_at,
-        "ended_at": link.ended_at,
-        "end_reason": link.end_reason,
-        "messages": link.message_count,
-        **{name: getattr(link.made_by, name, None) for name in made_by},  # no compression: a root, or an undo's
-    }
+        made_by = ("layer", "tokens_before", "tokens_after", "focus", "summary_kind", "model")
+        return [
+            {
+                "session": link.key,
+                "parent": link.parent_key,
+                "depth": link.depth,
+                "lineage": link.lineage_key,
+                "platform": link.chat.platform,
+                "chat": link.chat.name,
+                "started_at": link.started_at,
+                "ended_at": link.ended_at,
+                "end_reason": link.end_reason,
+                "messages": link.message_count,
+                **{name: getattr(link.made_by, name, None) for name in made_by},  # no compression: a root, or an undo's
+            }
+            for link in links
+        ]
 
 
 class SearchLookup(_LookupBase, frozen=True, kw_only=True):
@@ -104,7 +102,20 @@ class SearchLookup(_LookupBase, frozen=True, kw_only=True):
     limit: _Limit = 20
 
     def read(self, db: Connection) -> list[Row]:
-        return [_found_row(one) for one in self.find(db)]
+        return [
+            {
+                "message": recall_id(found.hit.message_id),
+                "session": found.session_key,
+                "lineage": found.lineage_key,
+                "chat": found.chat.name,
+                "role": found.hit.role,
+                "at": found.hit.created_at,
+                "text": found.hit.text,
+                "snippet": found.hit.snippet,
+                "score": found.hit.score,
+            }
+            for found in self.find(db)
+        ]
 
     def find(self, db: Connection, within: ChatId | None = None) -> list[FoundMessage]:
         """The hits, in one chat alone with `within`."""
@@ -124,21 +135,6 @@ def redacted_texts(text: str, words: str, redact: Redact) -> dict[str, str]:
     """`text` and `snippet` of a hit as they may be shown."""
     safe = redact(text[:INDEXED_CHARACTERS])
     return {"text": safe[:MAX_HIT_CHARS], "snippet": snippet_of(safe, words)}
-
-
-def _found_row(found: FoundMessage) -> Row:
-    hit = found.hit
-    return {
-        "message": recall_id(hit.message_id),
-        "session": found.session_key,
-        "lineage": found.lineage_key,
-        "chat": found.chat.name,
-        "role": hit.role,
-        "at": hit.created_at,
-        "text": hit.text,
-        "snippet": hit.snippet,
-        "score": hit.score,
-    }
 
 
 class HistoryLookup(_LookupBase, frozen=True, kw_only=True):
@@ -164,9 +160,19 @@ class HistoryLookup(_LookupBase, frozen=True, kw_only=True):
         key_of = cache(lambda session_id: load_session(db, session_id).key)
         shared = {"lineage": key_of(session.lineage_id), "chat": load_chat(db, session.chat_id).key.name}
         return [
-            {"message": recall_id(row.id), "session": key_of(row.session_id), **shared}
-            | _message_row(row)
-            | {"taken_back": row.id in hidden}
+            {
+                "message": recall_id(row.id),
+                "session": key_of(row.session_id),
+                **shared,
+                "role": row.role,
+                "origin": row.origin,
+                "at": row.created_at,
+                "sender": row.sender_name,
+                "tool": row.tool_name,
+                "calls": [call.name for call in row.body.calls],
+                "text": row.text or "",
+                "taken_back": row.id in hidden,
+            }
             for row in rows
         ]
 
@@ -187,18 +193,6 @@ def _fitting(rows: Transcript, *, is_newest: bool) -> Transcript:
             break
         count += 1
     return rows[len(rows) - count :] if is_newest else rows[:count]
-
-
-def _message_row(row: Message) -> Row:
-    return {
-        "role": row.role,
-        "origin": row.origin,
-        "at": row.created_at,
-        "sender": row.sender_name,
-        "tool": row.tool_name,
-        "calls": [call.name for call in row.body.calls],
-        "text": row.text or "",
-    }
 
 
 class SessionsLookup(_LookupBase, frozen=True, kw_only=True):
@@ -267,9 +261,6 @@ def look_up_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: 
     """Answer from a file that no daemon has open. Raises `CommandError`."""
     lookup = parse_lookup(name, args)
     return lookup.finish(lookup.read(db), redact)
-
-
-# ---- names that people give ---------------------------------------------------------------------------------------
 
 
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:

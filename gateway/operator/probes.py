@@ -103,9 +103,7 @@ def _smallest_call(settings: RouteConfig) -> tuple[str, object]:
 def _listed(body: Mapping[str, Any], name: str | None) -> str:
     rows = body.get("data")
     names = {row.get("id") for row in rows if isinstance(row, dict)} if isinstance(rows, list) else set()
-    if not names or name in names:
-        return ""
-    return f", but does not list {name}"
+    return f", but does not list {name}" if names and name not in names else ""
 
 
 def _trouble(who: str, address: str, status: int, body: Mapping[str, Any]) -> str:
