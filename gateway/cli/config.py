@@ -126,11 +126,8 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, Mapping)):
-        return ", ".join(map(_name, value)) or "-"
+        # A block by its name; `--json` shows all of it.
+        names = (str(one.get("name", one) if isinstance(one, Mapping) else one) for one in value)
+        return ", ".join(names) or "-"
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _name(one: Any) -> str:
-    """Entry of a list, or the name of one that is a block; `--json` shows all of it."""
-    return str(one.get("name", one) if isinstance(one, Mapping) else one)

@@ -20,10 +20,7 @@ def doctor(
     Changes nothing and is safe beside a running gateway. A configured model's server is asked for its list of
     models. Exit code 1 when something failed, 78 when it is the configuration.
     """
-    from gateway.operator.doctor import (  # it knows the whole agent, which takes its time to import
-        CheckStatus,
-        run_checks,
-    )
+    from gateway.operator.doctor import CheckStatus, run_checks  # which take the agent with them
 
     findings = []
     for finding in run_checks(process_environment(), is_online=is_online):

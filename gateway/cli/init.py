@@ -28,7 +28,6 @@ _MODEL_VARIABLES = (MODEL_PROTOCOL, MODEL_BASE_URL, MODEL_KEY)
 SECRETS = (TELEGRAM_TOKEN, DISCORD_TOKEN, MODEL_KEY)
 """Variables that go to `.env`; the rest goes to `config.yaml`."""
 
-
 _QUESTIONS: Mapping[str, str] = {
     TELEGRAM_TOKEN: "Telegram bot token from @BotFather (empty: no Telegram)",
     DISCORD_TOKEN: "Discord bot token (empty: no Discord)",
@@ -166,7 +165,6 @@ def _probe_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interacti
 
 def _write(home: Path, answers: Mapping[str, str]) -> None:
     prepare_home(home)
-    secrets = {name: value for name, value in answers.items() if name in SECRETS}
     settings: dict[str, object] = {}
     named = ((MODEL_NAME, "name"), (MODEL_PROTOCOL, "protocol"), (MODEL_BASE_URL, "base_url"))
     model = {key: answers[name] for name, key in named if name in answers}
@@ -176,12 +174,9 @@ def _write(home: Path, answers: Mapping[str, str]) -> None:
         settings["access"] = {"admins": [part.strip() for part in answers[ADMINS].split(",") if part.strip()]}
     text = "# Written by `hermes-gateway init`. All settings: `hermes-gateway config keys`.\n"
     _replace(home / "config.yaml", text + (yaml.safe_dump(settings, sort_keys=False) if settings else ""))
-    _replace(home / ".env", "".join(f"{name}={_quoted(value)}\n" for name, value in secrets.items()))
-
-
-def _quoted(value: str) -> str:
-    """`value` quoted for `.env`, so that nothing in it is expanded."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    # In quotes, so that nothing in a value is expanded.
+    escaped = {name: answers[name].replace("\\", "\\\\").replace("'", "\\'") for name in answers if name in SECRETS}
+    _replace(home / ".env", "".join(f"{name}='{value}'\n" for name, value in escaped.items()))
 
 
 def _replace(path: Path, text: str) -> None:

@@ -59,14 +59,14 @@ def _link_cells(row: Row) -> tuple[str, ...]:
 def _made_by(row: Row) -> str:
     if row["layer"] is None:
         return "undo" if row["depth"] else "-"
-    tokens = f"{_count(row['tokens_before'])} → {_count(row['tokens_after'])} tokens"
+    before, after = (
+        f"{number:,}" if number is not None else "?" for number in (row["tokens_before"], row["tokens_after"])
+    )
     written = {"model": f"summary by {row['model']}", "deterministic": "handoff without a model"}
     focus = f"focus “{row['focus']}”" if row["focus"] else ""
-    return ", ".join(filter(None, (row["layer"], tokens, written.get(row["summary_kind"] or ""), focus)))
-
-
-def _count(number: int | None) -> str:
-    return f"{number:,}" if number is not None else "?"
+    return ", ".join(
+        filter(None, (row["layer"], f"{before} → {after} tokens", written.get(row["summary_kind"] or ""), focus))
+    )
 
 
 def search(
@@ -135,14 +135,10 @@ def _load_history(place: str, limit: int, is_session_only: bool) -> list[Row]:
         page = _look_up("history", {**args, "limit": min(limit - len(rows), MAX_PAGE_ROWS), "before": before})
         rows = page + rows
         first = parse_recall_id(page[0]["message"]) if page else None
-        if first is None or first == before or _is_message(place):
+        if first is None or first == before or parse_recall_id(place) is not None:
             break
         before = first
     return rows
-
-
-def _is_message(place: str) -> bool:
-    return parse_recall_id(place) is not None
 
 
 def _message_text(row: Row) -> str:
@@ -192,17 +188,16 @@ def _look_up(name: str, args: Mapping[str, Any]) -> list[Row]:
     """The daemon's answer, or that of the file itself while no daemon has it open."""
     state = find_state(process_environment())
     # A shell may hand over bytes that are no text; JSON and SQLite take none.
-    args = {key: _text(value) if isinstance(value, str) else value for key, value in args.items()}
+    args = {
+        key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+        for key, value in args.items()
+    }
     try:
         rows: list[Row] = ask(state.control_socket, name, args, timeout_seconds=TIMEOUT_SECONDS)
     except DaemonNotRunningError:
         with open_resting(state.database) as db:
             return [] if db is None else look_up_at_rest(db, name, args, _redactor())
     return rows
-
-
-def _text(given: str) -> str:
-    return given.encode("utf-8", "replace").decode("utf-8")
 
 
 def _redactor() -> Redactor:

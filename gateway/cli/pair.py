@@ -24,13 +24,21 @@ app = typer.Typer(no_args_is_help=True, help="Let people in by code, and see the
 @app.command("list")
 def list_people(as_json: Json = False) -> None:
     """Show who waits for approval and who was let in."""
-    rows = _pairings()
+    state = find_state(process_environment())
+    try:
+        rows: list[dict[str, Any]] = ask(state.control_socket, "pair.list")
+    except DaemonNotRunningError:
+        with open_resting(state.database) as db:
+            pairings = list_pairings(db, SystemClock().now()) if db is not None else ()
+            rows = [pairing_row(pairing) for pairing in pairings]
     if as_json:
         print_json(rows)
     elif not rows:
         typer.echo("Nobody waits and nobody was let in by code.")
     else:
-        print_table(("PERSON", "NAME", "STATE", "ROLE", "ASKED", "CODE EXPIRES"), [_cells(row) for row in rows])
+        shown = ("user", "name", "state", "role", "asked")
+        cells = [(*(row[name] for name in shown), row["expires"] if row["state"] == "pending" else "-") for row in rows]
+        print_table(("PERSON", "NAME", "STATE", "ROLE", "ASKED", "CODE EXPIRES"), cells)
 
 
 @app.command()
@@ -41,7 +49,11 @@ def approve(
 ) -> None:
     """Let in the person who was shown this code; they are told so, at the next start if the gateway is not running."""
     role = UserRole.ADMIN if as_admin else UserRole.USER
-    answer = _decide("pair.approve", {"code": code, "role": role}, lambda db, now: _approve(db, code, role, now))
+    answer = _decide(
+        "pair.approve",
+        {"code": code, "role": role},
+        lambda db, now: approve_pairing(db, code, role, COMMAND_LINE, now).pairing,
+    )
     if as_json:
         print_json(answer)
     else:
@@ -63,21 +75,6 @@ def revoke(
         typer.echo(f"{answer['name']} ({answer['user']}) has no access any more.")
 
 
-def _pairings() -> list[dict[str, Any]]:
-    state = find_state(process_environment())
-    try:
-        rows: list[dict[str, Any]] = ask(state.control_socket, "pair.list")
-    except DaemonNotRunningError:
-        with open_resting(state.database) as db:
-            return [] if db is None else [pairing_row(pairing) for pairing in list_pairings(db, SystemClock().now())]
-    return rows
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    expires = row["expires"] if row["state"] == "pending" else "-"
-    return row["user"], row["name"], row["state"], row["role"], row["asked"], expires
-
-
 def _decide(request: str, args: dict[str, str], decide: Callable[[Connection, Millis], Pairing]) -> Any:
     """The daemon's answer, or that of the database itself while no daemon runs."""
     state = find_state(process_environment())
@@ -95,7 +92,3 @@ async def _at_rest(database: Path, decide: Callable[[Connection, Millis], Pairin
         return await store.write(decide, SystemClock().now())
     finally:
         await store.close()
-
-
-def _approve(db: Connection, code: str, role: UserRole, now: Millis) -> Pairing:
-    return approve_pairing(db, code, role, COMMAND_LINE, now).pairing

@@ -1,13 +1,12 @@
 """`hermes-gateway status | url`: state of the daemon, or of its database at rest; address of the web chat."""
 
 from dataclasses import asdict
-from typing import Any
 
 import typer
 
 from gateway.cli.output import Json, print_json, print_tree
 from gateway.config import process_environment
-from gateway.config.files import StateDirectory, find_state
+from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting
 from hermes_state.errors import CommandError
@@ -21,19 +20,16 @@ def status(as_json: Json = False) -> None:
     try:
         answer = {"running": True, **ask(state.control_socket, "status")}
     except DaemonNotRunningError:
-        answer = {"running": False, "home": str(state.home), **_left_behind(state)}
+        answer = {"running": False, "home": str(state.home)}
+        with open_resting(state.database) as db:  # refuses when somebody holds it and does not answer
+            if db is not None:
+                answer["database"] = asdict(load_overview(db))
     if as_json:
         print_json(answer)
     else:
         print_tree(answer)
     if not answer["running"]:
         raise typer.Exit(EXIT_NOT_RUNNING)
-
-
-def _left_behind(state: StateDirectory) -> dict[str, Any]:
-    """Counts from the resting database. Raises `LockUnavailable` when somebody holds it and does not answer."""
-    with open_resting(state.database) as db:
-        return {} if db is None else {"database": asdict(load_overview(db))}
 
 
 def url() -> None:
