@@ -14,7 +14,7 @@ from hermes_state.aio import Backoff
 from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import queue_steers
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKind, InboundMessage, Sender, UserRef
+from hermes_state.values import InboundMessage, UserRef
 
 log = structlog.get_logger()
 
@@ -70,26 +70,25 @@ class AccessControl:
         access = self._live.config.access
         if ref == LOCAL_OWNER or ref in access.admins:
             return UserRole.ADMIN
-        paired = self._paired.get(ref)
-        if paired is not None:
-            return paired
+        if ref in self._paired:
+            return self._paired[ref]
         return UserRole.USER if access.allow_all or ref in access.allow else None
 
     def judge(self, message: InboundMessage) -> AccessDecision:
         """Judge a message, before anything is stored, and count the verdict."""
-        verdict = self._judge(message.sender, message.chat_kind, message.is_addressed)
+        verdict = self._judge(message)
         self.counts[verdict] += 1
         return verdict
 
     def admits(self, message: InboundMessage) -> bool:
         """True for a message that would be admitted; it is counted when it comes to be stored."""
-        return self._judge(message.sender, message.chat_kind, message.is_addressed) is AccessDecision.ADMITTED
+        return self._judge(message) is AccessDecision.ADMITTED
 
-    def _judge(self, sender: Sender, kind: ChatKind, is_addressed: bool) -> AccessDecision:
-        if sender.is_bot:
+    def _judge(self, message: InboundMessage) -> AccessDecision:
+        if message.sender.is_bot:
             return AccessDecision.BOT
-        if kind.is_shared and not is_addressed:
+        if message.chat_kind.is_shared and not message.is_addressed:
             return AccessDecision.UNADDRESSED
-        if self.role_of(sender.ref) is not None:
+        if self.role_of(message.sender.ref) is not None:
             return AccessDecision.ADMITTED
-        return AccessDecision.DENIED if kind.is_shared else AccessDecision.STRANGER
+        return AccessDecision.DENIED if message.chat_kind.is_shared else AccessDecision.STRANGER
