@@ -10,14 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from hermes_state.values import (
-    ChatKey,
-    Cursor,
-    InboundEvent,
-    IncomingAttachment,
-    Millis,
-    OutboundPart,
-)
+from hermes_state.values import ChatKey, Cursor, InboundEvent, IncomingAttachment, Millis, OutboundPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from hermes_state.aio import cancel_all, track
 from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
-from platforms.base import AdapterHealth, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
+from platforms.base import AdapterHealth, AdapterState, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
 from platforms.telegram import rendering
 from platforms.telegram.errors import translated
 from platforms.telegram.files import fetch
@@ -80,7 +80,7 @@ class TelegramAdapter:
         """Receive until cancelled, over connections of this run only. See `PlatformAdapter.run`."""
         if self._connection is not None:
             raise RuntimeError("this adapter is running: two pollers would cut each other off")
-        self._health.starting()
+        self._health.change(AdapterState.STARTING)
         try:
             async with _Connection(self._settings) as connection:
                 self._connection = connection
@@ -90,10 +90,10 @@ class TelegramAdapter:
                 connection.spawn(publish_menu(connection.sdk, self._menu), "telegram.menu")
                 await self._receive(connection, self._queue(intake, bot, connection))
         except TokenRejected as error:
-            self._health.failed(str(error))
+            self._health.change(AdapterState.FAILED, str(error))
             raise
         except PlatformError as error:
-            self._health.backing_off(str(error))
+            self._health.change(AdapterState.BACKING_OFF, str(error))
             raise
         finally:
             self._connection = None
@@ -112,10 +112,9 @@ class TelegramAdapter:
         await self._outbound().show_typing(chat)
 
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
-        connection = self._connection
-        if connection is None:
+        if self._connection is None:
             raise PlatformUnavailable("the Telegram adapter is not running")
-        return await fetch(connection.sdk, connection.request, attachment, target, max_bytes)
+        return await fetch(self._connection.sdk, self._connection.request, attachment, target, max_bytes)
 
     async def _receive(self, connection: "_Connection", queue: UpdateQueue) -> None:
         webhook = self._settings.webhook
@@ -138,12 +137,7 @@ class TelegramAdapter:
             connection.spawn(_answered(query, text), "telegram.answer_press")
 
         return UpdateQueue(
-            intake=intake,
-            bot=bot,
-            sdk=connection.sdk,
-            buttons=self._buttons,
-            clock=self._clock,
-            answer_press=answer,
+            intake=intake, bot=bot, sdk=connection.sdk, buttons=self._buttons, clock=self._clock, answer_press=answer
         )
 
     def _outbound(self) -> TelegramSender:

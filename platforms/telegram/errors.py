@@ -1,13 +1,6 @@
 """Errors: the SDK's exceptions become ours, and the few refusals that mean something of their own."""
 
-from telegram.error import (
-    BadRequest,
-    ChatMigrated,
-    Conflict,
-    Forbidden,
-    InvalidToken,
-    TelegramError,
-)
+from telegram.error import BadRequest, ChatMigrated, Conflict, Forbidden, InvalidToken, TelegramError
 
 from hermes_state import errors
 from platforms.telegram.transport import FloodControl, NotSentError
@@ -38,23 +31,19 @@ def translated(error: TelegramError) -> errors.PlatformError:
     A 4xx says that nothing happened; a break after sending, a 5xx or an unreadable answer leaves it open.
     """
     match error:
-        case NotSentError():
+        case NotSentError() | Conflict():
             return errors.PlatformUnavailable(error.message)
         case FloodControl(retry_after=retry_after):
             return errors.RateLimited(retry_after)
         case ChatMigrated(new_chat_id=new_chat_id):
             return errors.ChatMigrated(str(new_chat_id))
-        case Forbidden():
-            return errors.ChatUnreachable(error.message)
         case InvalidToken():
             # Sending is not where a token is judged: the poller meets the same answer and ends the adapter.
             return errors.PlatformUnavailable("Telegram does not accept the token")
-        case Conflict():
-            return errors.PlatformUnavailable(error.message)
-        case BadRequest():
-            if is_refused(error, _NOBODY_THERE):
-                return errors.ChatUnreachable(error.message)
+        case BadRequest() if not is_refused(error, _NOBODY_THERE):
             return errors.MessageRejected(error.message)
+        case BadRequest() | Forbidden():
+            return errors.ChatUnreachable(error.message)
         case _:
             return errors.SendAmbiguous(error.message)
 

@@ -17,28 +17,20 @@ class HealthState:
         self._progress_at: Millis | None = None
         self._progressed_monotonic = time.monotonic()
 
-    def starting(self) -> None:
-        self._set(AdapterState.STARTING, "")
-
     def progressed(self, detail: str = "") -> None:
         """Note that the platform answered; `detail` is what the operator should know all the same."""
-        self._set(AdapterState.RUNNING, detail)
+        self.change(AdapterState.RUNNING, detail)
         self._progress_at = self._clock.now()
         self._progressed_monotonic = time.monotonic()
 
-    def stalled(self, detail: str) -> None:
-        self._set(AdapterState.STALLED, detail)
-
-    def backing_off(self, detail: str) -> None:
-        self._set(AdapterState.BACKING_OFF, detail)
-
-    def failed(self, detail: str) -> None:
-        self._set(AdapterState.FAILED, detail)
+    def change(self, state: AdapterState, detail: str = "") -> None:
+        self._state = state
+        self._detail = detail
 
     def stopped(self) -> None:
         """Note that the run ended; what a failure said stays readable."""
         if self._state in (AdapterState.RUNNING, AdapterState.STARTING, AdapterState.STALLED):
-            self._set(AdapterState.STARTING, "not running")
+            self.change(AdapterState.STARTING, "not running")
 
     def current(self) -> AdapterHealth:
         silence = time.monotonic() - self._progressed_monotonic
@@ -46,7 +38,3 @@ class HealthState:
             detail = f"no progress for {silence:.0f} s"
             return AdapterHealth(state=AdapterState.STALLED, last_progress_at=self._progress_at, detail=detail)
         return AdapterHealth(state=self._state, last_progress_at=self._progress_at, detail=self._detail)
-
-    def _set(self, state: AdapterState, detail: str) -> None:
-        self._state = state
-        self._detail = detail

@@ -90,10 +90,7 @@ def read_message(message: Message, bot: BotIdentity) -> InboundMessage | ChatMig
     sender = _sender(message)
     attachments = _attachments(message)
     raw = message.text or message.caption or ""
-    if sender is None or not (raw or attachments):
-        return None
-    addressed = _addressed_text(message, raw, bot)
-    if addressed is None:
+    if sender is None or not (raw or attachments) or (addressed := _addressed_text(message, raw, bot)) is None:
         return None
     quoted = _quoted(message)
     is_called = message.chat.type == Chat.PRIVATE or addressed.is_named or _is_from(quoted, bot)
@@ -118,10 +115,7 @@ def read_edit(update: Update, message: Message, bot: BotIdentity) -> InboundEdit
     """Read an edit; None when no text is left or it is not ours to read."""
     sender = _sender(message)
     raw = message.text or message.caption or ""
-    if sender is None or not raw:
-        return None
-    addressed = _addressed_text(message, raw, bot)
-    if addressed is None:
+    if sender is None or not raw or (addressed := _addressed_text(message, raw, bot)) is None:
         return None
     return InboundEdit(
         event_ref=bot.edit_key(update, message),
@@ -271,57 +265,40 @@ def _quote(message: Message, quoted: Message | None, bot: BotIdentity) -> Quote 
 def _attachments(message: Message) -> tuple[IncomingAttachment, ...]:
     """File of a message. One at most: an album is several messages."""
     if message.photo:
-        largest = message.photo[-1]
         name = f"photo-{message.message_id}.jpg"
-        return (
-            IncomingAttachment(
-                kind=AttachmentKind.IMAGE,
-                file_ref=largest.file_id,
-                name=name,
-                mime="image/jpeg",
-                size_bytes=largest.file_size,
-            ),
-        )
+        return (_attachment(AttachmentKind.IMAGE, message.photo[-1], name, mime="image/jpeg"),)  # the largest
     if message.animation is not None:  # carries a document of the same file beside it
         return (_attachment(AttachmentKind.VIDEO, message.animation, "animation.mp4"),)
     if message.document is not None:
         is_image = (message.document.mime_type or "").startswith("image/")
         kind = AttachmentKind.IMAGE if is_image else AttachmentKind.DOCUMENT
         return (_attachment(kind, message.document, "document"),)
-    if message.voice is not None:
-        return (_attachment(AttachmentKind.VOICE, message.voice, "voice.ogg"),)
-    if message.audio is not None:
-        return (_attachment(AttachmentKind.AUDIO, message.audio, "audio"),)
-    if message.video is not None:
-        return (_attachment(AttachmentKind.VIDEO, message.video, "video.mp4"),)
-    if message.video_note is not None:
-        return (_attachment(AttachmentKind.VIDEO, message.video_note, "video-note.mp4"),)
     if message.sticker is not None:
         return (_attachment(AttachmentKind.OTHER, message.sticker, f"sticker {message.sticker.emoji or ''}".strip()),)
-    return _without_file(message)
-
-
-def _attachment(kind: AttachmentKind, file: object, name: str) -> IncomingAttachment:
-    """Attachment of one of the SDK's file objects, which share field names but no type."""
-    return IncomingAttachment(
-        kind=kind,
-        file_ref=str(getattr(file, "file_id", "")),
-        name=getattr(file, "file_name", None) or name,
-        mime=getattr(file, "mime_type", None),
-        size_bytes=getattr(file, "file_size", None),
-        seconds=_seconds(file),
-    )
-
-
-def _seconds(file: object) -> float | None:
-    """Length of a recording in seconds, read from the raw form: the attribute's type is about to change."""
-    raw = file.to_dict().get("duration") if isinstance(file, Voice | Audio) else None
-    return float(raw) if isinstance(raw, int | float) else None
-
-
-def _without_file(message: Message) -> tuple[IncomingAttachment, ...]:
-    """Attachment of something without text or file, such as a location: the person is told that we cannot read it."""
+    for kind, file, name in (
+        (AttachmentKind.VOICE, message.voice, "voice.ogg"),
+        (AttachmentKind.AUDIO, message.audio, "audio"),
+        (AttachmentKind.VIDEO, message.video, "video.mp4"),
+        (AttachmentKind.VIDEO, message.video_note, "video-note.mp4"),
+    ):
+        if file is not None:
+            return (_attachment(kind, file, name),)
+    # A location and the like: the person is told that we cannot read it.
     for name in ("contact", "venue", "location", "poll", "dice", "game", "story", "checklist", "paid_media"):
         if getattr(message, name):
             return (IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=name.replace("_", " ")),)
     return ()
+
+
+def _attachment(kind: AttachmentKind, file: object, name: str, mime: str | None = None) -> IncomingAttachment:
+    """Attachment of one of the SDK's file objects, which share field names but no type."""
+    # The raw form of a recording's length in seconds: the attribute's type is about to change.
+    seconds = file.to_dict().get("duration") if isinstance(file, Voice | Audio) else None
+    return IncomingAttachment(
+        kind=kind,
+        file_ref=str(getattr(file, "file_id", "")),
+        name=getattr(file, "file_name", None) or name,
+        mime=getattr(file, "mime_type", mime),
+        size_bytes=getattr(file, "file_size", None),
+        seconds=float(seconds) if isinstance(seconds, int | float) else None,
+    )

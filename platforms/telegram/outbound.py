@@ -185,12 +185,10 @@ class TelegramSender:
     async def _keyboard(self, buttons: tuple[Button, ...]) -> InlineKeyboardMarkup | None:
         if not buttons:
             return None
-        row = [
-            InlineKeyboardButton(
-                button.label[:LABEL_CHARACTERS], callback_data=await self._buttons.data_for(button.command)
-            )
-            for button in buttons
-        ]
+        row = []
+        for button in buttons:
+            data = await self._buttons.data_for(button.command)
+            row.append(InlineKeyboardButton(button.label[:LABEL_CHARACTERS], callback_data=data))
         # Two to a row: on a phone a third would cut the labels.
         return InlineKeyboardMarkup([row[first : first + 2] for first in range(0, len(row), 2)])
 

@@ -18,6 +18,7 @@ from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
 
 from hermes_state.aio import cancel_all
 from hermes_state.errors import TokenRejected
+from platforms.base import AdapterState
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
 from platforms.telegram.queue import NotStoredError, UpdateQueue
@@ -128,11 +129,11 @@ class Poller:
         delay = self._settings.backoff.after(self._failures)
         if isinstance(error, TimeoutError):
             log.warning("telegram.poll_stalled", failures=self._failures)
-            self._health.stalled("getUpdates got no answer; the connection was replaced")
+            self._health.change(AdapterState.STALLED, "getUpdates got no answer; the connection was replaced")
         else:
             detail = _explained(error)
             log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)
-            self._health.backing_off(detail)
+            self._health.change(AdapterState.BACKING_OFF, detail)
         if isinstance(error, Conflict):
             self._conflict_until = time.monotonic() + CONFLICT_MEMORY_SECONDS
             delay = max(delay, self._settings.conflict_seconds)
@@ -147,12 +148,10 @@ class Poller:
 
 def _explained(error: TelegramError) -> str:
     """Explain an error to the operator. Texts of Telegram are quoted only where they cannot hold a secret."""
+    if isinstance(error, Conflict) and "webhook" in error.message.lower():
+        return "a webhook was set for this bot (409); only one way of receiving works at a time"
     if isinstance(error, Conflict):
-        if "webhook" in error.message.lower():
-            return "a webhook was set for this bot (409); only one way of receiving works at a time"
         return _CONFLICT
     if isinstance(error, FloodControl):
         return f"Telegram asks to wait {error.retry_after:g} s (429)"
-    if isinstance(error, NotStoredError):
-        return error.message
-    return f"getUpdates failed: {error.message}"
+    return error.message if isinstance(error, NotStoredError) else f"getUpdates failed: {error.message}"

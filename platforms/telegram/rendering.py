@@ -77,8 +77,10 @@ class _RenderedText:
 
 def render(markdown: str) -> Sequence[OutboundPart]:
     """Render at least one part, each within `PART_UNITS`; a code block that is cut stays one on both sides."""
-    source = _encodable(markdown)
-    rendered = _converted(source) if _count_fences(source) <= MAX_FENCES else _RenderedText(source.strip(), ())
+    # Without lone surrogates, which no network format can carry.
+    source = markdown.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    fences = source.count("```") + source.count("~~~")
+    rendered = _converted(source) if fences <= MAX_FENCES else _RenderedText(source.strip(), ())
     parts = [piece.part() for piece in _split(rendered)]
     if not parts and (plain := source.strip()):
         parts = [piece.part() for piece in _split(_RenderedText(plain, ()))]  # only markup: better shown than lost
@@ -98,20 +100,7 @@ def marked_as_repeat(part: OutboundPart) -> OutboundPart:
     )
 
 
-def _encodable(text: str) -> str:
-    """Text without lone surrogates, which no network format can carry."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
-
-
 # Conversion
-
-
-def _count_fences(source: str) -> int:
-    return source.count("```") + source.count("~~~")
 
 
 def _converted(source: str) -> _RenderedText:
@@ -151,7 +140,7 @@ def _masked(source: str) -> tuple[str, dict[str, str]]:
         source = "\n".join(
             line if line.lstrip().startswith("|") else line.replace("||", stand_in * 2) for line in lines
         )
-    if _has_explosive_math(source) and (stand_in := next(free, None)):
+    if "\\" in source and any(map(_is_explosive, source.split("\n\n"))) and (stand_in := next(free, None)):
         mask[stand_in] = "\\"
         source = source.replace("\\", stand_in)
     if source.count("$$") > MAX_DISPLAY_FORMULAS and (stand_in := next(free, None)):
@@ -160,12 +149,8 @@ def _masked(source: str) -> tuple[str, dict[str, str]]:
     return source, mask
 
 
-def _has_explosive_math(source: str) -> bool:
-    """Tell whether the converter would take exponential memory or quadratic time for the formulas."""
-    return "\\" in source and any(map(_is_explosive, source.split("\n\n")))
-
-
 def _is_explosive(paragraph: str) -> bool:
+    """Tell whether the converter would take exponential memory or quadratic time for the formulas."""
     pieces = _FORMULA_ENDS.split(paragraph)
     if len(_FORMULA_OPENS.findall(pieces[-1])) > MAX_OPEN_FORMULAS:
         return True

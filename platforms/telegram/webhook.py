@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -13,6 +12,7 @@ from aiohttp import web
 from telegram.error import BadRequest, InvalidToken, NetworkError, TelegramError
 
 from hermes_state.errors import PlatformUnavailable, TokenRejected
+from platforms.base import AdapterState
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
 from platforms.telegram.queue import UpdateQueue
@@ -52,9 +52,7 @@ class WebhookServer:
             raise PlatformUnavailable(f"the webhook cannot listen on {where}: {error.strerror}") from error
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
     async def _receive(self, request: web.Request) -> web.Response:
@@ -66,14 +64,14 @@ class WebhookServer:
         try:
             raw = orjson.loads(await request.read())
         except orjson.JSONDecodeError:
-            return web.Response(status=400)
+            raw = None
         if not isinstance(raw, dict):
             return web.Response(status=400)
         try:
             await self._queue.put(raw)
         except NetworkError as error:
             log.warning("webhook.put_off", detail=error.message)
-            self._health.backing_off(error.message)
+            self._health.change(AdapterState.BACKING_OFF, error.message)
             return web.Response(status=503)
         self._health.progressed()
         return web.Response()
@@ -101,7 +99,8 @@ async def keep_webhook(
             failures += 1
             log.warning("telegram.webhook_check_failed", error=type(error).__name__, failures=failures)
             reason = f": {error.message}" if isinstance(error, BadRequest) else ""
-            health.backing_off(f"the webhook could not be set or checked ({type(error).__name__}{reason})")
+            problem = f"the webhook could not be set or checked ({type(error).__name__}{reason})"
+            health.change(AdapterState.BACKING_OFF, problem)
             pause = settings.backoff.after(failures)
         await asyncio.sleep(pause)
 
