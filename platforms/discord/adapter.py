@@ -15,15 +15,7 @@ from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavail
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
-from platforms.base import (
-    AdapterHealth,
-    AdapterState,
-    Capabilities,
-    CommandMenuItem,
-    Intake,
-    Preview,
-    SendRequest,
-)
+from platforms.base import AdapterHealth, AdapterState, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
 from platforms.discord import files
 from platforms.discord.catch_up import HistoryReader
 from platforms.discord.client import GatewayClient
@@ -178,12 +170,7 @@ class DiscordAdapter:
             client, events, client.reader, self._tickets, self._buttons
         ).handle
         sender = DiscordSender(
-            client,
-            self._tickets,
-            self._buttons,
-            clock=self._clock,
-            salt=salt,
-            request_seconds=settings.request_seconds,
+            client, self._tickets, self._buttons, clock=self._clock, salt=salt, request_seconds=settings.request_seconds
         )
         history = HistoryReader(
             client,
@@ -195,7 +182,10 @@ class DiscordAdapter:
         )
         self._client, self._sender = client, sender
         try:
-            async with _closing(client):
+            async with contextlib.AsyncExitStack() as stack:
+                # The SDK's own exit waits for the other side's goodbye, which a dead connection never sends.
+                await client.__aenter__()
+                stack.push_async_callback(_close, client)
                 yield client, events, history
         finally:
             self._note_progress(client)
@@ -264,15 +254,6 @@ class DiscordAdapter:
     def _note_progress(self, client: GatewayClient) -> None:
         if client.last_ack_at is not None:
             self._progress_at = Millis(self._clock.now() - round(self._silence(client) * 1000))
-
-
-@contextlib.asynccontextmanager
-async def _closing(client: discord.Client) -> AsyncIterator[None]:
-    async with contextlib.AsyncExitStack() as stack:
-        # The SDK's own exit waits for the other side's goodbye, which a dead connection never sends.
-        await client.__aenter__()
-        stack.push_async_callback(_close, client)
-        yield
 
 
 async def _close(client: discord.Client) -> None:

@@ -82,7 +82,11 @@ def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> Pla
     if error.code in REPLY_CODES:
         return ReplyRejected(text)
     if error.status == 429:
-        return RateLimited(_retry_after(error))
+        headers = getattr(error.response, "headers", {})
+        try:
+            return RateLimited(max(1.0, float(headers.get("Retry-After", FLOOD_SECONDS))))
+        except ValueError:
+            return RateLimited(FLOOD_SECONDS)
     if error.status == 401:
         # The gateway connection learns it too and says so to the operator; what waits here is not lost.
         return PlatformUnavailable(f"{text}: the token is not accepted")
@@ -93,14 +97,6 @@ def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> Pla
     if error.status >= 500 or error.status == 408:
         return broken(text)
     return MessageRejected(text)
-
-
-def _retry_after(error: discord.HTTPException) -> float:
-    headers = getattr(error.response, "headers", {})
-    try:
-        return max(1.0, float(headers.get("Retry-After", FLOOD_SECONDS)))
-    except ValueError:
-        return FLOOD_SECONDS
 
 
 @contextlib.contextmanager

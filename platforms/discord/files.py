@@ -1,5 +1,6 @@
 """Files that people sent, streamed from Discord's file server to disk."""
 
+import contextlib
 from pathlib import Path
 
 import aiohttp
@@ -44,10 +45,8 @@ async def download(http: HTTPClient, ref: FileRef, target: Path, max_bytes: int)
 
     Raises `FileTooLarge`, `MessageRejected` when it is gone, and `PlatformUnavailable` when a retry may help.
     """
-    try:
+    with contextlib.suppress(_UrlExpired):
         return await _fetch(ref.url, target, max_bytes)
-    except _UrlExpired:
-        pass
     try:
         return await _fetch(await _renewed_url(http, ref), target, max_bytes)
     except _UrlExpired as error:

@@ -6,7 +6,6 @@ pinging reply; that alone is no mention, or two bots would talk to each other fo
 """
 
 import re
-from datetime import datetime
 
 import discord
 
@@ -34,6 +33,7 @@ EXPECTS_MORE_UNITS = LIMIT - 200
 
 QUOTE_LENGTH = 500
 _SPOKEN = frozenset({discord.MessageType.default, discord.MessageType.reply})
+_KINDS = {"image": AttachmentKind.IMAGE, "audio": AttachmentKind.AUDIO, "video": AttachmentKind.VIDEO}
 _MENTION = re.compile(r"<@!?(\d+)>")
 
 
@@ -60,20 +60,22 @@ class EventReader:
         if message.author.id == self._bot_id or message.type not in _SPOKEN:
             return None
         content, files = _content(message)
+        sender, quote = _author(message), self._quote(message)
         is_direct = isinstance(message.channel, discord.DMChannel)
+        is_named = any(mention in message.content for mention in self._own_mentions(message))
         return InboundMessage(
             event_ref=self._event_ref(message.id),
             chat=self._chat(message.channel.id),
             chat_kind=_chat_kind(message.channel),
-            sender=_sender(message.author, is_bot=message.author.bot or message.webhook_id is not None),
+            sender=sender,
             text=self._text(content, message),
             message_ref=str(message.id),
             sent_at=millis_of(message.id),
-            is_addressed=is_direct or self._is_named(message) or self._is_answered(message),
+            is_addressed=is_direct or is_named or (not sender.is_bot and quote is not None and quote.is_from_bot),
             expects_more=utf16_units(message.content) >= EXPECTS_MORE_UNITS,
             chat_title=_title(message.channel),
             attachments=files,
-            quote=self._quote(message),
+            quote=quote,
         )
 
     def edit(self, payload: discord.RawMessageUpdateEvent) -> InboundEdit | None:
@@ -85,10 +87,10 @@ class EventReader:
         return InboundEdit(
             event_ref=f"{self._event_ref(message.id)}:edit:{edited_at.isoformat()}",  # to the microsecond
             chat=self._chat(payload.channel_id),
-            sender=_sender(message.author, is_bot=message.author.bot or message.webhook_id is not None),
+            sender=_author(message),
             text=self._text(message.content, message),
             message_ref=str(message.id),
-            sent_at=_millis(edited_at),
+            sent_at=Millis(round(edited_at.timestamp() * 1000)),
         )
 
     def deletion(self, channel_id: int, message_id: int) -> InboundDeletion:
@@ -135,15 +137,6 @@ class EventReader:
         role = message.guild.self_role if message.guild is not None else None
         return [*mentions, f"<@&{role.id}>"] if role is not None else mentions
 
-    def _is_named(self, message: discord.Message) -> bool:
-        return any(mention in message.content for mention in self._own_mentions(message))
-
-    def _is_answered(self, message: discord.Message) -> bool:
-        if message.author.bot or message.webhook_id is not None:
-            return False
-        answered = _answered(message)
-        return answered is not None and self._is_ours(answered)
-
     def _is_ours(self, message: discord.Message) -> bool:
         return message.author.id in (self._bot_id, self._client.application_id)
 
@@ -188,7 +181,7 @@ def _file(message: discord.Message, attachment: discord.Attachment, *, is_voice:
     mime = (attachment.content_type or "").partition(";")[0].strip() or None
     ref = FileRef(channel_id=message.channel.id, message_id=message.id, file_id=attachment.id, url=attachment.url)
     return IncomingAttachment(
-        kind=AttachmentKind.VOICE if is_voice else _file_kind(mime),
+        kind=AttachmentKind.VOICE if is_voice else _KINDS.get((mime or "").partition("/")[0], AttachmentKind.DOCUMENT),
         file_ref=ref.encode(),
         name=attachment.filename,
         mime=mime,
@@ -197,23 +190,15 @@ def _file(message: discord.Message, attachment: discord.Attachment, *, is_voice:
     )
 
 
-def _file_kind(mime: str | None) -> AttachmentKind:
-    match (mime or "application/octet-stream").partition("/")[0]:
-        case "image":
-            return AttachmentKind.IMAGE
-        case "audio":
-            return AttachmentKind.AUDIO
-        case "video":
-            return AttachmentKind.VIDEO
-        case _:
-            return AttachmentKind.DOCUMENT
-
-
 def _answered(message: discord.Message) -> discord.Message | None:
     if message.type is not discord.MessageType.reply or message.reference is None:
         return None
     answered = message.reference.resolved
     return answered if isinstance(answered, discord.Message) else None
+
+
+def _author(message: discord.Message) -> Sender:
+    return _sender(message.author, is_bot=message.author.bot or message.webhook_id is not None)
 
 
 def _sender(author: discord.User | discord.Member, *, is_bot: bool) -> Sender:
@@ -229,7 +214,3 @@ def _chat_kind(channel: object) -> ChatKind:
 def _title(channel: object) -> str | None:
     name = getattr(channel, "name", None)
     return str(name) if name else None
-
-
-def _millis(moment: datetime) -> Millis:
-    return Millis(round(moment.timestamp() * 1000))

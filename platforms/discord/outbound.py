@@ -141,14 +141,8 @@ class DiscordSender:
         if not ticket.is_valid:
             raise TicketExpired("Discord did not take the acknowledgement")
         ticket.answered_by = request.key
-        route = Route(
-            "PATCH",
-            "/webhooks/{webhook_id}/{webhook_token}/messages/@original",
-            webhook_id=ticket.application_id,
-            webhook_token=ticket.token,
-        )
         try:
-            ref = _id_of(await self._request(route, payload))
+            ref = _id_of(await self._request(_ticket_route("PATCH", ticket, "/messages/@original"), payload))
         except MessageNotFound as error:
             raise TicketExpired("the command's own message was deleted") from error
         if request.replaces is not None:
@@ -159,14 +153,8 @@ class DiscordSender:
         return ref
 
     async def _follow_up(self, ticket: Ticket, payload: dict[str, object]) -> str:
-        route = Route(
-            "POST",
-            "/webhooks/{webhook_id}/{webhook_token}",
-            webhook_id=ticket.application_id,
-            webhook_token=ticket.token,
-        )
         try:
-            return _id_of(await self._request(route, payload))
+            return _id_of(await self._request(_ticket_route("POST", ticket), payload))
         except TicketExpired as error:
             raise ChatUnreachable("neither the channel nor the command takes the answer") from error
 
@@ -211,16 +199,13 @@ class DiscordSender:
 
     def _is_earlier(self, row: Mapping[str, object], key: str, text: str, nonce: str) -> bool:
         author = row.get("author")
-        ours = (str(self._bot_id), str(self._client.application_id))
+        user = self._client.user
+        ours = (str(user.id if user is not None else None), str(self._client.application_id))
         if not isinstance(author, dict) or str(author.get("id")) not in ours:
             return False
         if self._delivered.get(str(row["id"]), key) != key:
             return False
         return row.get("nonce") == nonce or str(row.get("content", "")).strip() == text.strip()
-
-    @property
-    def _bot_id(self) -> int | None:
-        return self._client.user.id if self._client.user is not None else None
 
     def _nonce(self, channel_ref: str, key: str) -> str:
         """24 characters that depend on the key, the channel and the database; Discord takes 25."""
@@ -238,6 +223,11 @@ class DiscordSender:
 
 def _message_route(method: str, channel_ref: str, message_ref: str) -> Route:
     return Route(method, "/channels/{channel_id}/messages/{message_id}", channel_id=channel_ref, message_id=message_ref)
+
+
+def _ticket_route(method: str, ticket: Ticket, path: str = "") -> Route:
+    address = "/webhooks/{webhook_id}/{webhook_token}" + path
+    return Route(method, address, webhook_id=ticket.application_id, webhook_token=ticket.token)
 
 
 def _id_of(answer: object) -> str:

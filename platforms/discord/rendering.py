@@ -10,7 +10,6 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -37,30 +36,22 @@ _JOINERS = frozenset("\u200d\ufe0e\ufe0f")
 
 
 @dataclass(frozen=True, slots=True)
-class _ProseBlock:
+class _Block:
     lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _CodeBlock:
-    language: str
-    lines: tuple[str, ...]
-
-
-_Block: TypeAlias = _ProseBlock | _CodeBlock
+    language: str | None = None
+    """Language of a block of code, empty where none is named; None for prose."""
 
 
 def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
     """Render at least one part, each within `limit` UTF-16 units, visible, and with balanced code fences."""
     clean = text.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "")
-    packer = _PartWriter(limit)
+    writer = _PartWriter(limit)
     for block in _blocks(clean):
-        match block:
-            case _ProseBlock(lines=lines):
-                packer.add_prose(lines)
-            case _CodeBlock(language=language, lines=lines):
-                packer.add_code(language, lines)
-    parts = [part for part in packer.finish() if not is_blank(part)] or [EMPTY_TEXT]
+        if block.language is None:
+            writer.add_prose(block.lines)
+        else:
+            writer.add_code(block.language, block.lines)
+    parts = [part for part in writer.finish() if not is_blank(part)] or [EMPTY_TEXT]
     return tuple(OutboundPart(text=part, plain=part) for part in parts)
 
 
@@ -84,26 +75,26 @@ def _blocks(text: str) -> Iterator[_Block]:
         if lead := _text_before(marker, lines[start]):  # the `1.` of a list item that begins with code
             before.append(lead)
         if before:
-            yield _ProseBlock(tuple(before))
+            yield _Block(tuple(before))
         yield code
         position = end
     if position < len(lines):
-        yield _ProseBlock(tuple(lines[position:]))
+        yield _Block(tuple(lines[position:]))
 
 
-def _code_tokens(tokens: Sequence[Token]) -> Iterator[tuple[Token, _CodeBlock, str]]:
+def _code_tokens(tokens: Sequence[Token]) -> Iterator[tuple[Token, _Block, str]]:
     """Blocks to be shown as code, each with what marks its beginning in its first line."""
     for index, token in enumerate(tokens):
         if token.map is None:
             continue
         if token.type == "fence":
             language = _LANGUAGE.match(token.info.strip())
-            yield token, _CodeBlock(language[0] if language else "", _content_lines(token)), token.markup
+            yield token, _Block(_content_lines(token), language[0] if language else ""), token.markup
         elif token.type == "code_block":
             content = _content_lines(token)
-            yield token, _CodeBlock("", content), content[0].strip()
+            yield token, _Block(content, ""), content[0].strip()
         elif token.type == "table_open" and token.level == 0:
-            yield token, _CodeBlock("", tuple(_table_lines(tokens[index:]))), ""
+            yield token, _Block(tuple(_table_lines(tokens[index:])), ""), ""
 
 
 def _content_lines(token: Token) -> tuple[str, ...]:
@@ -174,7 +165,7 @@ class _PartWriter:
 
     def add_code(self, language: str, lines: Sequence[str]) -> None:
         opening = FENCE + language
-        safe = [_code_line(line) for line in lines]
+        safe = [_THIRD_BACKTICK.sub("\u200b", line) for line in lines]  # so that no line can end its block
         whole = [opening, *safe, FENCE]
         if self._fits(whole):
             self._extend(whole)
@@ -244,11 +235,6 @@ def _prose_line(line: str, limit: int) -> str:
     if line.count(FENCE) % 2 or utf16_units(line) > limit:
         line = _BACKTICK_RUN.sub(lambda run: r"\`" * len(run[0]), line)
     return line
-
-
-def _code_line(line: str) -> str:
-    """Line of code that cannot end its block: a zero-width space parts three backticks."""
-    return _THIRD_BACKTICK.sub("\u200b", line)
 
 
 def _cut_prose(line: str, limit: int) -> Iterator[str]:

@@ -155,12 +155,8 @@ class TicketRegistry:
             self._tickets[str(interaction.id)] = ticket
             while len(self._tickets) > MAX_TICKETS:
                 self._tickets.popitem(last=False)
-        route = Route(
-            "POST",
-            "/interactions/{webhook_id}/{webhook_token}/callback",
-            webhook_id=interaction.id,
-            webhook_token=interaction.token,
-        )
+        address = "/interactions/{webhook_id}/{webhook_token}/callback"
+        route = Route("POST", address, webhook_id=interaction.id, webhook_token=interaction.token)
         try:
             with rest_errors():
                 async with asyncio.timeout(DEFER_SECONDS):
@@ -197,19 +193,16 @@ class InteractionHandler:
             return
         await self._tickets.defer(self._client.http, interaction)
         if interaction.type is discord.InteractionType.component:
-            self._hand_over(interaction, await self._pressed(interaction), InputKind.BUTTON)
+            custom_id = str(_data(interaction).get("custom_id", ""))
+            try:
+                self._hand_over(interaction, await self._buttons.command_of(custom_id), InputKind.BUTTON)
+            except StoreUnavailable:
+                log.warning("discord.button_lost")
 
     def _hand_over(self, interaction: discord.Interaction, text: str | None, via: InputKind) -> None:
         event = self._reader.interaction(interaction, text, via) if text is not None else None
         if event is not None:
             self._events.put(InteractionEvent(event))
-
-    async def _pressed(self, interaction: discord.Interaction) -> str | None:
-        try:
-            return await self._buttons.command_of(str(_data(interaction).get("custom_id", "")))
-        except StoreUnavailable:
-            log.warning("discord.button_lost")
-            return None
 
 
 def _data(interaction: discord.Interaction) -> dict[str, object]:
