@@ -11,15 +11,7 @@ from aiohttp import web
 from hermes_state.errors import PlatformUnavailable, StateError
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
-from platforms.base import (
-    AdapterHealth,
-    AdapterState,
-    Capabilities,
-    CommandMenuItem,
-    Intake,
-    Preview,
-    SendRequest,
-)
+from platforms.base import AdapterHealth, AdapterState, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
 from platforms.local.access import BrowserAccessControl, address, host_names
 from platforms.local.chats import ChatRegistry, LiveChat, load_recent, save_recent
 from platforms.local.entries import Entry, EntryKind

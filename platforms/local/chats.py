@@ -90,16 +90,13 @@ class LiveChat:
         changed = [entry for entry in entries if self._tools.get(entry.ref) != entry]
         self._tools = {entry.ref: entry for entry in entries}
         if changed:
-            self._end_preview_of(changed)
+            preview = self._preview
+            if preview and any(entry.text and entry.text.strip() == preview.text.strip() for entry in changed):
+                # It turned out to be text beside a tool call, which is an entry of its own now.
+                self._preview = None
+                self.stream.forget(_PREVIEW)
+                self.stream.publish(lambda: self._pages.removal(preview.ref))
             self.stream.publish(lambda: self._pages.upsert(self.name, changed, is_writing=None))
-
-    def _end_preview_of(self, entries: Sequence[Entry]) -> None:
-        """End a preview that turned out to be text beside a tool call: it is an entry of its own now."""
-        preview = self._preview
-        if preview is not None and any(entry.text and entry.text.strip() == preview.text.strip() for entry in entries):
-            self._preview = None
-            self.stream.forget(_PREVIEW)
-            self.stream.publish(lambda: self._pages.removal(preview.ref))
 
 
 class ChatRegistry:

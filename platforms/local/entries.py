@@ -56,12 +56,10 @@ def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[
     """
     fresh = [entry for entry in recent if entry.ref not in known_refs and entry.at >= since]
     shown = {entry.ref: entry.text for entry in recent if entry.kind is EntryKind.ANSWER}
-    whole = [replace(entry, text=_with_notices(entry, shown.get(entry.ref))) for entry in stored]
+    whole = [
+        replace(entry, text=shown[entry.ref])
+        if entry.kind is EntryKind.ANSWER and shown.get(entry.ref, "").startswith(f"{entry.text}\n\n")
+        else entry
+        for entry in stored
+    ]
     return sorted([*whole, *fresh], key=lambda entry: entry.at)
-
-
-def _with_notices(entry: Entry, shown: str | None) -> str:
-    """Text of a stored entry; as it was shown where that only says more."""
-    if shown is None or entry.kind is not EntryKind.ANSWER or not shown.startswith(f"{entry.text}\n\n"):
-        return entry.text
-    return shown

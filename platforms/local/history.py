@@ -77,9 +77,7 @@ def load_history(
 def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozenset[str]:
     """Load those of these platform ids that are rows of the chat's transcript."""
     chat = find_chat(db, key)
-    if chat is None:
-        return frozenset()
-    return chats.known_refs(db, chat.id, refs)
+    return frozenset() if chat is None else chats.known_refs(db, chat.id, refs)
 
 
 def load_tool_lines(db: Connection, key: ChatKey, limit: int = 60) -> list[Entry]:

@@ -58,17 +58,12 @@ def split_parts(text: str, max_units: int) -> list[str]:
 def _short_lines(text: str, max_units: int) -> Iterator[str]:
     for line in text.splitlines(keepends=True):
         while utf16_units(line) > max_units:
-            head = _head(line, max_units)
+            head = longest_prefix(line, max_units - 1)  # with room for a line end
+            if (at := head.rfind(" ")) > 0:
+                head = head[: at + 1]
             yield f"{head}\n"
             line = line[len(head) :]
         yield line
-
-
-def _head(line: str, max_units: int) -> str:
-    """Longest beginning of `line` that fits with a line end, cut after a space if there is one."""
-    head = longest_prefix(line, max_units - 1)
-    at = head.rfind(" ")
-    return head[: at + 1] if at > 0 else head
 
 
 def _open_fence(opening: str, line: str) -> str:

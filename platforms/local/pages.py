@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 import jinja2
@@ -46,12 +45,7 @@ class PageRenderer:
         environment.globals["can_stop"] = any(item.name == "stop" for item in menu)
         environment.globals["max_file_bytes"] = max_file_bytes
         self._environment = environment
-        fragments = environment.get_template("fragments.html").module
-        self._upsert = partial(_call, fragments, "upsert")
-        self._removal = partial(_call, fragments, "removal")
-        self._log = partial(_call, fragments, "whole_log")
-        self._earlier = partial(_call, fragments, "earlier_page")
-        self._complaint = partial(_call, fragments, "complaint")
+        self._fragments = environment.get_template("fragments.html").module
 
     def chat(self, view: ChatView) -> str:
         """Render the whole page."""
@@ -76,28 +70,27 @@ class PageRenderer:
 
     def upsert(self, name: str, entries: Sequence[Entry], *, is_writing: bool | None) -> str:
         """Show `entries`, each instead of what has its `ref`, else anew; None leaves the typing sign alone."""
-        return self._upsert(name, entries, is_writing)
+        return self._fragment("upsert", name, entries, is_writing)
 
     def removal(self, ref: str) -> str:
         """Take an entry off the page."""
-        return self._removal(ref)
+        return self._fragment("removal", ref)
 
     def whole_log(self, view: ChatView) -> str:
         """Render everything anew, for a page that missed too much."""
-        return self._log(view)
+        return self._fragment("whole_log", view)
 
     def earlier(self, view: ChatView) -> str:
         """Render a stretch of the past, above what is shown."""
-        return self._earlier(view)
+        return self._fragment("earlier_page", view)
 
     def complaint(self, sentence: str) -> str:
         """Render a sentence above the composer; empty takes it away."""
-        return self._complaint(sentence)
+        return self._fragment("complaint", sentence)
 
-
-def _call(module: object, name: str, *values: object) -> str:
-    made: Markup = getattr(module, name)(*values)
-    return made.strip()
+    def _fragment(self, macro: str, *values: object) -> str:
+        made: Markup = getattr(self._fragments, macro)(*values)
+        return made.strip()
 
 
 def _clock(at: Millis) -> str:

@@ -107,9 +107,10 @@ class RouteHandler:
         return _html(self.pages.locked(), status=401)
 
     def _complain(self, request: web.Request, status: int, sentence: str) -> web.Response:
-        if _is_htmx(request):
-            return _html(self.pages.complaint(sentence), status=status)
-        return _html(self.pages.problem("That did not work", sentence), status=status)
+        page = (
+            self.pages.complaint(sentence) if _is_htmx(request) else self.pages.problem("That did not work", sentence)
+        )
+        return _html(page, status=status)
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         """Exchange a token for the cookie; without one, on to the chat."""
@@ -193,12 +194,12 @@ class RouteHandler:
             self.uploads.drop(submitted.files)
             raise
         chat = self.chats.of(name)
+        if known := chat.find(ref):
+            return known
         names = tuple(file.name for file in submitted.files)
         entry = Entry(ref=ref, kind=EntryKind.PERSON, at=now, text=submitted.text, files=names)
-        known = chat.find(ref)
-        if known is None:
-            chat.add(entry)
-        return known or entry
+        chat.add(entry)
+        return entry
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Stream what happens in a chat until the page goes away."""

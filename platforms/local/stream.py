@@ -28,7 +28,7 @@ class ChatStream:
         self._latest: dict[str, tuple[int, str]] = {}
         self._watchers = 0
         self._changed = asyncio.Event()
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def position(self) -> int:
@@ -37,10 +37,6 @@ class ChatStream:
     @property
     def is_watched(self) -> bool:
         return self._watchers > 0
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
 
     def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
         """Publish an event to every open page. `render` makes the fragment and is called only if somebody looks.
@@ -79,12 +75,12 @@ class ChatStream:
 
     async def changed(self, position: int) -> None:
         """Wait for an event after `position`, or for the end."""
-        while self._position <= position and not self._is_closed:
+        while self._position <= position and not self.is_closed:
             await self._changed.wait()
 
     def close(self) -> None:
         """End the stream for everybody who watches."""
-        self._is_closed = True
+        self.is_closed = True
         self._wake()
 
     def name_of(self, position: int) -> str:

@@ -99,7 +99,8 @@ class UploadStore:
             await asyncio.to_thread(file.close)
         name = _clean_name(part.filename or "")
         mime = _mime(part, name)
-        return IncomingAttachment(kind=_kind(mime), file_ref=ref, name=name, mime=mime, size_bytes=size)
+        kind = _KINDS.get((mime or "").partition("/")[0], AttachmentKind.OTHER)
+        return IncomingAttachment(kind=kind, file_ref=ref, name=name, mime=mime, size_bytes=size)
 
     def drop(self, files: Sequence[IncomingAttachment]) -> None:
         """Remove files of a message that was not accepted."""
@@ -140,7 +141,11 @@ async def read_form(request: web.Request, uploads: UploadStore, *, max_character
     files: list[IncomingAttachment] = []
     try:
         if request.content_type == "multipart/form-data":
-            await _read_parts(await _parts_of(request), uploads, fields, files)
+            try:
+                reader = await request.multipart()
+            except ValueError as error:
+                raise FormError(400, "That was not a message.") from error
+            await _read_parts(reader, uploads, fields, files)
         else:
             form = await request.post()
             fields.update({name: value for name, value in form.items() if isinstance(value, str)})
@@ -148,13 +153,6 @@ async def read_form(request: web.Request, uploads: UploadStore, *, max_character
     except BaseException:
         uploads.drop(files)
         raise
-
-
-async def _parts_of(request: web.Request) -> MultipartReader:
-    try:
-        return await request.multipart()
-    except ValueError as error:
-        raise FormError(400, "That was not a message.") from error
 
 
 async def _read_parts(
@@ -217,7 +215,3 @@ def _mime(part: BodyPartReader, name: str) -> str | None:
     if re.fullmatch(r"[\w.+-]+/[\w.+-]+", stated) and stated != "application/octet-stream":
         return stated
     return mimetypes.guess_type(name)[0] or ("application/octet-stream" if stated else None)
-
-
-def _kind(mime: str | None) -> AttachmentKind:
-    return _KINDS.get((mime or "").partition("/")[0], AttachmentKind.OTHER)
