@@ -9,10 +9,11 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import discord
 import structlog
-from discord.http import HTTPClient, Route
+from discord.http import Route
 
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, Millis
@@ -37,28 +38,19 @@ NO_MENTIONS: Mapping[str, object] = {"parse": [], "replied_user": False}
 log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class DiscordSender:
-    """Sender of one client. `salt` makes nonces of two databases differ."""
+    """Sender of one client."""
 
-    def __init__(
-        self,
-        client: discord.Client,
-        tickets: TicketRegistry,
-        buttons: ButtonCommands,
-        *,
-        clock: Clock,
-        salt: str,
-        request_seconds: float,
-    ) -> None:
-        self._client = client
-        self._http: HTTPClient = client.http
-        self._tickets = tickets
-        self._buttons = buttons
-        self._clock = clock
-        self._salt = salt
-        self._request_seconds = request_seconds
-        self._delivered: OrderedDict[str, str] = OrderedDict()
-        """Keys by the messages they made, so that a search does not take another answer with the same words."""
+    client: discord.Client
+    tickets: TicketRegistry
+    buttons: ButtonCommands
+    clock: Clock
+    salt: str
+    """Text that makes nonces of two databases differ."""
+    request_seconds: float
+    _delivered: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False)
+    """Keys by the messages they made, so that a search does not take another answer with the same words."""
 
     async def send(self, request: SendRequest) -> str:
         """Deliver one part; see `PlatformAdapter.send`."""
@@ -93,12 +85,12 @@ class DiscordSender:
         text = request.part.plain if request.is_plain else request.part.text
         payload: dict[str, object] = {"content": text, "allowed_mentions": NO_MENTIONS}
         if request.part.buttons or request.replaces is not None:
-            payload["components"] = await components(self._buttons, request.part.buttons)
+            payload["components"] = await components(self.buttons, request.part.buttons)
         return payload
 
     async def _deliver(self, request: SendRequest, payload: dict[str, object]) -> str:
         channel_ref = request.chat.chat_ref
-        ticket = self._tickets.find(request.ticket)
+        ticket = self.tickets.find(request.ticket)
         if ticket is not None and ticket.answered_by in (None, request.key):
             try:
                 return await self._fill(ticket, request, payload)
@@ -134,7 +126,7 @@ class DiscordSender:
     async def _fill(self, ticket: Ticket, request: SendRequest, payload: dict[str, object]) -> str:
         """Put the answer where the command shows "thinking"; the preview's placeholder is then one too many."""
         try:
-            async with asyncio.timeout(self._request_seconds):
+            async with asyncio.timeout(self.request_seconds):
                 await ticket.deferred.wait()
         except TimeoutError as error:
             raise PlatformUnavailable("the command's acknowledgement is still under way") from error
@@ -176,15 +168,15 @@ class DiscordSender:
         first_tried_at = request.first_tried_at
         if first_tried_at is None:
             return None
-        if request.ticket is None and self._clock.now() - first_tried_at <= NONCE_MS:
+        if request.ticket is None and self.clock.now() - first_tried_at <= NONCE_MS:
             return None  # the nonce answers the question
         after = snowflake_at(Millis(first_tried_at - SKEW_MS))
         nonce = self._nonce(request.chat.chat_ref, request.key)
         for _ in range(MAX_PAGES):
             try:
                 with rest_errors(is_read=True):
-                    async with asyncio.timeout(self._request_seconds):
-                        rows = await self._http.logs_from(int(request.chat.chat_ref), PAGE, after=after)
+                    async with asyncio.timeout(self.request_seconds):
+                        rows = await self.client.http.logs_from(int(request.chat.chat_ref), PAGE, after=after)
             except ChatUnreachable as error:
                 # The right to write is not the right to read the history, and losing an answer is worse than two.
                 log.info("discord.history_unreadable", reason=str(error))
@@ -199,8 +191,8 @@ class DiscordSender:
 
     def _is_earlier(self, row: Mapping[str, object], key: str, text: str, nonce: str) -> bool:
         author = row.get("author")
-        user = self._client.user
-        ours = (str(user.id if user is not None else None), str(self._client.application_id))
+        user = self.client.user
+        ours = (str(user.id if user is not None else None), str(self.client.application_id))
         if not isinstance(author, dict) or str(author.get("id")) not in ours:
             return False
         if self._delivered.get(str(row["id"]), key) != key:
@@ -209,16 +201,16 @@ class DiscordSender:
 
     def _nonce(self, channel_ref: str, key: str) -> str:
         """24 characters that depend on the key, the channel and the database; Discord takes 25."""
-        return hashlib.blake2s(f"{self._salt}:{channel_ref}:{key}".encode(), digest_size=12).hexdigest()
+        return hashlib.blake2s(f"{self.salt}:{channel_ref}:{key}".encode(), digest_size=12).hexdigest()
 
     async def _request(self, route: Route, payload: Mapping[str, object] | None = None) -> object:
-        if self._client.is_closed():
+        if self.client.is_closed():
             raise PlatformUnavailable("not connected to Discord")
         with rest_errors():
-            async with asyncio.timeout(self._request_seconds):
+            async with asyncio.timeout(self.request_seconds):
                 if payload is None:
-                    return await self._http.request(route)
-                return await self._http.request(route, json=payload)
+                    return await self.client.http.request(route)
+                return await self.client.http.request(route, json=payload)
 
 
 def _message_route(method: str, channel_ref: str, message_ref: str) -> Route:

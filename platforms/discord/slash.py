@@ -168,22 +168,15 @@ class TicketRegistry:
             ticket.deferred.set()
 
 
+@dataclass(frozen=True, repr=False, slots=True)
 class InteractionHandler:
     """Handler of one client's slash commands and buttons: acknowledges them and hands them over."""
 
-    def __init__(
-        self,
-        client: discord.Client,
-        events: EventQueue,
-        reader: EventReader,
-        tickets: TicketRegistry,
-        buttons: ButtonCommands,
-    ) -> None:
-        self._client = client
-        self._events = events
-        self._reader = reader
-        self._tickets = tickets
-        self._buttons = buttons
+    client: discord.Client
+    events: EventQueue
+    reader: EventReader
+    tickets: TicketRegistry
+    buttons: ButtonCommands
 
     async def handle(self, interaction: discord.Interaction) -> None:
         """Take an interaction. A command is handed over before anything is awaited; a button has to look up its own."""
@@ -191,18 +184,18 @@ class InteractionHandler:
             self._hand_over(interaction, _command_line(interaction), InputKind.SLASH)
         elif interaction.type is not discord.InteractionType.component:
             return
-        await self._tickets.defer(self._client.http, interaction)
+        await self.tickets.defer(self.client.http, interaction)
         if interaction.type is discord.InteractionType.component:
             custom_id = str(_data(interaction).get("custom_id", ""))
             try:
-                self._hand_over(interaction, await self._buttons.command_of(custom_id), InputKind.BUTTON)
+                self._hand_over(interaction, await self.buttons.command_of(custom_id), InputKind.BUTTON)
             except StoreUnavailable:
                 log.warning("discord.button_lost")
 
     def _hand_over(self, interaction: discord.Interaction, text: str | None, via: InputKind) -> None:
-        event = self._reader.interaction(interaction, text, via) if text is not None else None
+        event = self.reader.interaction(interaction, text, via) if text is not None else None
         if event is not None:
-            self._events.put(InteractionEvent(event))
+            self.events.put(InteractionEvent(event))
 
 
 def _data(interaction: discord.Interaction) -> dict[str, object]:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
@@ -41,30 +42,22 @@ LISTEN_SECONDS = 0.5
 _CONFLICT = "another process polls with the same bot token (409); stop it, or give one of them a token of its own"
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Poller:
     """Fetches updates and acknowledges each one after the queue has stored it.
 
     Telegram forgets what lies before the `offset` of the next request, so the offset is the acknowledgement.
     """
 
-    def __init__(
-        self,
-        *,
-        base_url: str,
-        request: BotApiRequest,
-        queue: UpdateQueue,
-        health: HealthState,
-        settings: TelegramSettings,
-    ) -> None:
-        self._url = f"{base_url}/getUpdates"
-        self._request = request
-        self._queue = queue
-        self._health = health
-        self._settings = settings
-        self._offset: int | None = None
-        self._failures = 0
-        self._is_probe = True
-        self._conflict_until = 0.0
+    base_url: str
+    request: BotApiRequest
+    queue: UpdateQueue
+    health: HealthState
+    settings: TelegramSettings
+    _offset: int | None = field(default=None, init=False)
+    _failures: int = field(default=0, init=False)
+    _is_probe: bool = field(default=True, init=False)
+    _conflict_until: float = field(default=0.0, init=False)
 
     async def run(self) -> None:
         """Poll until cancelled. Raises `TokenRejected`."""
@@ -80,16 +73,16 @@ class Poller:
         """Make one request and store everything that it brought."""
         # After trouble, and at the start, ask without waiting: then progress shows at once, not after a quiet poll.
         was_probe = self._is_probe
-        wait = 0 if was_probe else self._settings.poll_seconds
-        async with asyncio.timeout(wait + self._settings.poll_grace_seconds):
+        wait = 0 if was_probe else self.settings.poll_seconds
+        async with asyncio.timeout(wait + self.settings.poll_grace_seconds):
             updates = await self._fetch(wait)
-        self._health.progressed(_CONFLICT if time.monotonic() < self._conflict_until else "")
+        self.health.progressed(_CONFLICT if time.monotonic() < self._conflict_until else "")
         for number, raw in enumerate(updates):
             try:
                 await self._put(raw)
             except NotStoredError:
                 for later in updates[number + 1 :]:
-                    await self._queue.overhear(later)
+                    await self.queue.overhear(later)
                 raise
             self._offset = raw["update_id"] + 1
         self._is_probe = False
@@ -98,13 +91,13 @@ class Poller:
 
     async def _put(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
         """Store an update; while the database keeps it waiting, listen for a `/stop` among what follows."""
-        putting = asyncio.create_task(self._queue.put(raw), name="telegram-put")
+        putting = asyncio.create_task(self.queue.put(raw), name="telegram-put")
         try:
             while not (await asyncio.wait({putting}, timeout=LISTEN_SECONDS))[0]:
                 with suppress(TelegramError, TimeoutError):  # the poll that comes next finds out what is wrong
-                    async with asyncio.timeout(self._settings.poll_grace_seconds):
+                    async with asyncio.timeout(self.settings.poll_grace_seconds):
                         for waiting in await self._fetch(0):
-                            await self._queue.overhear(waiting)
+                            await self.queue.overhear(waiting)
         finally:
             await cancel_all([putting])
         putting.result()
@@ -113,10 +106,10 @@ class Poller:
         query = {"timeout": f"{wait:g}", "limit": str(BATCH), "allowed_updates": _ALLOWED_UPDATES}
         if self._offset is not None:
             query["offset"] = str(self._offset)
-        updates = await self._request.post(
+        updates = await self.request.post(
             # Not the limit, only above it: the step's own timeout also bounds connecting and answers that trickle.
-            f"{self._url}?{urlencode(query)}",
-            read_timeout=wait + 2 * self._settings.poll_grace_seconds,
+            f"{self.base_url}/getUpdates?{urlencode(query)}",
+            read_timeout=wait + 2 * self.settings.poll_grace_seconds,
         )
         if not isinstance(updates, list):
             raise NetworkError("getUpdates did not answer with a list")
@@ -126,21 +119,21 @@ class Poller:
         """Recover from an error: tell it, renew the connection where that helps, and back off."""
         self._failures += 1
         self._is_probe = True
-        delay = self._settings.backoff.after(self._failures)
+        delay = self.settings.backoff.after(self._failures)
         if isinstance(error, TimeoutError):
             log.warning("telegram.poll_stalled", failures=self._failures)
-            self._health.change(AdapterState.STALLED, "getUpdates got no answer; the connection was replaced")
+            self.health.change(AdapterState.STALLED, "getUpdates got no answer; the connection was replaced")
         else:
             detail = _explained(error)
             log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)
-            self._health.change(AdapterState.BACKING_OFF, detail)
+            self.health.change(AdapterState.BACKING_OFF, detail)
         if isinstance(error, Conflict):
             self._conflict_until = time.monotonic() + CONFLICT_MEMORY_SECONDS
-            delay = max(delay, self._settings.conflict_seconds)
+            delay = max(delay, self.settings.conflict_seconds)
         elif isinstance(error, FloodControl):
             delay = error.retry_after
         elif isinstance(error, TimeoutError | AmbiguousRequestError):
-            await self._request.renew()  # giving up closed the connection; this also forgets the address it led to
+            await self.request.renew()  # giving up closed the connection; this also forgets the address it led to
             if self._failures == 1:
                 return  # silence was waited out already, and a cut connection is the ordinary end of a quiet one
         await asyncio.sleep(delay)
