@@ -196,8 +196,8 @@ class _Daemon:
                 folder=self._loaded.attachments,
             ),
             clock=clock,
-            max_turns=self._loaded.config.sessions.max_turns,
             group=self._group,
+            slots=asyncio.Semaphore(self._loaded.config.sessions.max_turns),
         )
 
     def _make_operator(self) -> OperatorHandler:

@@ -88,7 +88,6 @@ UNSUPPORTED_SENTENCES = {
     AttachmentKind.VIDEO: "I cannot watch videos; please describe in words what matters in it.",
 }
 RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
-IMAGE_FORMS = "PNG, JPEG, GIF or WebP"
 
 
 class _AttachmentError(Exception):
@@ -375,5 +374,5 @@ def _image_mime(path: Path, attachment: IncomingAttachment) -> str:
         if start.startswith(signature):
             return mime
     raise _AttachmentError(
-        f"“{_quoted_name(attachment)}” is not an image that I can look at; please send it as {IMAGE_FORMS}."
+        f"“{_quoted_name(attachment)}” is not an image that I can look at; please send it as PNG, JPEG, GIF or WebP."
     )

@@ -118,12 +118,9 @@ class Lane:
                 await self._wait(pause)
             except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
                 log.exception("lane.crashed", chat_id=self._chat_id)
-                await self._after_crash(next(delays))
-
-    async def _after_crash(self, pause: float) -> None:
-        self._crashes += 1
-        self._is_after_restart = True  # a turn that crashed its lane is counted as one that ended the process
-        await self._wait(pause)
+                self._crashes += 1
+                self._is_after_restart = True  # a turn that crashed its lane is counted as one that ended the process
+                await self._wait(next(delays))
 
     async def _step(self) -> bool:
         """Do the next thing; False when there is none."""
@@ -186,7 +183,9 @@ class Lane:
         first = next((row for row in rows if row.kind is not InboxKind.NOTICE), None)
         if first is not None:
             log.error("inbox.buried", chat_id=self._chat_id, inbox_id=first.id)
-            await self._lanes.store.write(_dead_letter, first, self._lanes.clock.now())
+            dedupe_key = f"inbox:{first.id}:buried"
+            args = (first, InboxState.DEAD, DEAD_LETTER_SENTENCE, dedupe_key, self._lanes.clock.now())
+            await self._lanes.store.write(_refuse, *args)
             self._lanes.turns.deliver(self._chat_id)
 
     async def _resume(self, turn: RunningTurn) -> None:
@@ -225,36 +224,25 @@ class Lane:
             task.result()
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class LaneDispatcher:
     """Dispatches waiting rows to lanes, opening one where a chat has none; also stops and drains running turns."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        live: Runtime,
-        access: AccessControl,
-        turns: TurnRunner,
-        attachments: AttachmentHandler,
-        clock: Clock,
-        max_turns: int,
-        group: asyncio.TaskGroup,
-    ) -> None:
-        self.store = store
-        self.live = live
-        self.access = access
-        self.turns = turns
-        self.attachments = attachments
-        self.clock = clock
-        self.slots = asyncio.Semaphore(max_turns)
-        """Turns that may run at one time."""
-        self.active: dict[ChatKey, ActiveTurn] = {}
-        """Turns that run now, by the chats that people write in."""
-        self._group = group
-        self._lanes: dict[ChatId, Lane] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._run_command: RunCommand | None = None
-        self._is_closing = False
+    store: Store
+    live: Runtime
+    access: AccessControl
+    turns: TurnRunner
+    attachments: AttachmentHandler
+    clock: Clock
+    group: asyncio.TaskGroup
+    slots: asyncio.Semaphore
+    """Turns that may run at one time."""
+    active: dict[ChatKey, ActiveTurn] = field(default_factory=dict, init=False)
+    """Turns that run now, by the chats that people write in."""
+    _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _run_command: RunCommand | None = field(default=None, init=False)
+    _is_closing: bool = field(default=False, init=False)
 
     async def start(self, run_command: RunCommand) -> None:
         """Take up what waited, and what ran, when the process ended. `run_command` runs queued commands."""
@@ -324,7 +312,7 @@ class LaneDispatcher:
         lane = self._lanes[chat_id] = Lane(chat_id, self, run_command, is_after_restart=is_after_restart)
         work = self._serve(chat_id, lane)
         try:
-            task = self._group.create_task(work, name=f"lane-{chat_id}")
+            task = self.group.create_task(work, name=f"lane-{chat_id}")
         except RuntimeError:  # the daemon is ending: what waits is stored, and the next start takes it up
             work.close()
             self._lanes.pop(chat_id, None)
@@ -336,10 +324,6 @@ class LaneDispatcher:
             await lane.run()
         finally:
             del self._lanes[chat_id]
-
-
-def _dead_letter(db: Connection, row: InboxRow, now: Millis) -> None:
-    _refuse(db, row, InboxState.DEAD, DEAD_LETTER_SENTENCE, f"inbox:{row.id}:buried", now)
 
 
 def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:

@@ -80,7 +80,8 @@ class LivePreview:
             await self._save()
 
     async def _run(self, adapter: PlatformAdapter) -> None:
-        interval = self._interval(adapter)
+        capabilities, is_shared = adapter.capabilities, self._turn.chat_kind.is_shared
+        interval = capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
         is_over = await wait_until(self._closed, min(FIRST_SIGN_SECONDS, interval))
         while not is_over:
             try:
@@ -94,27 +95,19 @@ class LivePreview:
                 return
             self._changed.clear()
             if self.text == self._shown and not self._closed.is_set():
-                await wait_until(self._changed, self._renewal_seconds(adapter.capabilities))
+                await wait_until(self._changed, self._renewal_seconds(capabilities))
             is_over = await wait_until(self._closed, max(interval, self._flood.penalty_seconds))
-
-    def _interval(self, adapter: PlatformAdapter) -> float:
-        capabilities = adapter.capabilities
-        is_shared = self._turn.chat_kind.is_shared
-        return capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
 
     async def _show_something(self, adapter: PlatformAdapter) -> None:
         if not self._gate.is_free or self._flood.penalty_seconds > 0:
             return
         async with self._gate.passing():
             with self._flood.obeyed():
-                await self._show_text_or_typing(adapter)
-
-    async def _show_text_or_typing(self, adapter: PlatformAdapter) -> None:
-        if self.text.strip() and (self.text != self._shown or self._is_fading(adapter.capabilities)):
-            await self._show_text(adapter, self.text)
-        elif self._is_typing_due(adapter):
-            await adapter.show_typing(self._turn.chat)
-            self._typed_at = time.monotonic()
+                if self.text.strip() and (self.text != self._shown or self._is_fading(adapter.capabilities)):
+                    await self._show_text(adapter, self.text)
+                elif self._is_typing_due(adapter):
+                    await adapter.show_typing(self._turn.chat)
+                    self._typed_at = time.monotonic()
 
     async def _show_text(self, adapter: PlatformAdapter, text: str) -> None:
         preview = Preview(
@@ -138,9 +131,7 @@ class LivePreview:
 
     def _is_typing_due(self, adapter: PlatformAdapter) -> bool:
         fades = adapter.capabilities.typing_seconds
-        if fades is None:
-            return False
-        return time.monotonic() - self._typed_at >= fades - TYPING_OVERLAP_SECONDS
+        return fades is not None and time.monotonic() - self._typed_at >= fades - TYPING_OVERLAP_SECONDS
 
     def _is_fading(self, capabilities: Capabilities) -> bool:
         """The preview must be shown again to stay: it may be a long time until a tool is done."""

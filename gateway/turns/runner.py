@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import dataclass
 from sqlite3 import Connection
 
 import structlog
@@ -46,37 +47,26 @@ RESTART_SENTENCE = (
 )
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TurnRunner:
     """Runs turns. Each is its own error boundary: what goes wrong in one is told to its chat and nowhere else."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        live: Runtime,
-        adapters: AdapterRegistry,
-        gates: GateRegistry,
-        delivery: Delivery,
-        titles: TitleWriter,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._live = live
-        self._adapters = adapters
-        self._gates = gates
-        self._delivery = delivery
-        self._titles = titles
-        self._clock = clock
-        self._ledger = StoreLedger(store, clock)
+    store: Store
+    live: Runtime
+    adapters: AdapterRegistry
+    gates: GateRegistry
+    delivery: Delivery
+    titles: TitleWriter
+    clock: Clock
 
     def preview_of(self, turn: RunningTurn) -> LivePreview:
         """The preview that shows `turn`; its `text` is the partial answer."""
 
         async def note(ref: str) -> None:
-            await self._store.write(journal.note_preview, turn.id, ref)
+            await self.store.write(journal.note_preview, turn.id, ref)
 
         return LivePreview(
-            turn, self._adapters.of(turn.chat), self._gates.of(turn.chat_id), self._gates.flood_of(turn.chat), note
+            turn, self.adapters.of(turn.chat), self.gates.of(turn.chat_id), self.gates.flood_of(turn.chat), note
         )
 
     async def run(self, turn: RunningTurn, preview: LivePreview) -> None:
@@ -106,10 +96,10 @@ class TurnRunner:
             except Exception as error:  # the turn boundary: the others must not notice
                 log.exception("turn.crashed")
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
-            self._delivery.wake(turn.chat_id)
+            self.delivery.wake(turn.chat_id)
 
     async def _answer(self, turn: RunningTurn, preview: LivePreview) -> None:
-        config, agent, models = self._live.config, self._live.agent, self._live.models
+        config, agent, models = self.live.config, self.live.agent, self.live.models
         preview.open()
         done: TurnAnswer | None = None
         try:
@@ -119,8 +109,12 @@ class TurnRunner:
         finally:
             await self._close(preview, turn, done)
         final = self._final(turn, done, tells_pressure=config.notices.pressure)
-        await self._finish(turn, final, done.answer.pressure)
-        self._titles.answered(turn, done.by)
+        try:
+            await self.store.write_with_retry(_finish_turn, turn.id, final, done.answer.pressure, self.clock.now())
+        except TurnClosed:  # the turn was stopped meanwhile: only its cost is kept
+            await StoreLedger(self.store, self.clock).record(Payer.of(turn.conversation), final.call)
+            raise
+        self.titles.answered(turn, done.by)
 
     async def _close(self, preview: LivePreview, turn: RunningTurn, done: TurnAnswer | None) -> None:
         """Show no more. Who stops the turn meanwhile gives an answer up that was paid for: its cost is kept."""
@@ -128,36 +122,30 @@ class TurnRunner:
             await preview.close()
         except asyncio.CancelledError:
             if done is not None:
-                await record_cancelled(self._ledger, Payer.of(turn.conversation), done.answer.call)
-            raise
-
-    async def _finish(self, turn: RunningTurn, final: FinalAnswer, pressure: PressureEvent | None) -> None:
-        """Store the answer. Raises `TurnClosed` when the turn was stopped meanwhile; then only its cost is kept."""
-        try:
-            await self._store.write_with_retry(_finish_turn, turn.id, final, pressure, self._clock.now())
-        except TurnClosed:
-            await self._ledger.record(Payer.of(turn.conversation), final.call)
+                await record_cancelled(
+                    StoreLedger(self.store, self.clock), Payer.of(turn.conversation), done.answer.call
+                )
             raise
 
     async def give_up(self, turn: RunningTurn) -> None:
         """End a turn that was restarted too often."""
         log.error("turn.given_up", turn_id=turn.id, restarts=turn.restarts)
         await self._fail(turn, "restarted too often", RESTART_SENTENCE)
-        self._delivery.wake(turn.chat_id)
+        self.delivery.wake(turn.chat_id)
 
     async def stop(self, turn: RunningTurn, partial_text: str, reason: str) -> None:
         """Record that people stopped the turn; a no-op when it has ended meanwhile."""
-        now = self._clock.now()
-        stopped = await self._store.write_with_retry(
+        now = self.clock.now()
+        stopped = await self.store.write_with_retry(
             journal.stop_turn, turn.id, partial_text, reason, now, notice=STOPPED_NOTICE
         )
         if stopped:
             log.info("turn.stopped", turn_id=turn.id, chat=turn.chat.name)
-        self._delivery.wake(turn.chat_id)
+        self.delivery.wake(turn.chat_id)
 
     def deliver(self, chat_id: ChatId) -> None:
         """Something is owed to a chat."""
-        self._delivery.wake(chat_id)
+        self.delivery.wake(chat_id)
 
     async def _chosen(self, turn: RunningTurn, model: ModelConfig) -> RouteConfig:
         """The route that the turn's conversation has chosen. One that is gone is forgotten, and its people are told."""
@@ -167,15 +155,15 @@ class TurnRunner:
         assert turn.chosen_model is not None, "the configured model is always known"
         gone = name_of(model, turn.chosen_model)
         sentence = f"The model “{gone}” is not configured any more, so {model.label} answers here again."
-        await self._store.write(_forget_choice, turn, sentence, self._clock.now())
-        self._delivery.wake(turn.chat_id)
+        await self.store.write(_forget_choice, turn, sentence, self.clock.now())
+        self.delivery.wake(turn.chat_id)
         return model.route
 
     def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> FinalAnswer:
         """The answer as it is stored; what the chat is shown may have notices below it, the model never sees those."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
-        before = self._live.fallbacks.note(turn.lineage_id, done.chosen, done.by)
+        before = self.live.fallbacks.note(turn.lineage_id, done.chosen, done.by)
         notices = [line for line in (change_notice(done, before), pressure) if line]
         return FinalAnswer(
             text=answer.text,
@@ -185,7 +173,7 @@ class TurnRunner:
         )
 
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
-        await self._store.write_with_retry(journal.fail_turn, turn.id, error, sentence, self._clock.now())
+        await self.store.write_with_retry(journal.fail_turn, turn.id, error, sentence, self.clock.now())
 
 
 def _finish_turn(

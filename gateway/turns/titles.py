@@ -7,8 +7,7 @@ answer is looked at again. The calls that it has cost are in the ledger, which b
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from sqlite3 import Connection
 
 import structlog
@@ -44,34 +43,31 @@ _ONCE = RetryPolicy(max_attempts=1)
 """The next answer is a better moment to try again."""
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TitleWriter:
     """Names conversations, one call each; a failure is told to the log alone."""
 
-    def __init__(
-        self, *, store: Store, live: Runtime, clock: Clock, redactor: Callable[[], Callable[[str], str]]
-    ) -> None:
-        """`redactor`: what takes out the secrets of the configuration in force."""
-        self._store = store
-        self._live = live
-        self._clock = clock
-        self._redactor = redactor
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
-        self._tasks: dict[LineageId, asyncio.Task[None]] = {}
-        self._settled: OrderedDict[LineageId, None] = OrderedDict()
-        self._is_stopped = False
+    store: Store
+    live: Runtime
+    clock: Clock
+    redactor: Callable[[], Callable[[str], str]]
+    """Takes out the secrets of the configuration in force."""
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT), init=False)
+    _tasks: dict[LineageId, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _settled: OrderedDict[LineageId, None] = field(default_factory=OrderedDict, init=False)
+    _is_stopped: bool = field(default=False, init=False)
 
     def answered(self, turn: RunningTurn, by: RouteConfig) -> None:
         """An answer of the model at `by` is stored: see to the title of its conversation, later and elsewhere."""
         lineage_id = turn.lineage_id
         if self._is_stopped or lineage_id in self._settled or lineage_id in self._tasks:
             return
-        route = route_for(self._live.config, "title", by)
+        route = route_for(self.live.config, "title", by)
         if route is None or len(self._tasks) >= MAX_WAITING:
             return
-        name = f"title-{lineage_id}"
-        task = asyncio.create_task(self._see_to(turn.chat_id, lineage_id, route), name=name)
-        self._tasks[lineage_id] = task
-        task.add_done_callback(partial(self._forget, lineage_id))
+        work = self._see_to(turn.chat_id, lineage_id, route)
+        task = self._tasks[lineage_id] = asyncio.create_task(work, name=f"title-{lineage_id}")
+        task.add_done_callback(lambda _: self._tasks.pop(lineage_id, None))
 
     def stop(self) -> None:
         """Begin nothing more and give up what runs: the process is about to end."""
@@ -85,14 +81,13 @@ class TitleWriter:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
-    def _forget(self, lineage_id: LineageId, _task: asyncio.Task[None]) -> None:
-        self._tasks.pop(lineage_id, None)
-
     async def _see_to(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> None:
         try:
             async with self._slots:
                 if await self._write(chat_id, lineage_id, route):
-                    self._settle(lineage_id)
+                    self._settled[lineage_id] = None
+                    if len(self._settled) > MAX_SETTLED:
+                        self._settled.popitem(last=False)
         except HermesError as error:
             log.info("title.failed", error=type(error).__name__, detail=str(error))
         except Exception:  # nobody waits for it, and the chats must not notice
@@ -100,14 +95,14 @@ class TitleWriter:
 
     async def _write(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> bool:
         """Ask for a title and store it; whether there is nothing more to do for this conversation."""
-        rows = await self._store.read(_load_untitled, lineage_id)
+        rows = await self.store.read(_load_untitled, lineage_id)
         if rows is None:
             return True
-        client = self._live.models.client_of(route)
+        client = self.live.models.client_of(route)
         if client.breaker.open is not None or not any(row.origin is Origin.HUMAN for row in rows):
             return False
-        redact, payer = self._redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
-        request = await asyncio.to_thread(title_request, rows, redact, now=self._clock.now(), payer=payer)
+        redact, payer = self.redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
+        request = await asyncio.to_thread(title_request, rows, redact, now=self.clock.now(), payer=payer)
 
         done = await client.with_policy(_ONCE).complete(request, purpose="title", within=TITLE_SECONDS)
         try:
@@ -115,14 +110,9 @@ class TitleWriter:
         except ReplyMalformed as error:
             await client.ledger.record(payer, replace(done.call, outcome=remedy_for(error).outcome))
             raise
-        if await self._store.write(_keep, lineage_id, title, done.call, self._clock.now()):
+        if await self.store.write(_keep, lineage_id, title, done.call, self.clock.now()):
             log.info("title.written")
         return True
-
-    def _settle(self, lineage_id: LineageId) -> None:
-        self._settled[lineage_id] = None
-        if len(self._settled) > MAX_SETTLED:
-            self._settled.popitem(last=False)
 
 
 def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:

@@ -5,6 +5,7 @@ between here and the turn neither loses nor buys it twice.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from sqlite3 import Connection
 
@@ -33,37 +34,34 @@ from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCallReco
 
 log = structlog.get_logger()
 
-MakeClient = Callable[[Config], TranscriptionClient]
-
 
 class TranscriptionError(Exception):
     """A recording could not be transcribed; the message is the sentence for its sender."""
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Transcriber:
     """Transcribes recordings as the configuration in force says."""
 
-    def __init__(self, *, store: Store, live: Runtime, clock: Clock, make_client: MakeClient) -> None:
-        self._store = store
-        self._live = live
-        self._clock = clock
-        self._make_client = make_client
-        self._clients: list[TranscriptionClient] = []
-        """The newest is in use; an older one may still be for a moment after a reload."""
-        self._inputs: object = None
+    store: Store
+    live: Runtime
+    clock: Clock
+    make_client: Callable[[Config], TranscriptionClient]
+    _clients: list[TranscriptionClient] = field(default_factory=list, init=False)
+    """The newest is in use; an older one may still be for a moment after a reload."""
+    _inputs: object = field(default=None, init=False)
 
     @property
     def is_enabled(self) -> bool:
         """Recordings are transcribed at all."""
-        return self._live.config.transcription.model is not None
+        return self.live.config.transcription.model is not None
 
     def refuse_long(self, recording: IncomingAttachment) -> None:
         """Raise `TranscriptionError` for a recording that is known to be longer than `transcription.max_seconds`."""
-        limit = self._live.config.transcription.max_seconds
+        limit = self.live.config.transcription.max_seconds
         if recording.seconds is not None and recording.seconds > limit:
-            raise TranscriptionError(
-                f"I listen to at most {_length(limit)} at a time; please say it in shorter pieces."
-            )
+            length = f"{limit} seconds" if limit < 120 else f"{limit // 60} minutes"
+            raise TranscriptionError(f"I listen to at most {length} at a time; please say it in shorter pieces.")
 
     async def transcribe(self, row: InboxRow, recording: IncomingAttachment, data: bytes) -> str:
         """Transcript of a fetched recording of a waiting message, by now stored with it.
@@ -72,19 +70,17 @@ class Transcriber:
         """
         if not self.is_enabled:  # a reload may have closed them while the recording was fetched
             raise TranscriptionError("I cannot listen to recordings any more; please write to me instead.")
-        client = self._client()
-
         try:
-            transcript = await client.transcribe(
+            transcript = await self._client().transcribe(
                 data,
                 _file_name(recording),
                 payer=Payer(chat_id=row.chat_id),
-                within=self._live.config.model.turn_seconds,
+                within=self.live.config.model.turn_seconds,
             )
         except ModelError as error:
             log.warning("recording.unheard", error=type(error).__name__, detail=str(error))
             raise TranscriptionError(_sentence(error)) from error
-        await self._store.write(_keep, row, recording, transcript.text, transcript.call, self._clock.now())
+        await self.store.write(_keep, row, recording, transcript.text, transcript.call, self.clock.now())
         if not transcript.text:
             raise TranscriptionError(
                 "I could not make out any words in your recording; please send it again, or write to me."
@@ -98,10 +94,10 @@ class Transcriber:
             await client.model.close()
 
     def _client(self) -> TranscriptionClient:
-        config = self._live.config
+        config = self.live.config
         inputs = (config.transcription, config.model, config.costs, config.agent.time_zone)
         if inputs != self._inputs:
-            self._clients.append(self._make_client(config))
+            self._clients.append(self.make_client(config))
             self._inputs = inputs
         return self._clients[-1]
 
@@ -143,10 +139,6 @@ def _sentence(error: ModelError) -> str:
             "to check `transcription`; until then, please write to me."
         )
     return "I could not listen to your recording right now; please send it again in a minute, or write to me."
-
-
-def _length(seconds: int) -> str:
-    return f"{seconds} seconds" if seconds < 120 else f"{seconds // 60} minutes"
 
 
 def transcription_client(config: Config, costs: Pricing) -> TranscriptionClient:

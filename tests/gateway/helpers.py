@@ -371,7 +371,7 @@ class TestGateway:
             turns=self.turns,
             attachments=self.files,
             clock=clock,
-            max_turns=live.config.sessions.max_turns,
+            slots=asyncio.Semaphore(live.config.sessions.max_turns),
             group=group,
         )
         context = CommandContext(
