@@ -45,11 +45,9 @@ def make_adapters(
     """Every configured adapter by account name; a platform is on as soon as it has a token."""
     config = loaded.config
     adapters: dict[str, PlatformAdapter] = {}
-    telegram = telegram_settings(config)
-    if telegram is not None:
+    if (telegram := telegram_settings(config)) is not None:
         adapters["telegram"] = TelegramAdapter(telegram, store=store, menu=menu, clock=clock)
-    discord = discord_settings(config)
-    if discord is not None:
+    if (discord := discord_settings(config)) is not None:
         adapters["discord"] = DiscordAdapter(discord, store=store, menu=menu, clock=clock)
     if config.local.enabled:
         local = LocalSettings(
@@ -109,15 +107,12 @@ def make_agent(
 
     Raises `ConfigError` for a context engine that is not there or is broken.
     """
-    settings, redactor = loaded.config.agent, Redactor(loaded.secrets())
+    config, redactor = loaded.config.agent, Redactor(loaded.secrets())
+    persona = config.persona or DEFAULT_PERSONA
     return Agent(
         store=store,
         tools=ToolRegistry((*recall_tools(), *extra_tools)),
-        settings=AgentSettings(
-            zone=_zone(loaded.config),
-            persona=settings.persona or DEFAULT_PERSONA,
-            max_tool_rounds=settings.max_tool_rounds,
-        ),
+        settings=AgentSettings(zone=_zone(loaded.config), persona=persona, max_tool_rounds=config.max_tool_rounds),
         clock=clock,
         pending=pending,
         listeners=listeners,
@@ -193,10 +188,8 @@ def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Cal
 
 def agent_inputs(config: Config) -> tuple[BaseConfig, ...]:
     """The blocks of the configuration that an agent is made from: when one changes, there has to be another agent."""
-    return (
-        *(config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context),
-        config.costs,
-    )
+    blocks = (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
+    return (*blocks, config.costs)
 
 
 def settings_mark(config: Config) -> str:

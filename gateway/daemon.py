@@ -259,8 +259,7 @@ class _Daemon:
             log.info("daemon.started", adapters=sorted(self._adapters.supervised), model=model.name or "offline")
             if model.protocol == "offline":
                 log.warning("model.offline", hint=OFFLINE_HINT)
-            _warn_of_unpriced(self._live.config)
-            _log_caching(self._live.config)
+            _log_prices_and_caching(self._live.config)
             await self._stopping.wait()
             notify(self._environ, "STOPPING=1")
             await self._drain()
@@ -326,8 +325,7 @@ class _Daemon:
         self._reloaded.set()
         update_logging(merged.config.logging.level, merged.secrets())
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
-        _warn_of_unpriced(merged.config)
-        _log_caching(merged.config)
+        _log_prices_and_caching(merged.config)
 
     def _assemble(self, loaded: LoadedConfig) -> tuple[Agent, ModelRegistry]:
         """Agent and models of a configuration. A running turn may still use older ones: all are closed at the end."""
@@ -351,16 +349,11 @@ class _Daemon:
         return self._loaded.config.notices
 
 
-def _log_caching(config: Config) -> None:
-    model = config.model
-    state = caching_of(model.route, model.cache_ttl)
-    log.info("prompt_cache.configured", is_on=state.is_on, route=state.route, ttl=state.ttl, model=model.label)
-
-
-def _warn_of_unpriced(config: Config) -> None:
-    names = unpriced_models(config)
-    if names:
+def _log_prices_and_caching(config: Config) -> None:
+    if names := unpriced_models(config):
         log.warning("model.unpriced", models=names, hint=unpriced_sentence(names))
+    state = caching_of(config.model.route, config.model.cache_ttl)
+    log.info("prompt_cache.configured", is_on=state.is_on, route=state.route, ttl=state.ttl, model=config.model.label)
 
 
 def _warn(warnings: Sequence[str]) -> None:

@@ -1,9 +1,7 @@
 """Health of the daemon: heartbeat of the event loop and the writer, which feeds systemd's watchdog.
 
-Liveness is progress, not "connected": the event loop turns, the writer writes, the platforms answer.
-
-systemd's watchdog is fed only while the loop and the writer make progress; a platform that is away makes
-the daemon not ready, but is no reason to kill it: its supervisor is on it.
+The watchdog is fed only while the loop and the writer make progress; a platform that is away makes the daemon not
+ready, but is no reason to kill it: its supervisor is on it.
 """
 
 import asyncio
@@ -68,11 +66,8 @@ class Heartbeat:
                 log.warning("loop.lagged", seconds=round(self._lag, 3))
             if self._store.pulse.oldest_wait_seconds < MAX_WRITER_WAIT_SECONDS:
                 notify(self._environ, "WATCHDOG=1")
-            self._notify_status()
-
-    def _notify_status(self) -> None:
-        states = ", ".join(f"{name} {one.health().state.value}" for name, one in self._adapters.supervised.items())
-        if states != self._status:
-            self._status = states
-            notify(self._environ, f"STATUS={states}")
-            log.info("adapters.changed", states=states)
+            states = ", ".join(f"{name} {one.health().state.value}" for name, one in self._adapters.supervised.items())
+            if states != self._status:
+                self._status = states
+                notify(self._environ, f"STATUS={states}")
+                log.info("adapters.changed", states=states)

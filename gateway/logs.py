@@ -48,9 +48,7 @@ def configure_logging(
     stream = stream or sys.stderr
     redaction = _RedactionProcessor(Redactor(secrets))
     as_json = settings.format == "json" or (settings.format == "auto" and not stream.isatty())
-    handlers: list[logging.Handler] = [
-        _with_formatter(_StreamHandler(stream), redaction, as_json=as_json, stream=stream)
-    ]
+    handlers = [_with_formatter(_StreamHandler(stream), redaction, as_json=as_json, stream=stream)]
     if settings.file and directory is not None:
         file = _FileHandler(directory / "gateway.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8")
         handlers.append(_with_formatter(file, redaction, as_json=True))

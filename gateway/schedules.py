@@ -1,7 +1,6 @@
 """Scheduled jobs: idle conversations end, and the database and the stored files are kept small."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -37,16 +36,14 @@ class ScheduleRunner:
         self._scheduler = AsyncIOScheduler(job_defaults={"misfire_grace_time": None, "coalesce": True})
 
     def start(self) -> None:
-        self._every(IDLE_CHECK_MINUTES, self.expire_idle)
-        self._every(HOUSEKEEPING_MINUTES, self.run_housekeeping)
+        jobs = ((IDLE_CHECK_MINUTES, self.expire_idle), (HOUSEKEEPING_MINUTES, self.run_housekeeping))
+        for minutes, job in jobs:
+            self._scheduler.add_job(job, IntervalTrigger(minutes=minutes), name=job.__name__)
         self._scheduler.start()
 
     def close(self) -> None:
         """Start nothing more; what runs is a matter of milliseconds."""
         self._scheduler.shutdown(wait=False)
-
-    def _every(self, minutes: int, job: Callable[[], Awaitable[None]]) -> None:
-        self._scheduler.add_job(job, IntervalTrigger(minutes=minutes), name=job.__name__)
 
     async def expire_idle(self) -> None:
         """End conversations that nobody has written in for `sessions.idle_reset_hours`; off by default."""

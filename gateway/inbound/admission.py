@@ -66,11 +66,7 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     is_steer = event.steers is not None and journal.find_turn(db, event.steers) is not None
     mode = InboxMode.STEER if is_steer else event.mode
     payload = InboxPayload(
-        text=event.text,
-        attachments=message.attachments,
-        quote=message.quote,
-        via=message.via,
-        ticket=message.ticket,
+        text=event.text, attachments=message.attachments, quote=message.quote, via=message.via, ticket=message.ticket
     )
     row = _row(message, chat_id, payload, kind=event.kind, mode=mode, expects_more=message.expects_more)
     inbox_id = inbox.insert(db, row, now)
@@ -83,15 +79,12 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
         inbox.settle(db, inbox_id, InboxState.DROPPED, now)
         has_reply = _refuse_full(db, event, chat_id, limit, now)
         return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=has_reply)
-    notice = event.steered_notice if is_steer else _queued_notice(db, event, inbox_id)
+    notice = event.steered_notice if is_steer else event.queued_notice
+    if not is_steer and notice is not None and not inbox.is_behind_work(db, inbox_id):
+        notice = None
     if notice is not None:
         outbox.enqueue(db, _reply(event, chat_id, f"inbox:{inbox_id}:ack", OutboxKind.STATUS, notice), now)
     return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=notice is not None)
-
-
-def _queued_notice(db: Connection, event: AcceptedEvent, inbox_id: InboxId) -> str | None:
-    sentence = event.queued_notice
-    return sentence if sentence is not None and inbox.is_behind_work(db, inbox_id) else None
 
 
 def _row(
@@ -129,9 +122,8 @@ def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: i
     )
     reply = _reply(event, chat_id, f"full:{chat_id}:{sender}:{oldest}", OutboxKind.ERROR, sentence)
     # A slash command is answered in its own place each time, or its sender sees it hang.
-    ticket = event.message.ticket
-    if ticket is not None:
-        reply = replace(reply, ticket=ticket, dedupe_key=f"full:{event.message.event_ref}")
+    if event.message.ticket is not None:
+        reply = replace(reply, ticket=event.message.ticket, dedupe_key=f"full:{event.message.event_ref}")
     return outbox.enqueue(db, reply, now)
 
 

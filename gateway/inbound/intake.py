@@ -192,12 +192,6 @@ class GatewayIntake:
         limit = admission.max_waiting if is_queued else None
         return replace(admission, kind=InboxKind.COMMAND, max_waiting=limit, queued_notice=notice)
 
-    def _message_text(self, text: str) -> str:
-        """Text of a message as the model reads it: `/queue <words>` is a message made of its words."""
-        parsed, command = self.registry.resolve(text)
-        is_message = command is not None and command.kind is CommandKind.MESSAGE
-        return parsed.argument if parsed is not None and is_message and parsed.argument else text
-
     def _interrupts(self, admission: AcceptedEvent, running: RunningTurn) -> bool:
         return (
             self.live.config.sessions.busy_mode == "interrupt"
@@ -224,12 +218,12 @@ class GatewayIntake:
             admitted = await write
         except BaseException:
             write.cancel()
-            if offline is not None and offline.stopping is not None:
-                offline.stopping.settle_stop()  # no stored command will do it
+            if offline is not None:
+                offline.settle_stop()  # no stored command will do it
             raise
         if admitted.inbox_id is None:
-            if offline is not None and offline.stopping is not None:
-                offline.stopping.settle_stop()
+            if offline is not None:
+                offline.settle_stop()
         elif offline is not None and await offline.is_answered():
             await self.store.write(inbox.settle, admitted.inbox_id, InboxState.DONE, self.clock.now())
             return replace(admitted, inbox_id=None)
@@ -242,11 +236,9 @@ class GatewayIntake:
     # ---- strangers, edits --------------------------------------------------------------------------------------
 
     async def _answer_denied(self, message: InboundMessage, decision: AccessDecision, cursor: Cursor | None) -> None:
-        pairing = self.live.config.pairing
-        now = self.clock.now()
+        pairing, now = self.live.config.pairing, self.clock.now()
         if decision is AccessDecision.STRANGER and pairing.enabled:
-            code = pairings.new_code()
-            minutes = pairing.code_minutes
+            code, minutes = pairings.new_code(), pairing.code_minutes
             sentence = (
                 f"You have no access yet. Your pairing code is `{code}`, valid for {minutes:g} minutes: whoever runs "
                 f"this bot can let you in with `hermes-gateway pair approve {code}`, "
@@ -258,9 +250,8 @@ class GatewayIntake:
             chat_id = await self.store.write(offer_pairing, message, offer, cursor, now)
         else:
             # Once a day is enough; a slash command must be answered each time, or its sender sees it hang.
-            day = now // 86_400_000
-            reason = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{day}"
-            reason = f"no-access:{reason}"
+            which = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{now // 86_400_000}"
+            reason = f"no-access:{which}"
             chat_id = await self.store.write(refuse, message, message.chat, reason, NO_ACCESS, cursor, now)
         log.info("access.denied", platform=message.chat.platform, sender=message.sender.ref)
         if chat_id is not None:
@@ -272,9 +263,11 @@ class GatewayIntake:
                 await self.mark_seen(cursor)
             return
         per_user = replace(edit.chat, user_ref=edit.sender.id)
-        is_per_user = await self.store.read(find_chat, per_user) is not None
-        key = per_user if is_per_user else edit.chat
-        edit = replace(edit, text=self._message_text(edit.text))
+        key = per_user if await self.store.read(find_chat, per_user) is not None else edit.chat
+        parsed, command = self.registry.resolve(edit.text)
+        is_message = command is not None and command.kind is CommandKind.MESSAGE
+        if parsed is not None and is_message and parsed.argument:
+            edit = replace(edit, text=parsed.argument)  # `/queue <words>` is a message made of its words
         chat_id = await self.store.write(apply_edit, edit, key, cursor, self.clock.now())
         if chat_id is not None:
             log.info("inbox.edited", chat=key.name)

@@ -7,7 +7,7 @@ docs/decisions/0008-commands-while-nothing-can-be-stored.md
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -39,6 +39,11 @@ class OfflineResult:
     answering: asyncio.Task[bool] | None = None
     """Task that tells whether the whole answer was sent."""
 
+    def settle_stop(self) -> None:
+        """Let a lane that was stopped go on."""
+        if self.stopping is not None:
+            self.stopping.settle_stop()
+
     async def is_answered(self) -> bool:
         """Tell whether nothing is left to do but to store it."""
         if self.answering is None:
@@ -47,15 +52,15 @@ class OfflineResult:
         return not self.answering.cancelled() and self.answering.result()
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class OfflineCommands:
     """Runs commands without the database."""
 
-    def __init__(self, *, access: AccessControl, lanes: LaneDispatcher, commands: CommandRunner) -> None:
-        self._access = access
-        self._lanes = lanes
-        self._commands = commands
-        self._results: dict[str, OfflineResult] = {}
-        """Newest results by the commands' events."""
+    access: AccessControl
+    lanes: LaneDispatcher
+    commands: CommandRunner
+    _results: dict[str, OfflineResult] = field(default_factory=dict, init=False)
+    """Newest results by the commands' events."""
 
     def find(self, event_ref: str) -> OfflineResult | None:
         return self._results.get(event_ref)
@@ -73,12 +78,11 @@ class OfflineCommands:
 
     def _run(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> OfflineResult:
         if command.unstored is not None:
-            return OfflineResult(at=now, answering=self._commands.send_unstored(message, key, command.unstored))
+            return OfflineResult(at=now, answering=self.commands.send_unstored(message, key, command.unstored))
         stopping = None
         if command.name == "stop":
-            sender = message.sender.ref
-            is_admin = self._access.role_of(sender) is UserRole.ADMIN
-            stopping = self._lanes.stop_from_memory(key, sender, is_admin)
+            is_admin = self.access.role_of(message.sender.ref) is UserRole.ADMIN
+            stopping = self.lanes.stop_from_memory(key, message.sender.ref, is_admin)
         text = NOT_TAKEN if stopping is None else STOPPED
-        self._commands.send_unstored(message, key, lambda _context, _key: text)
+        self.commands.send_unstored(message, key, lambda _context, _key: text)
         return OfflineResult(at=now, stopping=stopping)

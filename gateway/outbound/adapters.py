@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import structlog
@@ -68,12 +68,9 @@ class SupervisedAdapter:
                 log.exception("adapter.crashed", adapter=self.name)
             if time.monotonic() - began >= HEALTHY_SECONDS:
                 delays = iter(RETRY_BACKOFF)
-            await self._pause(delays)
-
-    async def _pause(self, delays: Iterator[float]) -> None:
-        pause = next(delays) * random.uniform(0.8, 1.2)
-        self._pause_ends = time.monotonic() + pause
-        await asyncio.sleep(pause)  # nothing tells when the service is back
+            pause = next(delays) * random.uniform(0.8, 1.2)
+            self._pause_ends = time.monotonic() + pause
+            await asyncio.sleep(pause)  # nothing tells when the service is back
 
 
 class AdapterRegistry:

@@ -141,9 +141,8 @@ class Delivery:
     async def _send_next(self, chat_id: ChatId) -> float | None:
         """Send the row that is due first. Returns seconds to wait, 0 for none, or None when nothing is owed."""
         try:
-            async with self._gates.of(
-                chat_id
-            ).passing():  # what is read in here is what is sent: a preview may just have named its place
+            # What is read in here is what is sent: a preview may just have named its place.
+            async with self._gates.of(chat_id).passing():
                 return await self._send_first(chat_id)
         except StateError as error:
             log.warning("delivery.delayed", error=str(error))
@@ -239,10 +238,8 @@ async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply) -> Seq
     """Render a reply into parts; its buttons hang under the last one."""
     try:
         # A long answer can take a second: not on the loop, where every other chat would wait for it.
-        is_long = len(written.markdown) > RENDERED_AT_ONCE
-        parts = list(
-            await asyncio.to_thread(adapter.render, written.markdown) if is_long else adapter.render(written.markdown)
-        )
+        text, is_long = written.markdown, len(written.markdown) > RENDERED_AT_ONCE
+        parts = list(await asyncio.to_thread(adapter.render, text) if is_long else adapter.render(text))
     except Exception:  # a converter's bug would come back with every attempt, and hold up all that follows
         log.exception("delivery.rendered_plain")
         parts = _plain_parts(written.markdown, adapter.capabilities.max_part_units // 2)
@@ -253,6 +250,4 @@ async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply) -> Seq
 
 def _plain_parts(text: str, characters: int) -> list[OutboundPart]:
     pieces = [text[at : at + characters] for at in range(0, len(text), characters)]
-    return [OutboundPart(text=piece, plain=piece) for piece in pieces if piece.strip()] or [
-        OutboundPart(text="…", plain="…")
-    ]
+    return [OutboundPart(text=piece, plain=piece) for piece in [piece for piece in pieces if piece.strip()] or ["…"]]

@@ -81,15 +81,8 @@ class GateRegistry:
 
     def of(self, chat_id: ChatId) -> Gate:
         """The one gate of a chat."""
-        gate = self._gates.get(chat_id)
-        if gate is None:
-            gate = self._gates[chat_id] = Gate()
-        return gate
+        return self._gates.setdefault(chat_id, Gate())
 
     def flood_of(self, chat: ChatKey) -> FloodControl:
         """The flood control of a chat as its platform counts: one for all topics and people in it."""
-        key = (chat.platform, chat.account, chat.chat_ref)
-        flood = self._floods.get(key)
-        if flood is None:
-            flood = self._floods[key] = FloodControl()
-        return flood
+        return self._floods.setdefault((chat.platform, chat.account, chat.chat_ref), FloodControl())

@@ -40,11 +40,9 @@ class NoticeListener:
 
     def __call__(self, db: Connection, conversation: ConversationRef, event: ContextEvent, now: Millis) -> None:
         sentence = self._sentence(event)
-        if sentence is None:
-            return
-        outbox.enqueue(
-            db, _reply(conversation, sentence, _DEDUPE_WORDS[type(event)], _dedupe_part(event, conversation, now)), now
-        )
+        if sentence is not None:
+            part = _dedupe_part(event, conversation, now)
+            outbox.enqueue(db, _reply(conversation, sentence, _DEDUPE_WORDS[type(event)], part), now)
 
     def _sentence(self, event: ContextEvent) -> str | None:
         match event:
@@ -70,16 +68,14 @@ class NoticeListener:
                 )
 
     def _compressed(self, event: Compressed) -> str | None:
-        sentences = []
-        prepared = event.prepared
+        sentences, prepared = [], event.prepared
         if prepared.failure is not None:
             sentences.append(
                 f"I had to shorten this conversation without a summary ({prepared.failure.rstrip('.')}). "
                 f"{prepared.summarised:,} messages are represented by a list of what could be found in them; all of "
                 "them are kept, and I can look them up."
             )
-        accuracy = accuracy_sentence(event, self.settings())
-        if accuracy is not None:
+        if (accuracy := accuracy_sentence(event, self.settings())) is not None:
             sentences.append(accuracy)
         return " ".join(sentences) or None
 
