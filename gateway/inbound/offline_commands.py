@@ -73,16 +73,14 @@ class OfflineCommands:
         log.warning("command.from_memory", command=command.name, chat=key.name)
         if len(self._results) >= MAX_EVENTS:
             del self._results[next(iter(self._results))]
-        result = self._results[message.event_ref] = self._run(message, key, command, now)
-        return result
-
-    def _run(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> OfflineResult:
+        stopping = answering = None
         if command.unstored is not None:
-            return OfflineResult(at=now, answering=self.commands.send_unstored(message, key, command.unstored))
-        stopping = None
-        if command.name == "stop":
-            is_admin = self.access.role_of(message.sender.ref) is UserRole.ADMIN
-            stopping = self.lanes.stop_from_memory(key, message.sender.ref, is_admin)
-        text = NOT_TAKEN if stopping is None else STOPPED
-        self.commands.send_unstored(message, key, lambda _context, _key: text)
-        return OfflineResult(at=now, stopping=stopping)
+            answering = self.commands.send_unstored(message, key, command.unstored)
+        else:
+            if command.name == "stop":
+                is_admin = self.access.role_of(message.sender.ref) is UserRole.ADMIN
+                stopping = self.lanes.stop_from_memory(key, message.sender.ref, is_admin)
+            text = NOT_TAKEN if stopping is None else STOPPED
+            self.commands.send_unstored(message, key, lambda _context, _key: text)
+        result = self._results[message.event_ref] = OfflineResult(at=now, stopping=stopping, answering=answering)
+        return result

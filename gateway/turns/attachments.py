@@ -136,13 +136,8 @@ class AttachmentHandler:
             if not row.payload.attachments:
                 continue
             gathered = await self._gather(chat, row)
-            is_useful = bool(
-                row.payload.text.strip()
-                or row.payload.transcripts
-                or gathered.transcripts
-                or gathered.documents
-                or gathered.images
-            )
+            found = (row.payload.transcripts, gathered.transcripts, gathered.documents, gathered.images)
+            is_useful = bool(row.payload.text.strip()) or any(found)
             if gathered.refusals or gathered.hints:
                 await self.store.write(_notify_sender, row, gathered, not is_useful, self.clock.now())
                 self.delivery.wake(chat_id)
@@ -161,9 +156,8 @@ class AttachmentHandler:
             except _AttachmentError as error:
                 log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
                 gathered.refusals.append(str(error))
-                gathered.notes.append(
-                    f"{attachment.kind} “{_quoted_name(attachment)}” was attached but could not be read"
-                )
+                name = _quoted_name(attachment)
+                gathered.notes.append(f"{attachment.kind} “{name}” was attached but could not be read")
         return gathered
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _PreparedParts) -> None:
@@ -186,7 +180,10 @@ class AttachmentHandler:
             file, document = await self._fetch_and_keep(chat, attachment, limit, read)
             gathered.documents.append(document)
             if document.was_truncated:
-                gathered.hints.append(_truncated(attachment, max_chars))
+                gathered.hints.append(
+                    f"“{_quoted_name(attachment)}” is long: I read its first {max_chars:,} characters; "
+                    "to show me more, send the rest as a file of its own."
+                )
             gathered.ids.append(await self.store.write(attachments.insert, chat.id, file, self.clock.now()))
             return
         file, mime = await self._fetch_and_keep(chat, attachment, limit, partial(_image_mime, attachment=attachment))
@@ -206,9 +203,8 @@ class AttachmentHandler:
         _refuse_large(recording, limit)
         try:
             self.transcriber.refuse_long(recording)
-            return await self.transcriber.transcribe(
-                row, recording, await self._fetch(chat, recording, limit, Path.read_bytes)
-            )
+            data = await self._fetch(chat, recording, limit, Path.read_bytes)
+            return await self.transcriber.transcribe(row, recording, data)
         except TranscriptionError as error:
             raise _AttachmentError(str(error)) from error
 
@@ -225,18 +221,14 @@ class AttachmentHandler:
 
     async def _fetch(self, chat: Chat, attachment: IncomingAttachment, limit: int, use: Callable[[Path], T]) -> T:
         """Fetch a file and let `use`, in a thread, read it; unless moved away, the file is gone afterwards."""
-        adapter = self.adapters.of(chat.key)
+        adapter, name = self.adapters.of(chat.key), _quoted_name(attachment)
         if adapter is None:
-            raise _AttachmentError(
-                f"I could not fetch “{_quoted_name(attachment)}” right now; please send it again later."
-            )
+            raise _AttachmentError(f"I could not fetch “{name}” right now; please send it again later.")
         try:
             target = await asyncio.to_thread(_new_file, self.folder)
         except OSError as error:
             log.warning("attachment.not_stored", error=type(error).__name__)
-            raise _AttachmentError(
-                f"I cannot store “{_quoted_name(attachment)}” right now; please send it again later."
-            ) from error
+            raise _AttachmentError(f"I cannot store “{name}” right now; please send it again later.") from error
         try:
             for attempt in range(1, FETCH_ATTEMPTS + 1):
                 try:
@@ -246,15 +238,13 @@ class AttachmentHandler:
                 except FileTooLarge as error:
                     raise _AttachmentError(_too_large(attachment, error.limit_bytes)) from error
                 except MessageRejected as error:
-                    sentence = (
-                        f"“{_quoted_name(attachment)}” is not there to be fetched any more; please send it again."
-                    )
+                    sentence = f"“{name}” is not there to be fetched any more; please send it again."
                     raise _AttachmentError(sentence) from error
                 except (PlatformError, OSError) as error:  # a full disk, too, must not look like a harmful message
                     log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
                 if attempt < FETCH_ATTEMPTS:
                     await _wait_until_ready(adapter)
-            raise _AttachmentError(f"I could not fetch “{_quoted_name(attachment)}”; please send it again.")
+            raise _AttachmentError(f"I could not fetch “{name}”; please send it again.")
         finally:
             await asyncio.to_thread(target.unlink, missing_ok=True)
 
@@ -313,22 +303,14 @@ def _size(count: int) -> str:
 
 
 def _unreadable(attachment: IncomingAttachment, sees_images: bool) -> str:
-    what = f"I cannot read “{_quoted_name(attachment)}”"
     files = "a text file or an image" if sees_images else "a text file"
-    if attachment.kind is AttachmentKind.DOCUMENT:
-        return f"{what}; please send me {files}, or paste what matters."
-    return f"{what}; please say it in words, or send me {files}."
+    is_document = attachment.kind is AttachmentKind.DOCUMENT
+    way = f"send me {files}, or paste what matters" if is_document else f"say it in words, or send me {files}"
+    return f"I cannot read “{_quoted_name(attachment)}”; please {way}."
 
 
 def _not_text(attachment: IncomingAttachment) -> str:
     return f"“{_quoted_name(attachment)}” is not text that I can read; please save it as UTF-8, or paste what matters."
-
-
-def _truncated(attachment: IncomingAttachment, max_chars: int) -> str:
-    return (
-        f"“{_quoted_name(attachment)}” is long: I read its first {max_chars:,} characters; "
-        "to show me more, send the rest as a file of its own."
-    )
 
 
 def _new_file(folder: Path) -> Path:

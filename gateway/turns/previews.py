@@ -103,7 +103,9 @@ class LivePreview:
             return
         async with self._gate.passing():
             with self._flood.obeyed():
-                if self.text.strip() and (self.text != self._shown or self._is_fading(adapter.capabilities)):
+                left = self._fades_in(adapter.capabilities)
+                is_fading = left is not None and left <= 0  # it may be a long time until a tool is done
+                if self.text.strip() and (self.text != self._shown or is_fading):
                     await self._show_text(adapter, self.text)
                 elif self._is_typing_due(adapter):
                     await adapter.show_typing(self._turn.chat)
@@ -132,11 +134,6 @@ class LivePreview:
     def _is_typing_due(self, adapter: PlatformAdapter) -> bool:
         fades = adapter.capabilities.typing_seconds
         return fades is not None and time.monotonic() - self._typed_at >= fades - TYPING_OVERLAP_SECONDS
-
-    def _is_fading(self, capabilities: Capabilities) -> bool:
-        """The preview must be shown again to stay: it may be a long time until a tool is done."""
-        left = self._fades_in(capabilities)
-        return left is not None and left <= 0
 
     def _fades_in(self, capabilities: Capabilities) -> float | None:
         """Seconds until what is shown must be shown again, None if it stays by itself."""

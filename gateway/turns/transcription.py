@@ -71,20 +71,15 @@ class Transcriber:
         if not self.is_enabled:  # a reload may have closed them while the recording was fetched
             raise TranscriptionError("I cannot listen to recordings any more; please write to me instead.")
         try:
-            transcript = await self._client().transcribe(
-                data,
-                _file_name(recording),
-                payer=Payer(chat_id=row.chat_id),
-                within=self.live.config.model.turn_seconds,
-            )
+            name, payer, within = _file_name(recording), Payer(chat_id=row.chat_id), self.live.config.model.turn_seconds
+            transcript = await self._client().transcribe(data, name, payer=payer, within=within)
         except ModelError as error:
             log.warning("recording.unheard", error=type(error).__name__, detail=str(error))
             raise TranscriptionError(_sentence(error)) from error
         await self.store.write(_keep, row, recording, transcript.text, transcript.call, self.clock.now())
         if not transcript.text:
-            raise TranscriptionError(
-                "I could not make out any words in your recording; please send it again, or write to me."
-            )
+            sentence = "I could not make out any words in your recording; please send it again, or write to me."
+            raise TranscriptionError(sentence)
         log.info("recording.heard", seconds=recording.seconds, characters=len(transcript.text))
         return transcript.text
 
