@@ -23,6 +23,9 @@ DEFAULT_PERSONA = (
     "done something that you have not done."
 )
 
+MAX_RESULT_CHARACTERS = 100_000
+"""Most characters of one tool result that a model is shown."""
+
 _PLACES = {
     ChatKind.DIRECT: "a private chat with one person",
     ChatKind.GROUP: "a group chat",
@@ -84,18 +87,14 @@ class PromptBuilder:
             style=WireSettings(
                 is_shared=conversation.chat_kind.is_shared,
                 zone=self.zone,
-                max_result_characters=_max_result_characters(input_window),
+                # A fifth of the input window, at four characters a token.
+                max_result_characters=min(MAX_RESULT_CHARACTERS, input_window * 4 // 5),
                 image_urls=image_urls,
                 reasoning_of=maker,
             ),
             payer=Payer.of(conversation),
             cache_key=f"conversation-{conversation.lineage_id}",
         )
-
-
-def _max_result_characters(input_window: Tokens) -> int:
-    """A fifth of the input window at four characters a token, at most 100,000."""
-    return min(100_000, input_window * 4 // 5)
 
 
 def system_prompt(*, persona: str, chat: ChatKey, kind: ChatKind, tool_names: Collection[str]) -> str:

@@ -88,14 +88,6 @@ class Answer:
     """Event that people should be told of: the window is nearly full."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OpenStep:
-    """An assistant row whose calls are not all answered."""
-
-    message: Message
-    calls: tuple[ToolCall, ...]
-
-
 @dataclass(slots=True)
 class _Refusals:
     """Count of the prompts of this turn that the provider has refused as too long."""
@@ -168,9 +160,9 @@ class Agent:
         conversation = turn.conversation
         view = await self._view(conversation, None if prompt is None else prompt.view)
         rounds = await self._rounds_so_far(turn, view)
-        step = _open_step(view.transcript, turn.id)
+        step = _open_calls(view.transcript, turn.id)
         if step is not None:
-            await self._resume(turn, step)
+            await self._resume(turn, *step)
         if step is not None or _ends_with_results(view.transcript, turn.id):
             view = await self._after_tools(turn, conversation)
         refusals = _Refusals()
@@ -188,8 +180,15 @@ class Agent:
 
     async def _keep_calls(self, turn: RunningTurn, model: ModelHandle, done: Completion) -> Message:
         """Store a reply that calls tools. Raises `TurnClosed` when the turn was stopped; then only its cost is kept."""
+        step = ModelStep(
+            text=done.reply.text,
+            calls=done.reply.calls,
+            call=done.call,
+            reported_prompt_tokens=_reported_prompt_tokens(done.reply),
+            reasoning=done.reply.reasoning,
+        )
         try:
-            return await self._store.write(journal.append_calls, turn.id, _model_step(done), self._clock.now())
+            return await self._store.write(journal.append_calls, turn.id, step, self._clock.now())
         except journal.TurnClosed:
             await model.client.ledger.record(Payer.of(turn.conversation), done.call)
             raise
@@ -284,17 +283,17 @@ class Agent:
 
     # ---- the tools
 
-    async def _resume(self, turn: RunningTurn, step: _OpenStep) -> None:
+    async def _resume(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall]) -> None:
         """Answer the calls that a crash left open.
 
         A call that never began is run. One that began without an end may have taken effect: its outcome is unknown,
         and only a tool that reads is run again.
         """
-        runs = await self._store.read(load_tool_runs, step.message.id)
-        begun = [call for call in step.calls if call.id in runs and not self._is_read_only(call)]
+        runs = await self._store.read(load_tool_runs, message.id)
+        begun = [call for call in calls if call.id in runs and not self._is_read_only(call)]
         for call in begun:
-            await self._finish(turn, step.message, call, ToolOutcome(text=OUTCOME_UNKNOWN, state=ToolRunState.UNKNOWN))
-        await self._run_calls(turn, step.message, [call for call in step.calls if call not in begun])
+            await self._finish(turn, message, call, ToolOutcome(text=OUTCOME_UNKNOWN, state=ToolRunState.UNKNOWN))
+        await self._run_calls(turn, message, [call for call in calls if call not in begun])
 
     def _is_read_only(self, call: ToolCall) -> bool:
         tool = self._tools.get(call.name)
@@ -330,8 +329,8 @@ class Agent:
         await self._store.write(journal.finish_tool, turn.id, result, self._clock.now())
 
 
-def _open_step(transcript: Transcript, turn_id: TurnId) -> _OpenStep | None:
-    """The turn's newest answer with calls, if some of them have no result yet."""
+def _open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:
+    """The turn's newest answer with calls, and those of them that have no result yet; None where all have one."""
     answered: set[str] = set()
     for row in reversed(transcript):
         if row.turn_id != turn_id:
@@ -339,8 +338,8 @@ def _open_step(transcript: Transcript, turn_id: TurnId) -> _OpenStep | None:
         if row.role is MessageRole.TOOL and row.tool_call_id is not None:
             answered.add(row.tool_call_id)
         elif row.role is MessageRole.ASSISTANT:
-            calls = tuple(call for call in row.body.calls if call.id not in answered)
-            return _OpenStep(message=row, calls=calls) if calls else None
+            calls = [call for call in row.body.calls if call.id not in answered]
+            return (row, calls) if calls else None
     return None
 
 
@@ -351,11 +350,10 @@ def _ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
 
 def _too_large(prompt: MeasuredPrompt) -> ContextOverflow | None:
     """Error of a prompt that cannot fit and is not sent. Nothing is ever left out to make it fit."""
-    window = prompt.model_limits.context_length
-    if prompt.estimated <= window:
+    tokens, window = prompt.estimated, prompt.model_limits.context_length
+    if tokens <= window:
         return None
-    text = f"about {prompt.estimated} of {window} tokens"
-    return ContextOverflow(text, prompt_tokens=prompt.estimated, window=window)
+    return ContextOverflow(f"about {tokens} of {window} tokens", prompt_tokens=tokens, window=window)
 
 
 def _lower_output(request: ModelRequest, error: OutputCapTooLarge) -> int:
@@ -365,16 +363,6 @@ def _lower_output(request: ModelRequest, error: OutputCapTooLarge) -> int:
     if lower < MIN_OUTPUT_TOKENS:
         raise error
     return lower
-
-
-def _model_step(done: Completion) -> ModelStep:
-    return ModelStep(
-        text=done.reply.text,
-        calls=done.reply.calls,
-        call=done.call,
-        reported_prompt_tokens=_reported_prompt_tokens(done.reply),
-        reasoning=done.reply.reasoning,
-    )
 
 
 def _reported_prompt_tokens(reply: ModelReply) -> int | None:
