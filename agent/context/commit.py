@@ -20,7 +20,6 @@ from agent.context.job import (
     Aborted,
     BlockedEvent,
     Compressed,
-    CompressionJob,
     CompressionOutcome,
     CompressionResult,
     ContextEvent,
@@ -94,7 +93,9 @@ def settle(
         ledger.record(db, conversation.turn_id, conversation.lineage_id, call, now)
     if outcome is None:
         return attempt.job.not_needed(SkipReason.MOVED)
-    _tell(db, conversation, [*_reasons(attempt.job), outcome], listeners, now)
+    limit, messages = attempt.job.message_limit, attempt.job.messages_before
+    reasons = [] if limit is None else [MessageLimitEvent(messages=messages, limit=limit)]
+    _tell(db, conversation, [*reasons, outcome], listeners, now)
     return outcome
 
 
@@ -115,12 +116,6 @@ def _plan(attempt: CompressionResult, prepared: PreparedCompression, system_prom
         tokens_after=prepared.tokens_after,
         took_ms=attempt.took_ms,
     )
-
-
-def _reasons(job: CompressionJob) -> list[ContextEvent]:
-    """News for people of why their conversation was compressed."""
-    limit = job.message_limit
-    return [] if limit is None else [MessageLimitEvent(messages=job.messages_before, limit=limit)]
 
 
 def _compressed(

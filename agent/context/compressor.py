@@ -66,7 +66,6 @@ TOOK_TOO_LONG = "The summary took too long."
 TINY_FACTOR = 2
 """A middle of less than so many times the handoff's own words is not worth a model call."""
 
-
 MIN_FRESH_PERCENT = 10
 """Least that must have been said since the last handoff, in percent of the threshold."""
 
@@ -84,9 +83,7 @@ class _Plan:
     pruned_middle: Transcript
     pruned: int
     content_tokens: int
-
-    def tokens(self, indexes: range) -> int:
-        return sum(self.sizes[index] for index in indexes)
+    """Tokens that leave the view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +121,7 @@ class Compressor:
         """It holds nothing."""
 
     async def prepare(
-        self,
-        job: CompressionJob,
-        state: ContextState,
+        self, job: CompressionJob, state: ContextState
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """The prepared compression, or why there is none, and the state to be remembered of the attempt."""
         plan = await asyncio.to_thread(self._plan, job)
@@ -140,7 +135,8 @@ class Compressor:
         if isinstance(written, Aborted):
             return written, state
         record = handoff_for(plan.middle, written.text)
-        after = _tokens_after(job, plan, framed(record.stored()))
+        gained = int(job.estimator.text(framed(record.stored())))
+        after = EstimatedTokens(max(0, job.tokens_before - plan.content_tokens) + gained)
         if after >= job.tokens_before:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
             if written.client is not None and written.call is not None:  # no split will carry it, and it was paid for
@@ -169,29 +165,26 @@ class Compressor:
         plan = self._plan(job)
         if isinstance(plan, SkipReason):
             return job.not_needed(plan)
-        rows = job.view.transcript
         target = job.limits.summary_tokens(plan.content_tokens)
-        frame = int(estimated_text_tokens(framed("")))
-        taken = sum(plan.sizes[index] for index in range(plan.cut.head_end, plan.cut.tail_start))
-        kept = sum(plan.sizes[index] for index in plan.cut.kept)
+        handoff = target + int(estimated_text_tokens(framed("")))
         return CompressionPreview(
             head=plan.cut.head_end,
             middle=len(plan.middle.rows),
-            tail=len(rows) - plan.cut.tail_start + len(plan.cut.kept),
+            tail=job.messages_before - plan.cut.tail_start + len(plan.cut.kept),
             pruned=plan.pruned,
             tokens_before=job.tokens_before,
             summary_tokens=target,
-            tokens_after=EstimatedTokens(max(0, job.tokens_before - taken + kept + target + frame)),
+            tokens_after=EstimatedTokens(max(0, job.tokens_before - plan.content_tokens + handoff)),
         )
 
-    def _plan(self, job: CompressionJob) -> "_Plan | SkipReason":
+    def _plan(self, job: CompressionJob) -> _Plan | SkipReason:
         rows = job.view.transcript
         sizes = job.estimator.each(rows, job.request.style)
         cut = find_cut(rows, sizes, job.limits, job.settings.cut, keep_turns=job.keep_turns)
         if job.keep_turns is None and isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job):
             tail = min(job.limits.tail, Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
-            shorter = replace(job.limits, tail=tail)
-            cut = find_cut(rows, sizes, shorter, replace(job.settings.cut, protect_last_n=MIN_TAIL_ROWS))
+            rules = replace(job.settings.cut, protect_last_n=MIN_TAIL_ROWS)
+            cut = find_cut(rows, sizes, replace(job.limits, tail=tail), rules)
         if isinstance(cut, SkipReason):
             return cut
         content = _content(cut, sizes)
@@ -200,10 +193,9 @@ class Compressor:
         # The newest rows are never pruned, however large: the model is in the middle of working with them.
         upto = min(cut.tail_start, max(0, len(rows) - job.settings.cut.protect_last_n))
         pruned = prune(rows, upto=upto, redact=self._redact, style=job.settings.prune_style)
-        middle = middle_of(rows, cut)
         return _Plan(
             cut=cut,
-            middle=middle,
+            middle=middle_of(rows, cut),
             sizes=sizes,
             pruned_middle=middle_of(pruned.transcript, cut).rows,
             pruned=pruned.results,
@@ -212,7 +204,7 @@ class Compressor:
 
     @staticmethod
     def _log_plan(job: CompressionJob, plan: _Plan) -> None:
-        rows, limits = len(job.view.transcript), job.limits
+        limits = job.limits
         log.info(
             "compression.planned",
             layer=job.layer,
@@ -222,17 +214,14 @@ class Compressor:
             percent=job.tokens_before * 100 // limits.context_length,
             head=plan.cut.head_end,
             middle=len(plan.middle.rows),
-            tail=rows - plan.cut.tail_start,
+            tail=job.messages_before - plan.cut.tail_start,
             pruned=plan.pruned,
         )
 
     # ---- putting it into words
 
     async def _summarise(
-        self,
-        job: CompressionJob,
-        plan: _Plan,
-        state: ContextState,
+        self, job: CompressionJob, plan: _Plan, state: ContextState
     ) -> tuple[_Summary | Aborted, ContextState]:
         """A model's summary; without one the conversation is left alone while that is possible, else the recap."""
         failure: ModelError | None = None
@@ -286,20 +275,13 @@ class Compressor:
         return fitted(text, Tokens(task.target * MAX_LENGTH_PERCENT // 100))
 
     async def _without_model(
-        self,
-        job: CompressionJob,
-        plan: _Plan,
-        state: ContextState,
-        failure: ModelError | None,
+        self, job: CompressionJob, plan: _Plan, state: ContextState, failure: ModelError | None
     ) -> _Summary | Aborted:
         reason = TOOK_TOO_LONG if job.is_out_of_time else _reason(failure, job.routes)
         is_passing = isinstance(failure, PASSING_FAILURES) or (failure is None and bool(job.routes))
         if (is_passing or job.settings.abort_on_summary_failure) and not job.must_shrink:
-            until = [
-                state.cooldowns[key].until
-                for key in (route.cooldown_key(job.layer) for route in job.routes)
-                if key in state.cooldowns
-            ]
+            keys = (route.cooldown_key(job.layer) for route in job.routes)
+            until = [state.cooldowns[key].until for key in keys if key in state.cooldowns]
             kind = "cooling_down" if failure is None else _outcome_of(failure)
             return Aborted(kind=kind, reason=reason, retry_at=Millis(min(until)) if until else None)
         count, _, _ = plan.middle.stands_for
@@ -354,9 +336,3 @@ def _reason(failure: ModelError | None, routes: Sequence[SummaryRoute]) -> str:
         return "What there is to summarise does not fit into the model's memory."
     # What comes behind the fact helps people whose question has failed; nobody's has.
     return sentence_for(failure).partition(";")[0] + "."
-
-
-def _tokens_after(job: CompressionJob, plan: _Plan, handoff: str) -> EstimatedTokens:
-    """The prompt behind the split: today's, without the middle, with the handoff."""
-    gone = plan.content_tokens
-    return EstimatedTokens(max(0, job.tokens_before - gone) + int(job.estimator.text(handoff)))

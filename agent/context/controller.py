@@ -274,27 +274,21 @@ class ContextController:
         compression that does not help would be repeated for ever. `is_last`: an answer follows, with which people can
         be told.
         """
+        stored = state_of(prompt.view.session.context_state)
+        tokens = prompt.estimated if usage is None else usage.prompt
         try:
-            return await self._noted(conversation, prompt, usage, is_last=is_last)
+            if usage is not None:
+                await prompt.model.profile.learn(prompt.request, usage.prompt, prompt.view, prompt.size)
+                await self._engine.on_event(ReplyEvent(session=prompt.view.session, usage=usage))
+            state = stored.judged(tokens, self._threshold(prompt))
+            if state is not stored:
+                await self._keep_verdict(conversation, prompt, stored, state, tokens)
+            if is_last and usage is not None:
+                return await self._pressure(conversation, prompt, state, usage.prompt)
         except StoreUnavailable as error:
             # The reply is here and was paid for. What could not be noted shows again in the next report.
             log.warning("context.not_noted", lineage_id=conversation.lineage_id, error=str(error))
-            return None
-
-    async def _noted(
-        self, conversation: ConversationRef, prompt: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
-    ) -> PressureEvent | None:
-        if usage is not None:
-            await prompt.model.profile.learn(prompt.request, usage.prompt, prompt.view, prompt.size)
-            await self._engine.on_event(ReplyEvent(session=prompt.view.session, usage=usage))
-        stored = state_of(prompt.view.session.context_state)
-        tokens = prompt.estimated if usage is None else usage.prompt
-        state = stored.judged(tokens, self._threshold(prompt))
-        if state is not stored:
-            await self._keep_verdict(conversation, prompt, stored, state, tokens)
-        return (
-            await self._pressure(conversation, prompt, state, usage.prompt) if is_last and usage is not None else None
-        )
+        return None
 
     async def _keep_verdict(
         self,
@@ -304,10 +298,8 @@ class ContextController:
         judged: ContextState,
         tokens: int,
     ) -> None:
-        has_helped = judged.strikes == 0
-        log.info(
-            "compression.judged", lineage_id=conversation.lineage_id, has_helped=has_helped, strikes=judged.strikes
-        )
+        has_helped, lineage_id = judged.strikes == 0, conversation.lineage_id
+        log.info("compression.judged", lineage_id=lineage_id, has_helped=has_helped, strikes=judged.strikes)
         is_news = judged.is_blocked and not before.is_blocked
         events = [BlockedEvent(tokens=tokens, threshold=self._threshold(prompt))] if is_news else []
         session_id, listeners, now = prompt.view.session.id, self._listeners, self._clock.now()
@@ -335,11 +327,10 @@ class ContextController:
             await self._store.write(sessions.set_context_state, session_id, stored_form(state.told_of(level)))
             return None
         log.info("context.pressed", lineage_id=conversation.lineage_id, tokens=reported, of_tokens=of_tokens)
-        percent = reported * 100 // of_tokens
         return PressureEvent(
             tokens=reported,
             of_tokens=of_tokens,
-            percent=percent,
+            percent=reported * 100 // of_tokens,
             is_threshold=is_threshold,
             session_id=session_id,
             level=level,
@@ -390,9 +381,8 @@ class ContextController:
         if self._on_wait is None:
             yield
             return
-        telling = asyncio.create_task(
-            _after(prompt.model.context.quiet_seconds, self._on_wait, conversation, prompt.view), name="wait"
-        )
+        quiet_seconds = prompt.model.context.quiet_seconds
+        telling = asyncio.create_task(_after(quiet_seconds, self._on_wait, conversation, prompt.view), name="wait")
         try:
             yield
         finally:

@@ -2,12 +2,9 @@
 
 Pure functions of rows and their sizes. A cut never separates a tool call from its results, and whatever is open stays:
 the newest request of a person and the last answer they saw are in the child's view, in place or right behind the
-handoff.
-
-Putting a compressed view together: head, handoff, what stays open, tail.
-
-Rows are referenced, never copied. The cut has seen to it that no exchange of call and results is in two pieces and that
-the handoff can stand behind the head; which role it speaks in is decided on the wire.
+handoff. A compressed view is put together of head, handoff, what stays open, and tail; rows are referenced, never
+copied. The cut has seen to it that the handoff can stand behind the head; which role it speaks in is decided on the
+wire.
 """
 
 from collections.abc import Sequence
@@ -27,7 +24,7 @@ MIN_TAIL_ROWS = 3
 SOFT_CEILING = (3, 2)
 """A tail may exceed its budget by half rather than fall below the number of rows that people asked to keep."""
 LARGEST_TAIL = (3, 4)
-"""Largest tail, in percent of the input window: beside a larger one nothing fits, the conversation would be stuck."""
+"""Largest tail, as a fraction of the input window: beside a larger one nothing fits, and the conversation is stuck."""
 
 ProtectFirst: TypeAlias = Literal["always", "first"]
 
@@ -128,12 +125,8 @@ def _people_follow(transcript: Transcript, cut: Cut) -> bool:
 # ---- exchanges
 
 
-@dataclass(frozen=True, slots=True)
-class _Exchange:
-    """The places of an assistant row with calls and of the last result that answers one of them."""
-
-    first: int
-    last: int
+_Exchange: TypeAlias = tuple[int, int]
+"""Indexes of an assistant row with calls and of the last result that answers one of them."""
 
 
 def _exchanges(transcript: Transcript) -> list[_Exchange]:
@@ -147,22 +140,22 @@ def _exchanges(transcript: Transcript) -> list[_Exchange]:
             ends[asked_at.pop(row.tool_call_id)] = place
         elif row.origin is Origin.SUMMARY:
             asked_at.clear()
-    return [_Exchange(first, last) for first, last in sorted(ends.items())]
+    return sorted(ends.items())
 
 
 def _moved_back(exchanges: Sequence[_Exchange], place: int) -> int:
     """`place`, moved in front of an exchange that it would cut in two."""
-    for exchange in reversed(exchanges):  # one that begins earlier may reach over one that begins later
-        if exchange.first < place <= exchange.last:
-            place = exchange.first
+    for first, last in reversed(exchanges):  # one that begins earlier may reach over one that begins later
+        if first < place <= last:
+            place = first
     return place
 
 
 def _moved_forward(exchanges: Sequence[_Exchange], place: int) -> int:
     """`place`, moved behind an exchange that it would cut in two."""
-    for exchange in exchanges:
-        if exchange.first < place <= exchange.last:
-            place = exchange.last + 1
+    for first, last in exchanges:
+        if first < place <= last:
+            place = last + 1
     return place
 
 
@@ -179,8 +172,7 @@ def _head_end(
     upto: int,
 ) -> int:
     """`protect_first_n` rows within the head's budget, exchanges whole, never an old handoff."""
-    has_handoff = any(row.origin is Origin.SUMMARY for row in transcript)
-    if rules.protect_first == "first" and has_handoff:
+    if rules.protect_first == "first" and any(row.origin is Origin.SUMMARY for row in transcript):
         return 0
     end = used = 0
     for place in range(min(rules.protect_first_n, upto)):
@@ -275,25 +267,14 @@ def _turn_starts(transcript: Transcript) -> list[int]:
 
 def open_request(transcript: Transcript) -> list[int]:
     """The newest message of a person: all rows of that turn which people wrote, and how they changed them since."""
-    newest = next((place for place in range(len(transcript) - 1, -1, -1) if _is_human(transcript[place])), None)
-    if newest is None:
+    people = [place for place, row in enumerate(transcript) if row.origin is Origin.HUMAN]
+    if not people:
         return []
-    turn_id = transcript[newest].turn_id
-    pieces = [
-        place
-        for place, row in enumerate(transcript[:newest])
-        if _is_human(row) and row.turn_id is not None and row.turn_id == turn_id
-    ]
-    changes = [
-        place
-        for place in range(newest + 1, len(transcript))
-        if transcript[place].origin is Origin.NOTICE and transcript[place].sender_ref is not None
-    ]
+    newest, turn_id = people[-1], transcript[people[-1]].turn_id
+    pieces = [place for place in people[:-1] if turn_id is not None and transcript[place].turn_id == turn_id]
+    behind = enumerate(transcript[newest + 1 :], newest + 1)
+    changes = [place for place, row in behind if row.origin is Origin.NOTICE and row.sender_ref is not None]
     return [*pieces, newest, *changes]
-
-
-def _is_human(row: Message) -> bool:
-    return row.origin is Origin.HUMAN
 
 
 def _kept(
@@ -301,17 +282,10 @@ def _kept(
 ) -> tuple[int, ...]:
     """Rows of the middle that stay. An answer of more than a whole tail is left to the summary."""
     kept = [place for place in request if place in middle]
-    answer = _last_visible_answer(transcript)
+    answer = next((place for place in reversed(range(len(transcript))) if _is_answer(transcript[place])), None)
     if answer is not None and answer in middle and sizes[answer] <= _of(limits.tail, SOFT_CEILING):
         kept.append(answer)
     return tuple(sorted(kept))
-
-
-def _last_visible_answer(transcript: Transcript) -> int | None:
-    for place in range(len(transcript) - 1, -1, -1):
-        if _is_answer(transcript[place]):
-            return place
-    return None
 
 
 def has_open_calls(transcript: Transcript) -> bool:
@@ -321,7 +295,7 @@ def has_open_calls(transcript: Transcript) -> bool:
     for row in reversed(transcript):
         if row.role is MessageRole.TOOL:
             answered.add(row.tool_call_id)
-        elif _is_human(row):
+        elif row.origin is Origin.HUMAN:
             since.add(row.turn_id)
         elif row.role is MessageRole.ASSISTANT:
             # An answer of words, or a turn begun later: whatever was called before it has been given up.
@@ -351,24 +325,18 @@ class Middle:
 
 def middle_of(transcript: Transcript, cut: Cut) -> Middle:
     """The rows between head and tail. Several handoffs (an import may hold them) count as one, oldest first."""
-    rows: list[Message] = []
-    earlier: list[Handoff] = []
-    for row in cut.middle(transcript):
-        record = handoff_in(row)
-        if record is None:
-            rows.append(row)
-        else:
-            earlier.append(record)
-    return Middle(rows=tuple(rows), previous=joined(earlier))
+    found = [(row, handoff_in(row)) for row in cut.middle(transcript)]
+    rows = tuple(row for row, handoff in found if handoff is None)
+    return Middle(rows=rows, previous=joined([handoff for _, handoff in found if handoff is not None]))
 
 
 def handoff_in(row: Message) -> Handoff | None:
     """The record of a handoff row, also of one that was imported with another gateway's markers."""
-    if row.origin is Origin.SUMMARY:
-        text = row.text or ""
-        body = unframed(text)
-        return parse_handoff(text if body is None else body)
-    return None
+    if row.origin is not Origin.SUMMARY:
+        return None
+    text = row.text or ""
+    body = unframed(text)
+    return parse_handoff(text if body is None else body)
 
 
 def handoff_for(middle: Middle, text: str) -> Handoff:

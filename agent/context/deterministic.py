@@ -228,9 +228,9 @@ def _find_in_text(found: _Findings, row: Message, text: str) -> None:
 
 def _action(call: ToolCall, result: Message | None, redact: Redact) -> str:
     arguments = _one_line(clean(_short_arguments(call.arguments), redact), LINE_CHARACTERS // 2)
-    if result is None:
-        return f"{call.name} {arguments}: no result is known"
-    outcome = _one_line(clean(result.text or "", redact), LINE_CHARACTERS // 2)
+    outcome = "no result is known"
+    if result is not None:
+        outcome = _one_line(clean(result.text or "", redact), LINE_CHARACTERS // 2)
     return f"{call.name} {arguments}: {outcome}"
 
 
@@ -239,9 +239,7 @@ def _short_arguments(arguments: str) -> str:
         parsed = orjson.loads(arguments)
     except ValueError:
         return arguments
-    if not isinstance(parsed, dict):
-        return arguments
-    return ", ".join(f"{name}={value}" for name, value in parsed.items())
+    return ", ".join(f"{name}={value}" for name, value in parsed.items()) if isinstance(parsed, dict) else arguments
 
 
 def _all_text(row: Message) -> str:

@@ -35,9 +35,7 @@ class Engine(Protocol):
         """The compression that the conversation wants before its next model call; None for none."""
 
     async def prepare(
-        self,
-        job: CompressionJob,
-        state: ContextState,
+        self, job: CompressionJob, state: ContextState
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """The prepared compression, or why there is none, and the state to be remembered. Raises nothing of its own."""
 

@@ -73,7 +73,7 @@ class Estimator:
 
     def rows(self, rows: Iterable[Message], style: WireSettings) -> EstimatedTokens:
         """Rows as they stand on the wire, without what precedes them."""
-        return self._scaled(self._rows(rows, style))
+        return self._scaled(self.rows_size(rows, style))
 
     def each(self, rows: Iterable[Message], style: WireSettings) -> list[int]:
         """Tokens that each of the rows takes by itself."""
@@ -94,10 +94,6 @@ class Estimator:
         """True when a request can be estimated within a millisecond or two: most of its rows were measured before."""
         rows = request.transcript
         return len(rows) < MIN_LONG_ROWS or self._sizes.has(rows[0], request.style.max_result_characters)
-
-    def rows_size(self, rows: Iterable[Message], style: WireSettings) -> Size:
-        """Rows as they stand on the wire; worth keeping, for each of them is looked at."""
-        return self._rows(rows, style)
 
     @staticmethod
     def fixed_size(request: ModelRequest) -> Size:
@@ -157,8 +153,7 @@ class Estimator:
     def _learn_price(self, request: ModelRequest, reported: int, whole: Size, view: View | None) -> bool:
         """Learns from this report what an image costs; False when it does not say."""
         known = self._calibration
-        doubtful, rest = whole, float(reported)
-        scale = known.scale
+        doubtful, rest, scale = whole, float(reported), known.scale
         before = view.session.reported_prompt_tokens if view is not None else None
         if view is not None and before is not None:
             since = self._since(view.session, request)
@@ -205,13 +200,14 @@ class Estimator:
         seq = session.reported_at_seq or 0
         # What a session itself holds stands at the end, in order: the rows before it need no look.
         own = takewhile(lambda row: row.session_id == session.id, reversed(request.transcript))
-        return self._rows([row for row in own if row.seq > seq], request.style)
+        return self.rows_size([row for row in own if row.seq > seq], request.style)
 
     def _request(self, request: ModelRequest) -> Size:
-        rows = self._rows(request.transcript, request.style)
+        rows = self.rows_size(request.transcript, request.style)
         return Size(fixed_tokens(request) + rows.text, rows.images)
 
-    def _rows(self, rows: Iterable[Message], style: WireSettings) -> Size:
+    def rows_size(self, rows: Iterable[Message], style: WireSettings) -> Size:
+        """Rows as they stand on the wire; worth keeping, for each of them is looked at."""
         text_of, limit, is_shared = self._sizes.text_tokens, style.max_result_characters, style.is_shared
         text, images, maker = 0, 0, style.reasoning_of
         for row in rows:

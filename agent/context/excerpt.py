@@ -4,10 +4,9 @@ Every message is one entry; its further lines are indented, so that no text can 
 it stands inside tags that no text can close. Where there is more than fits, long messages are cut in their middle
 first, then every so many are left out; the first and the last stay, and people's messages have half of the room.
 
-A summary that came out too long, made to fit by rule: the longest sections give way first.
-
-Models take a length in words for a wish. A handoff that is as long as what it stands for would have the next
-compression follow at once, so what is too much is left out line by line, and the section says so.
+A summary that came out too long is made to fit by rule (`fitted`), for models take a length in words for a wish, and a
+handoff that is as long as what it stands for would have the next compression follow at once. The longest sections give
+way first, line by line, and each says so.
 """
 
 import heapq
@@ -44,11 +43,14 @@ BATCH_CHARACTERS = 10_000
 RECORD_CHARACTERS = 100_000
 RECORD_LINES = 1_000
 """An earlier record beyond these was not written here: its middle is left out."""
+NOTE_TOKENS = 10
+"""The line that says how many lines were left out."""
 
 _WHOLE = 1 << 40
 _OPENING = re.compile(r"^[ \t]*<(?:think|thinking|thought|reasoning)>", re.MULTILINE | re.IGNORECASE)
 CLOSING_THOUGHT: Final = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _TAG = re.compile(r"<(?=\s{0,8}/?\s{0,8}(?:conversation|earlier_record|focus)\b)", re.IGNORECASE)
+_HEADING = re.compile(r"^#{1,4}\s+\S.*$", re.MULTILINE)
 _NAME_BRACKETS = str.maketrans("[]<>", "()()")
 
 Redact = Callable[[str], str]
@@ -173,9 +175,8 @@ def _entries(rows: Sequence[Message], redact: Redact, zone: tzinfo, most: int, *
     for row in rows:
         text = " ".join(piece for piece in said(row) if piece)
         short = _shortened(text, most)
-        batch.append(
-            f"[{recall_id(row.id)} {moment(row.created_at, zone)} {_speaker(row, has_names=has_names)}] {short}"
-        )
+        speaker = _speaker(row, has_names=has_names)
+        batch.append(f"[{recall_id(row.id)} {moment(row.created_at, zone)} {speaker}] {short}")
         limits.append(most if short is text else _WHOLE)
         size += len(short)
         if size >= BATCH_CHARACTERS:
@@ -297,10 +298,7 @@ def _with_gaps(kept: Sequence[int], entries: dict[int, str], count: int) -> Iter
         before = place
 
 
-NOTE_TOKENS = 10
-"""The line that says how many lines were left out."""
-
-_HEADING = re.compile(r"^#{1,4}\s+\S.*$", re.MULTILINE)
+# ---- length
 
 
 class _Section:
@@ -352,11 +350,6 @@ def fitted(text: str, limit: Tokens) -> str:
 def _sections(text: str) -> list[_Section]:
     starts = [0, *(match.start() for match in _HEADING.finditer(text))]
     pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-    sections = [_section(piece, has_heading=place > 0) for place, piece in enumerate(pieces)]
+    lines = [[line for line in piece.splitlines() if line.strip()] for piece in pieces]
+    sections = [_Section("", lines[0]), *(_Section(own[0], own[1:]) for own in lines[1:])]
     return [section for section in sections if section.heading or section.has_lines]
-
-
-def _section(piece: str, *, has_heading: bool) -> _Section:
-    lines = [line for line in piece.splitlines() if line.strip()]
-    heading = lines.pop(0) if has_heading else ""
-    return _Section(heading, lines)

@@ -108,10 +108,7 @@ class CompressionJob:
     def not_needed(self, why: SkipReason) -> NotNeeded:
         """Outcome of the job when nothing is compressed."""
         return NotNeeded(
-            why=why,
-            prompt_tokens=self.tokens_before,
-            threshold=self.threshold,
-            messages=self.messages_before,
+            why=why, prompt_tokens=self.tokens_before, threshold=self.threshold, messages=self.messages_before
         )
 
 
@@ -310,10 +307,7 @@ def summarize_manual_compression(outcome: CompressionOutcome) -> ManualFeedback:
             )
         case Aborted():
             return ManualFeedback(
-                noop=True,
-                headline="Not compressed; nothing was changed",
-                token_line="",
-                note=outcome.reason,
+                noop=True, headline="Not compressed; nothing was changed", token_line="", note=outcome.reason
             )
         case _:
             assert_never(outcome)

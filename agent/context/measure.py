@@ -82,13 +82,7 @@ class _RowsSize:
 class PromptMeasure:
     """Measure of conversations: how large the next prompt of each would be, for any model."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        views: ViewCache,
-        prompts: PromptBuilder,
-    ) -> None:
+    def __init__(self, *, store: Store, views: ViewCache, prompts: PromptBuilder) -> None:
         self._store = store
         self._views = views
         self._prompts = prompts

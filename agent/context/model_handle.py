@@ -37,6 +37,8 @@ from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import Clock, EstimatedTokens, LineageId, ReportedTokens, Tokens
 
+log = structlog.get_logger()
+
 WORTH_SAVING = 0.01
 """Relative change of the scale, or of the price of an image, from which on it is saved."""
 ASSUMED_WINDOWS = (1_000_000, 512_000, 256_000, 200_000, 128_000, 64_000, 32_000, 16_000, 8_000, 4_000)
@@ -52,7 +54,6 @@ UNREACHED_BACKOFF = Backoff(60.0, 3_600.0)
 SUMMARY_SECONDS = 180.0
 """Longest wait for one summary, in seconds, however steadily it comes in: one that the turn's own deadline ended would
 begin anew with the next message, and the one after it."""
-
 
 Fetch = Callable[[], Awaitable[ModelLimits | None]]
 
@@ -122,14 +123,7 @@ class LearnedProfile:
     """The profile of one model on one route."""
 
     def __init__(
-        self,
-        store: Store,
-        route: str,
-        model: str,
-        configured: ModelLimits,
-        clock: Clock,
-        *,
-        fetch: Fetch | None = None,
+        self, store: Store, route: str, model: str, configured: ModelLimits, clock: Clock, *, fetch: Fetch | None = None
     ) -> None:
         """`fetch` asks the provider, see `ChatModel.fetch_limits`; without it nobody is asked."""
         self._store = store
@@ -342,9 +336,6 @@ class ModelHandle:
 
     def _limits_of(self, window: Tokens) -> Limits:
         return limits_of(window, self.profile.capacity.output_in(window), self.context.limits)
-
-
-log = structlog.get_logger()
 
 
 def _differs(known: float, saved: float) -> bool:

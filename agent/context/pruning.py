@@ -14,7 +14,7 @@ import orjson
 
 from agent.context.excerpt import Redact
 from hermes_state.redaction import seam
-from hermes_state.values import Message, MessageBody, MessageRole, ToolCall, Transcript, recall_id
+from hermes_state.values import Message, MessageRole, ToolCall, Transcript, recall_id
 
 WORTH_PRUNING_CHARACTERS = 200
 EXCERPT_CHARACTERS = 800
@@ -154,8 +154,7 @@ def _with_short_arguments(row: Message, redact: Redact) -> Message:
     calls = tuple(_shortened_call(call, row, redact) for call in row.body.calls)
     if calls == row.body.calls:
         return row
-    body: MessageBody = msgspec.structs.replace(row.body, calls=calls)
-    return msgspec.structs.replace(row, body=body)
+    return msgspec.structs.replace(row, body=msgspec.structs.replace(row.body, calls=calls))
 
 
 def _shortened_call(call: ToolCall, row: Message, redact: Redact) -> ToolCall:
@@ -176,8 +175,7 @@ def _shortened(value: Any, row: Message, redact: Redact, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         return value
     if isinstance(value, str):
-        is_long = len(value) > ARGUMENT_CHARACTERS + 60  # what the mark takes
-        if not is_long:
+        if len(value) <= ARGUMENT_CHARACTERS + 60:  # what the mark takes
             return value
         return f"{_beginning(value, ARGUMENT_CHARACTERS, redact)}… {_begun(row)}{len(value):,} characters]"
     if isinstance(value, list):

@@ -57,6 +57,7 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 _TEMPLATE_HEADING = re.compile(r"^#{1,6}[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
+_QUOTES = str.maketrans(dict.fromkeys('"“”„', "'"))
 _NOTHING = frozenset({"", "none", "n/a", "nothing", "empty"})
 
 _SYSTEM = f"""\
@@ -135,21 +136,14 @@ def _focus(focus: str | None, redact: Callable[[str], str]) -> str:
     return line[:FOCUS_CHARACTERS].translate(_QUOTES).strip()
 
 
-_QUOTES = str.maketrans(dict.fromkeys('"“”„', "'"))
-
-
 def _what_is_wanted(task: SummaryTask) -> str:
     words = task.target * 3 // 4
-    template = task.template or "\n\n".join(f"## {title}\n{_hint(what)}" for title, what in SECTIONS)
+    template = task.template or "\n\n".join(f"## {title}\n[{what}]" for title, what in SECTIONS)
     return (
         f"Summarise the conversation below as a record of about {task.target} tokens ({words} words); shorter if there "
         f"is little to say. Now it is {moment(task.now, task.zone)}. Use these headings in this order, and write "
         f"`None.` under one that has nothing:\n\n{template}"
     )
-
-
-def _hint(what: str) -> str:
-    return f"[{what}]"
 
 
 def asking_row(text: str, now: Millis) -> Message:
@@ -185,7 +179,7 @@ def checked_summary(reply: ModelReply, task: SummaryTask, redact: Callable[[str]
     if len(text) < MIN_CHARACTERS:
         raise SummaryError(*(_REFUSED if _REFUSAL.search(text) else _EMPTY))
     _require_headings(text, titles)
-    if sum(_hint(what) in text for _, what in SECTIONS) >= MIN_HEADINGS:
+    if sum(f"[{what}]" in text for _, what in SECTIONS) >= MIN_HEADINGS:
         raise SummaryError("malformed", "The model returned the form without filling it in.")
     if estimated_text_tokens(text) > MAX_LENGTH_FACTOR * max(task.target, 1_000):
         raise SummaryError("too_long", "The summary came out longer than a summary may be.")
