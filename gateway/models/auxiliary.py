@@ -58,10 +58,8 @@ def _named(config: Config, task: Task, live: RouteConfig) -> RouteConfig | None:
     The key of `model` goes along only to the API that it is for.
     """
     settings, main = _settings(config, task), config.model
-    name = settings.model
-    if task == "compression":
-        name = config.compression.for_model(live.name or "").summary_model or name
-    name = (name or "").strip()
+    own = config.compression.for_model(live.name or "").summary_model if task == "compression" else None
+    name = (own or settings.model or "").strip()
     if not name:
         return None
     keys = ("protocol", "base_url", "api_key", "context_length")

@@ -1,7 +1,6 @@
 """Costs by the configuration, as clients of models need them: the price of each, the caps, the ledger."""
 
 from collections.abc import Iterator
-from datetime import tzinfo
 from typing import TypedDict
 from zoneinfo import ZoneInfo
 
@@ -35,13 +34,12 @@ class Pricing:
     def terms(self, config: Config, name: str | None) -> ClientOptions:
         """For the model called `name`; None is the built-in one, which costs nothing."""
         price = price_in(config, name)
-        if not config.costs.has_caps:
-            return ClientOptions(ledger=self._ledger, price=price, caps=None)
-        if price is None:
-            return ClientOptions(ledger=self._ledger, price=None, caps=UnpricedCaps(name or ""))
-        return ClientOptions(
-            ledger=self._ledger, price=price, caps=SpendingCaps(self._store, cap_limits(config), self._day, self._clock)
-        )
+        caps: Caps | None = None
+        if config.costs.has_caps and price is None:
+            caps = UnpricedCaps(name or "")
+        elif config.costs.has_caps:
+            caps = SpendingCaps(self._store, cap_limits(config), self._day, self._clock)
+        return ClientOptions(ledger=self._ledger, price=price, caps=caps)
 
 
 def price_in(config: Config, name: str | None) -> Price | None:
@@ -53,23 +51,18 @@ def price_in(config: Config, name: str | None) -> Price | None:
 
 def cap_limits(config: Config) -> SpendingCapSettings:
     """The configured caps."""
-    costs = config.costs
+    costs, zone = config.costs, config.agent.time_zone
     return SpendingCapSettings(
         daily=_limit(costs.daily_cap),
         chat_daily=_limit(costs.chat_daily_cap),
         conversation=_limit(costs.conversation_cap),
-        zone=_day_zone(config),
+        # Days begin by it. The machine's own is not asked for here: it is another one in half a year.
+        zone=None if zone is None else ZoneInfo(zone),
     )
 
 
 def _limit(amount: float | None) -> MicroUsd | None:
     return None if amount is None else micro_usd(amount)
-
-
-def _day_zone(config: Config) -> tzinfo | None:
-    """Time zone in which days begin. The machine's own is not asked for here: it is another one in half a year."""
-    name = config.agent.time_zone
-    return None if name is None else ZoneInfo(name)
 
 
 def unpriced_models(config: Config) -> list[str]:
