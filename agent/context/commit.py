@@ -82,10 +82,7 @@ def settle(
     attempt = _rebased(db, attempt)
     result = attempt.result
     if not isinstance(result, PreparedCompression):
-        if sessions.load_session(db, attempt.job.view.session.id).ended_at is not None:
-            return attempt.job.not_needed(SkipReason.MOVED)
-        _keep_attempt(db, conversation, attempt, result, listeners, now)
-        return result
+        return _keep_attempt(db, conversation, attempt, result, listeners, now)
     outcome = None
     with suppress(LineageMoved), nested(db):
         outcome = _compressed(db, conversation, attempt, result, split(db, _plan(attempt, result, system_prompt), now))
@@ -151,12 +148,14 @@ def _keep_attempt(
     result: NotNeeded | Aborted,
     listeners: Sequence[Listener],
     now: Millis,
-) -> None:
-    """Remember an attempt, unless there is nothing to remember."""
+) -> NotNeeded | Aborted:
+    """Remember an attempt, unless there is nothing to remember or the session has ended meanwhile."""
     job, events = attempt.job, _events_of(attempt, result)
-    if attempt.state == attempt.before and not events:
-        return
     session_id = job.view.session.id
+    if sessions.load_session(db, session_id).ended_at is not None:
+        return job.not_needed(SkipReason.MOVED)
+    if attempt.state == attempt.before and not events:
+        return result
     sessions.set_context_state(db, session_id, stored_form(attempt.state))
     row = CompressionAttempt(
         session_id=session_id,
@@ -170,6 +169,7 @@ def _keep_attempt(
     )
     record_attempt(db, row, now)
     _tell(db, conversation, events, listeners, now)
+    return result
 
 
 def record_verdict(

@@ -452,6 +452,5 @@ def _is_another_view(outcome: CompressionOutcome) -> bool:
 
 def _load_ended(db: Connection, session_id: SessionId) -> View | None:
     session = sessions.load_session(db, session_id)
-    if session.ended_at is None:
-        return None
-    return View(session=session, transcript=load_session_view(db, session_id))
+    is_ended = session.ended_at is not None
+    return View(session=session, transcript=load_session_view(db, session_id)) if is_ended else None

@@ -7,6 +7,7 @@ is enough of everything, so that a long conversation costs no more than a short 
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -227,19 +228,16 @@ def _find_in_text(found: _Findings, row: Message, text: str) -> None:
 
 
 def _action(call: ToolCall, result: Message | None, redact: Redact) -> str:
-    arguments = _one_line(clean(_short_arguments(call.arguments), redact), LINE_CHARACTERS // 2)
+    arguments = call.arguments
+    with suppress(ValueError):  # what is no JSON is shown as it stands
+        parsed = orjson.loads(arguments)
+        if isinstance(parsed, dict):
+            arguments = ", ".join(f"{name}={value}" for name, value in parsed.items())
+    arguments = _one_line(clean(arguments, redact), LINE_CHARACTERS // 2)
     outcome = "no result is known"
     if result is not None:
         outcome = _one_line(clean(result.text or "", redact), LINE_CHARACTERS // 2)
     return f"{call.name} {arguments}: {outcome}"
-
-
-def _short_arguments(arguments: str) -> str:
-    try:
-        parsed = orjson.loads(arguments)
-    except ValueError:
-        return arguments
-    return ", ".join(f"{name}={value}" for name, value in parsed.items()) if isinstance(parsed, dict) else arguments
 
 
 def _all_text(row: Message) -> str:

@@ -96,6 +96,11 @@ def limits_of(context_length: int, reserved_output: int, settings: LimitSettings
         _at_least(context_length, settings.hygiene_threshold), _at_least(window, Fraction(HYGIENE_INPUT_PERCENT, 100))
     )
     threshold = _threshold(context_length, window, settings)
+    ceiling = min(
+        context_length * SUMMARY_CONTEXT_PERCENT // 100,
+        settings.summary_max_tokens,
+        threshold * SUMMARY_THRESHOLD_PERCENT // 100,
+    )
     return Limits(
         context_length=Tokens(context_length),
         input_window=Tokens(window),
@@ -104,7 +109,7 @@ def limits_of(context_length: int, reserved_output: int, settings: LimitSettings
         urgent=Tokens(_at_least(window, Fraction(URGENT_PERCENT, 100))),
         tail=_tail(context_length, threshold, settings),
         head=Tokens(min(HEAD_TOKENS, threshold * HEAD_THRESHOLD_PERCENT // 100)),
-        summary_ceiling=_summary_ceiling(context_length, threshold, settings),
+        summary_ceiling=Tokens(max(MIN_SUMMARY_CEILING, ceiling)),
         summary_budget=settings.summary_budget,
     )
 
@@ -130,15 +135,6 @@ def _tail(context_length: int, threshold: int, settings: LimitSettings) -> Token
         wanted = min(max(context_length * 25 // 1_000, least), most)
         return Tokens(min(wanted, threshold * LEAN_THRESHOLD_PERCENT // 100))
     return Tokens(_at_most(threshold, settings.target_ratio))
-
-
-def _summary_ceiling(context_length: int, threshold: int, settings: LimitSettings) -> Tokens:
-    most = min(
-        context_length * SUMMARY_CONTEXT_PERCENT // 100,
-        settings.summary_max_tokens,
-        threshold * SUMMARY_THRESHOLD_PERCENT // 100,
-    )
-    return Tokens(max(MIN_SUMMARY_CEILING, most))
 
 
 def _exact(share: float | Fraction) -> Fraction:

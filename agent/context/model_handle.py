@@ -211,15 +211,14 @@ class LearnedProfile:
 
     def _is_due(self) -> bool:
         configured, now = self._configured, self._clock.now()
-        if None not in (configured.context_length, configured.max_output_tokens):
-            return False
-        if now < self._ask_from:
+        is_configured = None not in (configured.context_length, configured.max_output_tokens)
+        if is_configured or now < self._ask_from:
             return False
         offer = self._known.offer
         if offer is None:
             return True
-        says_something = (offer.context_length, offer.max_output_tokens) != (None, None)
-        return not 0 <= now - offer.at < (MAX_OFFER_AGE_MS if says_something else MAX_SILENCE_AGE_MS)
+        is_silence = offer.context_length is None and offer.max_output_tokens is None
+        return not 0 <= now - offer.at < (MAX_SILENCE_AGE_MS if is_silence else MAX_OFFER_AGE_MS)
 
     def _take(self, profile: ModelProfile) -> None:
         self._known = profile
@@ -326,13 +325,13 @@ class ModelHandle:
 
         The conversation's own model reads no more for a summary than for a turn, whatever is configured.
         """
-        return tuple(self._bounded(route, window) for route in self.summary_routes)
-
-    def _bounded(self, route: SummaryRoute, window: Tokens) -> SummaryRoute:
-        length = window if route.context_length is None else route.context_length
-        if self.profile.is_about(route.client.model):
-            length = min(length, window)
-        return SummaryRoute(client=route.client, context_length=length, mark=route.mark)
+        bounded = []
+        for route in self.summary_routes:
+            length = window if route.context_length is None else route.context_length
+            if self.profile.is_about(route.client.model):
+                length = min(length, window)
+            bounded.append(replace(route, context_length=length))
+        return tuple(bounded)
 
     def _limits_of(self, window: Tokens) -> Limits:
         return limits_of(window, self.profile.capacity.output_in(window), self.context.limits)

@@ -55,7 +55,10 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyl
     read the rows.
     """
     calls: dict[str | None, ToolCall] = {}  # ids come again: a result answers the call before it
-    newest = _newest_of_equal(transcript)
+    tool_rows = (row for row in transcript if row.role is MessageRole.TOOL)
+    newest = {
+        row.text: row.id for row in tool_rows if row.text is not None and len(row.text) > WORTH_PRUNING_CHARACTERS
+    }
     rows: list[Message] = []
     results = arguments = 0
     for place, row in enumerate(transcript):
@@ -74,18 +77,10 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyl
 # ---- results
 
 
-def _newest_of_equal(transcript: Transcript) -> dict[str, int]:
-    """The id of the newest row that holds each long result."""
-    return {
-        row.text: row.id
-        for row in transcript
-        if row.role is MessageRole.TOOL and row.text is not None and len(row.text) > WORTH_PRUNING_CHARACTERS
-    }
-
-
 def _pruned_result(
     row: Message, call: ToolCall | None, newest: Mapping[str, int], style: PruneStyle, redact: Redact
 ) -> Message:
+    """The row with a stub for its text. `newest`: the newest row of each long result, by its text."""
     text = row.text or ""
     if len(text) <= WORTH_PRUNING_CHARACTERS or text.startswith(_STUB_MARK):
         return row

@@ -95,8 +95,8 @@ def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
     for admins.
     """
     known = known_routes(model)
-    name = next((one for one in known if one == written), None)
-    name = name or next((one for one in known if one.lower() == written.lower()), None)
+    alike = (one for one in known if one.lower() == written.lower())
+    name = written if written in known else next(alike, None)
     if written.lower() == CONFIGURED or name == model.label:
         return None
     if name is not None:
