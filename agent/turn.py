@@ -30,7 +30,7 @@ from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, 
 from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import View, ViewCache
+from hermes_state.transcripts import View
 from hermes_state.values import (
     Clock,
     ConversationRef,
@@ -42,6 +42,7 @@ from hermes_state.values import (
     Transcript,
     TurnId,
 )
+from hermes_state.view_cache import ViewCache
 
 log = structlog.get_logger()
 

@@ -37,7 +37,8 @@ from bench.conversation import Conversation
 from bench.measure import Measure, NoFailures, percentile, table
 from bench.replay import Recorded, kind_of, replaying
 from bench.subjects import Subject, gateway, lab
-from hermes_state import chats, ledger
+from hermes_state import chats
+from hermes_state.models import ledger
 from hermes_state.sessions import ensure_active
 from hermes_state.store.writer import Store
 from hermes_state.values import (

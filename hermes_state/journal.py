@@ -17,10 +17,11 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state import inbox, ledger, outbox
+from hermes_state import inbox, outbox
 from hermes_state.chats import KEY_COLUMNS
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow
+from hermes_state.models import ledger
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import ensure_active, load_tip
 from hermes_state.store.sql import insert_row, scalar, scalar_or_none, scalars, select_one

@@ -32,7 +32,7 @@ from agent.context.job import (
 from agent.context.limits import Limits
 from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
-from hermes_state import ledger, sessions
+from hermes_state import sessions
 from hermes_state.compressions import (
     CompressionAttempt,
     SplitPlan,
@@ -44,6 +44,7 @@ from hermes_state.compressions import (
     undo_compression,
 )
 from hermes_state.errors import LineageMoved, StateError
+from hermes_state.models import ledger
 from hermes_state.sessions import Session, load_session
 from hermes_state.store.sql import nested
 from hermes_state.store.writer import Store

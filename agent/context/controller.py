@@ -42,7 +42,7 @@ from hermes_state.compressions import Layer, plan_undo
 from hermes_state.errors import ContextOverflow, StoreUnavailable
 from hermes_state.sessions import Session
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import View, ViewCache, load_session_view
+from hermes_state.transcripts import View, load_session_view
 from hermes_state.values import (
     CanonicalUsage,
     Clock,
@@ -53,6 +53,7 @@ from hermes_state.values import (
     SessionId,
     Tokens,
 )
+from hermes_state.view_cache import ViewCache
 
 log = structlog.get_logger()
 

@@ -15,7 +15,7 @@ from agent.model.base import ModelRequest
 from agent.model.usage import fixed_tokens
 from agent.model.wire import WireSettings
 from agent.tokens import BLOCK_TOKENS, ROW_TOKENS, RowTokenCache, estimated_text_tokens
-from hermes_state.model_profiles import MAX_IMAGE_TOKENS, MAX_SCALE, MIN_IMAGE_TOKENS, MIN_SCALE, Calibration
+from hermes_state.models.profiles import MAX_IMAGE_TOKENS, MAX_SCALE, MIN_IMAGE_TOKENS, MIN_SCALE, Calibration
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
 from hermes_state.values import EstimatedTokens, Message, ReportedTokens

@@ -13,8 +13,9 @@ from agent.model.wire import WireSettings
 from agent.prompt import PromptBuilder
 from hermes_state.compressions import count_compressions
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import View, ViewCache
+from hermes_state.transcripts import View
 from hermes_state.values import ConversationRef, EstimatedTokens, LineageId, MessageId, SessionId, Tokens
+from hermes_state.view_cache import ViewCache
 
 MAX_SIZES = 4_096
 """Conversations whose size is remembered: a few hundred bytes each."""

@@ -25,7 +25,7 @@ from agent.model.client import ModelClient
 from agent.model.sizes import UNKNOWN_LIMITS, SizeSource, model_size, plausible
 from hermes_state.aio import Backoff
 from hermes_state.compressions import Layer
-from hermes_state.model_profiles import (
+from hermes_state.models.profiles import (
     ModelProfile,
     OfferedSize,
     learn_context,

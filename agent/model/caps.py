@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, tzinfo
 
 from agent.model.base import Payer
-from hermes_state import ledger
 from hermes_state.errors import PriceNotFound, SpendingCapExceeded
-from hermes_state.ledger import cost_after, cost_of_chat, cost_of_conversation
+from hermes_state.models import ledger
+from hermes_state.models.ledger import cost_after, cost_of_chat, cost_of_conversation
 from hermes_state.store.writer import Store
 from hermes_state.text import dollars
 from hermes_state.values import Clock, MicroUsd, Millis, ModelCallRecord
@@ -93,7 +93,7 @@ def _check_cap(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
 
 
 class StoreLedger:
-    """Ledger in the table that `hermes_state.ledger` keeps."""
+    """Ledger in the table that `hermes_state.models.ledger` keeps."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store

@@ -10,7 +10,7 @@ from agent.model.base import ModelLimits
 from agent.model.catalog import load_catalog
 from agent.model.sizes import UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
 from gateway.config.routes import RouteConfig
-from hermes_state.model_profiles import OfferedSize
+from hermes_state.models.profiles import OfferedSize
 from hermes_state.values import Tokens
 
 

@@ -14,7 +14,7 @@ from agent.tokens import estimated_schema_tokens, estimated_text_tokens
 from agent.tools.recall import recall_tools
 from gateway.config.settings import Config
 from gateway.models.capacity import capacity_in
-from hermes_state.model_profiles import ModelProfile, load_profile
+from hermes_state.models.profiles import ModelProfile, load_profile
 from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
 
 

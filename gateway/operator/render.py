@@ -5,7 +5,7 @@ from datetime import date, timedelta
 from itertools import groupby
 
 from gateway.operator.spending import CapUsage, InsightsReport, UsageReport, knows_cost
-from hermes_state.ledger import NO_CALLS, CallTotals
+from hermes_state.models.ledger import NO_CALLS, CallTotals
 from hermes_state.text import dollars
 from hermes_state.values import MICROS
 

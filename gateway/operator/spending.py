@@ -19,7 +19,15 @@ from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.chats import load_chat
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
-from hermes_state.ledger import NO_CALLS, CallTotals, UsageRow, is_outdated, load_by_purpose, load_since, load_slices
+from hermes_state.models.ledger import (
+    NO_CALLS,
+    CallTotals,
+    UsageRow,
+    is_outdated,
+    load_by_purpose,
+    load_since,
+    load_slices,
+)
 from hermes_state.values import MICROS, ChatId, LineageId, MicroUsd, Millis, micro_usd
 
 Report: TypeAlias = dict[str, Any]

@@ -19,7 +19,7 @@ from gateway.config.routes import PartialRoute, completed
 from gateway.config.settings import Config
 from gateway.models.pricing import Pricing
 from gateway.models.selection import Runtime
-from hermes_state import inbox, ledger
+from hermes_state import inbox
 from hermes_state.errors import (
     AuthRejected,
     ModelError,
@@ -29,6 +29,7 @@ from hermes_state.errors import (
     SpendingCapExceeded,
 )
 from hermes_state.inbox import InboxRow
+from hermes_state.models import ledger
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCallRecord
 

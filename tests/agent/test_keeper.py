@@ -22,7 +22,7 @@ from agent.turn import MAX_OVERFLOWS, Answer
 from hermes_state import journal, sessions
 from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
 from hermes_state.journal import PreparedContent, RunningTurn
-from hermes_state.model_profiles import save_calibration
+from hermes_state.models.profiles import save_calibration
 from hermes_state.values import (
     EstimatedTokens,
     Image,

@@ -31,9 +31,9 @@ from gateway.operator.spending import (
     usage_of,
     usage_report,
 )
-from hermes_state import ledger
 from hermes_state.errors import CommandError, SpendingCapExceeded
-from hermes_state.ledger import CallTotals
+from hermes_state.models import ledger
+from hermes_state.models.ledger import CallTotals
 from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, ChatId, MicroUsd, Millis
 from tests.hermes_state.rows import CALL, START, exchange, make_chat, migrated

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hermes_state import ledger
-from hermes_state.ledger import (
+from hermes_state.models import ledger
+from hermes_state.models.ledger import (
     CallTotals,
     cost_after,
     cost_of_chat,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_state import model_profiles as profiles
-from hermes_state.model_profiles import (
+from hermes_state.models import profiles
+from hermes_state.models.profiles import (
     MAX_IMAGE_TOKENS,
     MAX_SCALE,
     MIN_IMAGE_TOKENS,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from hermes_state.errors import SessionNotFound
-from hermes_state.ledger import note_report
+from hermes_state.models.ledger import note_report
 from hermes_state.sessions import load_session, load_tip
 from hermes_state.transcripts import (
     NewMessage,

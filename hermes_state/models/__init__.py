@@ -1,0 +1,1 @@
+"""What is stored about models: a row for every call (ledger), and what was learned of each (profiles)."""
