@@ -2,8 +2,8 @@
 
 `values` and `errors` import nothing of ours; every other module holds the rows of one noun and the only functions that
 write them: `chats`, `inbox`, `outbox`, `journal`, `sessions`, `compressions`, `transcripts`, `attachments`,
-`models.ledger`, `models.profiles`. Such a function takes a connection first and is a whole transaction: `Store.write` runs it on the
-writer's thread, `Store.read` on a reader's. `search` finds what was said, `admin` is for operators.
+`models.ledger`, `models.profiles`. Such a function takes a connection first and is a whole transaction: `Store.write`
+runs it on the writer's thread, `Store.read` on a reader's. `search` finds what was said, `admin` is for operators.
 
 >>> import asyncio, tempfile
 >>> from pathlib import Path
