@@ -1,1 +1,1 @@
-"""What is stored about models: a row for every call (ledger), and what was learned of each (profiles)."""
+"""Stored rows about models: one for every call (ledger), and what was learned of each model (profiles)."""
