@@ -131,7 +131,7 @@ def text_of(content: object) -> str:
 
 
 def key_of(message: Mapping[str, Any]) -> MessageKey:
-    """What makes two messages the same: role, content, and the ids of calls. One text part is as good as a string."""
+    """Identity of a message: its role, its content, and the ids of its calls. One text part is as good as a string."""
     content = message.get("content")
     match content:
         case [{"type": "text", "text": str() as text}]:
