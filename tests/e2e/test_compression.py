@@ -186,8 +186,7 @@ class Page:
 
 @asynccontextmanager
 async def page_of(world: World) -> AsyncIterator[Page]:
-    await world.gateway.wait_for_log("Open http")
-    url = re.findall(r"Open (http\S+)", world.gateway.log_text())[-1]
+    url = await world.gateway.printed_url()
     jar = aiohttp.CookieJar(unsafe=True)
     async with aiohttp.ClientSession(cookie_jar=jar) as browser, browser.get(url) as answer:
         assert answer.status == 200

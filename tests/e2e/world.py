@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -54,16 +55,18 @@ class Gateway:
         self._log = log
         self._command = list(command)
         self.process: asyncio.subprocess.Process | None = None
+        self.started_from = 0
+        """Offset in the output at which the process of now began to write, in bytes."""
 
     async def start(self, **changes: str) -> None:
         """Start and wait until the log says that it has started."""
-        seen = self._log.stat().st_size if self._log.exists() else 0
         await self.spawn(**changes)
-        await self.wait_for_log("daemon.started", since=seen)
+        await self.wait_for_log("daemon.started", since=self.started_from)
 
     async def spawn(self, **changes: str) -> None:
         """Start without waiting."""
         self.environ.update(changes)
+        self.started_from = len(self.log_bytes())
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, *self._command), env=self.environ, cwd=ROOT, stdout=log, stderr=log
@@ -103,6 +106,12 @@ class Gateway:
 
     def log_text(self) -> str:
         return self.log_bytes().decode(errors="replace")
+
+    async def printed_url(self) -> str:
+        """Address of the web chat that the process of now printed; the one before printed another."""
+        await self.wait_for_log("Open http", since=self.started_from)
+        [url] = re.findall(rb"Open (http\S+)", self.log_bytes()[self.started_from :])
+        return bytes(url).decode()
 
 
 class World:

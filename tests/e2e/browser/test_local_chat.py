@@ -61,12 +61,6 @@ async def browser(tmp_path: Path) -> AsyncIterator[Chromium]:
         yield opened
 
 
-async def printed_url(world: World) -> str:
-    await world.gateway.wait_for_log("Open http")
-    found: list[str] = re.findall(r"Open (http\S+)", world.gateway.log_text())
-    return found[-1]
-
-
 def echoed(*texts: str) -> Callable[[list[str]], bool]:
     """Whether there is one answer for each of `texts`, which the fake model says back behind a time stamp."""
 
@@ -79,7 +73,7 @@ def echoed(*texts: str) -> Callable[[list[str]], bool]:
 
 
 async def enter(world: World, browser: Chromium) -> None:
-    await browser.open(await printed_url(world))
+    await browser.open(await world.gateway.printed_url())
     await browser.wait_for("#log", lambda found: found == [""])
 
 
@@ -131,8 +125,8 @@ async def test_two_windows_show_the_same(world: World, browser: Chromium, tmp_pa
     await enter(world, browser)
     async with Chromium(tmp_path / "second") as second:
         await world.gateway.stop()
-        await world.gateway.start()  # prints another address
-        await second.open(await printed_url(world))
+        await world.gateway.start()
+        await second.open(await world.gateway.printed_url())
         await browser.write("from the first")
         await second.wait_for(".answer .body", echoed("from the first"))
         await second.write("from the second")
@@ -270,7 +264,7 @@ async def test_a_page_from_another_origin_gets_nothing(world: World, browser: Ch
     await browser.write("the plan for Thursday")
     await browser.wait_for(".answer .body", lambda found: len(found) == 1)
     await browser.complaints()
-    chat = (await printed_url(world)).split("/?")[0]
+    chat = (await world.gateway.printed_url()).split("/?")[0]
 
     async def attack(_: web.Request) -> web.Response:
         return web.Response(text=ATTACK.replace("CHAT", chat), content_type="text/html")
