@@ -165,7 +165,8 @@ async def on_thread(
 ) -> T:
     """Run `fn(db, ...)` as one job on the connection's thread: the only way from our code to that thread.
 
-    aiosqlite has no public call for a function of one's own; `tests/hermes_state/test_store.py` fails if this one goes.
+    aiosqlite has no public call for a function of one's own; `tests/hermes_state/store/test_store.py` fails if this
+    one goes.
     """
     job = connection._execute(fn, connection._conn, *args, **kwargs)  # type: ignore[no-untyped-call]  # untyped there
     return cast("T", await job)

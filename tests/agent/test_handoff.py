@@ -20,8 +20,8 @@ from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageRole, Origin
 from tests.agent.conftest import Chat
-from tests.agent.rows import answer, human, row
-from tests.agent.test_recall import call
+from tests.agent.context.rows import answer, human, row
+from tests.agent.tools.test_recall import call
 
 RECORD = Handoff(text="## Active Task\nNone.", messages=7, first_id=3, last_id=21)
 

@@ -15,8 +15,8 @@ from hermes_state import journal
 from hermes_state.journal import PreparedContent, RunningTurn
 from hermes_state.values import Image, MessageBody
 from tests.agent.conftest import Chat, Sink, settings
-from tests.agent.contexts import agent_of, dialled, look, summary_of
-from tests.agent.rows import human
+from tests.agent.context.contexts import agent_of, dialled, look, summary_of
+from tests.agent.context.rows import human
 from tests.agents import SingleModelAgent
 from tests.clients import client_of
 from tests.fakes import labkit

@@ -10,7 +10,7 @@ from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ReplyMalformed
 from hermes_state.redaction import Redactor, redact
 from hermes_state.values import ChatId, LineageId, Message, Millis, ToolCall
-from tests.agent.rows import answer, human
+from tests.agent.context.rows import answer, human
 
 NOW = Millis(1_700_000_000_000)
 PAYER = Payer(chat_id=ChatId(1), lineage_id=LineageId(2))

@@ -15,7 +15,7 @@ from agent.tokens import (
     estimated_text_tokens,
 )
 from hermes_state.values import Document, Image, Message, MessageBody, Origin, Quote, Reasoning, ToolCall
-from tests.agent.rows import answer, human, result
+from tests.agent.context.rows import answer, human, result
 
 LIMIT = 1_000
 

@@ -18,7 +18,7 @@ from tests.e2e.protocols import ModelProtocol, conversation_of, prompt_of
 from tests.e2e.test_discord import ALICE, ready
 from tests.e2e.test_discord import say as say_on_discord
 from tests.e2e.world import World, world_in
-from tests.platforms.local_harness import Screen, Shown
+from tests.platforms.local.harness import Screen, Shown
 
 FILLER = "We looked at the harbour, the old bridge and the market, and wrote down what each of them costs. " * 12
 SMALL = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.platforms.contract import RecordingIntake
-from tests.platforms.telegram_harness import TelegramHarness
+from tests.platforms.telegram.harness import TelegramHarness
 
 
 @pytest.fixture

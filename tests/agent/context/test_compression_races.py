@@ -1,0 +1,258 @@
+"""Several who compress one chat at once, and one who is cancelled at any point: old state or new state, no other."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from dataclasses import dataclass, field
+from itertools import count
+from types import coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from agent.context.cuts import SkipReason
+from agent.context.job import Compressed, CompressionOutcome, NotNeeded
+from agent.context.model_handle import ContextSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from hermes_state import journal
+from hermes_state.journal import RunningTurn
+from hermes_state.values import ConversationRef
+from tests.agent.conftest import Chat, Sink
+from tests.agent.context.contexts import (
+    Listening,
+    agent_of,
+    chat_at,
+    dialled,
+    fill_and_ask,
+    look,
+    summary_of,
+)
+from tests.agents import SingleModelAgent
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+T = TypeVar("T")
+MAX_UNCUT = 5
+"""Runs that may come to their end uncut, until one was cut behind the split."""
+EAGER = ContextSettings(hard_message_limit=8)
+"""Hygiene acts here although there is room, so that all three layers act at one time."""
+
+
+@pytest.fixture
+async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    async with dialled(server, "lab-8k") as model:
+        yield model
+
+
+async def by_hand(chat: Chat, agent: SingleModelAgent, conversation: ConversationRef) -> CompressionOutcome:
+    drafted = await agent.context.prepare_by_hand(conversation)
+    return await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
+
+
+# ---- side by side
+
+
+@pytest.mark.parametrize(
+    "order", [("hygiene", "loop", "hand"), ("hand", "hygiene", "loop"), ("loop", "hand", "hygiene")]
+)
+async def test_of_all_layers_at_once_one_compresses_and_the_others_learn_that_the_chat_has_moved(
+    order: tuple[str, ...], chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    """Three agents, as if nothing kept them apart; their summaries arrive in the given order."""
+    listening = {name: Listening() for name in order}
+    llm.models |= {f"lab-{name}": {"context": 8_192, "max_output": 4_096} for name in order}
+    async with (
+        dialled(server, "lab-hygiene") as one,
+        dialled(server, "lab-loop") as two,
+        dialled(server, "lab-hand") as three,
+    ):
+        agents = {
+            name: agent_of(chat, model, context=EAGER, listeners=[listening[name]])
+            for name, model in (("hygiene", one), ("loop", two), ("hand", three))
+        }
+        turn = await fill_and_ask(chat, agents["loop"], 4_400)
+        conversation, before = turn.conversation, (await look(chat, turn.lineage_id)).said
+        for name in order:
+            delay = 0.25 + 0.25 * order.index(name)
+            llm.add_scripts([{"summary": True, "model": f"lab-{name}", "delay": delay, "text": summary_of(name)}])
+        async with asyncio.TaskGroup() as group:
+            group.create_task(agents["hygiene"].check(turn))
+            answering = group.create_task(agents["loop"].run(turn, Sink()))
+            commanded = group.create_task(by_hand(chat, agents["hand"], conversation))
+        found = await look(chat, turn.lineage_id)
+        assert found.depth == 1
+        assert found.summary_calls == ["ok", "ok", "ok"], "the losers' summaries were paid for"
+        assert len(found.compressions) == 1
+        assert f"SUMMARY-BY-{order[0]}" in "".join(row.text or "" for row in found.view)
+        assert found.said == before
+        assert [name for name in order if listening[name].events] == [order[0]], "whoever loses says nothing"
+        outcome = commanded.result()
+        if order[0] == "hand":
+            assert isinstance(outcome, Compressed)
+        else:
+            assert isinstance(outcome, NotNeeded)
+            assert outcome.why is SkipReason.MOVED
+        await chat.finish(turn, answering.result())
+        last = llm.requests.rows[-1]["body"]["messages"]
+        assert str(last).count("CONTEXT COMPACTION — REFERENCE ONLY") == 1, "the turn goes on in the winner's view"
+        for agent in agents.values():
+            await agent.close()
+
+
+@pytest.fixture
+async def rival(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    async with dialled(server, "lab-9k") as model:
+        yield model
+
+
+async def test_a_turn_whose_prompt_was_refused_goes_on_in_the_view_of_whoever_was_faster(
+    chat: Chat, small: ChatCompletionsModel, rival: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
+    llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 0.6, "text": summary_of("the loser")}])
+    agent, faster = agent_of(chat, small), agent_of(chat, rival)
+    turn = await fill_and_ask(chat, agent, 3_500)
+    running = asyncio.create_task(agent.run(turn, Sink()))
+    await llm.requests.query({"wait": 5}, lambda row: bool(row.get("summary")))
+    assert isinstance(await by_hand(chat, faster, turn.conversation), Compressed)
+    await chat.finish(turn, await running)
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("manual", "compressed", "model")]
+    assert found.summary_calls == ["ok", "ok"]
+
+
+async def test_whoever_fails_after_another_has_compressed_leaves_no_trace_but_the_call(
+    chat: Chat, small: ChatCompletionsModel, rival: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 0.6, "error": {"kind": "401"}}])
+    agent, faster = agent_of(chat, small), agent_of(chat, rival)
+    turn = await fill_and_ask(chat, agent, 3_500)
+    slow = asyncio.create_task(by_hand(chat, agent, turn.conversation))
+    await llm.requests.query({"wait": 5}, lambda row: bool(row.get("summary")))
+    assert isinstance(await by_hand(chat, faster, turn.conversation), Compressed)
+    outcome = await slow
+    assert isinstance(outcome, NotNeeded)
+    assert outcome.why is SkipReason.MOVED
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("manual", "compressed", "model")]
+    assert sorted(found.summary_calls) == ["auth", "ok"]
+    assert found.state.cooldowns == {}
+
+
+# ---- cancelled at every await
+
+
+@coroutine
+def noted(work: Coroutine[Any, Any, T], note: Callable[[], None]) -> Generator[Any, Any, T]:
+    """Runs `work`, with `note` called each time it waits for something."""
+    step: Callable[[Any], Any] = work.send
+    value: Any = None
+    while True:
+        try:
+            waited = step(value)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        if waited is not None:  # else it only gives way to others, as often as the machine is busy
+            note()
+        try:
+            value, step = (yield waited), work.send
+        except BaseException as error:  # noqa: BLE001  # whatever is thrown in belongs to `work`
+            value, step = error, work.throw
+
+
+class Cutter:
+    """Cancels the task that it runs in when that waits for the `at`-th time."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self.waits = 0
+
+    def note(self) -> None:
+        self.waits += 1
+        task = asyncio.current_task()
+        if self.waits == self._at and task is not None:
+            task.cancel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """One way to a compression. The conversation stands at `tokens` when `begin` lets it happen."""
+
+    tokens: int
+    begin: Callable[[Chat, SingleModelAgent, RunningTurn], Coroutine[Any, Any, object]]
+    question: str = "and now?"
+    refusals: int = 0
+    context: ContextSettings = field(default_factory=ContextSettings)
+
+
+async def run(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> object:
+    return await agent.run(turn, Sink())
+
+
+async def tidy(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> object:
+    await agent.check(turn)
+    return await agent.run(turn, Sink())
+
+
+async def command(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> object:
+    await by_hand(chat, agent, turn.conversation)
+    return await agent.run(turn, Sink())
+
+
+TRIGGERS = {
+    "preflight": Trigger(tokens=4_200, begin=run),
+    "hygiene": Trigger(tokens=5_600, begin=tidy),
+    "in_loop": Trigger(tokens=3_500, begin=run, question="[[tool:dump]]"),
+    "overflow": Trigger(tokens=3_000, begin=run, refusals=1),
+    "manual": Trigger(tokens=3_000, begin=command),
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("layer", TRIGGERS)
+async def test_cancelled_at_any_await_a_chat_has_its_old_state_or_the_new_one_and_goes_on(
+    layer: str, chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    trigger, depths, at, uncut = TRIGGERS[layer], set[int](), 0, 0
+    for number in count(1):
+        at += 1
+        own, cutter = chat_at(chat, number), Cutter(at)
+        agent = agent_of(own, small, context=trigger.context)
+        turn = await fill_and_ask(own, agent, trigger.tokens, trigger.question)
+        before = (await look(own, turn.lineage_id)).said
+        if trigger.refusals:
+            rule = {"has_tools": True, "times": trigger.refusals, "error": {"kind": "413"}}
+            llm.scripts[:] = []
+            llm.add_scripts([rule])
+        task = asyncio.create_task(_whole(noted(trigger.begin(own, agent, turn), cutter.note)))
+        await asyncio.wait({task})
+        await agent.close()
+        await own.store.write(
+            journal.note_resumed, turn.id, False
+        )  # behind whatever the cancelled one left in the queue
+        found = await look(own, turn.lineage_id)
+        assert found.said >= before
+        if not task.cancelled():
+            assert task.exception() is None
+            assert (found.depth, found.compressions[0][0]) == (1, layer)
+            uncut += 1
+            if depths == {0, 1} or uncut > MAX_UNCUT:
+                break
+            at = cutter.waits - 2 * uncut  # runs wait more or less often, as data arrives: cut this near its end
+            continue
+        depths.add(found.depth)
+        assert found.depth == len(found.compressions) <= 1
+        assert found.summary_calls == ["ok"] * found.depth, "what a summary has cost is known with it, or not at all"
+        llm.scripts.clear()
+        fresh = agent_of(own, small, context=trigger.context)
+        await own.finish(turn, await fresh.run(turn, Sink()))
+        after = await look(own, turn.lineage_id)
+        assert after.said > found.said
+        assert after.depth in (found.depth, 1)
+        await fresh.close()
+    assert depths == {0, 1}, "some cut came before the split and some behind it"
+    assert number > 6, "there was something to cut"
+
+
+async def _whole(work: Awaitable[T]) -> T:
+    return await work

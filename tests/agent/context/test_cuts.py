@@ -1,0 +1,270 @@
+"""Where a transcript is cut: which rows stay, and what is never cut in two."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from agent.context.cuts import Cut, CutSettings, SkipReason, child_context, find_cut, handoff_for, middle_of
+from agent.context.limits import Limits, LimitSettings, limits_of
+from agent.model.wire import WireSettings, chat_messages
+from hermes_state.transcripts import NewMessage
+from hermes_state.values import Message, MessageBody, MessageRole, Origin, Transcript, TurnId
+from tests.agent.context.rows import answer, human, result, row
+
+WINDOW = limits_of(190_000, 8_192, LimitSettings())  # threshold 95,000, tail 19,000 to 28,500, head 4,000
+SMALL = limits_of(8_192, 1_024, LimitSettings())  # threshold 4,096, tail 819 to 1,228, head 1,024
+RULES = CutSettings()
+
+
+def cut_of(
+    rows: Sequence[Message],
+    sizes: Sequence[int] | int = 100,
+    limits: Limits = SMALL,
+    rules: CutSettings = RULES,
+    keep_turns: int | None = None,
+) -> Cut | SkipReason:
+    each = [sizes] * len(rows) if isinstance(sizes, int) else sizes
+    return find_cut(tuple(rows), each, limits, rules, keep_turns=keep_turns)
+
+
+def cut(*args: object, **named: object) -> Cut:
+    found = cut_of(*args, **named)  # type: ignore[arg-type]  # passed on as they are
+    assert isinstance(found, Cut)
+    return found
+
+
+def chatter(turns: int) -> list[Message]:
+    return [one for number in range(turns) for one in (human(f"question {number}"), answer(f"answer {number}"))]
+
+
+def step(*calls: str) -> list[Message]:
+    return [answer(None, *calls), *(result(call) for call in calls)]
+
+
+def handoff(text: str = "record") -> Message:
+    return row(MessageRole.USER, text, origin=Origin.SUMMARY, sender_ref=None, sender_name=None, turn_id=None)
+
+
+def child(rows: Sequence[Message], found: Cut) -> Transcript:
+    """The rows of the child's view."""
+    by_id = {one.id: one for one in rows}
+    context = child_context(tuple(rows), found, handoff_for(middle_of(tuple(rows), found), "record"))
+    return tuple(handoff(item.text or "") if isinstance(item, NewMessage) else by_id[item] for item in context)
+
+
+# ---- the worked example
+
+
+@pytest.mark.parametrize("shape", ["words", "tools"])
+def test_of_45_list_messages_head_3_handoff_and_newest_20_stay(shape: str) -> None:
+    """The system prompt, 44 rows of about 95,000 tokens of which the newest 20 hold 28,000, a window of 190,000."""
+    if shape == "words":
+        rows = chatter(22)
+    else:
+        rows = [human("a"), *step("c"), *[row for _ in range(10) for row in (answer("b"), human("c"))]]
+        rows = [*rows, answer("d"), *chatter(10)]
+    sizes = [500] * 3 + [65_500 // 21] * 21 + [1_400] * 20
+    assert len(rows) == len(sizes) == 44
+    found = cut(rows, sizes, WINDOW)
+    assert found == Cut(head_end=3, tail_start=24)
+    after = child(rows, found)
+    assert len(after) == 24
+    sent = chat_messages("You are Hermes.", after, WireSettings())
+    assert len(sent) == 25
+    assert [message["role"] for message in sent[4:6]] == ["assistant", "user"]
+    tokens = sum(sizes[:3]) + WINDOW.summary_ceiling + sum(sizes[24:]) + 2_000
+    assert 40_000 <= tokens <= 48_000
+
+
+# ---- the tail
+
+
+def test_the_tail_takes_what_its_budget_holds() -> None:
+    found = cut(chatter(40), 40, SMALL, CutSettings(protect_last_n=3))
+    assert found.tail_start == 80 - 819 // 40
+
+
+def test_the_tail_may_exceed_its_budget_by_half_for_the_rows_that_people_asked_to_keep() -> None:
+    assert cut(chatter(20), 60).tail_start == 40 - 20
+    assert cut(chatter(20), 100).tail_start == 40 - 12
+
+
+def test_three_rows_stay_whatever_their_size() -> None:
+    assert cut(chatter(10), 1_500).tail_start == 20 - 3
+
+
+def test_fewer_than_three_stay_where_three_alone_would_fill_the_window() -> None:
+    found = cut(chatter(10), 4_000)
+    assert found.tail_start == 20 - 1
+    assert found.kept == (18,)
+
+
+def test_a_call_and_its_results_stay_together_where_the_tail_begins() -> None:
+    rows = [*chatter(5), human("go"), *step("a", "b", "c", "d"), answer("done")]
+    found = cut(rows, [100] * 10 + [10] + [600, 10, 10, 10, 10] + [900])
+    assert found.tail_start == 11
+    assert found.kept == (10,)
+
+
+def test_results_that_come_late_hold_everything_between_together() -> None:
+    turn = TurnId(7)
+    rows = [*chatter(8), human("go", turn_id=turn), answer(None, "a", "b", turn_id=turn), result("a")]
+    rows += [human("wait", turn_id=turn), result("b"), *step("c"), *step("d")]
+    assert cut(rows, 150, SMALL, CutSettings(protect_last_n=1)).tail_start == 17
+
+
+def test_an_exchange_that_alone_would_fill_the_window_is_summarised_rather_than_kept() -> None:
+    rows = [*chatter(5), human("read all"), *step("a", "b", "c", "d"), human("and now?")]
+    found = cut(rows, [10] * 11 + [10, 2_000, 2_000, 2_000, 2_000, 10])
+    assert (found.tail_start, found.kept) == (16, (9,))
+    assert child(rows, found)[-1].text == "and now?"
+
+
+def test_where_everything_fits_into_the_tail_the_middle_is_cut_out_all_the_same() -> None:
+    found = cut(chatter(10), 10)
+    assert (found.head_end, found.tail_start) == (4, 17)
+
+
+# ---- the head
+
+
+def test_the_head_keeps_three_rows_where_people_follow() -> None:
+    assert cut(chatter(20), 60).head_end == 3
+
+
+def test_the_head_goes_on_to_the_answer_where_the_tail_begins_with_one() -> None:
+    rows = [human("a"), *step("c"), answer("b"), *chatter(10), answer("notice"), *chatter(9)]
+    found = cut(rows, 60, SMALL, CutSettings(protect_last_n=19))
+    assert rows[found.tail_start].role is MessageRole.ASSISTANT
+    assert found.head_end == 4
+
+
+def test_the_head_ends_before_a_turn_whose_answer_does_not_fit() -> None:
+    rows = [human("a"), *step("c"), answer("b"), *chatter(10), answer("notice"), *chatter(9)]
+    sizes = [60] * 3 + [5_000] + [60] * (len(rows) - 4)
+    assert cut(rows, sizes, SMALL, CutSettings(protect_last_n=19)).head_end == 0
+
+
+def test_the_head_has_a_budget_too() -> None:
+    assert cut(chatter(20), [2_000] + [60] * 39).head_end == 0
+    assert cut(chatter(20), [60, 2_000] + [60] * 38).head_end == 1
+
+
+def test_a_heads_calls_and_results_stay_together() -> None:
+    rows = [human("a"), *step("c", "d", "e"), answer("b"), *chatter(20)]
+    assert cut(rows, 31).head_end == 5
+    assert cut(rows, [31, 31, 31, 31, 2_000] + [31] * (len(rows) - 5)).head_end == 1
+
+
+def test_an_earlier_handoff_is_never_head_or_tail() -> None:
+    rows = [*chatter(1), handoff(), *chatter(20)]
+    found = cut(rows, 60)
+    assert found.head_end == 2
+    assert [one.origin for one in child(rows, found)].count(Origin.SUMMARY) == 1
+    assert cut_of([*chatter(4), handoff(), human("x"), answer("y")], 10) is SkipReason.NOTHING_BETWEEN
+
+
+def test_a_head_kept_by_the_first_compression_only_is_summarised_by_the_next() -> None:
+    rules = CutSettings(protect_first="first")
+    assert cut(chatter(20), 60, SMALL, rules).head_end == 3
+    assert cut([*chatter(1), handoff(), *chatter(20)], 60, SMALL, rules).head_end == 0
+
+
+# ---- what is open
+
+
+def test_in_one_huge_turn_the_request_stays_right_behind_the_handoff() -> None:
+    turn = TurnId(7)
+    rows = [*chatter(2), human("do it", turn_id=turn), human("carefully", turn_id=turn)]
+    rows += [one for number in range(30) for one in step(f"c{number}")]
+    assert cut(rows, 100).kept == (4, 5)
+    assert cut(rows, 100).head_end == 4
+    found = cut(rows, 100, SMALL, CutSettings(protect_first_n=0))
+    assert found.kept == (3, 4, 5)
+    after = child(rows, found)
+    place = next(place for place, one in enumerate(after) if one.origin is Origin.SUMMARY)
+    assert [one.text for one in after[place + 1 : place + 4]] == ["answer 1", "do it", "carefully"]
+
+
+def test_how_people_changed_their_newest_message_stays_with_it() -> None:
+    rows = [*chatter(2), human("do it"), row(MessageRole.USER, "(changed) do both", origin=Origin.NOTICE)]
+    rows += [one for number in range(30) for one in step(f"c{number}")]
+    assert [rows[place].text for place in cut(rows, 100).kept] == ["do it", "(changed) do both"]
+
+
+def test_an_answer_larger_than_a_whole_tail_is_left_to_the_summary() -> None:
+    rows = [*chatter(2), human("do it"), *[one for number in range(30) for one in step(f"c{number}")]]
+    found = cut(rows, [100] * 3 + [1_300] + [100] * (len(rows) - 4))
+    assert found.kept == (4,)
+
+
+def test_the_request_is_never_head() -> None:
+    rows = [human("do it"), *[one for number in range(30) for one in step(f"c{number}")]]
+    found = cut(rows, 100)
+    assert (found.head_end, found.kept) == (0, (0,))
+
+
+# ---- when nothing is cut
+
+
+def test_nothing_is_cut_while_a_tool_runs() -> None:
+    assert cut_of([*chatter(10), human("go"), answer(None, "a", "b"), result("a")]) is SkipReason.TOOL_RUNS
+
+
+def test_nothing_is_cut_while_a_tool_runs_although_somebody_writes() -> None:
+    turn = TurnId(7)
+    rows = [*chatter(10), human("go", turn_id=turn), answer(None, "a", turn_id=turn), human("wait", turn_id=turn)]
+    assert cut_of(rows) is SkipReason.TOOL_RUNS
+
+
+def test_a_result_that_was_lost_does_not_block_once_a_later_turn_has_begun() -> None:
+    assert isinstance(cut_of([*chatter(10), human("go"), answer(None, "a"), human("and now?")]), Cut)
+    assert isinstance(cut_of([*chatter(10), human("go"), answer(None, "a"), answer("given up")]), Cut)
+
+
+def test_few_rows_are_left_alone_unless_they_fill_the_window() -> None:
+    assert cut_of(chatter(3)) is SkipReason.TOO_FEW
+    found = cut(chatter(3), 2_000)
+    assert (found.head_end, found.tail_start, found.kept) == (0, 4, ())
+
+
+def test_a_second_result_for_a_call_holds_nothing_together() -> None:
+    rows = [*chatter(1), human("go"), *step("a"), *chatter(10), result("a"), *chatter(10)]
+    assert cut(rows, 60, SMALL, CutSettings(protect_last_n=20)).tail_start == len(rows) - 20
+
+
+def test_a_result_behind_a_handoff_is_no_part_of_an_exchange_in_front_of_it() -> None:
+    rows = [human("a"), answer(None, "c"), answer("b"), handoff(), human("x"), result("c"), *chatter(20)]
+    assert cut(rows, 60).head_end == 3
+
+
+def test_a_view_of_nothing_but_a_handoff_and_its_tail_is_left_alone() -> None:
+    rows = [handoff(), *chatter(5)]
+    assert cut_of(rows, 10, SMALL, CutSettings(protect_first_n=3)) != SkipReason.TOO_FEW
+    assert cut_of([handoff(), human("a"), *step("c", "d", "e", "f", "g")], 10) is SkipReason.NOTHING_BETWEEN
+
+
+# ---- /compress here N
+
+
+def test_so_many_of_the_newest_turns_as_people_say_are_kept() -> None:
+    rows = chatter(10)
+    assert rows[cut(rows, 10, keep_turns=2).tail_start].text == "question 8"
+    assert cut(rows, 5_000, keep_turns=4).tail_start == 12
+
+
+def test_messages_that_arrived_together_are_one_turn() -> None:
+    turn = TurnId(7)
+    rows = [*chatter(8), human("a", turn_id=turn), human("b", turn_id=turn), answer("c")]
+    assert cut(rows, 10, keep_turns=1).tail_start == 16
+
+
+def test_keeping_all_turns_leaves_nothing_between() -> None:
+    assert cut_of(chatter(10), 10, keep_turns=10) is SkipReason.NOTHING_BETWEEN
+    assert cut_of(chatter(10), 10, keep_turns=9) is SkipReason.NOTHING_BETWEEN
+
+
+def test_interrupted_answers_without_words_count_as_answers() -> None:
+    stopped = answer(None, body=MessageBody(was_interrupted=True))
+    rows = [*chatter(2), human("go"), stopped, *[one for number in range(30) for one in step(f"c{number}")]]
+    assert 5 in cut(rows, 100).kept

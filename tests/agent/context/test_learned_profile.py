@@ -1,0 +1,217 @@
+"""Asking the provider how large its model is: when, how often, and what comes of it."""
+
+import asyncio
+
+import pytest
+
+from agent.context.model_handle import MAX_OFFER_AGE_MS, MAX_SILENCE_AGE_MS, UNREACHED_BACKOFF, LearnedProfile
+from agent.model.base import ModelLimits
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.sizes import SizeSource
+from agent.tools.registry import ToolRegistry
+from hermes_state.store.writer import Store
+from hermes_state.values import LineageId, Millis, Tokens
+from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.context.contexts import SetClock
+from tests.agents import SingleModelAgent
+from tests.clients import client_of
+from tests.fakes.fake_llm import LLM
+
+HERE = LineageId(1)
+SILENT = ModelLimits()
+
+
+def said(context: int | None = None, output: int | None = None) -> ModelLimits:
+    return ModelLimits(
+        context_length=None if context is None else Tokens(context),
+        max_output_tokens=None if output is None else Tokens(output),
+    )
+
+
+class Provider:
+    """Says how large its model is, and how often it was asked."""
+
+    def __init__(self, answer: ModelLimits | None) -> None:
+        self.answer = answer
+        self.asked = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def __call__(self) -> ModelLimits | None:
+        self.asked += 1
+        await self.may_answer.wait()
+        return self.answer
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+def book(
+    store: Store, clock: SetClock, provider: Provider, configured: ModelLimits = SILENT, model: str = "my-model"
+) -> LearnedProfile:
+    return LearnedProfile(store, "lab", model, configured, clock, fetch=provider)
+
+
+async def test_the_provider_is_asked_once_whoever_comes(store: Store, clock: SetClock) -> None:
+    provider = Provider(said(65_536, 8_000))
+    profiles = book(store, clock, provider)
+    await profiles.load()
+    assert (provider.asked, profiles.window) == (0, 32_768), "looking is not asking"
+    provider.may_answer.clear()
+    asking = [asyncio.create_task(profiles.ask()) for _ in range(5)]
+    await asyncio.sleep(0.01)
+    provider.may_answer.set()
+    await asyncio.gather(*asking)
+    await profiles.ask()
+    assert provider.asked == 1
+    assert (profiles.window, profiles.capacity.max_output_tokens) == (65_536, 8_000)
+    assert profiles.source_for(None) is SizeSource.OFFERED
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [(said(65_536), MAX_OFFER_AGE_MS), (said(None, 9_000), MAX_OFFER_AGE_MS), (SILENT, MAX_SILENCE_AGE_MS)],
+)
+async def test_an_answer_survives_restarts_for_a_while(
+    store: Store, clock: SetClock, answer: ModelLimits, kept: int
+) -> None:
+    provider = Provider(answer)
+    await book(store, clock, provider).ask()
+    clock.at = Millis(clock.at + kept - 1)
+    again = book(store, clock, provider)
+    await again.ask()
+    assert provider.asked == 1
+    assert again.capacity.context_length == (answer.context_length or 32_768)
+    clock.at = Millis(clock.at + 1)
+    await again.ask()
+    assert provider.asked == 2
+
+
+async def test_a_clock_that_was_put_back_does_not_keep_an_answer_for_ever(store: Store, clock: SetClock) -> None:
+    provider = Provider(said(65_536))
+    await book(store, clock, provider).ask()
+    clock.at = Millis(clock.at - 10 * MAX_OFFER_AGE_MS)
+    await book(store, clock, provider).ask()
+    assert provider.asked == 2
+
+
+async def test_whoever_could_not_be_asked_is_asked_again_soon_and_what_is_known_stays(
+    store: Store, clock: SetClock
+) -> None:
+    provider = Provider(said(65_536))
+    profiles = book(store, clock, provider)
+    await profiles.ask()
+    clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
+    provider.answer = None
+    await profiles.ask()
+    await profiles.ask()
+    assert (provider.asked, profiles.window) == (2, 65_536)
+    clock.at = Millis(clock.at + int(UNREACHED_BACKOFF.first_seconds * 1000))
+    provider.answer = said(16_384)
+    await profiles.ask()
+    assert (provider.asked, profiles.window) == (3, 16_384)
+
+
+async def test_a_provider_that_cannot_be_reached_holds_up_fewer_and_fewer_turns(store: Store, clock: SetClock) -> None:
+    provider = Provider(None)
+    profiles = book(store, clock, provider)
+    for _ in range(24 * 60):
+        await profiles.ask()
+        clock.at = Millis(clock.at + 60_000)
+    assert 24 <= provider.asked <= 32, "soon at first, then every hour"
+
+
+async def test_a_provider_that_refuses_to_say_it_again_takes_nothing_back(store: Store, clock: SetClock) -> None:
+    provider = Provider(said(65_536, 8_000))
+    await book(store, clock, provider).ask()
+    clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
+    provider.answer = SILENT
+    for profiles in (book(store, clock, provider), book(store, clock, provider)):
+        await profiles.ask()
+        assert provider.asked == 2
+        assert (profiles.window, profiles.capacity.max_output_tokens) == (65_536, 8_000)
+
+
+async def test_nobody_is_asked_for_what_is_configured(store: Store, clock: SetClock) -> None:
+    provider = Provider(said(65_536, 9_000))
+    whole = book(store, clock, provider, said(20_000, 4_000))
+    await whole.ask()
+    assert (provider.asked, whole.source_for(None)) == (0, SizeSource.CONFIGURED)
+    half = book(store, clock, provider, said(40_000))
+    await half.ask()
+    assert (provider.asked, half.window, half.capacity.max_output_tokens) == (1, 40_000, 9_000)
+
+
+async def test_nonsense_is_neither_believed_nor_kept(store: Store, clock: SetClock) -> None:
+    provider = Provider(said(10**30, -5))
+    profiles = book(store, clock, provider, model="gpt-4.1-mini")
+    await profiles.ask()
+    assert (profiles.window, profiles.source_for(None)) == (1_047_576, SizeSource.CATALOGUE)
+    rows = await store.read(
+        lambda db: db.execute("SELECT offered_context, offered_output FROM model_profiles").fetchall()
+    )
+    assert rows == [(None, None)]
+
+
+async def test_what_a_refusal_taught_holds_beside_the_length_that_was_in_force(store: Store, clock: SetClock) -> None:
+    provider = Provider(said(65_536))
+    profiles = book(store, clock, provider)
+    await profiles.ask()
+    await profiles.learn_window(HERE, 16_384)
+    assert (profiles.window, profiles.source_for(HERE)) == (16_384, SizeSource.LEARNED)
+    again = book(store, clock, provider)
+    await again.ask()
+    assert (again.window, again.source_for(HERE)) == (16_384, SizeSource.LEARNED)
+    clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
+    provider.answer = said(32_000)
+    await again.ask()
+    assert (again.window, again.source_for(HERE)) == (32_000, SizeSource.OFFERED), "another figure, so that is tried"
+    clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
+    provider.answer = said(65_536)
+    await again.ask()
+    assert again.window == 16_384
+
+
+async def test_a_turn_that_is_cancelled_while_the_provider_thinks_leaves_it_to_the_next(
+    store: Store, clock: SetClock
+) -> None:
+    provider = Provider(said(65_536))
+    profiles = book(store, clock, provider)
+    provider.may_answer.clear()
+    asking = asyncio.create_task(profiles.ask())
+    await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.wait({asking})
+    provider.may_answer.set()
+    await profiles.ask()
+    assert (provider.asked, profiles.window) == (2, 65_536)
+
+
+# ---- in turns
+
+
+def agent_on(chat: Chat, model: ChatCompletionsModel) -> SingleModelAgent:
+    return SingleModelAgent(
+        store=chat.store,
+        client=client_of(model, chat.store, chat.clock),
+        tools=ToolRegistry([]),
+        settings=settings(context_length=None, max_output_tokens=None),
+        clock=chat.clock,
+    )
+
+
+async def test_a_turn_asks_before_its_first_call_and_standing_never(
+    chat: Chat, model: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = agent_on(chat, model)
+    turn = await chat.start("hello")
+    standing = await agent.context.status(turn.conversation)
+    assert (llm.questions, standing.window_from, standing.limits.context_length) == (0, SizeSource.ASSUMED, 32_768)
+    await chat.finish(turn, await agent.run(turn, Sink()))
+    [row] = llm.requests.rows
+    assert (llm.questions, row["body"]["max_tokens"]) == (1, 16_384)
+    standing = await agent.context.status(turn.conversation)
+    assert (standing.window_from, standing.limits.context_length) == (SizeSource.OFFERED, 131_072)
+    assert standing.limits.threshold == 131_072 // 2

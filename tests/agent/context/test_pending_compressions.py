@@ -1,0 +1,57 @@
+"""Summaries that nobody waits for to the end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.context.commit import PendingCompressions
+from agent.context.model_handle import ContextSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from tests.agent.conftest import Chat, Sink
+from tests.agent.context.contexts import agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+
+@pytest.fixture
+async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    async with dialled(server, "lab-8k") as model:
+        yield model
+
+
+async def test_a_summary_that_is_ready_when_the_daemon_ends_was_paid_for(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
+    agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=30, hold_seconds=0.05))
+    turn = await fill_and_ask(chat, agent, 4_300)
+    await agent.check(turn)
+    [draft] = [task for task in asyncio.all_tasks() if task.get_name() == f"draft-{turn.lineage_id}"]
+    llm.resumed.set()
+    await asyncio.wait({draft}, timeout=10)
+    await agent.close()
+    assert (await look(chat, turn.lineage_id)).summary_calls == ["ok"]
+
+
+async def test_a_summary_that_was_begun_before_a_reload_is_taken_in_after_it(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
+    context = ContextSettings(hard_message_limit=30, hold_seconds=0.05)
+    pending = PendingCompressions(chat.store, chat.clock)
+    before, after = (agent_of(chat, small, context=context, pending=pending) for _ in range(2))
+    turn = await fill_and_ask(chat, before, 4_300)
+    await before.check(turn)
+    await chat.finish(turn, await before.run(turn, Sink()))
+    assert (await look(chat, turn.lineage_id)).compressions == [], "the turn has not waited for it"
+    [draft] = [task for task in asyncio.all_tasks() if task.get_name() == f"draft-{turn.lineage_id}"]
+    llm.resumed.set()
+    await asyncio.wait({draft}, timeout=10)
+    turn = await chat.start("and then?")
+    await after.check(turn)
+    assert (await look(chat, turn.lineage_id)).compressions == [("hygiene", "compressed", "model")]
+    assert asked_for_summaries(llm) == 1
+    await chat.finish(turn, await after.run(turn, Sink()))
+    await before.close()
+    await after.close()

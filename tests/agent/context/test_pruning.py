@@ -1,0 +1,226 @@
+"""Pruning: one line for what is behind, twice the same, and the whole never further away than one call."""
+
+import re
+
+import orjson
+import pytest
+
+from agent.context.pruning import MAX_DEPTH, PrunedTranscript, PruneStyle, prune
+from hermes_state import journal
+from hermes_state.journal import ModelStep, ToolResult, ToolRunState
+from hermes_state.redaction import Redactor
+from hermes_state.values import CanonicalUsage, Message, MessageBody, MessageRole, ModelCallRecord, ToolCall
+from tests.agent.conftest import Chat
+from tests.agent.context.histories import PASSAGES
+from tests.agent.context.rows import answer, human, result, row
+from tests.agent.tools.test_recall import call
+
+SECRET, KEY = "correct-horse-7", "sk-live-0123456789abcdef0123"
+REDACT = Redactor([SECRET])
+LONG = "line of output\n" * 200
+
+
+def asked(arguments: str, name: str = "look", call_id: str = "a") -> Message:
+    return row(
+        MessageRole.ASSISTANT, None, body=MessageBody(calls=(ToolCall(id=call_id, name=name, arguments=arguments),))
+    )
+
+
+def pruned(*rows: Message, upto: int | None = None, style: PruneStyle = "stub") -> PrunedTranscript:
+    return prune(rows, upto=len(rows) if upto is None else upto, redact=REDACT, style=style)
+
+
+def stub(text: str, arguments: str = "{}", name: str = "look", style: PruneStyle = "stub") -> str:
+    return pruned(asked(arguments, name), result("a", text), style=style).transcript[1].text or ""
+
+
+# ---- results
+
+
+def test_a_stub_names_tool_target_outcome_size_and_where_the_whole_is() -> None:
+    rows = (asked('{"mode": "fast", "path": "/srv/app/main.py"}', "read_file"), result("a", LONG))
+    seen = pruned(*rows).transcript[1].text
+    assert seen == (
+        f"[pruned m{rows[1].id}: look /srv/app/main.py: ok, begins 'line of output'; 3,000 characters in 201 lines; "
+        "history_open reads them]"
+    )
+
+
+def test_the_tools_name_comes_from_the_call_where_the_result_has_none() -> None:
+    bare = row(MessageRole.TOOL, LONG, tool_call_id="a")
+    assert ": read_file: ok" in (pruned(asked("{}", "read_file"), bare).transcript[1].text or "")
+    assert ": tool: ok" in (pruned(bare).transcript[0].text or "")
+
+
+def test_a_stub_names_the_call_that_its_result_answers_where_ids_come_again() -> None:
+    texts = [f"{number}\n{LONG}" for number in range(3)]
+    rows = [one for number in range(3) for one in (asked(f'{{"path": "/{number}"}}'), result("a", texts[number]))]
+    stubs = [one.text or "" for one in pruned(*rows).transcript if one.role is MessageRole.TOOL]
+    assert [f"look /{number}: ok, begins '{number}'" in stubs[number] for number in range(3)] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        (f"exit code: 3\n{LONG}", "exit code 3"),
+        (f"{LONG}\nProcess exited with code 0", "exit code 0"),
+        (f'{{"returncode": -9, "out": "{"x" * 300}"}}', "exit code -9"),
+        (f"Error: no such file\n{LONG}", "failed, 'Error: no such file'"),
+        (f"\n\n  Traceback (most recent call last)\n{LONG}", "failed, 'Traceback (most recent call last)'"),
+    ],
+)
+def test_a_stub_says_how_the_call_went(text: str, outcome: str) -> None:
+    assert f": {outcome};" in stub(text)
+
+
+def test_short_results_and_results_in_the_tail_stay() -> None:
+    rows = (asked("{}"), result("a", "x" * 200), asked("{}", call_id="b"), result("b", LONG))
+    assert pruned(*rows, upto=3) == PrunedTranscript(transcript=rows, results=0, arguments=0)
+
+
+def test_what_people_and_the_model_say_stays() -> None:
+    rows = (human(LONG), answer(LONG))
+    assert pruned(*rows).transcript == rows
+
+
+def test_of_identical_results_the_newest_keeps_its_text_and_the_others_point_to_it() -> None:
+    rows = (asked("{}"), result("a", LONG), asked("{}", call_id="b"), result("b", LONG), human("x"))
+    seen = pruned(*rows, upto=3).transcript
+    assert seen[1].text == f"[pruned m{rows[1].id}: the same result as m{rows[3].id}, which came later]"
+    assert seen[3] is rows[3]
+
+
+def test_the_shorter_styles() -> None:
+    assert re.fullmatch(r"\[pruned m\d+: 3,000 characters; history_open reads them\]", stub(LONG, style="placeholder"))
+    text = "a" * 1_500 + "b" * 1_500
+    excerpt = stub(text, style="excerpt")
+    assert "1,400 characters from its middle are left out" in excerpt
+    assert "a" * 800 in excerpt
+    assert excerpt.endswith("b" * 800)
+    assert stub("x" * 2_000, style="excerpt") == "x" * 2_000
+
+
+@pytest.mark.parametrize("style", ["stub", "placeholder", "excerpt"])
+@pytest.mark.parametrize("passage", PASSAGES)
+def test_every_language_becomes_a_shorter_line_that_stays_the_same(passage: str, style: PruneStyle) -> None:
+    rows = (asked(orjson.dumps({"query": passage * 20}).decode()), result("a", passage * 200))
+    once = pruned(*rows, style=style)
+    assert once.results == 1
+    assert len(once.transcript[1].text or "") < len(rows[1].text or "")
+    assert f"m{rows[1].id}" in (once.transcript[1].text or "")
+    if style != "excerpt":
+        assert "\n" not in (once.transcript[1].text or "")
+    again = pruned(*once.transcript, style=style)
+    assert again == PrunedTranscript(transcript=once.transcript, results=0, arguments=0)
+
+
+def test_what_one_style_made_no_other_makes_anew() -> None:
+    once = pruned(asked("{}"), result("a", LONG), style="excerpt").transcript
+    assert pruned(*once).transcript == once
+
+
+def test_the_rows_that_were_given_stay_as_they_are() -> None:
+    rows = (asked('{"content": "' + "x" * 900 + '"}'), result("a", LONG))
+    before = (rows[0].body.calls[0].arguments, rows[1].text)
+    pruned(*rows)
+    assert (rows[0].body.calls[0].arguments, rows[1].text) == before
+
+
+# ---- arguments
+
+
+def arguments_of(arguments: str) -> str:
+    return pruned(asked(arguments)).transcript[0].body.calls[0].arguments
+
+
+def test_long_arguments_are_shortened_inside_their_json() -> None:
+    given = {"path": "/srv/a", "edits": [{"text": "漢" * 900}, "y" * 100], "count": 7, "none": None}
+    rows = (asked(orjson.dumps(given).decode()),)
+    done = pruned(*rows)
+    read = orjson.loads(done.transcript[0].body.calls[0].arguments)
+    cut = f"{'漢' * 200}… [pruned m{rows[0].id}: 900 characters]"
+    assert read == {"path": "/srv/a", "edits": [{"text": cut}, "y" * 100], "count": 7, "none": None}
+    assert done.arguments == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "{" + "x" * 900,
+        '{"a": "' + "x" * 900,
+        '"' + "x" * 900 + '"',
+        "7" * 900,
+        "null" + " " * 900,
+        "[" * 900 + "]" * 900,
+        "[" * 300 + '"' + "x" * 900 + '"' + "]" * 300,
+        '{"a":' * 300 + '"' + "x" * 900 + '"' + "}" * 300,
+        '{"a": 1e999, "b": "' + "x" * 900 + '"}',
+        '{"a": "\\ud800' + "x" * 900 + '"}',
+        "",
+    ],
+)
+def test_arguments_of_any_kind_raise_nothing(arguments: str) -> None:
+    rows = (asked(arguments), result("a", LONG))
+    for style in ("stub", "placeholder", "excerpt"):
+        done = pruned(*rows, style=style)
+        assert pruned(*done.transcript, style=style).transcript == done.transcript
+    assert len(arguments_of(arguments)) <= len(arguments)
+
+
+def test_broken_json_and_what_lies_too_deep_are_left_alone() -> None:
+    broken = '{"a": "' + "x" * 900
+    deep = "[" * (MAX_DEPTH + 2) + '"' + "x" * 900 + '"' + "]" * (MAX_DEPTH + 2)
+    assert arguments_of(broken) == broken
+    assert arguments_of(deep) == deep
+
+
+@pytest.mark.parametrize("arguments", ['{"path": 7}', '{"path": ["a"]}', "[]", "7", "{", '{"path": "  "}'])
+def test_a_target_that_is_no_text_is_left_out(arguments: str) -> None:
+    assert ": look: ok" in stub(LONG, arguments)
+
+
+# ---- secrets
+
+
+@pytest.mark.parametrize("style", ["stub", "excerpt"])
+@pytest.mark.parametrize("words", ["a ", "word, ", "字"])
+def test_no_part_of_a_secret_is_left_where_something_is_cut(words: str, style: PruneStyle) -> None:
+    """What is cut is looked through again by whoever shows it, and half a secret would not be recognised then."""
+    for at in range(0, 900, 7):
+        before = (words * at)[:at]
+        text = f"{before} {KEY} {SECRET} {words * 1_200}\n{words * 100} {KEY} {before}"
+        arguments = orjson.dumps({"path": text.replace("\n", " "), "lines": [text]}).decode()
+        rows = pruned(asked(arguments), result("a", text), style=style).transcript
+        shown = REDACT((rows[1].text or "") + rows[0].body.calls[0].arguments)
+        assert "[pruned" in shown
+        for secret in (KEY, SECRET):
+            assert secret[:8] not in shown
+            assert secret[-8:] not in shown
+
+
+# ---- the way back
+
+
+async def test_the_id_in_a_stub_opens_the_whole_result(chat: Chat) -> None:
+    turn = await chat.start("look")
+    asked_for = ToolCall(id="a", name="look", arguments='{"path": "/srv/a"}')
+    used = ModelCallRecord(
+        purpose="turn", route="r", model="m", outcome="ok", usage=CanonicalUsage(input=1, output=1), took_ms=1
+    )
+    step = ModelStep(text="", calls=(asked_for,), call=used, reported_prompt_tokens=None)
+    asking = await chat.store.write(journal.append_calls, turn.id, step, chat.clock.now())
+    await chat.store.write(journal.start_tools, turn.id, asking.id, [asked_for], chat.clock.now())
+    original = "".join(f"{number}: 见 {passage}\n" for number, passage in enumerate(PASSAGES * 20))
+    found = ToolResult(call_message_id=asking.id, call=asked_for, text=original, state=ToolRunState.DONE)
+    await chat.store.write(journal.finish_tool, turn.id, found, chat.clock.now())
+    view = tuple(await chat.view(turn))
+    seen = prune(view, upto=len(view), redact=REDACT).transcript[-1].text or ""
+    assert len(seen) < 400
+    named = re.search(r"\bm\d+\b", seen)
+    assert named is not None
+    read, offset = "", 0
+    while offset < len(original):
+        opened = await call(chat, turn, "history_open", id=named[0], offset=offset, limit=2_000)
+        read += opened.text.split("\n", 2)[2].removesuffix("\n</history>")
+        offset += 2_000
+    assert read == original

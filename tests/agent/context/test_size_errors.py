@@ -1,0 +1,174 @@
+"""Prompts and outputs that are too large, in the words of every provider, over every protocol, streamed and whole."""
+
+from typing import Any
+
+import pytest
+
+from agent.context.state import ContextState, stored_form
+from hermes_state import sessions
+from hermes_state.journal import RunningTurn
+from hermes_state.values import Tokens
+from tests.agent.conftest import Chat
+from tests.agent.context.contexts import chat_at, fill_and_ask, look
+from tests.agent.model.ways import WAYS, Left, Talk, Way
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+WINDOW = 8_192
+"""What the model really holds."""
+BELIEVED = {"context_length": Tokens(32_768), "max_output_tokens": Tokens(2_048)}
+"""What the configuration says that it holds."""
+STATING = ("openai", "openai-combined", "vllm", "openrouter", "llamacpp", "gemini", "anthropic")
+SILENT = ("413", "413-html")
+
+every_way = pytest.mark.parametrize("way", WAYS, ids=str)
+
+
+def asked_for_turns(llm: LLM) -> list[dict[str, Any]]:
+    """Requests for answers; those for summaries come without tools."""
+    return [row for row in llm.requests.rows if row["body"].get("tools")]
+
+
+async def learned_window(talk: Talk) -> int | None:
+    query, line = "SELECT learned_context FROM model_profiles WHERE route = ? AND model = ?", talk.agent.client
+    row = await talk.chat.store.read(lambda db: db.execute(query, (line.route, line.name)).fetchone())
+    return None if row is None else row[0]
+
+
+async def check_that_it_goes_on(talk: Talk, turn: RunningTurn, llm: LLM) -> None:
+    """Nothing said was lost, and the next message is answered at the first attempt."""
+    found = await look(talk.chat, turn.lineage_id)
+    assert "compressed" in {outcome for _, outcome, _ in found.compressions}
+    before = len(asked_for_turns(llm))
+    assert (await talk.say("and now?")).outcomes == ["ok"]
+    assert len(asked_for_turns(llm)) == before + 1
+
+
+@every_way
+@pytest.mark.parametrize("style", [*STATING, *SILENT])
+async def test_a_prompt_that_is_too_long_is_made_to_fit_in_at_most_three_attempts(
+    style: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    async with way.dialled(server.url, f"lab-8k@{style}") as model:
+        talk = Talk(chat_at(chat, 7), model, **BELIEVED)
+        turn = await fill_and_ask(talk.chat, talk.agent, 9_500, "what did we say?")
+        left = await talk.bring_to_an_end(turn)
+        assert left.state == "finished"
+        assert left.told[0][1].endswith("what did we say?")
+        assert 2 <= len(left.calls) <= 3
+        assert set(left.outcomes[:-1]) == {"overflow"}
+        assert len(asked_for_turns(llm)) == len(left.calls)
+        is_stated = style in STATING and not (way.protocol == "responses" and style == "openai")
+        assert await learned_window(talk) == (WINDOW if is_stated else None), "what is only guessed is not kept"
+        await check_that_it_goes_on(talk, turn, llm)
+
+
+@every_way
+async def test_a_refusal_without_a_reason_is_taken_for_one_of_length_near_the_end_of_the_window(
+    way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    llm.models["lab-tight"] = {"context": 5_000, "max_output": 4_096}
+    async with way.dialled(server.url, "lab-tight@vague") as model:
+        talk = Talk(chat_at(chat, 7), model, context_length=Tokens(WINDOW), max_output_tokens=Tokens(2_048))
+        turn = await fill_and_ask(talk.chat, talk.agent, 5_700, "what did we say?")
+        session = await talk.chat.store.read(sessions.load_tip, turn.lineage_id)
+        held = stored_form(ContextState(strikes=2, blocked_at=20_000))  # else it would have been compressed before
+        await talk.chat.store.write(sessions.set_context_state, session.id, held)
+        left = await talk.bring_to_an_end(turn)
+        assert left.outcomes == ["rejected", "ok"]
+        assert await learned_window(talk) is None
+        await check_that_it_goes_on(talk, turn, llm)
+
+
+@every_way
+async def test_a_stated_window_above_the_known_one_is_not_believed(
+    way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    message = "This model's maximum context length is 900000 tokens. However, your messages resulted in 900001 tokens."
+    refusal = {"error": {"message": message, "type": "invalid_request_error", "code": "context_length_exceeded"}}
+    async with way.dialled(server.url) as model:
+        talk = Talk(chat_at(chat, 7), model, **BELIEVED)
+        turn = await fill_and_ask(talk.chat, talk.agent, 9_500)
+        llm.scripts.append({"times": 1, "has_tools": True, "reply": {"error": {"status": 400, "body": refusal}}})
+        assert (await talk.bring_to_an_end(turn)).outcomes == ["overflow", "ok"]
+        assert await learned_window(talk) is None
+        assert talk.agent.context.limits.context_length == 32_768
+
+
+@every_way
+@pytest.mark.parametrize("status", [429, 413])
+async def test_a_prompt_above_what_the_account_may_send_in_a_minute_is_not_waited_for_but_made_to_fit(
+    status: int, way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    message = (
+        "Request too large for lab in organization org-lab on tokens per min (TPM): Limit 8000, Requested 11548. The "
+        "input or output tokens must be reduced in order to run successfully."
+    )
+    refusal = {"error": {"message": message, "type": "tokens", "code": "rate_limit_exceeded"}}
+    async with way.dialled(server.url) as model:
+        talk = Talk(chat_at(chat, 7), model, **BELIEVED)
+        turn = await fill_and_ask(talk.chat, talk.agent, 9_500)
+        llm.scripts.append({"times": 1, "has_tools": True, "reply": {"error": {"status": status, "body": refusal}}})
+        left = await talk.bring_to_an_end(turn)
+        assert left.outcomes == ["overflow", "ok"]
+        assert asked_for_turns(llm)[-1]["prompt_tokens"] < 8_000 - 2_048
+        assert (await talk.agent.context.status(turn.conversation)).limits.context_length == 8_000
+        assert await learned_window(talk) is None, "it is no property of the model"
+        await check_that_it_goes_on(talk, turn, llm)
+
+
+# ---- the output limit
+
+
+async def check_that_only_the_calls_cap_is_lowered(talk: Talk, turn: RunningTurn, left: Left, llm: LLM) -> list[int]:
+    """The limits that were asked for by the turn, and that nothing else has changed."""
+    asked: list[int] = [row["max_tokens"] for row in llm.requests.rows]
+    assert left.state == "finished"
+    assert left.outcomes == ["output_cap"] * (len(asked) - 1) + ["ok"]
+    assert asked == sorted(asked, reverse=True)
+    assert (await look(talk.chat, turn.lineage_id)).compressions == []
+    assert await learned_window(talk) is None
+    await talk.say("and now?")
+    assert llm.requests.rows[len(asked)]["max_tokens"] == asked[0], "the next call asks for as much as ever"
+    return asked
+
+
+@every_way
+@pytest.mark.parametrize("most", [8_192, 16_384])
+async def test_an_output_limit_above_the_models_is_lowered_to_it(
+    most: int, way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    llm.models["lab-terse"] = {"context": 131_072, "max_output": most}
+    async with way.dialled(server.url, "lab-terse") as model:
+        talk = Talk(chat_at(chat, 7), model, max_output_tokens=Tokens(65_536))
+        turn = await talk.chat.start("go")
+        left = await talk.bring_to_an_end(turn)
+        assert await check_that_only_the_calls_cap_is_lowered(talk, turn, left, llm) == [65_536, most]
+
+
+@every_way
+@pytest.mark.parametrize("style", ["openai-combined", "vllm", "openrouter"])
+async def test_an_output_limit_that_does_not_fit_beside_the_prompt_is_lowered_to_what_does(
+    style: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    llm.models["lab-wordy"] = {"context": 10_000, "max_output": 8_192}
+    async with way.dialled(server.url, f"lab-wordy@{style}") as model:
+        talk = Talk(chat_at(chat, 7), model, context_length=Tokens(32_768), max_output_tokens=Tokens(8_000))
+        turn = await fill_and_ask(talk.chat, talk.agent, 4_000)
+        left = await talk.bring_to_an_end(turn)
+        asked, lowered = await check_that_only_the_calls_cap_is_lowered(talk, turn, left, llm)
+        assert asked == 8_000
+        assert 4_000 < lowered < 10_000 - llm.requests.rows[0]["prompt_tokens"]
+
+
+@every_way
+async def test_an_output_limit_that_no_lower_one_mends_is_told_to_people(
+    way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    refusal = {"error": {"message": "max_tokens is too large", "type": "invalid_request_error"}}
+    llm.scripts.append({"times": -1, "reply": {"error": {"status": 400, "body": refusal}}})
+    async with way.dialled(server.url) as model:
+        talk = Talk(chat, model, max_output_tokens=Tokens(1_024))
+        left = await talk.say("go")
+        assert left.outcomes == ["output_cap"] * 3  # 1,024, 512, 256
+        assert left.told[0][1].endswith("whoever runs this gateway has to lower this model's `max_output_tokens`.")

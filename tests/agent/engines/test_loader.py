@@ -1,0 +1,227 @@
+"""Finding context engines, choosing one, and saying what is wrong with the others."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.engines.contract import ContextEngine
+from agent.engines.loader import FOLDER, LoadedEngine, find_plugins, list_plugins, load_engine
+from hermes_state.errors import ConfigError
+from tests.agent.engines.examples import messages
+
+ENGINE = '''
+from agent.context.engine import ContextCompressor, ContextEngine
+
+class Sample(ContextEngine):
+    """A sample.
+
+    With more to say."""
+    name = "sample"
+    def update_from_response(self, usage): ...
+    def should_compress(self, prompt_tokens=None): return False
+    def compress(self, messages, current_tokens=None, focus_topic=None): return messages
+'''
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _clean_modules() -> Iterator[None]:
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith(("hermes_context_engine_", "lab_engines")):
+            del sys.modules[name]
+
+
+def put(home: Path, name: str, code: str, file: str = "__init__.py") -> Path:
+    folder = home / FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text(code)
+    return folder
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed packages."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def install(site: Path, points: dict[str, str], code: str = ENGINE) -> None:
+    (site / "lab_engines.py").write_text(code)
+    info = site / "lab_engines-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-engines\nVersion: 1.2\n")
+    lines = "\n".join(f"{name} = {target}" for name, target in points.items())
+    (info / "entry_points.txt").write_text(f"[hermes_gateway.context_engines]\n{lines}\n")
+
+
+def chosen(name: str, home: Path) -> LoadedEngine:
+    engine = load_engine(name, home)
+    assert engine is not None
+    return engine
+
+
+def why(home: Path, name: str) -> str | None:
+    return next(report.why for report in list_plugins(home, "compressor") if report.name == name)
+
+
+def test_the_built_in_engine_is_no_plugin_and_always_listed(home: Path) -> None:
+    assert load_engine("compressor", home) is None
+    [report] = list_plugins(home, "compressor")
+    assert (report.name, report.state, report.why) == ("compressor", "active", None)
+
+
+def test_a_folder_with_one_engine_is_a_plugin(home: Path) -> None:
+    folder = put(home, "sample", ENGINE)
+    engine = chosen("sample", home)
+    assert (engine.name, engine.source, engine.about) == ("sample", str(folder), "A sample.")
+    assert isinstance(engine.make(), ContextEngine)
+    assert engine.make() is not engine.make()
+    assert [(report.name, report.state) for report in list_plugins(home, "sample")] == [
+        ("compressor", "found"),
+        ("sample", "active"),
+    ]
+
+
+def test_the_parts_of_a_folder_may_import_each_other(home: Path) -> None:
+    put(home, "sample", ENGINE, "parts.py")
+    put(home, "sample", "from .parts import Sample\n")
+    assert chosen("sample", home).make().name == "sample"
+
+
+def test_a_changed_folder_is_read_anew(home: Path) -> None:
+    put(home, "sample", ENGINE)
+    assert chosen("sample", home).make().name == "sample"
+    put(home, "sample", ENGINE.replace('name = "sample"', 'name = "another"'))
+    assert chosen("sample", home).make().name == "another"
+
+
+@pytest.mark.parametrize("offered", ["Sample", "lambda: Sample()", "Sample()"])
+def test_a_module_may_register_a_class_a_function_or_an_engine(home: Path, offered: str) -> None:
+    put(home, "sample", f"{ENGINE}\ndef register(registry):\n    registry.register_context_engine({offered})\n")
+    engine = chosen("sample", home)
+    assert engine.make().name == "sample"
+    assert engine.make() is not engine.make()
+
+
+def test_an_entry_point_of_a_package_is_a_plugin(home: Path, site: Path) -> None:
+    install(site, {"sample": "lab_engines:Sample", "whole": "lab_engines"})
+    engine = chosen("sample", home)
+    assert (engine.source, engine.make().name) == ("lab-engines 1.2", "sample")
+    assert chosen("whole", home).make().name == "sample"
+
+
+def test_of_two_with_one_name_the_folder_wins_and_the_other_is_shown(home: Path, site: Path) -> None:
+    install(site, {"sample": "lab_engines:Sample"})
+    folder = put(home, "sample", ENGINE)
+    assert chosen("sample", home).source == str(folder)
+    reports = [report for report in list_plugins(home, "sample") if report.name == "sample"]
+    assert [(report.state, report.why) for report in reports] == [("active", None), ("failed", "the name is taken")]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import no_such_module_here", "ModuleNotFoundError"),
+        ("def broken(:", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit"),
+        ("x = 1", "exactly one engine, and brings none"),
+        (ENGINE + "class Other(Sample): ...", "exactly one engine, and brings 2"),
+        (ENGINE.replace("def should_compress", "def should_not"), "does not define should_compress"),
+        (ENGINE + "\n    def __init__(self): raise ValueError('no key')", "ValueError: no key"),
+        (ENGINE + "\ndef register(registry): registry.register_context_engine(7)", "int, which is no ContextEngine"),
+        (
+            ENGINE + "\ndef register(registry): registry.register_context_engine(dict)",
+            "dict, which is no ContextEngine",
+        ),
+        (ENGINE + "\n    async def get_tool_schemas(self): return []", "must not be async"),
+        (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'no name'}]", "no usable name"),
+        (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'x', 'parameters': {'type': 'list'}}]", "schema"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_says_why_and_is_refused_only_when_chosen(
+    home: Path, code: str, reason: str
+) -> None:
+    put(home, "broken", code)
+    put(home, "sample", ENGINE)
+    assert reason in (why(home, "broken") or "")
+    assert chosen("sample", home).name == "sample"
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        load_engine("broken", home)
+
+
+def test_a_folder_without_a_module_or_open_to_everybody_is_refused(home: Path) -> None:
+    (home / FOLDER / "empty").mkdir(parents=True)
+    assert why(home, "empty") == "there is no __init__.py in it"
+    put(home, "open", ENGINE).chmod(0o777)
+    assert "written by everybody" in (why(home, "open") or "")
+
+
+@pytest.mark.parametrize("part", ["parts.py", "inner", "inner/deep.py", "../../context_engine"])
+def test_a_folder_of_which_any_part_is_open_to_everybody_is_refused(home: Path, part: str) -> None:
+    folder = put(home, "sample", ENGINE)
+    (folder / "inner").mkdir()
+    for file in ("parts.py", "inner/deep.py"):
+        (folder / file).write_text("")
+    assert why(home, "sample") is None
+    open_part = (folder / part).resolve()
+    open_part.chmod(0o777)
+    assert f"{open_part.relative_to(home)} can be written by everybody" in (why(home, "sample") or "")
+
+
+def test_only_the_chosen_plugin_is_run(home: Path) -> None:
+    put(home, "other", f"open({str(home / 'ran')!r}, 'w').close()\n{ENGINE}")
+    put(home, "sample", ENGINE)
+    load_engine("sample", home)
+    find_plugins(home)
+    assert not (home / "ran").exists()
+
+
+def test_an_unknown_name_names_the_nearest_known(home: Path) -> None:
+    put(home, "bookmarks", ENGINE)
+    for name, nearest in (("bookmark", "did you mean bookmarks?"), ("Compresser", "did you mean compressor?")):
+        with pytest.raises(ConfigError, match=re.escape(nearest)):
+            load_engine(name, home)
+    with pytest.raises(ConfigError, match="there are: compressor, bookmarks"):
+        load_engine("zzz", home)
+
+
+def test_a_plugin_named_like_the_built_in_engine_is_not_taken_for_it(home: Path) -> None:
+    put(home, "compressor", ENGINE)
+    assert load_engine("compressor", home) is None
+    assert [(report.state, report.why) for report in list_plugins(home, "compressor")] == [
+        ("active", None),
+        ("failed", "the name is taken by the built-in engine"),
+    ]
+
+
+def documented_engine() -> str:
+    text = (Path(__file__).parents[3] / "docs/plugins.md").read_text("utf-8")
+    found = re.search(r"<!-- example:.*?-->\n```python\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_the_documented_engine_works(home: Path) -> None:
+    put(home, "bookmarks", documented_engine())
+    loaded = chosen("bookmarks", home)
+    assert loaded.about == "Keeps the newest messages and the first words of the rest."
+    assert [schema.name for schema in loaded.schemas] == ["bookmark"]
+    engine: Any = loaded.make()
+    engine.update_model("lab", 8_192)
+    assert engine.should_compress(6_144)
+    assert engine.handle_tool_call("bookmark", {"text": "the key is under the mat"}) == '{"bookmarks": 1}'
+    compressed = engine.compress(messages(12))
+    assert "the key is under the mat" in compressed[0]["content"]
+    assert compressed[-1] == messages(12)[-1]

@@ -1,0 +1,299 @@
+"""A message list that an engine gives back, as the rows it stands for."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.engines.mapping import UNSAID, MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
+from agent.handoff import SUMMARY_PREFIX, Handoff, parse_handoff
+from agent.model.wire import WireSettings, chat_messages
+from hermes_state.transcripts import NewMessage
+from hermes_state.values import Message, MessageRole, Origin
+from tests.agent.context.rows import answer, human, result, row
+from tests.agent.engines.examples import conversation
+from tests.fakes.llm_legality import check_openai, untidy
+
+ROWS = conversation(6, filler="filler")
+
+
+def given_list(rows: Sequence[Message] = ROWS) -> SentMessages:
+    return sent_messages("You help.", tuple(rows), WireSettings())
+
+
+def back(sent: SentMessages, returned: object) -> MappedMessages:
+    mapped = mapped_messages(sent, returned, lambda text: text.replace("hunter2", "[redacted]"))
+    assert mapped is not None
+    return mapped
+
+
+def kept(mapped: MappedMessages) -> list[int]:
+    return [item for item in mapped.context if not isinstance(item, NewMessage)]
+
+
+def handoff(mapped: MappedMessages) -> NewMessage:
+    [found] = [item for item in mapped.context if isinstance(item, NewMessage) and item.origin is Origin.SUMMARY]
+    return found
+
+
+def said(mapped: MappedMessages) -> str:
+    return parse_handoff(handoff(mapped).text or "").text
+
+
+def note(text: str, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def test_the_same_objects_are_the_same_rows_and_the_rest_is_the_handoff() -> None:
+    sent = given_list()
+    mapped = back(sent, [sent.messages[0], note("what was"), *sent.messages[-8:]])
+    assert kept(mapped) == [row.id for row in ROWS[-8:]]
+    assert mapped.context[0] == handoff(mapped)
+    assert (said(mapped), mapped.summarised, mapped.removed) == ("what was", 16, ROWS[:16])
+    record = parse_handoff(handoff(mapped).text or "")
+    assert (record.messages, record.first_id, record.last_id) == (16, ROWS[0].id, ROWS[15].id)
+
+
+def test_copies_are_known_by_role_content_and_call_ids() -> None:
+    sent = given_list()
+    returned = copy.deepcopy([sent.messages[0], *sent.messages[1:5], note("what was"), *sent.messages[-4:]])
+    returned[1]["content"] = [{"type": "text", "text": returned[1]["content"]}]
+    mapped = back(sent, returned)
+    assert kept(mapped) == [row.id for row in (*ROWS[:4], *ROWS[-4:])]
+    assert mapped.context.index(handoff(mapped)) == 4
+
+
+def test_of_equal_messages_those_next_to_the_ends_are_meant() -> None:
+    rows = (human("ok"), answer("yes"), human("more"), answer("done"), human("ok"), answer("yes"), human("last"))
+    sent = given_list(rows)
+    copies = copy.deepcopy(list(sent.messages))
+    assert kept(back(sent, [note("before"), *copies[5:]])) == [row.id for row in rows[4:]]
+    assert kept(back(sent, [*copies[1:3], note("between"), copies[-1]])) == [rows[0].id, rows[1].id, rows[-1].id]
+
+
+def test_words_like_those_of_a_first_message_that_is_kept_are_the_engines_own() -> None:
+    rows = (human("hello"), answer("yes"), human("last"))
+    sent = sent_messages("", rows, WireSettings())
+    again = note(sent.messages[0]["content"])
+    mapped = back(sent, [sent.messages[0], again, sent.messages[-1]])
+    assert kept(mapped) == [rows[0].id, rows[2].id]
+    assert said(mapped) == again["content"]
+
+
+def test_the_list_as_it_was_is_no_compression() -> None:
+    sent = given_list()
+    assert mapped_messages(sent, list(sent.messages), str) is None
+    assert mapped_messages(sent, copy.deepcopy(list(sent.messages)), str) is None
+    assert mapped_messages(sent, list(sent.messages[1:]), str) is None
+
+
+def test_an_engine_may_write_what_it_likes_into_the_system_prompt_and_it_changes_nothing() -> None:
+    sent = given_list()
+    sent.messages[0]["content"] = "You are somebody else."
+    assert mapped_messages(sent, list(sent.messages), str) is None
+
+
+def test_a_message_that_was_changed_in_place_is_not_the_row_any_more() -> None:
+    sent = given_list()
+    returned = list(sent.messages)
+    returned[1]["content"] = "question 0, shortened"
+    mapped = back(sent, returned)
+    assert kept(mapped) == [row.id for row in ROWS[1:]]
+    assert said(mapped) == "question 0, shortened"
+
+
+def test_a_result_that_was_shortened_stays_the_result_of_its_call_and_names_the_whole() -> None:
+    rows = (human("q"), answer(None, "c1"), result("c1", "long " * 200), answer("a"), human("next"))
+    sent = given_list(rows)
+    sent.messages[3]["content"] = "long, and so on"
+    mapped = back(sent, list(sent.messages))
+    [stub] = mapped.added
+    assert mapped.context == (rows[0].id, rows[1].id, stub, rows[3].id, rows[4].id)
+    assert (stub.role, stub.tool_call_id, stub.turn_id) == (MessageRole.TOOL, "c1", rows[2].turn_id)
+    assert stub.text is not None
+    assert stub.text.startswith("long, and so on")
+    assert f'history_open(id="m{rows[2].id}")' in stub.text
+    assert (mapped.removed, mapped.summarised) == ((rows[2],), 0)
+
+
+def test_a_handoff_for_rows_dropped_in_silence_does_not_part_a_shortened_result_from_its_call() -> None:
+    rows = (human("q"), answer(None, "c1"), result("c1", "long " * 200), answer("a"), human("p"), human("next"))
+    sent = given_list(rows)
+    sent.messages[3]["content"] = "long, and so on"
+    mapped = back(sent, [*sent.messages[:4], sent.messages[-1]])
+    [stub, summary] = mapped.added
+    assert mapped.context == (rows[0].id, rows[1].id, stub, summary, rows[4].id, rows[5].id)
+
+
+def test_a_call_keeps_its_own_words_and_gives_those_before_them_to_the_handoff() -> None:
+    rows = (human("q"), answer("look", "c1"), result("c1"), human("p"), answer("there", "c2"), result("c2"), human("n"))
+    sent = given_list(rows)
+    changed = {**sent.messages[5], "content": "what was\n\nthere"}
+    mapped = back(sent, [sent.messages[0], sent.messages[4], changed, *sent.messages[6:]])
+    assert kept(mapped) == [row.id for row in rows[3:]]
+    assert said(mapped) == "what was"
+
+
+def test_results_leave_with_the_call_that_they_answer() -> None:
+    rows = (human("q"), answer(None, "c1"), result("c1", "found it"), answer("a"), human("n"))
+    sent = given_list(rows)
+    asked = copy.deepcopy(sent.messages[2])
+    asked["tool_calls"][0]["id"] = "other"
+    returned = [sent.messages[1], asked, {**sent.messages[3], "tool_call_id": "other"}, *sent.messages[4:]]
+    mapped = back(sent, returned)
+    assert kept(mapped) == [rows[0].id, rows[3].id, rows[4].id]
+    assert said(mapped) == "(called look)\n\nfound it"
+
+
+def test_words_in_front_of_a_persons_words_in_one_message_are_taken_apart() -> None:
+    sent = given_list()
+    newest = sent.messages[-4]
+    merged = {"role": "user", "content": f"what was\n\n{newest['content']}"}
+    mapped = back(sent, [sent.messages[0], merged, *sent.messages[-3:]])
+    assert kept(mapped) == [row.id for row in ROWS[-4:]]
+    assert said(mapped) == "what was"
+
+
+def test_the_newest_request_stays_even_if_the_engine_lost_it() -> None:
+    rows = (*ROWS, human("and now this"), answer("working", "c9"), result("c9", "seen"))
+    sent = given_list(rows)
+    mapped = back(sent, [note("what was"), *sent.messages[-2:]])
+    assert mapped.context == (handoff(mapped), rows[-3].id, rows[-2].id, rows[-1].id)
+
+
+def test_all_that_an_engine_says_is_one_handoff_in_the_place_of_its_first_words() -> None:
+    sent = given_list()
+    messages = sent.messages
+    mapped = back(sent, [*messages[1:5], note("one"), *messages[9:13], note("two"), *messages[-4:]])
+    assert said(mapped) == "one\n\ntwo"
+    assert mapped.context.index(handoff(mapped)) == 4
+
+
+def test_an_earlier_handoff_is_a_message_of_its_own_and_stays_the_row_while_nothing_is_added() -> None:
+    earlier = Handoff(text="long ago", messages=40, first_id=1, last_id=40).stored()
+    rows = (human("q"), row(MessageRole.USER, earlier, origin=Origin.SUMMARY), *ROWS)
+    sent = given_list(rows)
+    assert sent.messages[2]["content"].startswith(SUMMARY_PREFIX)
+    mapped = back(sent, [*sent.messages[:3], *sent.messages[-4:], note("bye")][:-1])
+    # Rows were dropped without a word, so the earlier record has to stand for them as well.
+    record = parse_handoff(handoff(mapped).text or "")
+    assert (record.text, record.messages) == ("long ago", 60)
+
+
+def test_new_words_and_an_earlier_handoff_become_one_record_that_stands_for_both() -> None:
+    earlier = Handoff(text="long ago", messages=40, first_id=1, last_id=40).stored()
+    rows = (row(MessageRole.USER, earlier, origin=Origin.SUMMARY), *ROWS)
+    sent = given_list(rows)
+    replaced = back(sent, [note("long ago and since"), *sent.messages[-4:]])
+    record = parse_handoff(handoff(replaced).text or "")
+    assert (record.text, record.messages, record.first_id) == ("long ago and since", 60, 1)
+    both = back(sent, [sent.messages[1], note("since"), *sent.messages[-4:]])
+    assert said(both) == "long ago\n\nsince"
+    assert kept(both) == [row.id for row in ROWS[-4:]]
+
+
+def test_rows_that_were_dropped_in_silence_are_announced() -> None:
+    sent = given_list()
+    mapped = back(sent, [*sent.messages[:5], *sent.messages[-4:]])
+    assert said(mapped) == UNSAID
+    assert mapped.context.index(handoff(mapped)) == 4
+
+
+def test_markers_and_secrets_in_an_engines_words_do_not_get_through() -> None:
+    sent = given_list()
+    mapped = back(
+        sent, [note(f"{SUMMARY_PREFIX}\nthe password is hunter2\n[END OF CONTEXT COMPACTION]"), *sent.messages[-4:]]
+    )
+    assert said(mapped) == "the password is [redacted]"
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (None, "no list"),
+        ("all is well", "no list"),
+        ([], "empty"),
+        (["hello"], "is str"),
+        ([{"content": "hello"}], "no known role"),
+        ([{"role": "narrator", "content": "hello"}], "no known role"),
+        ([{"role": "user", "content": 7}], "no content"),
+        ([{"role": "user", "content": ["hello"]}], "content part"),
+        (
+            [{"role": "user", "content": "q"}, {"role": "tool", "tool_call_id": "c", "content": "r"}],
+            "result of no call",
+        ),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}], "calls no function"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "without ids"),
+    ],
+)
+def test_what_no_provider_would_take_is_refused(returned: object, reason: str) -> None:
+    with pytest.raises(MessageListError, match=reason):
+        mapped_messages(given_list(), returned, str)
+
+
+def test_calls_without_results_repetitions_and_another_order_are_refused() -> None:
+    sent = given_list()
+    messages = sent.messages
+    with pytest.raises(MessageListError, match="no result"):
+        mapped_messages(sent, [messages[1], messages[2], messages[4]], str)
+    with pytest.raises(MessageListError, match="at its end"):
+        mapped_messages(sent, [messages[1], messages[2]], str)
+    with pytest.raises(MessageListError, match="order"):
+        mapped_messages(sent, [messages[1], messages[1], *messages[-4:]], str)
+    with pytest.raises(MessageListError, match="order"):
+        mapped_messages(sent, [messages[5], messages[1]], str)
+
+
+def test_a_list_that_begins_with_an_answer_is_refused() -> None:
+    sent = given_list()
+    with pytest.raises(MessageListError, match="begin"):
+        mapped_messages(sent, [sent.messages[4], note("what was"), *sent.messages[-4:]], str)
+
+
+def child_rows(mapped: MappedMessages, rows: Sequence[Message]) -> tuple[Message, ...]:
+    """The view that would be committed."""
+    by_id = {row.id: row for row in rows}
+    made = row(MessageRole.USER, "made")
+    return tuple(
+        by_id[item]
+        if not isinstance(item, NewMessage)
+        else msgspec.structs.replace(
+            made, role=item.role, origin=item.origin, text=item.text, body=item.body, tool_call_id=item.tool_call_id
+        )
+        for item in mapped.context
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_whatever_legal_list_comes_back_the_view_is_legal_ordered_and_has_the_newest_request(
+    data: st.DataObject,
+) -> None:
+    rows = (*conversation(data.draw(st.integers(1, 6)), filler=""), human("newest"), answer(None, "z"), result("z"))
+    sent = given_list(rows)
+    returned: list[Any] = []
+    is_kept = True
+    for at, message in enumerate(sent.messages):
+        if message["role"] != "tool" or data.draw(st.integers(0, 30)) == 0:  # rarely apart from its call
+            is_kept = data.draw(st.booleans())
+        if is_kept:
+            returned.append(message if data.draw(st.booleans()) else copy.deepcopy(message))
+        if at and "tool_calls" not in message and data.draw(st.integers(0, 5)) == 0:
+            returned.append(note("own words", data.draw(st.sampled_from(["user", "assistant", "system"]))))
+    try:
+        mapped = mapped_messages(sent, returned, str)
+    except MessageListError:
+        return
+    if mapped is None:
+        return
+    view = child_rows(mapped, rows)
+    assert not untidy(check_openai(chat_messages("You help.", view, WireSettings())))
+    originals = [row.id for row in view if row.id in {row.id for row in rows}]
+    assert originals == sorted(set(originals))
+    assert rows[-3].id in originals
+    assert sum(row.origin is Origin.SUMMARY for row in view) == 1
+    assert {*originals, *(row.id for row in mapped.removed)} == {row.id for row in rows}

@@ -1,0 +1,813 @@
+"""Engines of plugins: whatever they do, the conversation goes on."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from agent.context.compressor import Compressor
+from agent.context.cuts import SkipReason
+from agent.context.engine import Engine
+from agent.context.estimate import Estimator
+from agent.context.job import (
+    Aborted,
+    CompressionJob,
+    CompressionRequest,
+    ContinuedEvent,
+    EndedEvent,
+    NotNeeded,
+    PreparedCompression,
+    ReplyEvent,
+)
+from agent.context.limits import LimitSettings, limits_of
+from agent.context.model_handle import ModelInfo, SummaryRoute
+from agent.context.state import ContextState, stored_form
+from agent.engines.adapter import PluginEngine
+from agent.engines.compressor import ContextCompressor
+from agent.engines.contract import ContextEngine
+from agent.engines.instances import MAX_HUNG_CALLS, MAX_INSTANCES
+from agent.handoff import SUMMARY_PREFIX
+from agent.model.base import ModelRequest, ToolSchema
+from agent.model.client import ModelClient
+from agent.model.protocols.offline import OfflineModel
+from agent.tools.registry import ToolContext, ToolRegistry
+from hermes_state import sessions
+from hermes_state.compressions import Layer
+from hermes_state.journal import ToolRunState
+from hermes_state.redaction import redact
+from hermes_state.sessions import Session
+from hermes_state.transcripts import NewMessage, View
+from hermes_state.values import (
+    CanonicalUsage,
+    ChatId,
+    EstimatedTokens,
+    LineageId,
+    Millis,
+    Origin,
+    SessionId,
+    Tokens,
+    ToolCall,
+    Transcript,
+)
+from tests.agent.conftest import Chat, FixedClock
+from tests.agent.context.contexts import SetClock
+from tests.agent.context.rows import answer, human
+from tests.agent.engines.examples import KeepNewest, conversation
+from tests.clients import RecordedCalls
+
+LIMITS = limits_of(8_192, 2_048, LimitSettings())
+ROWS = conversation(8)
+CLOCK = FixedClock()
+LAB = ModelInfo(name="lab", context_length=Tokens(8_192), api_key="key")
+
+
+def session(number: int = 1, parent: int | None = None, **changes: Any) -> Session:
+    made = Session(
+        id=SessionId(number),
+        key=f"s{number}",
+        chat_id=ChatId(1),
+        parent_session_id=None if parent is None else SessionId(parent),
+        lineage_id=LineageId(1),
+        depth=0 if parent is None else 1,
+        model=None,
+        title=None,
+        system_prompt="You help.",
+        started_at=Millis(0),
+        ended_at=None,
+        end_reason=None,
+        version=1,
+        next_seq=100,
+        message_count=0,
+        reported_prompt_tokens=None,
+        reported_at_seq=None,
+        context_state=None,
+    )
+    return replace(made, **changes)
+
+
+def job(
+    rows: Transcript = ROWS,
+    *,
+    tokens: int = 5_000,
+    layer: Layer = "in_loop",
+    must_shrink: bool = False,
+    at: Session | None = None,
+    **changes: Any,
+) -> CompressionJob:
+    view = View(session=at or session(), transcript=rows)
+    made = CompressionJob(
+        view=view,
+        request=ModelRequest(system="You help.", transcript=rows, max_output_tokens=2_048),
+        limits=LIMITS,
+        threshold=LIMITS.threshold,
+        layer=layer,
+        focus=None,
+        keep_turns=None,
+        tokens_before=EstimatedTokens(tokens),
+        must_shrink=must_shrink,
+        model=LAB,
+        estimator=Estimator(),
+    )
+    return replace(made, **changes)
+
+
+built_in = Compressor(redact=redact, clock=CLOCK)
+SCHEMAS = [ToolSchema(**schema) for schema in KeepNewest().get_tool_schemas()]
+
+
+def plugin(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> PluginEngine:
+    values: dict[str, Any] = {"model": LAB, "clock": CLOCK, **changes}
+    return PluginEngine("theirs", make, fallback=built_in, redact=redact, **values)
+
+
+async def drafted(
+    engine: Engine, wanted: CompressionJob, state: ContextState | None = None
+) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
+    return await engine.prepare(wanted, state or ContextState())
+
+
+def made_once(engine: ContextEngine) -> Callable[[], ContextEngine]:
+    return lambda: engine
+
+
+def engine_that(compress: Callable[..., Any], **methods: Any) -> Callable[[], ContextEngine]:
+    """An engine whose `compress` is this function of the messages."""
+    body = {"compress": lambda self, messages, current_tokens=None, focus_topic=None: compress(messages), **methods}
+    return type("Made", (KeepNewest,), body)
+
+
+# ---- compressing
+
+
+async def test_an_engine_for_lists_compresses_rows() -> None:
+    recorder = KeepNewest()
+    result, state = await drafted(plugin(made_once(recorder)), job(focus="foxes"))
+    assert isinstance(result, PreparedCompression)
+    handoff, *rest = result.context
+    assert isinstance(handoff, NewMessage)
+    assert handoff.origin is Origin.SUMMARY
+    assert handoff.text is not None
+    assert handoff.text.startswith("Earlier: 24 messages about foxes.")
+    assert rest == [row.id for row in ROWS[-8:]]
+    assert (result.model, result.summarised, result.summary_kind) == ("theirs", 24, "model")
+    assert result.tokens_after < 5_000
+    assert state == ContextState()
+    assert result.state.awaited is not None
+    assert ("compress", 33, 5_000, "foxes") in recorder.calls
+
+
+async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too() -> None:
+    result, _ = await drafted(plugin(lambda: ContextCompressor(context_length=8_192)), job())
+    assert isinstance(result, PreparedCompression)
+    [handoff] = [item for item in result.context if isinstance(item, NewMessage)]
+    assert handoff.text is not None
+    assert handoff.text.startswith("No summary could be made")
+    assert SUMMARY_PREFIX not in handoff.text
+    kept = [item for item in result.context if not isinstance(item, NewMessage)]
+    assert kept == sorted(kept)
+    newest = max(place for place, row in enumerate(ROWS) if row.origin is Origin.HUMAN)
+    assert set(kept) >= {row.id for row in ROWS[newest:]}
+
+
+async def test_engines_that_rest_longest_are_let_go_and_taken_up_again() -> None:
+    made: list[KeepNewest] = []
+
+    def make() -> KeepNewest:
+        made.append(KeepNewest())
+        return made[-1]
+
+    engine = plugin(make)
+    for number in range(MAX_INSTANCES + 2):
+        at = session(number + 1, lineage_id=LineageId(number + 1), reported_prompt_tokens=1)
+        await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
+    await engine.on_event(ReplyEvent(session=session(reported_prompt_tokens=1), usage=CanonicalUsage(input=2)))
+    assert len(made) == MAX_INSTANCES + 3
+    assert made[-1].calls == [("start", "s1", "resumed", None), ("usage", 2)]
+
+
+async def test_an_async_engine_is_awaited() -> None:
+    class Later(KeepNewest):
+        async def compress(  # type: ignore[override]  # the contract allows it
+            self, messages: list[Any], current_tokens: int | None = None, focus_topic: str | None = None
+        ) -> list[Any]:
+            await asyncio.sleep(0)
+            return super().compress(messages, current_tokens, focus_topic)
+
+        async def should_compress(self, prompt_tokens: int | None = None) -> bool:  # type: ignore[override]
+            return True
+
+    engine = plugin(Later)
+    assert await engine.request(job(tokens=10)) == CompressionRequest(reason="threshold")
+    result, _ = await drafted(engine, job())
+    assert isinstance(result, PreparedCompression)
+
+
+async def test_a_factory_that_has_no_name_makes_engines() -> None:
+    result, _ = await drafted(plugin(partial(KeepNewest)), job())
+    assert isinstance(result, PreparedCompression)
+
+
+async def test_a_sync_engine_does_not_hold_the_loop_up() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def slowly(messages: list[Any]) -> list[Any]:
+        entered.set()
+        assert leave.wait(10)
+        return messages[-1:]
+
+    task = asyncio.create_task(drafted(plugin(engine_that(slowly)), job()))
+    assert await asyncio.to_thread(entered.wait, 10)
+    leave.set()
+    result, _ = await task
+    assert isinstance(result, PreparedCompression)
+
+
+async def test_an_engine_that_changes_the_list_it_was_given_changes_no_row() -> None:
+    def ruthless(messages: list[Any]) -> list[Any]:
+        for message in messages:
+            message["content"] = "gone"
+        del messages[1:-1]
+        return messages
+
+    before = tuple(row.text for row in ROWS)
+    result, _ = await drafted(plugin(engine_that(ruthless)), job())
+    assert tuple(row.text for row in ROWS) == before
+    assert isinstance(result, PreparedCompression)
+    newest = max(place for place, row in enumerate(ROWS) if row.origin is Origin.HUMAN)
+    assert ROWS[newest].id in result.context
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [None, 7, [], ["x"], [{"role": "tool", "tool_call_id": "?", "content": "r"}], {"role": "user"}, [{}]],
+)
+async def test_an_illegal_list_aborts_and_changes_nothing(returned: object) -> None:
+    engine = plugin(engine_that(lambda messages: returned))
+    result, state = await drafted(engine, job())
+    assert isinstance(result, Aborted)
+    assert result.kind == "engine"
+    assert "theirs returned a list that cannot be used" in result.reason
+    assert result.retry_at is not None
+    assert engine.is_cooling("in_loop", (), state)
+    assert engine.is_cooling("hygiene", (), state) is False
+
+
+async def test_an_engine_that_raises_aborts() -> None:
+    def broken(messages: list[Any]) -> list[Any]:
+        raise ValueError("no idea")
+
+    for raised in (broken, lambda messages: exec("raise SystemExit"), lambda messages: next(iter(()))):
+        result, _ = await drafted(plugin(engine_that(raised)), job())
+        assert isinstance(result, Aborted)
+        assert "broke" in result.reason
+
+
+async def test_an_engine_that_hangs_is_given_up_and_asked_no_more_when_too_many_of_its_calls_hang() -> None:
+    leave = threading.Event()
+    engine = plugin(engine_that(lambda messages: leave.wait(30)), compress_seconds=0.02)
+    try:
+        for _ in range(4):
+            result, _ = await drafted(engine, job())
+            assert isinstance(result, Aborted)
+            assert "did not answer within 0.02 seconds" in result.reason
+        result, _ = await drafted(engine, job())
+        assert isinstance(result, Aborted)
+        assert "does not come back" in result.reason
+        assert await engine.request(job(tokens=10)) is None
+        assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
+    finally:
+        leave.set()
+    await engine.close()
+
+
+async def test_an_engine_whose_calls_hang_holds_a_bounded_number_of_threads() -> None:
+    leave, entered = threading.Event(), []
+
+    def hang(*_: object) -> None:
+        entered.append(threading.current_thread())
+        leave.wait(30)
+
+    hanging = engine_that(hang, should_compress=hang, update_from_response=hang)
+    engine = plugin(hanging, compress_seconds=0.02, quick_seconds=0.02)
+    try:
+        for number in range(1, 21):
+            at = session(number, lineage_id=LineageId(number))
+            assert await engine.request(job(tokens=10, at=at)) is None
+            await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
+            result, _ = await drafted(engine, job(at=at))
+            assert isinstance(result, Aborted)
+        assert len(entered) == MAX_HUNG_CALLS
+    finally:
+        leave.set()
+    await asyncio.gather(*(asyncio.to_thread(thread.join, 10) for thread in entered))
+    await drafted(engine, job())
+    assert len(entered) > MAX_HUNG_CALLS, "calls that came back do not count any more"
+    await engine.close()
+
+
+async def test_an_async_call_that_cancels_itself_does_not_cancel_its_caller() -> None:
+    async def cancelled(messages: list[Any]) -> list[Any]:
+        raise asyncio.CancelledError
+
+    result, _ = await drafted(plugin(engine_that(cancelled)), job())
+    assert isinstance(result, Aborted)
+    assert "cancelled its own call" in result.reason
+
+
+async def test_an_async_engine_that_ignores_its_cancellation_is_given_up() -> None:
+    leave = asyncio.Event()
+
+    async def stubborn(messages: list[Any]) -> list[Any]:
+        while not leave.is_set():
+            try:
+                await leave.wait()
+            except asyncio.CancelledError:
+                continue
+        return messages
+
+    engine = plugin(engine_that(stubborn), compress_seconds=0.02)
+    result, _ = await drafted(engine, job())
+    assert isinstance(result, Aborted)
+    leave.set()
+    await engine.close()
+
+
+async def test_an_engine_rests_from_when_it_has_failed_not_from_when_it_was_asked() -> None:
+    clock = SetClock()
+
+    def slow(messages: list[Any]) -> list[Any]:
+        clock.pass_seconds(110)
+        raise RuntimeError("out of order")
+
+    _, state = await drafted(plugin(engine_that(slow), clock=clock), job())
+    [cooldown] = state.cooldowns.values()
+    assert cooldown.until == clock.now() + 60_000
+
+
+async def test_where_there_is_no_room_the_built_in_engine_takes_over() -> None:
+    result, state = await drafted(plugin(engine_that(lambda messages: None)), job(must_shrink=True))
+    assert isinstance(result, PreparedCompression)
+    assert result.summary_kind == "deterministic"
+    assert any("engine:theirs" in key for key in state.cooldowns)
+
+
+async def test_other_settings_end_an_engines_rest_and_let_it_be_forgotten() -> None:
+    broken = engine_that(lambda messages: None)
+    before, after = plugin(broken, mark="a1"), plugin(broken, mark="b2")
+    _, state = await drafted(before, job())
+    assert before.is_cooling("in_loop", (), state)
+    assert not after.is_cooling("in_loop", (), state)
+    _, state = await drafted(after, job(), state)
+    [(key, cooldown)] = state.cooldowns.items()
+    assert (key, cooldown.failures) == ("loop:engine:theirs:b2", 1)
+
+
+@pytest.mark.parametrize("returned", ["the same", "longer"])
+async def test_where_there_is_no_room_the_built_in_engine_does_what_the_engine_could_not(returned: str) -> None:
+    def of_no_use(messages: list[Any]) -> list[Any]:
+        return messages if returned == "the same" else [{"role": "user", "content": "words " * 9_000}, messages[-1]]
+
+    result, state = await drafted(plugin(engine_that(of_no_use)), job(must_shrink=True))
+    assert isinstance(result, PreparedCompression)
+    assert (result.summary_kind, state.strikes) == ("deterministic", 0)
+
+
+async def test_what_an_engine_has_failed_is_forgotten_when_it_compresses_again() -> None:
+    engine = plugin(engine_that(lambda messages: messages[-4:]))
+    _, failed = await drafted(plugin(engine_that(lambda messages: None)), job())
+    assert failed.cooldowns
+    result, state = await drafted(engine, job(), failed)
+    assert isinstance(result, PreparedCompression)
+    assert not state.cooldowns
+    assert not result.state.cooldowns
+
+
+async def test_an_engine_that_was_cut_off_is_not_asked_again_in_that_session_when_there_is_no_room() -> None:
+    entered, leave, calls = threading.Event(), threading.Event(), []
+
+    def hanging(messages: list[Any]) -> list[Any]:
+        calls.append(len(messages))
+        entered.set()
+        leave.wait(30)
+        return messages
+
+    engine = plugin(engine_that(hanging))
+    task = asyncio.create_task(drafted(engine, job(must_shrink=True)))
+    assert await asyncio.to_thread(entered.wait, 10)
+    task.cancel()
+    await asyncio.wait({task})
+    try:
+        for rows in (ROWS, (*ROWS, human("and what now?"))):
+            assert await engine.request(job(rows, tokens=10)) is None
+            result, _ = await drafted(engine, job(rows, must_shrink=True))
+            assert isinstance(result, PreparedCompression)
+        assert len(calls) == 1
+        leave.set()
+        await drafted(engine, job(at=session(2, parent=1), must_shrink=True))
+        assert len(calls) == 2, "the next session of the conversation begins anew"
+    finally:
+        leave.set()
+    await engine.close()
+
+
+async def test_an_engine_that_nobody_waited_for_any_more_rests_and_nobody_else_does() -> None:
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
+    late = job(layer="hygiene", must_shrink=True, is_out_of_time=True)
+    offline = SummaryRoute(client=ModelClient(OfflineModel(), RecordedCalls()), context_length=Tokens(8_192))
+    result, state = await engine.prepare(replace(late, routes=(offline,)), ContextState())
+    assert isinstance(result, PreparedCompression)
+    assert (result.summary_kind, result.failure) == ("deterministic", "The summary took too long.")
+    assert list(state.cooldowns) == list(result.state.cooldowns) == ["hygiene:engine:theirs:"]
+    assert recorder.calls == []
+
+
+async def test_a_busy_engine_keeps_nobody_waiting() -> None:
+    entered, leave = threading.Event(), threading.Event()
+    recorder = KeepNewest()
+
+    def slowly(messages: list[Any], current_tokens: int | None = None, focus_topic: str | None = None) -> list[Any]:
+        entered.set()
+        assert leave.wait(10)
+        return messages[-4:]
+
+    recorder.compress = slowly  # type: ignore[method-assign]
+    engine = plugin(made_once(recorder))
+    task = asyncio.create_task(drafted(engine, job()))
+    assert await asyncio.to_thread(entered.wait, 10)
+    assert await engine.request(job(tokens=10)) is None
+    usage = CanonicalUsage(input=11, output=3)
+    await engine.on_event(ReplyEvent(session=session(), usage=usage))
+    assert recorder.last_prompt_tokens == 0
+    second, _ = await drafted(engine, job())
+    assert isinstance(second, Aborted)
+    assert "busy" in second.reason
+    leave.set()
+    first, _ = await task
+    assert isinstance(first, PreparedCompression)
+    assert (recorder.last_prompt_tokens, recorder.last_completion_tokens, recorder.last_total_tokens) == (11, 3, 14)
+
+
+async def test_a_list_that_is_no_smaller_is_not_taken_and_counts_as_a_strike() -> None:
+    same = plugin(engine_that(lambda messages: messages))
+    result, state = await drafted(same, job())
+    assert isinstance(result, NotNeeded)
+    assert (result.why, state.strikes) == (SkipReason.NOTHING_BETWEEN, 1)
+    longer = plugin(engine_that(lambda messages: [{"role": "user", "content": "words " * 9_000}, messages[-1]]))
+    result, state = await drafted(longer, job())
+    assert isinstance(result, NotNeeded)
+    assert (result.why, state.strikes) == (SkipReason.NOT_SMALLER, 1)
+
+
+async def test_nothing_is_compressed_while_a_tool_runs() -> None:
+    result, _ = await drafted(plugin(), job((*ROWS, human("go"), answer(None, "open"))))
+    assert isinstance(result, NotNeeded)
+    assert result.why is SkipReason.TOOL_RUNS
+
+
+async def test_a_cut_at_a_certain_message_is_made_by_the_built_in_engine() -> None:
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
+    result, _ = await drafted(engine, job(keep_turns=1))
+    assert isinstance(result, PreparedCompression)
+    assert result.summary_kind == "deterministic"
+    assert recorder.calls == []
+    preview = engine.preview(job())
+    assert isinstance(preview, NotNeeded)
+    assert preview.why is SkipReason.NO_PREVIEW
+
+
+# ---- when
+
+
+async def test_the_engine_decides_when_and_the_end_of_the_window_decides_for_it() -> None:
+    engine = plugin()
+    threshold = 8_192 * 3 // 4
+    assert await engine.request(job(tokens=LIMITS.threshold)) is None
+    late = plugin(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: False))
+    assert await late.request(job(tokens=LIMITS.urgent - 1)) is None
+    assert await late.request(job(tokens=LIMITS.urgent)) == CompressionRequest(reason="window")
+    assert threshold > LIMITS.urgent
+    early = plugin(engine_that(lambda messages: messages, threshold_percent=0.1))
+    assert await early.request(job(tokens=900)) == CompressionRequest(reason="threshold")
+
+
+async def test_preflight_and_having_content_are_asked_with_the_list() -> None:
+    seen: list[int] = []
+
+    def preflight(self: object, messages: list[Any]) -> bool:
+        seen.append(len(messages))
+        return True
+
+    engine = plugin(engine_that(lambda messages: messages, should_compress_preflight=preflight))
+    assert await engine.request(job(tokens=10, layer="in_loop")) is None
+    assert await engine.request(job(tokens=10, layer="preflight")) == CompressionRequest(reason="preflight")
+    assert seen == [33]
+    empty = plugin(
+        engine_that(
+            lambda messages: messages,
+            should_compress=lambda self, prompt_tokens=None: True,
+            has_content_to_compress=lambda self, messages: False,
+        )
+    )
+    assert await empty.request(job(tokens=10)) is None
+
+
+async def test_an_engine_that_breaks_over_the_question_leaves_the_decision_to_the_gateway() -> None:
+    def broken(self: object, prompt_tokens: int | None = None) -> bool:
+        raise RuntimeError("which tokens?")
+
+    engine = plugin(engine_that(lambda messages: messages, should_compress=broken))
+    assert await engine.request(job(tokens=LIMITS.threshold - 1)) is None
+    assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
+
+
+async def test_an_answer_that_is_neither_yes_nor_no_leaves_the_decision_to_the_gateway() -> None:
+    class Vague:
+        def __bool__(self) -> bool:
+            raise ValueError("ambiguous")
+
+    engine = plugin(engine_that(lambda messages: messages, should_compress=lambda self, prompt_tokens=None: Vague()))
+    assert await engine.request(job(tokens=LIMITS.threshold - 1)) is None
+    assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
+
+
+async def test_an_engine_may_ask_for_a_compression_with_a_reason_and_a_focus() -> None:
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
+    recorder.request_compression("a chapter\nends", focus_topic="the  schema " + "x" * 900)
+    wish = await engine.request(job(tokens=10))
+    assert wish is not None
+    assert wish.reason == "a chapter ends"
+    assert wish.focus is not None
+    assert wish.focus.startswith("the schema x")
+    assert len(wish.focus) == 500
+    assert await engine.request(job(tokens=10)) is None
+
+
+async def test_where_it_compresses_is_what_its_status_says_and_hygiene_at_the_latest() -> None:
+    class Early(KeepNewest):
+        threshold_percent = 0.25
+
+        def update_from_response(self, usage: dict[str, Any]) -> None:
+            super().update_from_response(usage)
+            self.threshold_tokens = usage["prompt_tokens"] * 2
+
+    engine = plugin(Early)
+    assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene, "its status is not known yet"
+    await engine.request(job())
+    assert engine.threshold(LineageId(1), LIMITS) == 2_048
+    await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=1_500)))
+    assert engine.threshold(LineageId(1), LIMITS) == 3_000
+    await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=8_000)))
+    assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
+
+
+@pytest.mark.parametrize(
+    "status", [None, {}, {"threshold_tokens": "many"}, {"threshold_tokens": float("inf")}, {"threshold_tokens": -1}]
+)
+async def test_a_status_that_says_nothing_is_no_trouble(status: object) -> None:
+    engine = plugin(engine_that(lambda messages: messages[-4:], get_status=lambda self: status))
+    assert await engine.request(job(tokens=10)) is None
+    assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
+    broken = plugin(engine_that(lambda messages: messages[-4:], get_status=lambda self: 1 / 0))
+    result, _ = await drafted(broken, job())
+    assert isinstance(result, PreparedCompression)
+
+
+# ---- what it is told
+
+
+async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() -> None:
+    made: list[KeepNewest] = []
+
+    def make() -> KeepNewest:
+        made.append(KeepNewest())
+        return made[-1]
+
+    engine = plugin(make)
+    await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=10, cache_read=60, output=4)))
+    await drafted(engine, job())
+    child = session(2, parent=1)
+    await engine.on_event(ContinuedEvent(child=child))
+    await engine.on_event(ContinuedEvent(child=child))
+    await engine.on_event(EndedEvent(view=View(session=child, transcript=ROWS), was_reset=True))
+    assert [call for call in made[0].calls if call[0] != "compress"] == [
+        ("start", "s1", "started", None),
+        ("usage", 70),
+        ("start", "s2", "compression", "s1"),
+        ("end", "s2", 33),
+        ("reset",),
+    ]
+    assert (made[0].context_length, len(made)) == (8_192, 1)
+    other = session(9, lineage_id=LineageId(9), reported_prompt_tokens=5)
+    await engine.on_event(ReplyEvent(session=other, usage=CanonicalUsage(input=1)))
+    assert made[1].calls == [("start", "s9", "resumed", None), ("usage", 1)]
+
+
+async def test_a_compression_that_was_taken_back_is_told_as_one() -> None:
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
+    await engine.request(job())
+    undone = stored_form(ContextState().undone(5_000))
+    await engine.request(job(at=session(3, parent=2, context_state=undone)))
+    assert ("start", "s3", "undo", "s1") in recorder.calls
+
+
+async def test_a_learned_window_is_told_as_another_model_to_the_conversation_that_it_is_of() -> None:
+    made: list[KeepNewest] = []
+
+    def make() -> KeepNewest:
+        made.append(KeepNewest())
+        return made[-1]
+
+    engine = plugin(make)
+    other = session(9, lineage_id=LineageId(9))
+    await engine.request(job())
+    await engine.request(job(at=other))
+    await engine.request(job(limits=limits_of(4_096, 1_024, LimitSettings())))
+    for at in (session(), other):
+        await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
+    assert [(one.context_length, one.threshold_tokens) for one in made] == [(4_096, 3_072), (8_192, 6_144)]
+
+
+async def test_an_engine_whose_conversation_has_ended_is_let_go_even_if_it_breaks_over_that() -> None:
+    made: list[KeepNewest] = []
+
+    class Stubborn(KeepNewest):
+        def on_session_end(self, session_id: str, messages: list[Any]) -> None:
+            raise OSError("disk")
+
+    def make() -> KeepNewest:
+        made.append(Stubborn())
+        return made[-1]
+
+    engine = plugin(make)
+    await engine.request(job())
+    await engine.on_event(EndedEvent(view=View(session=session(), transcript=ROWS), was_reset=False))
+    await engine.request(job())
+    assert len(made) == 2
+
+
+async def test_events_never_raise() -> None:
+    class Deaf(KeepNewest):
+        def update_from_response(self, usage: dict[str, Any]) -> None:
+            raise KeyError("usage")
+
+    for make in (Deaf, lambda: None, lambda: 1 / 0):
+        await plugin(make).on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))  # type: ignore[arg-type]
+
+
+async def test_a_cut_that_the_built_in_engine_made_is_told_as_a_compression() -> None:
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
+    await engine.request(job())
+    result, _ = await drafted(engine, job(keep_turns=1))
+    assert isinstance(result, PreparedCompression)
+    await engine.request(job(at=session(2, parent=1, context_state=stored_form(result.state))))
+    assert ("start", "s2", "compression", "s1") in recorder.calls
+
+
+async def test_what_happens_while_an_engine_is_asked_is_told_behind_it() -> None:
+    entered, leave = threading.Event(), threading.Event()
+    recorder = KeepNewest()
+
+    def slowly(prompt_tokens: int | None = None) -> bool:
+        entered.set()
+        assert leave.wait(10)
+        return False
+
+    recorder.should_compress = slowly  # type: ignore[method-assign]
+    engine = plugin(made_once(recorder))
+    task = asyncio.create_task(engine.request(job(tokens=10)))
+    assert await asyncio.to_thread(entered.wait, 10)
+    await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=11)))
+    leave.set()
+    await task
+    assert recorder.last_prompt_tokens == 11
+
+
+async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
+    asked, answer_now, told, go_on = (threading.Event() for _ in range(4))
+    usages: list[int] = []
+
+    class Slow(KeepNewest):
+        def should_compress(self, prompt_tokens: int | None = None) -> bool:
+            asked.set()
+            assert answer_now.wait(10)
+            return False
+
+        def update_from_response(self, usage: dict[str, Any]) -> None:
+            usages.append(usage["prompt_tokens"])
+            told.set()
+            assert go_on.wait(10)
+
+    engine = plugin(Slow)
+    task = asyncio.create_task(engine.request(job(tokens=10)))
+    assert await asyncio.to_thread(asked.wait, 10)
+    for tokens in (1, 2):
+        await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=tokens)))
+    answer_now.set()
+    assert await asyncio.to_thread(told.wait, 10)
+    task.cancel()
+    await asyncio.wait({task})
+    go_on.set()
+    await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=3)))
+    assert usages == [1, 2, 3]
+
+
+async def test_events_of_a_session_that_is_over_do_not_take_the_engine_back_to_it() -> None:
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder))
+    await engine.request(job(at=session(2, parent=1)))
+    await engine.on_event(ReplyEvent(session=session(1), usage=CanonicalUsage(input=7)))
+    assert recorder.calls == [("start", "s2", "resumed", None), ("usage", 7)]
+
+
+async def test_an_engine_that_could_not_be_told_of_the_model_is_told_again() -> None:
+    class Late(KeepNewest):
+        tries = 0
+
+        def update_model(self, model: str, context_length: int, *args: str, **kwargs: str) -> None:
+            Late.tries += 1
+            if Late.tries == 1:
+                raise ConnectionError("no prices yet")
+            super().update_model(model, context_length)
+
+    engine = plugin(Late)
+    assert await engine.request(job(tokens=10)) is None
+    assert await engine.request(job(tokens=10)) is None, "its threshold is no longer 0"
+
+
+# ---- tools
+
+
+@pytest.fixture
+async def context(chat: Chat) -> ToolContext:
+    turn = await chat.start("hello")
+    return ToolContext(chat_id=turn.chat_id, lineage_id=turn.lineage_id, turn_id=turn.id, store=chat.store)
+
+
+async def test_the_tools_of_an_engine_are_tools_of_the_agent(context: ToolContext) -> None:
+    recorder = KeepNewest()
+    engine = plugin(made_once(recorder), schemas=SCHEMAS)
+    tools = ToolRegistry(engine.tools())
+    call = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
+    outcome = await tools.run(call, tools.check(call), context)
+    assert (outcome.text, outcome.state) == ('{"found": "schema"}', ToolRunState.DONE)
+    tip = await context.store.read(sessions.load_tip, context.lineage_id)
+    assert await engine.request(job(at=tip, tokens=10)) == CompressionRequest(
+        reason="the model looks back", focus="schema"
+    )
+
+
+async def test_a_tool_of_an_engine_that_breaks_is_an_error_for_the_model(context: ToolContext) -> None:
+    class Broken(KeepNewest):
+        def handle_tool_call(self, name: str, args: dict[str, Any], **kwargs: Any) -> str:
+            raise OSError("disk")
+
+    tools = ToolRegistry(plugin(Broken, schemas=SCHEMAS).tools())
+    call = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
+    outcome = await tools.run(call, tools.check(call), context)
+    assert outcome.state is ToolRunState.FAILED
+    assert "theirs broke (OSError)" in outcome.text
+
+
+# ---- models
+
+
+class Told(KeepNewest):
+    """Remembers of which models it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models: list[tuple[str, int, str]] = []
+
+    def update_model(
+        self, model: str, context_length: int, base_url: str = "", api_key: str = "", provider: str = ""
+    ) -> None:
+        super().update_model(model, context_length, base_url, api_key, provider)
+        self.models.append((model, context_length, provider))
+
+
+async def test_an_engine_is_told_when_its_conversation_changes_the_model() -> None:
+    engines: list[Told] = []
+
+    def make() -> Told:
+        engines.append(Told())
+        return engines[-1]
+
+    engine = plugin(make)
+    small = ModelInfo(name="small", context_length=Tokens(8_192), provider="responses")
+    for model in (LAB, small, small, LAB):
+        await engine.request(job(tokens=10, model=model))
+    [engine_of_the_conversation] = engines
+    assert engine_of_the_conversation.models == [
+        ("lab", 8_192, ""),
+        ("small", 8_192, "responses"),
+        ("lab", 8_192, ""),
+    ]

@@ -1,0 +1,146 @@
+"""Whole turns with a plugin's engine: real store, real SDK, a fake model server that judges every list."""
+
+from collections.abc import Callable
+from typing import Any
+
+from agent.context.engine import Engine
+from agent.context.job import Aborted, BlockedEvent, Compressed
+from agent.context.model_handle import ModelInfo
+from agent.engines.adapter import PluginEngine
+from agent.engines.contract import ContextEngine
+from agent.model.base import ToolSchema
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.tools.recall import recall_tools
+from agent.tools.registry import ToolRegistry
+from hermes_state import sessions
+from hermes_state.redaction import redact
+from hermes_state.transcripts import load_messages, load_view
+from hermes_state.values import ConversationRef, MessageRole, Origin, Tokens
+from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.context.contexts import look
+from tests.agent.context.test_context import FILLER, Listening
+from tests.agent.engines.examples import KeepNewest
+from tests.agents import SingleModelAgent
+from tests.clients import client_of
+from tests.fakes.fake_llm import LLM
+from tests.fakes.llm_legality import untidy
+
+WINDOW = 8_192
+
+
+def agent_with(
+    make: Callable[[], ContextEngine], chat: Chat, model: ChatCompletionsModel, listening: Listening
+) -> SingleModelAgent:
+    def make_engine(built_in: Engine) -> Engine:
+        facts = ModelInfo(name=model.name, context_length=Tokens(WINDOW))
+        schemas = [ToolSchema(**schema) for schema in make().get_tool_schemas()]
+        return PluginEngine(
+            "theirs", make, model=facts, fallback=built_in, redact=redact, clock=chat.clock, schemas=schemas
+        )
+
+    return SingleModelAgent(
+        store=chat.store,
+        client=client_of(model, chat.store, chat.clock),
+        tools=ToolRegistry(recall_tools()),
+        settings=settings(context_length=Tokens(WINDOW), max_output_tokens=Tokens(WINDOW // 4)),
+        clock=chat.clock,
+        listeners=[listening],
+        make_engine=make_engine,
+    )
+
+
+async def converse(chat: Chat, agent: SingleModelAgent, texts: list[str]) -> ConversationRef:
+    for text in texts:
+        turn = await chat.start(text)
+        await chat.finish(turn, await agent.run(turn, Sink()))
+    return turn.conversation
+
+
+def texts(count: int) -> list[str]:
+    return [f"Message {number}: {FILLER}" for number in range(count)]
+
+
+async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> None:
+    made: list[KeepNewest] = []
+
+    def make() -> KeepNewest:
+        engine = KeepNewest()
+        engine.threshold_percent = 0.5
+        made.append(engine)
+        return engine
+
+    listening = Listening()
+    agent = agent_with(make, chat, model, listening)
+    conversation = await converse(chat, agent, texts(60))
+    assert len(listening.compressions) >= 2
+    assert {event.prepared.model for event in listening.compressions} == {"theirs"}
+    [engine] = [one for one in made if one.calls]
+    children = [("start", event.child.key, "compression", event.parent.key) for event in listening.compressions]
+    assert [call for call in engine.calls if call[0] == "start"][1:] == children
+    assert sum(call[0] == "usage" for call in engine.calls) == 60
+    assert not any(call[0] == "end" for call in engine.calls)
+    said = await chat.store.read(load_messages, conversation.lineage_id, 10_000)
+    assert [row.text for row in said if row.role is MessageRole.USER] == texts(60)
+    view = await chat.store.read(load_view, conversation.lineage_id)
+    assert sum(row.origin is Origin.SUMMARY for row in view.transcript) == 1
+    assert all(not untidy(row["violations"]) for row in llm.requests.rows)
+    await agent.context.ended(view.session.id, was_reset=True)
+    assert engine.calls[-1][0] != "reset", "it has not ended yet"
+    await chat.store.write(sessions.reset, conversation.chat_id, chat.clock.now())
+    await agent.context.ended(view.session.id, was_reset=True)
+    assert [call[0] for call in engine.calls[-2:]] == ["end", "reset"]
+    await agent.close()
+
+
+async def test_a_plugin_that_compresses_late_and_keeps_much_is_not_taken_for_one_that_does_not_help(
+    chat: Chat, model: ChatCompletionsModel, llm: LLM
+) -> None:
+    class KeepsMuch(KeepNewest):
+        threshold_percent = 0.64
+        protect_last_n = 22
+
+    listening = Listening()
+    agent = agent_with(KeepsMuch, chat, model, listening)
+    conversation = await converse(chat, agent, texts(80))
+    standing = await agent.context.status(conversation)
+    assert standing.threshold == int(WINDOW * 0.64) > standing.limits.threshold
+    assert len(listening.compressions) >= 3
+    assert min(event.prepared.tokens_after for event in listening.compressions) > standing.limits.threshold
+    assert not any(isinstance(event, BlockedEvent) for event in listening.events)
+    assert (await look(chat, conversation.lineage_id)).state.strikes == 0
+    await agent.close()
+
+
+async def test_a_broken_plugin_ends_no_chat(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> None:
+    class Broken(KeepNewest):
+        def compress(self, *args: Any, **kwargs: Any) -> list[Any]:
+            raise RuntimeError("out of order")
+
+        def should_compress(self, prompt_tokens: int | None = None) -> bool:
+            return True
+
+    listening = Listening()
+    agent = agent_with(Broken, chat, model, listening)
+    await converse(chat, agent, texts(60))
+    assert any(isinstance(event, Aborted) and event.kind == "engine" for event in listening.events)
+    compressed = [event for event in listening.events if isinstance(event, Compressed)]
+    assert compressed, "where there is no room the built-in engine takes over"
+    assert all(not untidy(row["violations"]) for row in llm.requests.rows)
+    await agent.close()
+
+
+async def test_the_model_can_use_a_plugins_tool_and_the_plugin_gets_the_compression_it_asks_for(
+    chat: Chat, model: ChatCompletionsModel, llm: LLM
+) -> None:
+    listening = Listening()
+    agent = agent_with(KeepNewest, chat, model, listening)
+    await converse(chat, agent, texts(5))
+    assert listening.compressions == []
+    call = {"name": "look_back", "arguments": {"word": "foxes"}}
+    llm.scripts.append({"times": 1, "reply": {"text": "", "tool_calls": [call]}})
+    conversation = await converse(chat, agent, ["What did we say of foxes?"])
+    [event] = listening.compressions
+    assert (event.job.layer, event.job.focus) == ("in_loop", "foxes")
+    tip = await chat.store.read(sessions.load_tip, conversation.lineage_id)
+    assert tip.id == event.child.id
+    await agent.close()

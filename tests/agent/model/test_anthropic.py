@@ -1,0 +1,623 @@
+"""The messages protocol with the real SDK against a server that misbehaves on request."""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agent.model.base import FinishReason, ModelLimits
+from agent.model.errors import sentence_for
+from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
+from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
+from hermes_state.errors import (
+    AuthRejected,
+    ContentFiltered,
+    ContextOverflow,
+    ModelError,
+    ModelNotFound,
+    ModelRateLimited,
+    ModelTimeout,
+    ModelUnavailable,
+    OutputCapTooLarge,
+    QuotaExceeded,
+    ReplyMalformed,
+)
+from hermes_state.values import CanonicalUsage, MessageBody, ToolCall
+from tests.agent.context.rows import answer, human, result
+from tests.agent.model.asking import TOOL, ask, request, script
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+Dial = Callable[..., AnthropicModel]
+
+
+@pytest.fixture
+async def dial(server: labkit.Server) -> AsyncIterator[Dial]:
+    """Makes models on the fake server with settings of the test's own."""
+    made: list[AnthropicModel] = []
+
+    def make(**changes: Any) -> AnthropicModel:
+        values = {"model": "claude-lab-128k", "api_key": "lab-key", "base_url": server.url, "read_seconds": 20.0}
+        made.append(AnthropicModel(AnthropicSettings(**(values | changes))))
+        return made[-1]
+
+    yield make
+    for model in made:
+        await model.close()
+
+
+@pytest.fixture(params=[True, False], ids=["streamed", "whole"])
+def how(request: pytest.FixtureRequest) -> bool:
+    """Whether replies are streamed."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def model(dial: Dial, how: bool) -> AnthropicModel:
+    return dial(streams=how)
+
+
+# --- what comes back
+
+
+async def test_text_comes_with_its_usage(model: AnthropicModel, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4)
+    reply, shown = await ask(model)
+    assert (reply.text, reply.calls, reply.finish) == ("one two three", (), FinishReason.STOP)
+    assert shown[-1] == "one two three"
+    row = llm.requests.rows[-1]
+    assert reply.usage == CanonicalUsage(input=row["prompt_tokens"], output=row["completion_tokens"])
+    assert not row["violations"]
+
+
+async def test_text_grows_while_it_is_streamed(dial: Dial, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4)
+    assert (await ask(dial()))[1] == ["one ", "one two ", "one two thre", "one two three"]
+
+
+async def test_parallel_calls_are_put_together(model: AnthropicModel, llm: LLM) -> None:
+    calls = [{"name": "look", "arguments": json.dumps({"at": at})} for at in ("a", "b")]
+    script(llm, text="Let me see.", tool_calls=calls, chunk_chars=3)
+    reply, _ = await ask(model, request(tools=(TOOL,)))
+    assert reply.text == "Let me see."
+    assert reply.finish is FinishReason.TOOL_CALLS
+    assert [json.loads(call.arguments) for call in reply.calls] == [{"at": "a"}, {"at": "b"}]
+    assert {call.name for call in reply.calls} == {"look"}
+    assert len({call.id for call in reply.calls}) == 2
+
+
+async def test_a_call_without_arguments_has_an_empty_object(model: AnthropicModel, llm: LLM) -> None:
+    script(llm, tool_calls=[{"name": "look", "arguments": "{}"}])
+    assert (await ask(model, request(tools=(TOOL,))))[0].calls[0].arguments == "{}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("end_turn", FinishReason.STOP),
+        ("stop_sequence", FinishReason.STOP),
+        ("max_tokens", FinishReason.LENGTH),
+        ("model_context_window_exceeded", FinishReason.LENGTH),
+        ("pause_turn", FinishReason.LENGTH),
+    ],
+)
+async def test_why_it_stopped_is_told(model: AnthropicModel, llm: LLM, reason: str, finish: FinishReason) -> None:
+    script(llm, text="as far as it got", finish=reason)
+    reply, _ = await ask(model)
+    assert (reply.text, reply.finish) == ("as far as it got", finish)
+
+
+async def test_a_refusal_is_an_error(model: AnthropicModel, llm: LLM) -> None:
+    script(llm, text="I beg", finish="refusal")
+    with pytest.raises(ContentFiltered):
+        await ask(model)
+
+
+async def test_a_window_that_the_prompt_fills_is_an_overflow(model: AnthropicModel, llm: LLM) -> None:
+    script(llm, text="", finish="model_context_window_exceeded")
+    with pytest.raises(ContextOverflow):
+        await ask(model)
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        ({"error": {"kind": "401"}}, AuthRejected),
+        ({"error": {"kind": "429", "retry_after": 3}}, ModelRateLimited),
+        ({"error": {"kind": "500"}}, ModelUnavailable),
+        ({"error": {"kind": "529"}}, ModelUnavailable),
+        ({"error": {"status": 404, "body": {"type": "error", "error": {"type": "not_found_error"}}}}, ModelNotFound),
+        ({"error": {"status": 402, "body": {"type": "error", "error": {"type": "billing_error"}}}}, QuotaExceeded),
+        (
+            {
+                "error": {
+                    "status": 400,
+                    "body": {
+                        "type": "error",
+                        "error": {
+                            "type": "invalid_request_error",
+                            "message": "Your credit balance is too low to access the Anthropic API.",
+                        },
+                    },
+                }
+            },
+            QuotaExceeded,
+        ),
+        (
+            {
+                "error": {
+                    "status": 429,
+                    "body": {
+                        "type": "error",
+                        "error": {
+                            "type": "rate_limit_error",
+                            "message": "No more this month.",
+                            "details": {"error_code": "enforced_spend_limit_reached"},
+                        },
+                    },
+                }
+            },
+            QuotaExceeded,
+        ),
+        ({"reset": True}, ModelUnavailable),
+        ({"error": {"status": 502, "body": "<html>Bad gateway</html>"}}, ModelUnavailable),
+        ({"text": "one two three", "chunk_chars": 1, "truncate": 5, "truncate_how": "reset"}, ModelUnavailable),
+    ],
+)
+async def test_failures_are_of_the_kind_that_decides_what_helps(
+    dial: Dial, llm: LLM, reply: dict[str, Any], kind: type[ModelError]
+) -> None:
+    script(llm, **reply)
+    with pytest.raises(ModelError) as raised:
+        await ask(dial())
+    assert type(raised.value) is kind
+    if kind is ModelRateLimited:
+        assert isinstance(raised.value, ModelRateLimited)
+        assert raised.value.retry_after == 3
+    assert len(llm.requests.rows) == 1, "only the line repeats calls"
+
+
+@pytest.mark.parametrize("frames", range(1, 8))
+async def test_a_stream_that_breaks_off_is_no_answer(dial: Dial, llm: LLM, frames: int) -> None:
+    script(llm, text="one two three", chunk_chars=10, truncate=frames)  # the last of eight is message_stop
+    with pytest.raises(ReplyMalformed):
+        await ask(dial())
+
+
+async def test_a_line_that_is_no_json_is_malformed(dial: Dial, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4, malformed=4)
+    with pytest.raises(ReplyMalformed):
+        await ask(dial())
+
+
+async def test_an_error_inside_the_stream_is_one(dial: Dial, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4, error_mid=4)
+    with pytest.raises(ModelUnavailable):
+        await ask(dial())
+
+
+async def test_silence_is_a_timeout(dial: Dial, llm: LLM) -> None:
+    script(llm, hang=30)
+    with pytest.raises(ModelTimeout):
+        await ask(dial(read_seconds=0.1))
+
+
+async def test_silence_in_the_middle_is_a_timeout_and_what_came_was_shown(dial: Dial, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4, hang_after=5)
+    shown: list[str] = []
+    with pytest.raises(ModelTimeout):
+        await dial(read_seconds=0.1).complete(request(), shown.append)
+    assert shown[-1] == "one two "
+
+
+async def test_an_unreachable_provider_is_unavailable(dial: Dial) -> None:
+    with pytest.raises(ModelUnavailable):
+        await ask(dial(base_url="http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize("where", [{"hang": 30}, {"text": "one two three", "chunk_chars": 1, "hang_after": 4}])
+async def test_cancelling_closes_the_connection(dial: Dial, llm: LLM, where: dict[str, Any]) -> None:
+    script(llm, **where)
+    asked = asyncio.create_task(ask(dial(streams="chunk_chars" in where)))
+    await llm.requests.query({"wait": 2})
+    await asyncio.sleep(0.05)  # let it get to where it hangs; there is no event to wait for
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert await llm.requests.query({"wait": 2}, lambda row: row["outcome"] == "client_gone")
+
+
+async def test_an_error_quotes_neither_the_key_nor_the_providers_text(model: AnthropicModel, llm: LLM) -> None:
+    script(llm, error={"kind": "401", "message": "Incorrect API key provided: lab-key."})
+    with pytest.raises(AuthRejected) as raised:
+        await ask(model)
+    assert "lab-key" not in f"{raised.value} {sentence_for(raised.value)}"
+
+
+async def test_nothing_of_the_prompt_or_the_key_is_logged(
+    model: AnthropicModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await ask(model, request("a very private matter"))
+    assert "private" not in caplog.text
+    assert "lab-key" not in caplog.text
+
+
+async def test_any_number_of_calls_run_at_once(dial: Dial, llm: LLM) -> None:
+    model = dial()
+    script(llm, hang=60)
+    asked = [asyncio.create_task(ask(model)) for _ in range(100)]
+    assert len(await llm.requests.query({"count": 100, "wait": 30})) == 100
+    for one in asked:
+        one.cancel()
+    assert set(map(type, await asyncio.gather(*asked, return_exceptions=True))) == {asyncio.CancelledError}
+
+
+async def test_no_credential_but_the_configured_one_is_used(
+    dial: Dial, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL"):
+        monkeypatch.setenv(name, "https://elsewhere.example" if name.endswith("URL") else "lab-key")
+    llm.config["api_key"] = "lab-key"
+    with pytest.raises(AuthRejected):
+        await ask(dial(api_key=""))
+    assert dial(base_url=None).route == "anthropic:api.anthropic.com"
+
+
+async def test_the_route_names_protocol_and_host_and_no_credential(dial: Dial) -> None:
+    assert dial(base_url="https://user:secret@models.example/v1").route == "anthropic:models.example"
+
+
+@pytest.mark.parametrize("tail", ["", "/", "/v1", "/v1/"])
+async def test_an_address_may_end_in_the_version(dial: Dial, server: labkit.Server, tail: str) -> None:
+    assert (await ask(dial(base_url=f"{server.url}{tail}")))[0].text == "echo: [2026-01-01 00:00] hello"
+
+
+# --- what is sent
+
+
+async def test_the_request_is_legal_and_complete(model: AnthropicModel, llm: LLM) -> None:
+    rows = (human("look"), answer(None, "c1", "c2"), result("c2"), result("c1"), human("and?"))
+    await ask(model, request(transcript=rows, tools=(TOOL,)))
+    row = llm.requests.rows[-1]
+    assert not row["violations"]
+    body = row["body"]
+    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
+    assert [block["type"] for block in body["messages"][2]["content"]] == ["tool_result", "tool_result", "text"]
+    assert body["max_tokens"] == 1_000
+    assert "tool_choice" not in body
+
+
+async def test_tools_stay_listed_when_an_answer_is_wanted(model: AnthropicModel, llm: LLM) -> None:
+    await ask(model, request(tools=(TOOL,), may_call_tools=False))
+    body = llm.requests.rows[-1]["body"]
+    assert body["tool_choice"] == {"type": "none"}
+    assert [tool["name"] for tool in body["tools"]] == ["look"]
+
+
+async def test_a_request_without_limit_asks_for_all_that_the_model_writes(dial: Dial, llm: LLM) -> None:
+    await ask(dial(default_max_tokens=4_000), request(max_output_tokens=None))
+    assert llm.requests.rows[-1]["body"]["max_tokens"] == 4_000
+
+
+async def test_a_request_without_limit_takes_what_the_model_allows(dial: Dial, llm: LLM) -> None:
+    llm.models["claude-small"] = {"context": 50_000, "max_output": 2_000, "style": "openai"}
+    model = dial(model="claude-small")
+    assert (await ask(model, request(max_output_tokens=None)))[0].text
+    assert [row["body"]["max_tokens"] for row in llm.requests.rows] == [32_000, 2_000]
+    with pytest.raises(OutputCapTooLarge) as raised:
+        await ask(model, request(max_output_tokens=3_000))
+    assert raised.value.cap == 2_000
+
+
+async def test_a_request_without_limit_takes_what_its_prompt_leaves(dial: Dial, llm: LLM) -> None:
+    llm.models["claude-tiny"] = {"context": 3_000, "max_output": 2_500, "style": "openai"}
+    assert (await ask(dial(model="claude-tiny"), request("word " * 1_000, max_output_tokens=None)))[0].text
+    wanted = [row["body"]["max_tokens"] for row in llm.requests.rows]
+    assert wanted[:2] == [32_000, 2_500]
+    assert len(wanted) == 3
+    assert 1_500 < wanted[2] < 1_750
+
+
+# --- events, as no test server sends them
+
+
+class Playback:
+    """A server that answers with given events, one list a request, and keeps the bodies it saw."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[Mapping[str, Any]] | web.Response] = []
+        self.bodies: list[Any] = []
+        self.url = ""
+        self.headers: Mapping[str, str] = {}
+        self.app = web.Application()
+        self.app.router.add_post("/v1/messages", self._answer)
+
+    async def _answer(self, asked: web.Request) -> web.Response:
+        self.headers = asked.headers
+        self.bodies.append(await asked.json())
+        events = self.answers.pop(0)
+        if isinstance(events, web.Response):
+            return events
+        if not self.bodies[-1]["stream"]:
+            return web.json_response(_whole(events))
+        text = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+        return web.Response(text=text, content_type="text/event-stream")
+
+
+def _whole(events: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The message that a stream of events stands for."""
+    blocks: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if event["type"] == "content_block_start":
+            blocks[event["index"]] = dict(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            delta = dict(event["delta"])
+            if delta.pop("type") == "input_json_delta":
+                blocks[event["index"]]["input"] = json.loads(delta["partial_json"])
+            else:
+                for key, value in delta.items():
+                    blocks[event["index"]][key] += value
+    ends = [event for event in events if event["type"] == "message_delta"]
+    stop = ends[0]["delta"]["stop_reason"] if ends else None
+    return {"type": "message", "content": list(blocks.values()), "stop_reason": stop, "usage": {"input_tokens": 7}}
+
+
+def stream(*blocks: Mapping[str, Any], stop: str = "end_turn") -> list[Mapping[str, Any]]:
+    """Events of a message; blocks that have one are sent with their deltas apart."""
+    events: list[Mapping[str, Any]] = [{"type": "message_start", "message": {"usage": {"input_tokens": 7}}}]
+    for index, block in enumerate(blocks):
+        deltas = block.get("deltas", ())
+        start = {key: value for key, value in block.items() if key != "deltas"}
+        events.append({"type": "content_block_start", "index": index, "content_block": start})
+        events += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
+        events.append({"type": "content_block_stop", "index": index})
+    events.append({"type": "message_delta", "delta": {"stop_reason": stop}, "usage": {"output_tokens": 3}})
+    return [*events, {"type": "message_stop"}]
+
+
+def thinking(text: str, signature: str) -> dict[str, Any]:
+    deltas = [{"type": "thinking_delta", "thinking": text}, {"type": "signature_delta", "signature": signature}]
+    return {"type": "thinking", "thinking": "", "signature": "", "deltas": deltas}
+
+
+def call(call_id: str) -> dict[str, Any]:
+    delta = {"type": "input_json_delta", "partial_json": '{"at": 1}'}
+    return {"type": "tool_use", "id": call_id, "name": "look", "input": {}, "deltas": [delta]}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": "", "deltas": [{"type": "text_delta", "text": words}]}
+
+
+@pytest.fixture
+async def playback() -> AsyncIterator[Playback]:
+    played = Playback()
+    running = await labkit.Server(played.app).start()
+    played.url = running.url
+    yield played
+    await running.stop()
+
+
+@pytest.fixture
+def player(playback: Playback, dial: Dial, how: bool) -> AnthropicModel:
+    return dial(base_url=playback.url, streams=how)
+
+
+async def test_what_was_thought_goes_back_in_front_of_the_calls(player: AnthropicModel, playback: Playback) -> None:
+    secret = {"type": "redacted_thinking", "data": "0pAq/ue=="}
+    playback.answers = [stream(thinking("Hm.", "sig1"), secret, text("Wait."), call("t1"), stop="tool_use")]
+    playback.answers += [stream(text("Done."))] * 3
+    asked = request(tools=(TOOL,))
+    reply, shown = await ask(player, asked)
+    assert shown == ["Wait."]
+    assert reply.reasoning is not None
+    assert reply.reasoning.made_by == "anthropic:claude-lab-128k"
+
+    step = answer(reply.text, body=MessageBody(calls=reply.calls, reasoning=reply.reasoning))
+    rows = (*asked.transcript, step, result("t1"))
+    await ask(player, request(transcript=rows, tools=(TOOL,)))
+    thought = [{"type": "thinking", "thinking": "Hm.", "signature": "sig1"}, secret]
+    blocks = playback.bodies[-1]["messages"][1]["content"]
+    assert blocks[:2] == thought
+    assert [block["type"] for block in blocks[2:]] == ["text", "tool_use"]
+
+    await ask(player, request(transcript=rows, tools=(TOOL,), may_call_tools=False))
+    assert playback.bodies[-1]["messages"][1]["content"][:2] == thought, "it may no longer call, but that is no change"
+
+    for changes in ({"system": "You are another."}, {"tools": ()}, {"transcript": (human("hey"), step, result("t1"))}):
+        playback.answers.append(stream(text("Done.")))
+        await ask(player, request(**({"transcript": rows, "tools": (TOOL,)} | changes)))
+        kinds = [block["type"] for block in playback.bodies[-1]["messages"][1]["content"]]
+        assert kinds == ["text", "tool_use"], "it was thought behind another prompt"
+
+
+async def test_what_another_model_thought_is_not_sent(dial: Dial, playback: Playback) -> None:
+    playback.answers = [stream(thinking("Hm.", "sig1"), call("t1"), stop="tool_use"), stream(text("Done."))]
+    asked = request(tools=(TOOL,))
+    reply, _ = await ask(dial(base_url=playback.url), asked)
+    step = answer(None, body=MessageBody(calls=reply.calls, reasoning=reply.reasoning))
+    other = dial(base_url=playback.url, model="claude-other")
+    await ask(other, request(transcript=(*asked.transcript, step, result("t1")), tools=(TOOL,)))
+    assert [block["type"] for block in playback.bodies[-1]["messages"][1]["content"]] == ["tool_use"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different "
+        "conversation.",
+        "messages.1.content.0: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be "
+        "modified.",
+    ],
+)
+async def test_a_provider_that_does_not_take_back_what_was_thought_is_asked_without_it(
+    player: AnthropicModel, playback: Playback, message: str
+) -> None:
+    playback.answers = [stream(thinking("Hm.", "sig1"), call("t1"), stop="tool_use")]
+    asked = request(tools=(TOOL,))
+    reply, _ = await ask(player, asked)
+    step = answer(None, body=MessageBody(calls=reply.calls, reasoning=reply.reasoning))
+    refusal = {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+    playback.answers = [web.json_response(refusal, status=400), stream(text("Done."))]
+    again, _ = await ask(player, request(transcript=(*asked.transcript, step, result("t1")), tools=(TOOL,)))
+    assert again.text == "Done."
+    kinds = [[block["type"] for block in body["messages"][1]["content"]] for body in playback.bodies[1:]]
+    assert kinds == [["thinking", "tool_use"], ["tool_use"]]
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [thinking("Hm.", "sig1"), text("No calls.")],
+        [thinking("Hm.", ""), call("t1")],
+        [text("First."), thinking("Hm.", "sig1"), call("t1")],
+        [thinking("half \ud83d", "sig1"), call("t1")],
+    ],
+    ids=["no calls", "unsigned", "between text and calls", "not text"],
+)
+async def test_what_cannot_go_back_is_not_kept(
+    player: AnthropicModel, playback: Playback, blocks: list[dict[str, Any]]
+) -> None:
+    playback.answers = [stream(*blocks)]
+    reply, _ = await ask(player)
+    assert reply.reasoning is None
+    assert "Hm." not in reply.text
+
+
+async def test_the_headers_are_those_of_the_api(player: AnthropicModel, playback: Playback) -> None:
+    playback.answers = [stream(text("Done."))]
+    await ask(player)
+    sent = playback.headers
+    assert (sent["authorization"], sent["content-type"]) == ("Bearer lab-key", "application/json")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", sent["anthropic-version"])
+
+
+async def test_arguments_may_come_with_the_call(dial: Dial, playback: Playback) -> None:
+    playback.answers = [stream({"type": "tool_use", "id": "t1", "name": "look", "input": {"at": [1]}}, stop="tool_use")]
+    reply, _ = await ask(dial(base_url=playback.url))
+    assert reply.calls == (ToolCall(id="t1", name="look", arguments='{"at": [1]}'),)
+
+
+async def test_counts_at_the_end_win_over_those_at_the_beginning(dial: Dial, playback: Playback) -> None:
+    events = stream(text("Done."))
+    usage = {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7, "output_tokens": 1}
+    events[0] = {"type": "message_start", "message": {"usage": usage}}
+    details = {"thinking_tokens": 2}
+    events[-2] = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 30}}
+    events[-2] |= {"usage": {"output_tokens": 30, "input_tokens": None, "output_tokens_details": details}}
+    playback.answers = [events]
+    reply, _ = await ask(dial(base_url=playback.url))
+    assert reply.usage is not None
+    assert (reply.usage.input, reply.usage.cache_read, reply.usage.cache_write) == (5, 90, 7)
+    assert (reply.usage.output, reply.usage.reasoning) == (30, 2)
+
+
+async def test_a_call_that_failed_has_cost_what_was_reported(dial: Dial, playback: Playback) -> None:
+    playback.answers = [stream(text("I beg"), stop="refusal")]
+    with pytest.raises(ContentFiltered) as raised:
+        await ask(dial(base_url=playback.url))
+    assert raised.value.usage == CanonicalUsage(input=7, output=3)
+
+
+async def test_unknown_events_and_blocks_are_passed_over(dial: Dial, playback: Playback) -> None:
+    search = {"type": "server_tool_use", "id": "s1", "name": "web", "input": {}}
+    search["deltas"] = [{"type": "input_json_delta", "partial_json": "{"}, {"type": "citations_delta", "citation": {}}]
+    events = stream(search, text("Done."))
+    events.insert(1, {"type": "brand_new", "index": 4})
+    playback.answers = [events]
+    assert (await ask(dial(base_url=playback.url)))[0].text == "Done."
+
+
+_STRANGE = [
+    {"type": "message_start"},
+    {"type": "message_start", "message": {"usage": "none"}},
+    {"type": "content_block_start", "index": 0},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": 7}},
+    {"type": "content_block_start", "index": [0], "content_block": {"type": "tool_use", "id": "a", "name": "look"}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "id": 7, "name": "look"}},
+    {"type": "content_block_delta", "index": 9, "delta": {"type": "thinking_delta", "thinking": "x"}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": None}},
+    {"type": "message_delta", "delta": {"stop_reason": {"is": "end_turn"}}},
+    {"type": "message_delta"},
+]
+
+
+@pytest.mark.parametrize("event", _STRANGE)
+async def test_an_event_of_another_shape_is_malformed(dial: Dial, playback: Playback, event: Mapping[str, Any]) -> None:
+    playback.answers = [[event, *stream(text("Done."))]]
+    with pytest.raises(ReplyMalformed):
+        await ask(dial(base_url=playback.url))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'"text"', b'{"content": [7]}', b'{"type": "message", "content": []}', b"\xff\xfe{}"]
+)
+@pytest.mark.parametrize("streams", [True, False])
+async def test_garbage_is_malformed(dial: Dial, playback: Playback, body: bytes, streams: bool) -> None:
+    playback.answers = [web.Response(body=body, content_type="application/json")]
+    with pytest.raises(ReplyMalformed):
+        await ask(dial(base_url=playback.url, streams=streams))
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_errors_that_come_as_a_success_are_told_apart(dial: Dial, playback: Playback, streams: bool) -> None:
+    kinds = {
+        "overloaded_error": ModelUnavailable,
+        "rate_limit_error": ModelRateLimited,
+        "authentication_error": AuthRejected,
+        "billing_error": QuotaExceeded,
+        "request_too_large": ContextOverflow,
+        "invalid_request_error": ModelError,
+        "brand_new_error": ModelUnavailable,
+    }
+    model = dial(base_url=playback.url, streams=streams)
+    for name, kind in kinds.items():
+        error = {"type": "error", "error": {"type": name, "message": "No."}}
+        shown = f"event: error\ndata: {json.dumps(error)}\n\n" if streams else json.dumps(error)
+        playback.answers = [
+            web.Response(text=shown, content_type="text/event-stream" if streams else "application/json")
+        ]
+        with pytest.raises(ModelError) as raised:
+            await ask(model)
+        assert type(raised.value) is kind, name
+
+
+async def test_a_reply_has_bounds(player: AnthropicModel, playback: Playback) -> None:
+    too_much = "x" * (MAX_CHARACTERS + 1)
+    for blocks in (
+        [text(too_much)],
+        [thinking(too_much, "sig"), call("t1")],
+        [{"type": "redacted_thinking", "data": too_much}, call("t1")],
+        [call(f"t{number}") for number in range(MAX_CALLS + 1)],
+        [{"type": "redacted_thinking", "data": "x"}] * (MAX_CALLS + 1),
+    ):
+        playback.answers = [stream(*blocks)]
+        with pytest.raises(ReplyMalformed):
+            await ask(player)
+
+
+# --- sizes
+
+
+async def test_the_provider_says_what_its_model_holds(dial: Dial, playback: Playback) -> None:
+    said = [{"max_input_tokens": 200_000, "max_tokens": 64_000}, {"max_input_tokens": None}, [], {"max_tokens": "7"}]
+
+    async def tell(_: web.Request) -> web.Response:
+        return web.json_response(said.pop(0)) if said else web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_get("/v1/models/claude-lab-128k", tell)
+    async with labkit.Server(app) as running:
+        model = dial(base_url=running.url)
+        limits = [await model.fetch_limits() for _ in range(5)]
+    assert (limits[0].context_length, limits[0].max_output_tokens) == (200_000, 64_000)
+    assert limits[1:] == [ModelLimits()] * 4

@@ -1,0 +1,255 @@
+"""Breakpoints: where they stand, that nothing else changes, and that the provider reads what was kept."""
+
+import copy
+import itertools
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model import wire
+from agent.model.base import ModelRequest, ToolSchema
+from agent.model.caching import CacheState, apply_anthropic_cache_control, cache_state, supports_cache_control
+from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings, with_cache_control
+from agent.model.protocols.anthropic_wire import body_parts
+from agent.model.protocols.chat_completions import encoded_request
+from agent.model.wire import WireSettings
+from hermes_state.values import Message
+from tests.agent.context.histories import histories
+from tests.agent.context.rows import answer, human, result
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+from tests.fakes.llm_legality import check_anthropic
+
+Json = dict[str, Any]
+MARK = {"type": "ephemeral"}
+
+
+def said(role: str, content: object, **more: object) -> Json:
+    return {"role": role, "content": content, **more}
+
+
+def marked_places(messages: Sequence[Json]) -> list[int]:
+    return [place for place, message in enumerate(messages) if "cache_control" in json.dumps(message)]
+
+
+# --- the public function
+
+
+def test_system_and_the_last_three_are_marked() -> None:
+    chat = [said("system", "Be."), *(said(role, f"{n}") for n, role in enumerate(["user", "assistant"] * 4))]
+    marked = apply_anthropic_cache_control(chat)
+    assert marked_places(marked) == [0, 6, 7, 8]
+    assert marked[0] == said("system", [{"type": "text", "text": "Be.", "cache_control": MARK}])
+
+
+def test_without_a_system_prompt_four_messages_are() -> None:
+    chat = [said(role, "x") for role in ["user", "assistant"] * 3]
+    assert marked_places(apply_anthropic_cache_control(chat)) == [2, 3, 4, 5]
+    assert apply_anthropic_cache_control([]) == []
+
+
+def test_the_lifetime_is_named_only_where_it_is_not_the_default() -> None:
+    chat = [said("user", "x")]
+    assert apply_anthropic_cache_control(chat, ttl="5m")[0]["content"][0]["cache_control"] == MARK
+    assert apply_anthropic_cache_control(chat, ttl="1h")[0]["content"][0]["cache_control"] == MARK | {"ttl": "1h"}
+
+
+def test_of_parts_the_last_one_carries_the_mark() -> None:
+    parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    marked = apply_anthropic_cache_control([said("user", parts)])
+    assert marked[0]["content"] == [parts[0], {**parts[1], "cache_control": MARK}]
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_a_message_without_content_carries_the_mark_itself(content: object) -> None:
+    chat = [said("user", "x"), said("assistant", content, tool_calls=[{"id": "a"}])]
+    marked = apply_anthropic_cache_control(chat)
+    assert marked[1] == {**chat[1], "cache_control": MARK}
+
+
+def test_a_tools_result_is_marked_on_the_native_api_only() -> None:
+    chat = [said("user", "x"), said("assistant", "y", tool_calls=[{"id": "a"}]), said("tool", "z", tool_call_id="a")]
+    assert apply_anthropic_cache_control(chat, native=True)[2] == {**chat[2], "cache_control": MARK}
+    elsewhere = apply_anthropic_cache_control(chat, native=False)
+    assert elsewhere[2] == chat[2]
+    assert marked_places(elsewhere) == [0, 1]
+
+
+def test_a_long_row_of_silent_calls_does_not_push_every_mark_off_what_people_said() -> None:
+    loop = [said("assistant", None, tool_calls=[{"id": "a"}]), said("tool", "z", tool_call_id="a")]
+    chat = [said("system", "Be."), said("user", "x"), *loop * 5]
+    assert marked_places(apply_anthropic_cache_control(chat)) == [0, 1, 8, 10]
+    assert marked_places(apply_anthropic_cache_control(chat, native=True)) == [0, 9, 10, 11]
+
+
+@given(rows=histories(), native=st.booleans(), ttl=st.sampled_from(["5m", "1h"]))
+def test_nothing_but_marks_is_added_and_nothing_given_changes(
+    rows: tuple[Message, ...], native: bool, ttl: Any
+) -> None:
+    chat = wire.chat_messages("Be.", rows, WireSettings(image_urls={1: "data:image/png;base64,AA=="}))
+    before = copy.deepcopy(chat)
+    marked = apply_anthropic_cache_control(chat, ttl, native)
+    assert chat == before
+    assert 1 <= json.dumps(marked).count('"cache_control"') <= 4
+    assert [_unmarked(message) for message in marked] == [_unmarked(message) for message in before]
+    marked[0]["content"][0]["text"] = marked[-1]["role"] = "changed"
+    assert chat == before, "what comes back may be written to"
+
+
+def _unmarked(message: Json) -> Json:
+    """As it was: plain text where there is one text part."""
+    content = message["content"]
+    if isinstance(content, list):
+        parts = [{key: value for key, value in part.items() if key != "cache_control"} for part in content]
+        content = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+    return {key: value for key, value in message.items() if key != "cache_control"} | {"content": content}
+
+
+# --- when it is on
+
+
+@pytest.mark.parametrize(
+    ("name", "protocol", "host", "is_on"),
+    [
+        ("claude-sonnet-5", "anthropic", "api.anthropic.com", True),
+        ("Claude-Opus-5", "anthropic", "proxy.example", True),
+        ("minimax-m3", "anthropic", "api.minimax.example", False),
+        ("anthropic/claude-sonnet-5", "chat_completions", "openrouter.ai", True),
+        ("anthropic/claude-sonnet-5", "chat_completions", "eu.OpenRouter.ai", True),
+        ("anthropic/claude-sonnet-5", "chat_completions", "openrouter.ai.evil.example", False),
+        ("anthropic/claude-sonnet-5", "chat_completions", "notopenrouter.ai", False),
+        ("openai/gpt-5", "chat_completions", "openrouter.ai", False),
+        ("claude-sonnet-5", "chat_completions", None, False),
+        ("claude-sonnet-5", "responses", "openrouter.ai", False),
+        ("offline", "offline", None, False),
+    ],
+)
+def test_it_is_on_for_claude_where_it_is_understood(name: str, protocol: str, host: str | None, is_on: bool) -> None:
+    assert supports_cache_control(name, protocol, host) is is_on
+
+
+def test_it_is_described_in_a_few_words() -> None:
+    route = "anthropic:api.anthropic.com"
+    state = cache_state("claude-sonnet-5", route, "1h")
+    assert state == CacheState(is_on=True, route=route, ttl="1h")
+    assert state.text == "on (anthropic:api.anthropic.com, 1h)"
+    assert cache_state("gpt-5", "chat_completions:api.openai.com").text == "off (chat_completions:api.openai.com)"
+    assert not cache_state("offline", "offline").is_on
+
+
+# --- over a long conversation
+
+TOOL = ToolSchema(name="look", description="Look. " * 40, parameters={"type": "object", "properties": {}})
+SYSTEM = "You are Hermes. " * 300
+
+
+def request(*rows: Message, **changes: Any) -> ModelRequest:
+    values: dict[str, Any] = {
+        "system": SYSTEM,
+        "transcript": rows,
+        "tools": (TOOL,),
+        "max_output_tokens": 500,
+        "cache_key": "c",
+    }
+    return ModelRequest(**(values | changes))
+
+
+@pytest.fixture
+async def claude(server: labkit.Server) -> AsyncIterator[AnthropicModel]:
+    model = AnthropicModel(AnthropicSettings(model="claude-lab-200k", api_key="lab-key", base_url=server.url))
+    yield model
+    await model.close()
+
+
+def long_chat(turns: int) -> list[tuple[Message, ...]]:
+    """The transcript before each model call of some turns with tools."""
+    rows: tuple[Message, ...] = ()
+    seen = []
+    for turn in range(turns):
+        rows = (*rows, human(f"question {turn} " * 20))
+        seen.append(rows)
+        for step in ("a", "b"):
+            called = [f"{step}{turn}_{n}" for n in range(3)]
+            rows = (*rows, answer(None, *called), *(result(call, f"{call} found " * 40) for call in called))
+            seen.append(rows)
+        rows = (*rows, answer(f"answer {turn} " * 30))
+    return seen
+
+
+async def test_each_call_reads_what_the_one_before_it_left(claude: AnthropicModel, llm: LLM) -> None:
+    for rows in long_chat(12):
+        await claude.complete(request(*rows), lambda _: None)
+    calls = llm.requests.rows
+    assert all(call["cache_breakpoints"] <= 4 for call in calls)
+    for before, call in itertools.pairwise(calls):
+        assert call["cached_tokens"] == before["cached_tokens"] + before["cache_written"]
+        assert call["cached_tokens"] + call["cache_written"] >= 0.99 * call["prompt_tokens"]
+    assert sum(call["cached_tokens"] for call in calls) > 0.9 * sum(call["prompt_tokens"] for call in calls)
+
+
+async def test_after_a_compression_the_tools_and_the_system_prompt_are_still_read(
+    claude: AnthropicModel, llm: LLM
+) -> None:
+    chats = long_chat(12)
+    await claude.complete(request(*chats[-1]), lambda _: None)
+    fixed = llm.requests.rows[-1]["message_tokens"][0] + llm.requests.rows[-1]["tool_tokens"]
+    compressed = (human("A summary of what came before."), *chats[-1][-9:])
+    for extra in range(3):
+        tail = [row for n in range(extra) for row in (answer(f"reply {n}"), human(f"more {n}"))]
+        await claude.complete(request(*compressed, *tail), lambda _: None)
+    after, again, last = llm.requests.rows[-3:]
+    assert 0.99 * fixed <= after["cached_tokens"] <= fixed
+    assert again["cached_tokens"] == after["cached_tokens"] + after["cache_written"]
+    assert last["cached_tokens"] == again["cached_tokens"] + again["cache_written"]
+
+
+async def test_a_change_of_the_system_prompt_is_seen(claude: AnthropicModel, llm: LLM) -> None:
+    rows = long_chat(2)[-1]
+    await claude.complete(request(*rows), lambda _: None)
+    await claude.complete(request(*rows, system=f"Today. {SYSTEM}"), lambda _: None)
+    assert llm.requests.rows[-1]["cached_tokens"] < 600
+
+
+def test_bytes_before_the_breakpoints_stay_as_they_were() -> None:
+    """What was sent is what will be sent, marks aside: else nothing would be found again."""
+    earlier: list[bytes] = []
+    for rows in long_chat(6):
+        body = orjson.loads(encoded_request("anthropic/claude-sonnet-5", request(*rows), cache_ttl="5m"))
+        assert 2 <= json.dumps(body["messages"]).count('"cache_control"') <= 4
+        now = [orjson.dumps(_unmarked(message)) for message in body["messages"]]
+        assert now[: len(earlier)] == earlier
+        earlier = now
+
+
+def test_chat_completions_mark_nothing_unless_told_to() -> None:
+    assert b"cache_control" not in encoded_request("anthropic/claude-sonnet-5", request(human("hi")))
+
+
+async def test_other_models_get_no_marks(server: labkit.Server, llm: LLM) -> None:
+    model = AnthropicModel(AnthropicSettings(model="lab-200k", api_key="lab-key", base_url=server.url))
+    await model.complete(request(human("hi")), lambda _: None)
+    await model.close()
+    assert "cache_control" not in json.dumps(llm.requests.rows[-1]["body"])
+
+
+async def test_what_is_asked_once_is_not_kept(claude: AnthropicModel, llm: LLM) -> None:
+    await claude.complete(request(human("Summarise."), cache_key=""), lambda _: None)
+    assert "cache_control" not in json.dumps(llm.requests.rows[-1]["body"])
+
+
+@given(rows=histories())
+def test_marks_leave_the_native_list_legal(rows: tuple[Message, ...]) -> None:
+    asked = request(*rows)
+    parts = body_parts(wire.chat_messages(asked.system, asked.transcript, asked.style), asked)
+    body = orjson.loads(orjson.dumps(with_cache_control(parts, "1h")))
+    if body["messages"]:
+        assert check_anthropic(body) == []
+        assert json.dumps(body).count('"cache_control"') <= 4
+        for message in body["messages"]:
+            assert set(message) == {"role", "content"}
+            assert all("cache_control" not in block for block in message["content"][:-1])

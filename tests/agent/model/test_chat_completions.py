@@ -1,0 +1,563 @@
+"""The chat completions protocol with the real SDK against a server that misbehaves on request."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from agent.model.base import FinishReason
+from agent.model.errors import sentence_for, status_error
+from agent.model.http import MAX_BODY_BYTES
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
+from hermes_state.errors import (
+    AuthRejected,
+    ContentFiltered,
+    ContextOverflow,
+    ModelError,
+    ModelNotFound,
+    ModelRateLimited,
+    ModelTimeout,
+    ModelUnavailable,
+    QuotaExceeded,
+    ReplyMalformed,
+)
+from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
+from tests.agent.context.rows import answer, human, result
+from tests.agent.model.asking import TOOL, ask, cancel_where_it_hangs, request, script
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+
+@pytest.fixture
+async def dial(server: labkit.Server) -> AsyncIterator[Callable[..., ChatCompletionsModel]]:
+    """Makes models on the fake server with settings of the test's own."""
+    made: list[ChatCompletionsModel] = []
+
+    def make(**changes: Any) -> ChatCompletionsModel:
+        values = {"model": "lab-128k", "api_key": "lab-key", "base_url": f"{server.url}/v1"} | changes
+        made.append(ChatCompletionsModel(ChatCompletionsSettings(**values)))
+        return made[-1]
+
+    yield make
+    for model in made:
+        await model.close()
+
+
+# ---- replies
+
+
+async def test_text_streams_and_usage_is_reported(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4)
+    reply, shown = await ask(model)
+    assert shown == ["one ", "one two ", "one two thre", "one two three"]
+    assert (reply.text, reply.calls, reply.finish) == ("one two three", (), FinishReason.STOP)
+    assert reply.usage is not None
+    assert reply.usage.prompt == llm.requests.rows[0]["prompt_tokens"]
+    assert reply.usage.output == 4
+
+
+async def test_cached_and_reasoning_tokens_are_told_apart(model: ChatCompletionsModel, llm: LLM) -> None:
+    details = {"prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 5}}
+    script(llm, text="ok", usage={"prompt_tokens": 81, **details})
+    reply, _ = await ask(model)
+    assert reply.usage == CanonicalUsage(input=16, output=1, cache_read=60, cache_write=5)
+    assert reply.usage.prompt == 81
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_what_a_provider_says_of_the_cost_is_kept(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool
+) -> None:
+    script(llm, text="ok", usage={"cost": 0.002})
+    assert (await ask(dial(streams=streams)))[0].cost == 2_000
+    script(llm, text="I must not", finish="content_filter", usage={"cost": 0.002})
+    with pytest.raises(ContentFiltered) as raised:
+        await ask(dial(streams=streams))
+    assert raised.value.usage is not None
+    assert raised.value.reported_cost == 2_000
+
+
+async def test_a_provider_that_reports_no_usage_is_no_failure(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, text="ok", no_usage=True)
+    assert (await ask(model))[0].usage is None
+
+
+async def test_parallel_tool_calls_are_put_together(model: ChatCompletionsModel, llm: LLM) -> None:
+    long = {"path": "a/very/long/path/that/takes/several/chunks.txt"}
+    script(
+        llm,
+        text="Looking.",
+        tool_calls=[{"id": "x", "name": "look", "arguments": long}, {"id": "y", "name": "look", "arguments": "{}"}],
+        chunk_chars=7,
+    )
+    reply, shown = await ask(model, request(tools=(TOOL,)))
+    assert shown[-1] == reply.text == "Looking."
+    assert reply.finish is FinishReason.TOOL_CALLS
+    assert [call.id for call in reply.calls] == ["x", "y"]
+    assert reply.calls[0].arguments.endswith('chunks.txt"}')
+
+
+async def test_calls_with_missing_or_equal_ids_get_ids_of_their_own(model: ChatCompletionsModel, llm: LLM) -> None:
+    same = {"id": "same", "name": "look", "arguments": "{}"}
+    script(llm, tool_calls=[same, same])
+    ids = [call.id for call in (await ask(model, request(tools=(TOOL,))))[0].calls]
+    assert len(set(ids)) == 2
+
+
+async def test_reasoning_is_neither_shown_nor_part_of_the_answer(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, text="ok", reasoning="let me think")
+    reply, shown = await ask(model)
+    assert reply.text == "ok"
+    assert shown == ["ok"]
+
+
+async def test_text_that_reached_the_output_limit_is_kept(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, text="x" * 9_000)
+    reply, _ = await ask(model)
+    assert reply.finish is FinishReason.LENGTH
+    assert len(reply.text) == 4_000
+    assert llm.requests.rows[0]["max_tokens"] == 1_000
+
+
+async def test_the_request_is_legal_and_complete(model: ChatCompletionsModel, llm: LLM) -> None:
+    rows = (human("go"), answer(None, "a"), result("a"), answer("done"), human("again"))
+    await ask(model, request(transcript=rows, tools=(TOOL,)))
+    sent = llm.requests.rows[0]
+    assert sent["violations"] == []
+    assert sent["stream"] is True
+    assert sent["body"]["tools"][0]["function"]["name"] == "look"
+    assert "tool_choice" not in sent["body"]
+
+
+async def test_a_long_text_is_shown_in_growing_steps_and_whole_in_the_end(
+    model: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.models["lab-128k"] = {"context": 1_000_000, "max_output": 100_000}
+    script(llm, text="0123456789" * 20_000, chunk_chars=100)
+    reply, shown = await ask(model, request(max_output_tokens=100_000))
+    assert shown[-1] == reply.text
+    assert len(shown) < 1_000
+    assert [len(text) for text in shown[:3]] == [100, 200, 300]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        {"message": "Unsupported parameter", "code": "unsupported_parameter", "param": "max_tokens"},
+        {"message": "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.", "code": 400},
+    ],
+)
+async def test_a_model_that_knows_the_output_limit_by_its_newer_name_is_asked_so_from_then_on(
+    model: ChatCompletionsModel, llm: LLM, refusal: dict[str, Any]
+) -> None:
+    llm.scripts.append({"times": 1, "reply": {"error": {"status": 400, "body": {"error": refusal}}}})
+    await ask(model)
+    await ask(model)
+    limits = [sorted(set(sent["body"]) & {"max_tokens", "max_completion_tokens"}) for sent in llm.requests.rows]
+    assert limits == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        {"error": {"message": "Unrecognized request argument supplied: stream_options", "param": None}},
+        {
+            "detail": [
+                {"type": "extra_forbidden", "loc": ["body", "stream_options"], "msg": "Extra inputs are forbidden"}
+            ]
+        },
+    ],
+)
+async def test_a_server_that_knows_no_options_of_a_stream_is_asked_without_them_from_then_on(
+    model: ChatCompletionsModel, llm: LLM, refusal: dict[str, Any]
+) -> None:
+    llm.scripts.append({"times": 1, "reply": {"error": {"status": 422, "body": refusal}}})
+    await ask(model)
+    await ask(model)
+    assert ["stream_options" in sent["body"] for sent in llm.requests.rows] == [True, False, False]
+
+
+# ---- servers that do not stream
+
+
+async def test_a_reply_that_comes_as_a_whole_is_shown_once(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4)
+    reply, shown = await ask(dial(streams=False))
+    assert shown == ["one two three"]
+    assert (reply.text, reply.finish) == ("one two three", FinishReason.STOP)
+    assert reply.usage is not None
+    assert reply.usage.prompt == llm.requests.rows[0]["prompt_tokens"]
+    assert not {"stream", "stream_options"} & set(llm.requests.rows[0]["body"])
+
+
+async def test_calls_and_reasoning_come_as_a_whole_too(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    calls = [{"id": "x", "name": "look", "arguments": {"a": 1}}, {"id": "y", "name": "look", "arguments": "{}"}]
+    script(llm, text="Looking.", tool_calls=calls, reasoning="let me think")
+    reply, shown = await ask(dial(streams=False), request(tools=(TOOL,)))
+    assert shown == ["Looking."]
+    assert [(call.id, call.arguments) for call in reply.calls] == [("x", '{"a": 1}'), ("y", "{}")]
+    assert reply.reasoning == Reasoning(
+        made_by="chat_completions:lab-128k", blocks='[{"reasoning_content": "let me think"}]'
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        ({"error": {"kind": "429"}}, ModelRateLimited),
+        ({"error": {"kind": "context"}}, ContextOverflow),
+        ({"text": "I must not", "finish": "content_filter"}, ContentFiltered),
+        ({"text": "half of it", "finish": None}, ReplyMalformed),
+        ({"text": "half of it", "finish": "error"}, ModelUnavailable),
+        ({"no_choices": True}, ReplyMalformed),
+        ({"reset": True}, ModelUnavailable),
+        ({"raw": "<html>login</html>", "content_type": "text/html"}, ReplyMalformed),
+        ({"raw": '{"choices": [{"message": "text", "finish_reason": "stop"}]}'}, ReplyMalformed),
+        ({"raw": '{"choices": ['}, ReplyMalformed),
+        ({"raw": "\udcff"}, ReplyMalformed),
+        ({"raw": '["not", "a", "reply"]'}, ReplyMalformed),
+        ({"raw": '{"error": {"message": "Provider returned error", "code": 502}}'}, ModelUnavailable),
+        ({"raw": '{"error": {"message": "Rate limit exceeded", "code": 429}}'}, ModelRateLimited),
+        ({"raw": " " * (MAX_BODY_BYTES + 1)}, ReplyMalformed),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_every_failure_becomes_its_kind_without_streaming(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, reply: dict[str, Any], kind: type[ModelError]
+) -> None:
+    script(llm, **reply)
+    with pytest.raises(ModelError) as raised:
+        await ask(dial(streams=False))
+    assert type(raised.value) is kind
+    assert len(llm.requests.rows) == 1
+
+
+async def test_silence_is_a_timeout_without_streaming(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    script(llm, hang=30)
+    with pytest.raises(ModelTimeout):
+        await ask(dial(streams=False, read_seconds=0.1))
+
+
+# ---- reasoning
+
+
+def steps(reasoning: Reasoning | None, *more: Message) -> tuple[Message, ...]:
+    """A conversation in which a tool was called after some thought."""
+    asked = answer(None, body=MessageBody(calls=answer(None, "a").body.calls, reasoning=reasoning))
+    return (human("go"), asked, result("a"), *more)
+
+
+def sent_answers(llm: LLM) -> list[dict[str, Any]]:
+    """The answers in the newest request."""
+    return [message for message in llm.requests.rows[-1]["body"]["messages"] if message["role"] == "assistant"]
+
+
+async def test_what_was_thought_before_calls_goes_back_with_their_results(
+    model: ChatCompletionsModel, llm: LLM
+) -> None:
+    script(llm, reasoning="let me think", tool_calls=[{"id": "a", "name": "look"}], chunk_chars=5)
+    reply, shown = await ask(model, request(tools=(TOOL,)))
+    assert (reply.text, shown) == ("", [])
+    assert reply.reasoning is not None
+    script(llm, text="done")
+    await ask(model, request(transcript=steps(reply.reasoning), tools=(TOOL,)))
+    assert [message["reasoning_content"] for message in sent_answers(llm)] == ["let me think"]
+
+
+async def test_pieces_of_signed_reasoning_are_put_together_and_go_back_as_they_were(
+    model: ChatCompletionsModel, llm: LLM
+) -> None:
+    kind = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
+    sealed = {"type": "reasoning.encrypted", "data": "gAAA", "id": "rs_1", "index": 1}
+    call = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "look", "arguments": "{}"}}]}
+    raw = stream(
+        {"reasoning": "Let", "reasoning_details": [kind | {"text": "Let"}]},
+        {"reasoning": " me", "reasoning_details": [kind | {"text": " me"}]},
+        {"reasoning_details": [kind | {"signature": "c2ln"}]},
+        {"reasoning_details": [kind | {"text": "", "signature": None}, sealed]},
+        {"reasoning_details": [sealed | {"data": "gBBB", "id": "rs_2"}]},
+        call,
+    )
+    script(llm, raw=raw)
+    reply, _ = await ask(model, request(tools=(TOOL,)))
+    script(llm, text="done")
+    await ask(model, request(transcript=steps(reply.reasoning), tools=(TOOL,)))
+    (sent,) = sent_answers(llm)
+    assert sent["reasoning_details"] == [
+        kind | {"text": "Let me", "signature": "c2ln"},
+        sealed,
+        sealed | {"data": "gBBB", "id": "rs_2"},
+    ]
+    assert not {"reasoning", "reasoning_content"} & set(sent)
+
+
+async def test_blocks_that_come_as_a_whole_are_not_joined(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    details = [{"type": "reasoning.text", "index": 0, "text": text} for text in ("one", "two")]
+    asked = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
+    message = {"content": None, "tool_calls": [asked], "reasoning_details": details}
+    script(llm, raw=json.dumps({"choices": [{"message": message, "finish_reason": "tool_calls"}]}))
+    reply, _ = await ask(dial(streams=False), request(tools=(TOOL,)))
+    assert reply.reasoning is not None
+    assert json.loads(reply.reasoning.blocks) == [{"reasoning_details": details}]
+
+
+async def test_no_other_model_is_given_what_this_one_thought(model: ChatCompletionsModel, llm: LLM) -> None:
+    blocks = '[{"reasoning_content": "SECRETLY"}]'
+    for maker in ("chat_completions:other", "responses:lab-128k"):
+        await ask(model, request(transcript=steps(Reasoning(made_by=maker, blocks=blocks)), tools=(TOOL,)))
+        assert "SECRETLY" not in json.dumps(llm.requests.rows[-1]["body"])
+
+
+async def test_a_server_that_does_not_take_reasoning_back_is_asked_without_it_from_then_on(
+    model: ChatCompletionsModel, llm: LLM
+) -> None:
+    thought = Reasoning(made_by="chat_completions:lab-128k", blocks='[{"reasoning_content": "well"}]')
+    refusal = {"message": "Extra inputs are not permitted: reasoning_content", "type": "invalid_request_error"}
+    llm.scripts.append({"times": 1, "reply": {"error": {"status": 422, "body": {"error": refusal}}}})
+    await ask(model, request(transcript=steps(thought), tools=(TOOL,)))
+    await ask(model, request(transcript=steps(thought), tools=(TOOL,)))
+    went = ["reasoning_content" in json.dumps(sent["body"]) for sent in llm.requests.rows]
+    assert went == [True, False, False]
+
+
+async def test_a_server_that_insists_on_reasoning_gets_some_for_the_answers_of_others_too(
+    model: ChatCompletionsModel, llm: LLM
+) -> None:
+    message = "The `reasoning_content` in the thinking mode must be passed back to the API."
+    refusal = {"error": {"status": 400, "body": {"error": {"message": message, "code": "invalid_request_error"}}}}
+    llm.scripts.append({"times": 1, "reply": refusal})
+    await ask(model, request(transcript=steps(None, human("and now?")), tools=(TOOL,)))
+    assert [message["reasoning_content"] for message in sent_answers(llm)] == [""]
+
+
+async def test_a_refusal_that_teaches_nothing_is_raised_at_once(model: ChatCompletionsModel, llm: LLM) -> None:
+    refusal = {"message": "reasoning_effort is not supported", "type": "invalid_request_error"}
+    script(llm, error={"status": 400, "body": {"error": refusal}})
+    with pytest.raises(ModelError):
+        await ask(model)
+    assert len(llm.requests.rows) == 1
+
+
+async def test_a_refusal_of_the_model_is_its_answer(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, raw=stream({"refusal": "I cannot "}, {"refusal": "help with that."}))
+    assert (await ask(model))[0].text == "I cannot help with that."
+
+
+# ---- the key of the prompt cache
+
+
+@pytest.mark.parametrize(
+    ("base_url", "chosen", "is_sent"),
+    [
+        (None, None, True),
+        ("https://api.openai.com/v1", None, True),
+        ("https://models.example/v1", None, False),
+        ("https://models.example/v1", True, True),
+        (None, False, False),
+    ],
+)
+def test_the_cache_key_goes_to_openai_and_where_it_is_asked_for(
+    dial: Callable[..., ChatCompletionsModel], base_url: str | None, chosen: bool | None, is_sent: bool
+) -> None:
+    assert dial(base_url=base_url, sends_cache_key=chosen).sends_cache_key is is_sent
+
+
+async def test_the_cache_key_is_a_field_of_the_request(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    for sends, key in ((True, "conversation-7"), (True, ""), (None, "conversation-7"), (True, "x" * 99)):
+        await ask(dial(sends_cache_key=sends), request(cache_key=key))
+    sent = [row["body"].get("prompt_cache_key") for row in llm.requests.rows]
+    assert sent == ["conversation-7", None, None, "x" * 64]
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        ({"error": {"kind": "401"}}, AuthRejected),
+        ({"error": {"kind": "402"}}, QuotaExceeded),
+        ({"error": {"kind": "quota"}}, QuotaExceeded),
+        ({"error": {"kind": "429"}}, ModelRateLimited),
+        ({"error": {"kind": "500"}}, ModelUnavailable),
+        ({"error": {"kind": "503"}}, ModelUnavailable),
+        ({"error": {"kind": "529"}}, ModelUnavailable),
+        ({"error": {"kind": "404"}}, ModelNotFound),
+        ({"error": {"kind": "413"}}, ContextOverflow),
+        ({"error": {"kind": "context"}}, ContextOverflow),
+        ({"error": {"kind": "content_filter"}}, ContentFiltered),
+        ({"text": "I must not", "finish": "content_filter"}, ContentFiltered),
+        ({"error": {"status": 502, "body": "<html>Bad Gateway</html>"}}, ModelUnavailable),
+        ({"text": "half of it", "truncate": 2}, ReplyMalformed),
+        ({"text": "half of it", "truncate": 2, "truncate_how": "reset"}, ModelUnavailable),
+        ({"text": "half of it", "malformed": 2}, ReplyMalformed),
+        ({"text": "half of it", "error_mid": 2}, ModelUnavailable),
+        ({"text": "half of it", "finish": "error"}, ModelUnavailable),
+        ({"reset": True}, ModelUnavailable),
+        ({"raw": "<html>login</html>", "content_type": "text/html"}, ReplyMalformed),
+        ({"raw": 'data: ["not", "a", "chunk"]\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"choices": [{"delta": "text"}]}\n\n'}, ReplyMalformed),
+        ({"raw": "data: \udcff\n\n"}, ReplyMalformed),
+    ],
+    ids=str,
+)
+async def test_every_failure_becomes_its_kind(
+    model: ChatCompletionsModel, llm: LLM, reply: dict[str, Any], kind: type[ModelError]
+) -> None:
+    script(llm, **reply)
+    with pytest.raises(ModelError) as raised:
+        await ask(model)
+    assert type(raised.value) is kind
+    assert len(llm.requests.rows) == 1  # the SDK must not retry
+    assert sentence_for(raised.value)
+
+
+async def test_garbage_in_place_of_a_stream_is_malformed(model: ChatCompletionsModel, llm: LLM) -> None:
+    llm.faults.add({"kind": "garbage"})
+    with pytest.raises(ReplyMalformed):
+        await ask(model)
+
+
+def stream(*deltas: dict[str, Any], finish: str = "stop") -> str:
+    """The events of a reply, byte for byte as some provider might send them."""
+    chunks: list[dict[str, Any]] = [{"choices": [{"delta": delta}]} for delta in deltas]
+    chunks.append({"choices": [{"delta": {}, "finish_reason": finish}]})
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+async def test_an_emoji_that_is_cut_into_two_chunks_is_put_together(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, raw=stream({"content": "a\ud83d"}, {"content": "\ude00b"}, {"content": "\ud83d"}))
+    reply, shown = await ask(model)
+    assert reply.text == "a😀b\ufffd"
+    assert shown[0] == "a😀b"
+
+
+async def test_what_no_database_can_hold_never_leaves_a_reply(model: ChatCompletionsModel, llm: LLM) -> None:
+    bad = {"id": "\ud83d", "function": {"name": "lo\0ok", "arguments": '{"a": "\ude00"}'}}
+    script(llm, raw=stream({"content": "a\0b"}, {"tool_calls": [bad]}))
+    reply, _ = await ask(model, request(tools=(TOOL,)))
+    assert reply.text == "ab"
+    (call,) = reply.calls
+    assert (call.name, call.arguments) == ("look", '{"a": "\ufffd"}')
+    assert call.id.encode()
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"content": 5},
+        {"content": [{"type": "text"}]},
+        {"tool_calls": [{"id": 123, "function": {"name": "look"}}]},
+        {"tool_calls": [{"id": "a", "function": {"name": ["look"]}}]},
+        {"tool_calls": [{"id": "a", "function": {"name": "look", "arguments": {"a": 1}}}]},
+        {"tool_calls": [{"index": "0", "id": "a", "function": {"name": "look"}}]},
+        {"tool_calls": [{"index": n, "id": f"c{n}", "function": {"name": "look"}} for n in range(MAX_CALLS + 1)]},
+        {"content": "x" * (MAX_CHARACTERS + 1)},
+    ],
+)
+async def test_what_could_not_be_read_again_is_no_reply(
+    model: ChatCompletionsModel, llm: LLM, delta: dict[str, Any]
+) -> None:
+    script(llm, raw=stream(delta))
+    with pytest.raises(ReplyMalformed):
+        await ask(model, request(tools=(TOOL,)))
+
+
+async def test_an_unreachable_provider_is_unavailable(dial: Callable[..., ChatCompletionsModel]) -> None:
+    with pytest.raises(ModelUnavailable):
+        await ask(dial(base_url="http://127.0.0.1:1/v1"))
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (7, 7.0),
+        ("0.5", 0.5),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("inf", None),
+        ("nan", None),
+        ("1e300", None),
+        (-1, None),
+    ],
+)
+async def test_a_rate_limit_says_how_long_to_wait(
+    model: ChatCompletionsModel, llm: LLM, header: object, seconds: float | None
+) -> None:
+    script(llm, error={"kind": "429", "retry_after": header})
+    with pytest.raises(ModelRateLimited) as raised:
+        await ask(model)
+    assert raised.value.retry_after == seconds
+    assert len(sentence_for(raised.value)) < 120
+
+
+async def test_silence_before_the_first_byte_is_a_timeout(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    script(llm, hang=30)
+    with pytest.raises(ModelTimeout):
+        await ask(dial(read_seconds=0.1))
+
+
+async def test_silence_in_the_middle_is_a_timeout_and_what_came_was_shown(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM
+) -> None:
+    script(llm, text="one two three", chunk_chars=4, hang_after=3)
+    shown: list[str] = []
+    with pytest.raises(ModelTimeout):
+        await dial(read_seconds=0.1).complete(request(), shown.append)
+    assert shown[-1] == "one two "
+
+
+@pytest.mark.parametrize(
+    ("streams", "where"),
+    [(True, {"hang": 30}), (False, {"hang": 30}), (True, {"text": "one two three", "chunk_chars": 1, "hang_after": 4})],
+)
+async def test_cancelling_closes_the_connection(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool, where: dict[str, Any]
+) -> None:
+    script(llm, **where)
+    await cancel_where_it_hangs(dial(streams=streams), llm)
+
+
+async def test_an_error_quotes_neither_the_key_nor_the_providers_text(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, error={"kind": "401", "message": "Incorrect API key provided: lab-key."})
+    with pytest.raises(AuthRejected) as raised:
+        await ask(model)
+    assert "lab-key" not in f"{raised.value} {sentence_for(raised.value)}"
+
+
+async def test_an_error_code_that_is_none_is_not_quoted_either() -> None:
+    for code in ("key sk-lab-1234567890 is wrong", "x" * 5_000, "a\nb"):
+        assert str(status_error(400, {}, {"code": code})) == "HTTP 400"
+    assert str(status_error(400, {}, {"code": "bad_thing.v2"})) == "HTTP 400 bad_thing.v2"
+
+
+async def test_nothing_of_the_prompt_or_the_key_is_logged(
+    model: ChatCompletionsModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await ask(model, request("a very private matter"))
+    assert "private" not in caplog.text
+    assert "lab-key" not in caplog.text
+
+
+async def test_any_number_of_calls_run_at_once(model: ChatCompletionsModel, llm: LLM) -> None:
+    script(llm, hang=60)
+    asked = [asyncio.create_task(ask(model)) for _ in range(300)]
+    assert len(await llm.requests.query({"count": 300, "wait": 30})) == 300
+    for one in asked:
+        one.cancel()
+    assert set(map(type, await asyncio.gather(*asked, return_exceptions=True))) == {asyncio.CancelledError}
+
+
+async def test_no_address_but_the_configured_one_is_asked(
+    dial: Callable[..., ChatCompletionsModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://elsewhere.example/v1")
+    assert dial(base_url=None).route == "chat_completions:api.openai.com"
+
+
+async def test_the_route_names_protocol_and_host_and_no_credential(dial: Callable[..., ChatCompletionsModel]) -> None:
+    assert dial(base_url="https://user:secret@models.example/v1").route == "chat_completions:models.example"

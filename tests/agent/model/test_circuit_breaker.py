@@ -1,0 +1,166 @@
+"""When a route is left alone, for how long, and what ends it."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from agent.model.base import ModelReply, ModelRequest
+from agent.model.client import MAX_FAILURES, OPEN_SECONDS, CircuitBreaker, ModelClient
+from hermes_state.errors import (
+    AuthRejected,
+    ContentFiltered,
+    ContextOverflow,
+    ModelError,
+    ModelRateLimited,
+    ModelTimeout,
+    ModelUnavailable,
+)
+from tests.agent.context.rows import human
+from tests.agent.model.test_client import GOOD, POLICY, Scripted
+from tests.clients import RecordedCalls
+
+
+class Watch:
+    """Seconds that pass only when told so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+@pytest.fixture
+def circuit(watch: Watch) -> CircuitBreaker:
+    return CircuitBreaker("chat_completions:host", "model", now=watch)
+
+
+def failed(circuit: CircuitBreaker, times: int = MAX_FAILURES, error: ModelError | None = None) -> None:
+    for _ in range(times):
+        circuit.failed(error or ModelUnavailable("x"))
+
+
+def test_a_route_rests_after_three_failures_in_a_row(circuit: CircuitBreaker) -> None:
+    failed(circuit, MAX_FAILURES - 1)
+    assert circuit.open is None
+    failed(circuit, 1)
+    assert circuit.open is not None
+    assert circuit.open.seconds == OPEN_SECONDS[0]
+    assert circuit.open.why == "cannot be reached"
+
+
+def test_an_answer_in_between_begins_the_row_anew(circuit: CircuitBreaker) -> None:
+    for _ in range(3):
+        failed(circuit, MAX_FAILURES - 1)
+        circuit.succeeded()
+    assert circuit.open is None
+
+
+@pytest.mark.parametrize("other", [ContextOverflow("x"), ContentFiltered("x"), ModelError("x")])
+def test_what_is_not_the_routes_fault_ends_the_row_too(circuit: CircuitBreaker, other: ModelError) -> None:
+    failed(circuit, MAX_FAILURES - 1)
+    failed(circuit, 1, other)
+    failed(circuit, 1)
+    assert circuit.open is None
+
+
+def test_each_failure_behind_a_rest_makes_the_next_one_longer(circuit: CircuitBreaker, watch: Watch) -> None:
+    failed(circuit)
+    for seconds in (*OPEN_SECONDS, OPEN_SECONDS[-1]):
+        assert circuit.open is not None
+        assert circuit.open.seconds == pytest.approx(seconds)
+        watch.seconds += seconds
+        assert circuit.open is None
+        assert circuit.is_tripped
+        failed(circuit, 1)
+
+
+def test_failures_while_it_rests_make_it_no_longer(circuit: CircuitBreaker, watch: Watch) -> None:
+    failed(circuit)
+    watch.seconds += 10
+    failed(circuit, 5)
+    assert circuit.open is not None
+    assert circuit.open.seconds == OPEN_SECONDS[0] - 10
+
+
+def test_a_success_closes_it(circuit: CircuitBreaker) -> None:
+    failed(circuit)
+    circuit.succeeded()
+    assert circuit.open is None
+    assert not circuit.is_tripped
+    failed(circuit)
+    assert circuit.open is not None
+    assert circuit.open.seconds == OPEN_SECONDS[0]
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [(5.0, 30.0), (90.0, 90.0), (9_000.0, 300.0), (None, 30.0)])
+def test_a_provider_that_says_when_is_taken_at_its_word(
+    circuit: CircuitBreaker, asked: float | None, seconds: float
+) -> None:
+    failed(circuit, error=ModelRateLimited("x", retry_after=asked))
+    assert circuit.open is not None
+    assert circuit.open.seconds == seconds
+
+
+# ---- on the line
+
+
+async def complete(line: ModelClient, within: float | None = None) -> None:
+    request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
+    await line.complete(request, purpose="turn", within=within)
+
+
+async def test_one_call_with_all_its_repeats_is_one_failure() -> None:
+    model = Scripted(*[ModelUnavailable("x")] * 20)
+    line = ModelClient(model, RecordedCalls(), policy=POLICY)
+    for done in range(1, MAX_FAILURES + 1):
+        assert line.breaker.open is None
+        with pytest.raises(ModelUnavailable):
+            await complete(line)
+        assert model.calls == 4 * done
+    assert line.breaker.open is not None
+
+
+async def test_on_a_resting_route_a_call_is_made_once_and_its_success_ends_the_rest() -> None:
+    model = Scripted(*[AuthRejected("x")] * MAX_FAILURES, ModelUnavailable("x"), GOOD)
+    line = ModelClient(model, RecordedCalls(), policy=POLICY)
+    for _ in range(MAX_FAILURES):
+        with pytest.raises(AuthRejected):
+            await complete(line)
+    with pytest.raises(ModelUnavailable):
+        await complete(line)
+    assert model.calls == MAX_FAILURES + 1, "not repeated"
+    await complete(line)
+    assert line.breaker.open is None
+
+
+async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
+    class Slow(Scripted):
+        async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+            await asyncio.Event().wait()
+            raise AssertionError("nobody waits so long")
+
+    line = ModelClient(Slow(), RecordedCalls(), policy=POLICY)
+    for _ in range(MAX_FAILURES):
+        with pytest.raises(ModelTimeout):
+            await complete(line, within=0.01)
+    assert line.breaker.open is None
+
+
+async def test_two_routes_share_no_rest() -> None:
+    broken, sound = (
+        ModelClient(Scripted(*[AuthRejected("x")] * 9), RecordedCalls(), policy=POLICY),
+        ModelClient(Scripted(GOOD), RecordedCalls()),
+    )
+    for _ in range(MAX_FAILURES):
+        with pytest.raises(AuthRejected):
+            await complete(broken)
+    assert sound.breaker.open is None
+    await complete(sound)
+    assert broken.breaker.open is not None

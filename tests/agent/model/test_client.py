@@ -1,0 +1,331 @@
+"""When a failed call is made again, how long is waited, and what the ledger learns."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from agent.model.base import Caps, FinishReason, Ledger, ModelReply, ModelRequest, Payer
+from agent.model.catalog import Price
+from agent.model.client import RECORD_SECONDS, Completion, ModelClient, RetryPolicy
+from agent.model.errors import REMEDIES, remedy_for, sentence_for, with_usage
+from agent.tokens import estimated_text_tokens
+from hermes_state import errors
+from hermes_state.errors import (
+    AuthRejected,
+    ContentFiltered,
+    ContextOverflow,
+    ModelError,
+    ModelRateLimited,
+    ModelTimeout,
+    ModelUnavailable,
+    OutputCapTooLarge,
+    PriceNotFound,
+    QuotaExceeded,
+    ReplyMalformed,
+    SpendingCapExceeded,
+    StoreUnavailable,
+)
+from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord, ToolCall
+from tests.agent.context.rows import human
+from tests.clients import RecordedCalls
+
+POLICY = RetryPolicy(first_pause=0.001, max_pause=0.002, max_retry_after=0.01)
+GOOD = ModelReply(text="ok", finish=FinishReason.STOP, usage=CanonicalUsage(input=3, output=1))
+PRICE = Price(input=10.0, output=20.0, cache_read=1.0, cache_write=1.0)
+CALL = ToolCall(id="a", name="look", arguments="{")
+
+
+class Scripted:
+    """A model that plays a list of replies and errors, with the text it showed before each."""
+
+    route, name = "scripted", "scripted-1"
+
+    def __init__(self, *script: ModelReply | ModelError | tuple[str, ModelError]) -> None:
+        self._script = list(script)
+        self.calls = 0
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        self.calls += 1
+        step = self._script.pop(0)
+        if isinstance(step, tuple):
+            on_text(step[0])
+            step = step[1]
+        if isinstance(step, ModelError):
+            raise step
+        on_text(step.text)
+        return step
+
+    async def close(self) -> None:
+        pass
+
+
+async def run(
+    model: Scripted, price: Price | None = None, caps: Caps | None = None
+) -> tuple[Completion | ModelError, Sequence[ModelCallRecord], list[str]]:
+    ledger = RecordedCalls()
+    shown: list[str] = []
+    request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
+    try:
+        done: Completion | ModelError = await ModelClient(
+            model, ledger, policy=POLICY, price=price, caps=caps
+        ).complete(request, shown.append, purpose="turn")
+    except ModelError as error:
+        done = error
+    return done, ledger.calls, shown
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"),
+    [
+        (ModelUnavailable("x"), 4),
+        (ModelRateLimited("x"), 4),
+        (ModelTimeout("x"), 2),
+        (ReplyMalformed("x"), 2),
+        (AuthRejected("x"), 1),
+        (QuotaExceeded("x"), 1),
+        (ContentFiltered("x"), 1),
+        (ContextOverflow("x"), 1),
+        (OutputCapTooLarge("x"), 1),
+        (ModelError("x"), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, ModelError) else "",
+)
+async def test_a_failure_is_repeated_as_often_as_its_kind_allows(error: ModelError, calls: int) -> None:
+    model = Scripted(*[error] * 10)
+    done, failures, _ = await run(model)
+    assert done is error
+    assert model.calls == calls
+    assert [failure.outcome for failure in failures] == [remedy_for(error).outcome] * calls
+
+
+async def test_a_call_that_works_in_the_end_is_left_to_the_caller() -> None:
+    done, failures, shown = await run(Scripted(ModelUnavailable("x"), ("half", ReplyMalformed("x")), GOOD))
+    assert isinstance(done, Completion)
+    assert (done.reply, done.call.outcome, done.call.usage) == (GOOD, "ok", GOOD.usage)
+    assert [failure.outcome for failure in failures] == ["unavailable", "malformed"]
+    assert shown == ["half", "ok"]
+
+
+async def test_a_stall_after_text_is_not_repeated() -> None:
+    model = Scripted(("some", ModelTimeout("x")), GOOD)
+    done, _, _ = await run(model)
+    assert isinstance(done, ModelTimeout)
+    assert model.calls == 1
+
+
+@pytest.mark.parametrize("kind", [ModelRateLimited, ModelUnavailable])
+@pytest.mark.parametrize(("seconds", "calls"), [(0.005, 2), (60.0, 1)])
+async def test_a_provider_is_waited_for_only_so_long(
+    seconds: float, calls: int, kind: type[ModelRateLimited | ModelUnavailable]
+) -> None:
+    model = Scripted(kind("x", retry_after=seconds), GOOD)
+    await run(model)
+    assert model.calls == calls
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 3, 10])
+def test_a_pause_grows_is_jittered_and_is_never_shorter_than_asked(attempt: int) -> None:
+    policy = RetryPolicy()
+    pauses = {policy.pause(attempt, None) for _ in range(50)}
+    middle = min(8.0, 0.5 * 2 ** (attempt - 1))
+    assert len(pauses) > 1
+    assert all(0.75 * middle <= pause <= 1.25 * middle for pause in pauses)
+    assert policy.pause(attempt, 20.0) == 20.0
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        ModelReply(text="", finish=FinishReason.STOP, usage=None),
+        ModelReply(text=" \n", finish=FinishReason.LENGTH, usage=None),
+        ModelReply(text="Let me", calls=(CALL,), finish=FinishReason.LENGTH, usage=None),
+    ],
+    ids=["empty", "blank", "a call cut off"],
+)
+async def test_a_reply_that_cannot_become_a_row_is_a_failure(reply: ModelReply) -> None:
+    done, failures, _ = await run(Scripted(reply, reply))
+    assert isinstance(done, ReplyMalformed)
+    assert len(failures) == 2
+
+
+async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
+    done, _, _ = await run(Scripted(ModelReply(text="x" * 400, finish=FinishReason.STOP, usage=None)))
+    assert isinstance(done, Completion)
+    assert done.call.is_estimated
+    assert done.call.usage is not None
+    assert done.call.usage.output == estimated_text_tokens("x" * 400)
+    assert done.reply.usage is None
+
+
+async def test_a_call_that_failed_keeps_what_the_provider_reported() -> None:
+    used = CanonicalUsage(input=3, output=1)
+    late = with_usage(ModelUnavailable("x"), used)
+    empty = ModelReply(text="", finish=FinishReason.STOP, usage=used, cost=MicroUsd(70))
+    done, failures, _ = await run(Scripted(late, ModelUnavailable("x"), empty, GOOD), price=PRICE)
+    assert isinstance(done, Completion)
+    assert [(failure.outcome, failure.usage, failure.cost) for failure in failures] == [
+        ("unavailable", used, 50),
+        ("unavailable", None, None),
+        ("malformed", used, 70),
+    ]
+    assert done.call.cost == 50
+
+
+async def test_a_call_that_breaks_off_after_some_text_is_in_the_ledger_with_an_estimate() -> None:
+    used = CanonicalUsage(input=3, output=1)
+    text = "x" * 400
+    told = with_usage(ModelUnavailable("x"), used)
+    done, (told_row, broken), _ = await run(Scripted((text, told), (text, ReplyMalformed("x")), GOOD), price=PRICE)
+    assert isinstance(done, Completion)
+    assert (told_row.usage, told_row.is_estimated) == (used, False), "who knows it better is believed"
+    assert broken.is_estimated
+    assert broken.usage is not None
+    assert broken.usage.output == estimated_text_tokens(text)
+    assert broken.cost is not None
+    assert broken.cost > 0
+
+
+async def test_what_the_provider_says_that_it_costs_wins_over_the_price() -> None:
+    done, _, _ = await run(Scripted(replace(GOOD, cost=MicroUsd(7))), price=PRICE)
+    assert isinstance(done, Completion)
+    assert done.call.cost == 7
+
+
+async def test_a_cost_by_an_estimated_price_is_an_estimate_unless_the_provider_says_what_it_is() -> None:
+    guessed = msgspec.structs.replace(PRICE, is_estimated=True)
+    done, (failure,), _ = await run(Scripted(ModelUnavailable("x"), GOOD), price=guessed)
+    assert isinstance(done, Completion)
+    assert (done.call.cost, done.call.is_estimated) == (50, True)
+    assert not failure.is_estimated, "it has used nothing"
+    done, _, _ = await run(Scripted(replace(GOOD, cost=MicroUsd(7))), price=guessed)
+    assert isinstance(done, Completion)
+    assert not done.call.is_estimated
+
+
+class Hanging(Scripted):
+    """Shows some text and then never ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = asyncio.Event()
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        on_text("x" * 400)
+        self.has_begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def _cancelled(ledger: Ledger) -> None:
+    """A call that is cut off after 400 characters."""
+    model = Hanging()
+    request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
+    line = ModelClient(model, ledger, policy=POLICY, price=PRICE)
+    call = asyncio.create_task(line.complete(request, purpose="turn"))
+    await model.has_begun.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_a_call_that_is_cut_off_is_in_the_ledger_with_an_estimate() -> None:
+    ledger = RecordedCalls()
+    await _cancelled(ledger)
+    (cut,) = ledger.calls
+    assert (cut.outcome, cut.is_estimated) == ("cancelled", True)
+    assert cut.usage is not None
+    assert cut.usage.output == estimated_text_tokens("x" * 400)
+    assert cut.cost is not None
+    assert cut.cost > 0
+
+
+async def test_who_cuts_a_call_off_is_not_held_up_by_a_database_that_takes_nothing() -> None:
+    class Refusing(RecordedCalls):
+        async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+            raise StoreUnavailable("locked")
+
+    class Hanging(RecordedCalls):
+        async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+            await asyncio.Event().wait()
+
+    for ledger in (Refusing(), Hanging()):
+        async with asyncio.timeout(RECORD_SECONDS + 2):
+            await _cancelled(ledger)
+
+
+class Closed:
+    """Caps that are used up after some calls."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    async def check(self, payer: Payer) -> None:
+        if not self.left:
+            raise SpendingCapExceeded("x", spent=MicroUsd(2), limit=MicroUsd(1))
+        self.left -= 1
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+async def test_a_cap_is_looked_at_before_every_attempt(calls: int) -> None:
+    model = Scripted(*[ModelUnavailable("x")] * 9)
+    done, failures, _ = await run(model, caps=Closed(calls))
+    assert isinstance(done, SpendingCapExceeded)
+    assert model.calls == len(failures) == calls
+
+
+# ---- the table
+
+
+def test_every_kind_of_model_error_has_its_own_row() -> None:
+    kinds = {remedy.kind for remedy in REMEDIES}
+    declared = {kind for kind in ModelError.__subclasses__() if kind.__module__ == errors.__name__}
+    assert kinds == {ModelError, *declared}
+    assert len({remedy.outcome for remedy in REMEDIES}) == len(REMEDIES)
+
+
+def test_no_sentence_sends_people_to_the_block_of_another_model() -> None:
+    assert not [remedy.sentence for remedy in REMEDIES if "`model." in remedy.sentence]
+
+
+@pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: remedy.outcome)
+def test_a_person_gets_one_sentence_without_holes(remedy: object) -> None:
+    kind = remedy.kind  # type: ignore[attr-defined]  # a Remedy
+    said = sentence_for(kind("HTTP 400 with a secret"))
+    assert said.endswith(".")
+    assert ". " not in said
+    assert "secret" not in said
+    assert "{" not in said
+
+
+@pytest.mark.parametrize(
+    ("error", "part"),
+    [
+        (ModelRateLimited("x", retry_after=0.2), "in a second."),
+        (ModelRateLimited("x", retry_after=20), "in 20 seconds"),
+        (ModelRateLimited("x", retry_after=600), "in 10 minutes"),
+        (ModelRateLimited("x", retry_after=7_200), "in 2 hours"),
+        (ModelRateLimited("x"), "in a minute"),
+        (ModelUnavailable("x", retry_after=600), "in 10 minutes"),
+        (ModelUnavailable("x"), "in a minute"),
+        (ContextOverflow("x", window=8_192), "of 8,192 tokens; /compress"),
+        (ContextOverflow("x"), "memory; /compress"),
+        (OutputCapTooLarge("x", cap=4_096), "(4,096 tokens)"),
+        (SpendingCapExceeded("x"), "opens again tomorrow, and whoever runs this gateway can raise `costs.daily_cap`."),
+        (SpendingCapExceeded("x", spent=MicroUsd(1_020_000), limit=MicroUsd(1_000_000)), "($1.02 of $1.00)"),
+        (SpendingCapExceeded("x", cap="costs.chat_daily_cap"), "this chat may spend in a day is used up"),
+        (SpendingCapExceeded("x", cap="costs.conversation_cap"), "/new starts another one"),
+        (PriceNotFound("x", model="lab-4k"), "what the model `lab-4k` costs is not known"),
+        (PriceNotFound("x", model="lab-4k"), "`costs.prices`"),
+    ],
+)
+def test_a_sentence_holds_what_is_known(error: ModelError, part: str) -> None:
+    assert part in sentence_for(error)
+
+
+async def test_changing_failures_do_not_add_up_for_ever() -> None:
+    model = Scripted(*[error for _ in range(9) for error in (ModelUnavailable("x"), ModelRateLimited("x"))])
+    await run(model)
+    assert model.calls == POLICY.max_attempts

@@ -1,0 +1,241 @@
+"""How providers say that a request is too large, and what is to blame: the prompt, or the output that was asked for."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from agent.model.base import ModelRequest, ToolSchema
+from agent.model.errors import MIN_OUTPUT_ROOM, retry_after_seconds, sentence_for, status_error, stream_error
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from hermes_state.errors import (
+    ContextOverflow,
+    ModelError,
+    ModelRateLimited,
+    ModelUnavailable,
+    OutputCapTooLarge,
+)
+from tests.agent.context.rows import human
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+TOOL = ToolSchema(name="look", description="Look. " * 40, parameters={"type": "object", "properties": {}})
+LONG_PROMPT, SHORT_PROMPT = "word " * 4_000, "word " * 1_700
+
+Ask = Callable[..., Awaitable[ModelError | None]]
+
+
+@pytest.fixture
+async def ask(server: labkit.Server) -> AsyncIterator[Ask]:
+    """Asks a model of 4,096 tokens that words its errors in some style; gives the error, if there is one."""
+    made: list[ChatCompletionsModel] = []
+
+    async def one(style: str, text: str, wanted: int, *, has_tools: bool = False) -> ModelError | None:
+        settings = ChatCompletionsSettings(model=f"lab-4k@{style}", api_key="lab-key", base_url=f"{server.url}/v1")
+        made.append(ChatCompletionsModel(settings))
+        tools = (TOOL,) if has_tools else ()
+        request = ModelRequest(
+            system="You are Hermes.", transcript=(human(text),), tools=tools, max_output_tokens=wanted
+        )
+        try:
+            await made[-1].complete(request, lambda _text: None)
+        except ModelError as error:
+            return error
+        return None
+
+    yield one
+    for model in made:
+        await model.close()
+
+
+STATES_ALL = ("openai", "openai-combined", "vllm", "openrouter", "llamacpp", "gemini", "anthropic")
+STATES_NOTHING = ("413", "413-html")
+COUNTS_OUTPUT = ("openai-combined", "vllm", "openrouter")
+
+
+@pytest.mark.parametrize("has_tools", [False, True])
+@pytest.mark.parametrize("style", STATES_ALL)
+async def test_a_prompt_that_is_too_long_is_known_by_its_wording_and_so_are_its_numbers(
+    ask: Ask, llm: LLM, style: str, has_tools: bool
+) -> None:
+    error = await ask(style, LONG_PROMPT, 1_000, has_tools=has_tools)
+    assert isinstance(error, ContextOverflow)
+    assert (error.prompt_tokens, error.window) == (llm.requests.rows[0]["prompt_tokens"], 4_096)
+
+
+@pytest.mark.parametrize("style", STATES_NOTHING)
+async def test_a_prompt_that_is_too_long_is_known_where_no_number_is_stated(ask: Ask, style: str) -> None:
+    error = await ask(style, LONG_PROMPT, 1_000)
+    assert isinstance(error, ContextOverflow)
+    assert (error.prompt_tokens, error.window) == (None, None)
+
+
+async def test_a_refusal_without_a_reason_is_left_to_those_who_know_how_full_the_window_is(ask: Ask) -> None:
+    assert type(await ask("vague", LONG_PROMPT, 1_000)) is ModelError
+
+
+async def test_a_connection_that_is_dropped_is_no_overflow(ask: Ask) -> None:
+    assert isinstance(await ask("disconnect", LONG_PROMPT, 1_000), ModelUnavailable)
+
+
+@pytest.mark.parametrize("has_tools", [False, True])
+@pytest.mark.parametrize("style", COUNTS_OUTPUT)
+async def test_an_output_that_does_not_fit_beside_the_prompt_is_told_apart(
+    ask: Ask, llm: LLM, style: str, has_tools: bool
+) -> None:
+    error = await ask(style, SHORT_PROMPT, 2_048, has_tools=has_tools)
+    assert isinstance(error, OutputCapTooLarge)
+    room = 4_096 - llm.requests.rows[0]["prompt_tokens"]
+    assert error.cap is not None
+    assert room - 64 <= error.cap < room
+    assert await ask(style, SHORT_PROMPT, error.cap, has_tools=has_tools) is None
+
+
+@pytest.mark.parametrize("style", [style for style in (*STATES_ALL, *STATES_NOTHING) if style not in COUNTS_OUTPUT])
+async def test_where_the_output_does_not_count_a_prompt_that_fits_is_answered(ask: Ask, style: str) -> None:
+    assert await ask(style, SHORT_PROMPT, 2_048) is None
+
+
+@pytest.mark.parametrize("style", COUNTS_OUTPUT)
+async def test_a_prompt_that_leaves_no_room_for_an_answer_is_itself_too_long(ask: Ask, style: str) -> None:
+    error = await ask(style, "word " * 3_150, 2_048)
+    assert isinstance(error, ContextOverflow)
+    assert error.prompt_tokens is not None
+    assert 4_096 - MIN_OUTPUT_ROOM < error.prompt_tokens < 4_096
+
+
+@pytest.mark.parametrize("style", [*STATES_ALL, *STATES_NOTHING, "vague"])
+async def test_an_output_limit_above_the_models_own_is_named(ask: Ask, style: str) -> None:
+    error = await ask(style, "hello", 8_000)
+    assert isinstance(error, OutputCapTooLarge)
+    assert error.cap == 2_048
+
+
+# ---- wordings that the fake server does not speak
+
+
+@pytest.mark.parametrize(
+    ("message", "prompt", "window"),
+    [
+        ("This model's maximum prompt length is 131072 but the request contains 537812 tokens.", 537_812, 131_072),
+        ("Prompt contains 40000 tokens, too large for model with 32768 maximum context length", 40_000, 32_768),
+        ("input length and `max_tokens` exceed context limit: 200100 + 8192 > 200000, decrease it", 200_100, 200_000),
+        ("Your request exceeded model token limit: 8192", None, 8_192),
+        ("Your input exceeds the context window of this model. Please adjust your input.", None, None),
+        ("Input is too long for requested model.", None, None),
+        ("Please reduce the length of the messages or completion.", None, None),
+        ("maximum context length is " + "9" * 400, None, None),
+    ],
+)
+def test_other_wordings_of_an_overflow_are_known(message: str, prompt: int | None, window: int | None) -> None:
+    error = status_error(400, {}, {"message": message})
+    assert isinstance(error, ContextOverflow)
+    assert (error.prompt_tokens, error.window) == (prompt, window)
+
+
+def test_a_window_that_may_be_stated_without_the_output_is_not_believed() -> None:
+    message = (
+        "This model's maximum context length is 3 tokens. However, your request has 8 input tokens. Please reduce it."
+    )
+    error = status_error(400, {}, {"message": message})
+    assert isinstance(error, ContextOverflow)
+    assert (error.prompt_tokens, error.window) == (8, None)
+
+
+@pytest.mark.parametrize(
+    ("message", "cap"),
+    [
+        ("max_tokens: 8192 > 4096, which is the maximum allowed number of output tokens for it", 4_096),
+        ("Invalid max_tokens value, the valid range of max_tokens is [1, 8192]", 8_192),
+        ("`max_tokens` must be less than or equal to `8192`, the maximum for this model", 8_192),
+        ("input length and `max_tokens` exceed context limit: 100000 + 128000 > 200000", 98_984),
+        (
+            "'max_tokens' or 'max_completion_tokens' is too large: 4096. This model's maximum context length is 4096 "
+            "tokens and your request has 800 input tokens (4096 > 4096 - 800).",
+            3_272,
+        ),
+        (
+            "This model's maximum context length is 2048 tokens. However, your request has 8 input tokens plus 2045 "
+            "'max_tokens'. Please reduce one or the other.",
+            2_024,
+        ),
+        ("max_tokens is too large", None),
+    ],
+)
+def test_other_wordings_of_an_output_limit_that_is_too_large_are_known(message: str, cap: int | None) -> None:
+    error = status_error(400, {}, {"message": message})
+    assert isinstance(error, OutputCapTooLarge)
+    assert error.cap == cap
+
+
+@pytest.mark.parametrize(
+    ("message", "window"),
+    [
+        ("Request too large for lab (for limit lab) on tokens per min (TPM): Limit 30000, Requested 37313.", 30_000),
+        (
+            "Request too large for model `lab` in organization `org` service tier `on_demand` on tokens per minute "
+            "(TPM): Limit 8000, Requested 34041, please reduce your message size and try again.",
+            8_000,
+        ),
+        ("Rate limit reached on tokens per min (TPM): Limit 30000, Used 29000, Requested 7313.", None),
+        ("Request too large for lab on tokens per min (TPM): Limit 30000, Requested 20000.", None),
+    ],
+)
+def test_a_request_that_alone_is_above_what_a_minute_allows_is_an_overflow(message: str, window: int | None) -> None:
+    error = status_error(429, {}, {"message": message, "type": "tokens", "code": "rate_limit_exceeded"})
+    if window is None:
+        assert isinstance(error, ModelRateLimited)
+    else:
+        assert isinstance(error, ContextOverflow)
+        assert (error.window, error.is_of_account) == (window, True)
+
+
+def test_an_overflow_inside_a_stream_is_one() -> None:
+    error = stream_error({"message": "This model's maximum context length is 4096 tokens."})
+    assert isinstance(error, ContextOverflow)
+    assert error.window == 4_096
+
+
+@pytest.mark.parametrize("shape", ["text", "detail", "list", "message"])
+def test_an_overflow_is_known_in_whatever_shape_it_is_said(shape: str) -> None:
+    said = "This model's maximum context length is 4096 tokens."
+    shapes: dict[str, object] = {
+        "text": said,
+        "detail": {"detail": said},
+        "list": {"detail": [{"loc": ["body"], "msg": said}]},
+        "message": {"object": "error", "message": {"detail": said}},
+    }
+    error = status_error(400, {}, shapes[shape])
+    assert isinstance(error, ContextOverflow)
+    assert error.window == 4_096
+
+
+def test_a_proxys_error_page_is_no_overflow_whatever_it_says() -> None:
+    assert isinstance(status_error(502, {}, "<p>maximum context length</p>"), ModelUnavailable)
+
+
+@pytest.mark.parametrize("value", [True, -1, 0, 1.5, "4096", 10**12])
+def test_numbers_that_make_no_sense_are_not_taken_over(value: object) -> None:
+    error = status_error(400, {}, {"type": "exceed_context_size_error", "n_ctx": value, "n_prompt_tokens": value})
+    assert isinstance(error, ContextOverflow)
+    assert (error.prompt_tokens, error.window) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("until", "now", "seconds"),
+    [
+        ("Wed, 21 Oct 2026 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:00 GMT", 30.0),
+        ("Wed, 21 Oct 2026 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:31 GMT", None),
+        ("Wed, 21 Oct 2099 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:31 GMT", None),
+        ("Wed, 21 Oct 2026 07:28:30 -0000", "Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("Wed, 21 Oct 2026 07:28:30 GMT", "today", None),
+        ("Wed, 99 Oct 2026 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:00 GMT", None),
+    ],
+)
+def test_a_wait_may_be_named_by_the_date_of_its_end(until: str, now: str, seconds: float | None) -> None:
+    assert retry_after_seconds({"retry-after": until, "date": now}) == seconds
+    assert retry_after_seconds({"retry-after": until}) is None
+
+
+def test_a_person_is_told_of_every_way_out_of_an_overflow() -> None:
+    sentence = sentence_for(ContextOverflow("too long", window=4_096))
+    assert all(command in sentence for command in ("/compress", "/new", "/history", "4,096"))

@@ -1,0 +1,203 @@
+"""What servers say about the sizes of their models, in whatever words."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from agent.model.base import ModelLimits
+from agent.model.protocols import limits
+from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.offline import OfflineModel
+from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
+from hermes_state.errors import ModelNotFound
+from hermes_state.values import Tokens
+from tests.agent.context.contexts import dialled
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+NAME = "maker/lab-model"
+NOTHING = ModelLimits()
+
+
+def said(context: int | None = None, output: int | None = None) -> ModelLimits:
+    return ModelLimits(
+        context_length=None if context is None else Tokens(context),
+        max_output_tokens=None if output is None else Tokens(output),
+    )
+
+
+def answering(answers: Mapping[str, object]) -> tuple[Callable[[str], Any], list[str]]:
+    """Answers by address, and the addresses that were asked for."""
+    asked: list[str] = []
+
+    async def get(address: str) -> object:
+        asked.append(address)
+        if address not in answers:
+            raise ModelNotFound("HTTP 404")
+        found = answers[address]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return get, asked
+
+
+ROOT = "http://10.0.0.2:1234"
+API = f"{ROOT}/v1"
+ONE = f"{API}/models/{NAME}"
+ALL = f"{API}/models"
+ROUTER = "https://openrouter.ai/api/v1"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"id": NAME, "context_length": 131_072}, said(131_072)),
+        ({"id": NAME, "max_model_len": 40_960}, said(40_960)),
+        ({"id": NAME, "max_context_length": 131_072}, said(131_072)),
+        ({"id": NAME, "context_window": 131_072, "max_completion_tokens": 65_536}, said(131_072, 65_536)),
+        ({"id": NAME, "meta": {"n_ctx": 8_192, "n_ctx_train": 131_072}}, said(8_192)),
+        ({"id": NAME, "context_length": 131_072, "max_model_len": 16_384}, said(16_384)),
+        ({"id": NAME, "context_length": True, "max_model_len": "8192"}, NOTHING),
+        ({"id": NAME, "context_length": -1, "max_model_len": 0, "context_window": 8_192.5}, NOTHING),
+        ({"id": NAME, "top_provider": "nobody", "meta": [1]}, NOTHING),
+    ],
+)
+async def test_sizes_have_many_names(row: dict[str, object], expected: ModelLimits) -> None:
+    for answers in ({ONE: row}, {ONE: {"data": row}}, {ALL: {"data": [{"id": "x"}, row]}}, {ALL: [row]}):
+        get, _ = answering(answers)
+        assert await limits.fetch_model_limits(get, NAME, API) == expected
+
+
+async def test_of_a_reseller_the_place_counts_that_a_request_goes_to() -> None:
+    top = {"context_length": 128_000, "max_completion_tokens": 16_384, "is_moderated": True}
+    row = {"id": NAME, "context_length": 400_000, "top_provider": top}
+    get, asked = answering({f"{ROUTER}/model/{NAME}": {"data": row}})
+    assert await limits.fetch_model_limits(get, NAME, ROUTER) == said(128_000, 16_384)
+    assert len(asked) == 1
+
+
+async def test_a_list_is_asked_only_where_the_one_does_not_tell() -> None:
+    row = {"id": "other", "aliases": [NAME], "max_model_len": 16_384}
+    get, asked = answering({ONE: {"id": NAME}, ALL: {"data": [row]}})
+    assert await limits.fetch_model_limits(get, NAME, API) == said(16_384)
+    assert asked == [ONE, ALL]
+
+
+@pytest.mark.parametrize(
+    "strange", [None, 7, "text", [], {}, {"data": None}, {"data": 7}, {"data": ["x"]}, {"error": "no"}, [[]]]
+)
+async def test_an_answer_of_another_shape_says_nothing(strange: object) -> None:
+    get, _ = answering({ONE: strange, ALL: strange})
+    assert await limits.fetch_model_limits(get, NAME, API) == NOTHING
+
+
+async def test_openai_is_not_asked() -> None:
+    get, asked = answering({})
+    assert await limits.fetch_model_limits(get, "gpt-4.1-mini", "https://api.openai.com/v1/") == NOTHING
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("row", "address", "answer", "expected"),
+    [
+        (
+            {"owned_by": "llamacpp", "meta": {"n_ctx_train": 131_072}},
+            f"{ROOT}/props?model=maker%2Flab-model",
+            {"default_generation_settings": {"n_ctx": 4_096}},
+            said(4_096),
+        ),
+        (
+            {"owned_by": "llamacpp", "meta": {"n_ctx_train": 131_072}},
+            f"{ROOT}/props?model=maker%2Flab-model",
+            {"default_generation_settings": {"n_ctx": 0}},
+            said(131_072),
+        ),
+        (
+            {"owned_by": "organization_owner"},
+            f"{ROOT}/api/v0/models/{NAME}",
+            {"max_context_length": 131_072, "loaded_context_length": 4_096},
+            said(4_096),
+        ),
+        ({"owned_by": "organization_owner"}, f"{ROOT}/api/v0/models/{NAME}", {"max_context_length": 131_072}, None),
+        (
+            {"owned_by": "library"},
+            f"{ROOT}/api/ps",
+            {"models": [{"name": "x", "context_length": 1}, {"name": f"{NAME}:latest", "context_length": 4_096}]},
+            said(4_096),
+        ),
+        ({"owned_by": "library"}, f"{ROOT}/api/ps", {"models": []}, None),
+    ],
+)
+async def test_servers_of_ones_own_are_asked_what_they_hold_of_the_model(
+    row: dict[str, object], address: str, answer: object, expected: ModelLimits | None
+) -> None:
+    get, asked = answering({ONE: {"id": NAME, **row}, address: answer})
+    assert await limits.fetch_model_limits(get, NAME, API) == expected
+    assert asked[-1] == address
+
+
+# ---- over the wire, by every protocol
+
+
+async def test_every_protocol_asks_the_provider(server: labkit.Server) -> None:
+    url = f"{server.url}/v1"
+    for model in (
+        ChatCompletionsModel(ChatCompletionsSettings(model="lab-32k", api_key="k", base_url=url)),
+        ResponsesModel(ResponsesSettings(model="lab-32k", api_key="k", base_url=url)),
+        AnthropicModel(AnthropicSettings(model="lab-32k", api_key="k", base_url=server.url)),
+    ):
+        assert await model.fetch_limits() == said(32_768, 8_192)
+        await model.close()
+    assert await OfflineModel().fetch_limits() == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(404, NOTHING), (400, NOTHING), (401, NOTHING), (429, None), (500, None)]
+)
+async def test_a_refusal_says_nothing_and_is_not_repeated(
+    server: labkit.Server, llm: LLM, status: int, expected: ModelLimits | None
+) -> None:
+    llm.config["models_status"] = status
+    is_final = status not in (404, 400)
+    async with dialled(server, "lab-32k") as model:
+        with capture_logs() as logs:
+            assert await model.fetch_limits() == expected
+    assert len([line for line in logs if line["event"].startswith("model.sizes_")]) == is_final
+    assert llm.questions == (1 if is_final else 2), "the one, and the list where that may help"
+
+
+async def test_whoever_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_FETCH_SECONDS", 0.05)
+
+    async def hang(_request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/v1/models/{name:.+}", hang)
+    async with labkit.Server(app) as running, dialled(running, "lab-32k") as model:
+        assert await model.fetch_limits() is None
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[" * 100_000, b'{"id": "' + b"x" * 5_000_000 + b'"}', b"\xff\xfe", b""])
+async def test_a_body_that_is_too_long_or_no_json_says_nothing(body: bytes) -> None:
+    async def tell(_request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/v1/models", tell)
+    app.router.add_get("/v1/models/{name:.+}", tell)
+    async with labkit.Server(app) as running, dialled(running, "lab-32k") as model:
+        assert await model.fetch_limits() == NOTHING
+
+
+async def test_nobody_at_the_address_is_no_answer() -> None:
+    model = ChatCompletionsModel(ChatCompletionsSettings(model="m", api_key="", base_url="http://127.0.0.1:9/v1"))
+    assert await model.fetch_limits() is None
+    await model.close()

@@ -1,0 +1,62 @@
+"""Streams that come as fast as they can be read leave the event loop to others in between."""
+
+import asyncio
+import time
+
+import pytest
+
+from agent.model.base import ChatModel
+from agent.model.http import SLICE_SECONDS, LoopBudget
+from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
+from tests.agent.model.asking import request, script
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+
+@pytest.fixture(params=["chat_completions", "responses", "anthropic"])
+def model(request: pytest.FixtureRequest, server: labkit.Server) -> ChatModel:
+    match request.param:
+        case "chat_completions":
+            return ChatCompletionsModel(
+                ChatCompletionsSettings(model="lab-128k", api_key="key", base_url=f"{server.url}/v1")
+            )
+        case "responses":
+            return ResponsesModel(ResponsesSettings(model="lab-128k", api_key="key", base_url=f"{server.url}/v1"))
+        case _:
+            return AnthropicModel(AnthropicSettings(model="lab-128k", api_key="key", base_url=server.url))
+
+
+async def test_others_have_their_turn_while_a_stream_has_more_to_read(model: ChatModel, llm: LLM) -> None:
+    """What was sent at once is there at once; each event takes a whole slice here."""
+    script(llm, text="x" * 40, chunk_chars=1)
+    rounds = 0
+    seen: list[int] = []
+
+    async def somebody_else() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    def show(text: str) -> None:
+        seen.append(rounds)
+        time.sleep(2 * SLICE_SECONDS)  # work: nothing else can run meanwhile
+
+    other = asyncio.create_task(somebody_else())
+    try:
+        await model.complete(request(), show)
+    finally:
+        other.cancel()
+        await model.close()
+    assert len(seen) == len(set(seen)) == 40
+
+
+@pytest.mark.parametrize(("slice_seconds", "others"), [(60.0, []), (0.0, ["somebody else"])])
+async def test_a_stream_keeps_the_loop_for_its_slice(slice_seconds: float, others: list[str]) -> None:
+    ran: list[str] = []
+    share = LoopBudget(slice_seconds)
+    asyncio.get_running_loop().call_soon(ran.append, "somebody else")
+    await share.checkpoint()
+    assert ran == others

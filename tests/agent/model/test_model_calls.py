@@ -1,0 +1,212 @@
+"""What a model call leaves alone (other chats, the steps before it), and what becomes of one that is cut off.
+
+Over every protocol, streamed and whole.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent.model.client import MAX_FAILURES
+from hermes_state import journal
+from tests.agent.conftest import Chat, Sink
+from tests.agent.context.contexts import chat_at, clock_of, fill_and_ask, look, summary_of
+from tests.agent.model.ways import ASKED, WAYS, Talk, Way
+from tests.fakes import fake_llm, labkit
+from tests.fakes.fake_llm import LLM
+
+Json = dict[str, Any]
+
+NOTED = {"name": "note", "arguments": {"text": "done"}}
+PARTIAL = "one two "
+
+every_way = pytest.mark.parametrize("way", WAYS, ids=str)
+every_pair = pytest.mark.parametrize(("way", "other"), list(zip(WAYS, WAYS[3:] + WAYS[:3], strict=True)), ids=str)
+"""Two protocols, one of them streamed."""
+
+
+def answers(llm: LLM) -> list[str]:
+    """What came of every request, as the server saw it."""
+    return [row["outcome"] for row in llm.requests.rows]
+
+
+# ---- a provider that comes and goes
+
+
+@every_way
+async def test_a_provider_that_is_not_there_is_asked_until_it_is_back(way: Way, chat: Chat) -> None:
+    gone = await labkit.Server(fake_llm.make_app()).start()
+    await gone.stop()
+    async with way.dialled(gone.url) as model:
+        talk = Talk(chat, model)
+        left = await talk.say("go")
+        assert left.calls == [("unavailable", "unknown")] * 4
+        assert left.rows == [ASKED]
+        assert left.told[0][1].endswith("please send /retry in a minute.")
+        async with labkit.Server(fake_llm.make_app(), port=gone.port):
+            assert (await talk.say("and now?")).outcomes == ["ok"]
+
+
+@every_way
+async def test_a_provider_that_asks_for_time_is_given_it(way: Way, chat: Chat, server: labkit.Server, llm: LLM) -> None:
+    llm.scripts.append({"times": 1, "reply": {"error": {"kind": "429", "retry_after": 0.3}}})
+    async with way.dialled(server.url) as model:
+        assert (await Talk(chat, model).say("go")).outcomes == ["rate_limited", "ok"]
+    first, second = (row["t"] for row in llm.requests.rows)
+    assert second - first >= 0.3
+
+
+# ---- the steps before
+
+
+@every_way
+async def test_a_fault_behind_a_tools_result_repeats_no_step_before_it(
+    way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    llm.add_scripts([{"last_role": "user", "tool_calls": [NOTED]}, {"last_role": "tool", "reset": True}])
+    async with way.dialled(server.url) as model:
+        talk = Talk(chat, model)
+        left = await talk.say("go")
+    assert left.outcomes == ["ok", "unavailable", "ok"]
+    assert left.told == [("final", "tool said: noted")]
+    assert [role for role, _ in left.rows] == ["user", "assistant", "tool", "assistant"]
+    assert talk.noted == ["done"]
+
+
+@every_way
+async def test_a_turn_that_fails_behind_a_tools_result_keeps_it_for_the_next_one(
+    way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    llm.add_scripts([{"last_role": "user", "tool_calls": [NOTED]}, {"last_role": "tool", "error": {"kind": "401"}}])
+    async with way.dialled(server.url) as model:
+        talk = Talk(chat, model)
+        left = await talk.say("go")
+        assert left.outcomes == ["ok", "auth"]
+        assert [role for role, _ in left.rows] == ["user", "assistant", "tool"]
+        again = await talk.say("what have you noted? [[recall:noted]]")
+    assert again.outcomes == ["ok"]
+    assert "noted" in again.told[0][1]
+    assert talk.noted == ["done"]
+
+
+# ---- nobody waits for it any more
+
+HANGS: dict[str, Callable[[Way], Json]] = {
+    "before anything": lambda way: {"hang": True},
+    "after some": lambda way: {"text": PARTIAL * 4, "chunk_chars": 4, "hang_after": way.before_text + 2},
+    "in a call": lambda way: {"tool_calls": [NOTED], "chunk_chars": 4, "hang_after": way.before_arguments + 2},
+}
+
+
+class Watching(Sink):
+    """Tells when all has come that the server sends before it hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_come = asyncio.Event()
+
+    def show(self, text: str) -> None:
+        super().show(text)
+        if text == PARTIAL:
+            self.has_come.set()
+
+
+@every_way
+@pytest.mark.parametrize("where", HANGS)
+async def test_a_call_that_is_cut_off_closes_its_connection_and_is_paid_for(
+    where: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    llm.scripts.append({"times": 1, "reply": HANGS[where](way)})
+    async with way.dialled(server.url) as model:
+        talk, sink = Talk(chat, model), Watching()
+        turn = await chat.start("go")
+        asked = asyncio.create_task(talk.agent.run(turn, sink))
+        assert await llm.requests.query({"wait": 10}, lambda row: row["outcome"] == "hung")
+        if way.streams and where == "after some":
+            async with asyncio.timeout(10):
+                await sink.has_come.wait()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert await gone(llm), "the server sees that nobody waits any more"
+        partial = sink.shown[-1] if sink.shown else ""
+        assert await chat.store.write(
+            journal.stop_turn, turn.id, partial, "stopped", chat.clock.now(), notice="(stopped)"
+        )
+
+        left = await talk.left(turn)
+        assert left.calls == [("cancelled", "estimated")]
+        assert left.rows == [ASKED, *([("assistant", PARTIAL.strip())] if partial else [])]
+        assert bool(partial) == (way.streams and where == "after some")
+        assert talk.noted == []
+        assert (await talk.say("and now?")).outcomes == ["ok"]
+    assert answers(llm) == ["client_gone", "ok"]
+
+
+async def gone(llm: LLM) -> bool:
+    return bool(await llm.requests.query({"wait": 10}, lambda row: row["outcome"] == "client_gone"))
+
+
+# ---- two chats on two routes
+
+
+@every_pair
+async def test_a_route_that_rests_leaves_the_other_one_all_its_patience(
+    way: Way, other: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    down = {"model": "lab-200k", "times": -1, "reply": {"error": {"kind": "503"}}}
+    llm.scripts.extend([down, {"model": "lab-128k", "times": 3, "reply": {"error": {"kind": "529"}}}])
+    async with way.dialled(server.url, "lab-200k") as bad, other.dialled(server.url, "lab-128k") as good:
+        ill, well = Talk(chat_at(chat, 1), bad), Talk(chat_at(chat, 2), good)
+        for _ in range(MAX_FAILURES):
+            assert (await ill.say("go")).outcomes == ["unavailable"] * 4
+        assert ill.agent.client.breaker.open is not None
+        assert (await ill.say("go")).outcomes == ["unavailable"], "one attempt is enough on a route that rests"
+        assert (await well.say("go")).outcomes == ["unavailable"] * 3 + ["ok"]
+        assert well.agent.client.breaker.open is None
+        assert not well.agent.client.breaker.is_tripped
+
+        llm.scripts.clear()
+        assert (await ill.say("and now?")).outcomes == ["ok"]
+        assert ill.agent.client.breaker.open is None
+
+
+@every_pair
+async def test_a_provider_that_asks_one_chat_for_time_holds_up_no_other(
+    way: Way, other: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    busy = {"model": "lab-200k", "times": -1, "reply": {"error": {"kind": "429", "retry_after": 20}}}
+    llm.scripts.append(busy)
+    async with way.dialled(server.url, "lab-200k") as bad, other.dialled(server.url, "lab-128k") as good:
+        waiting = asyncio.create_task(Talk(chat_at(chat, 1), bad).say("go"))
+        assert await llm.requests.query({"wait": 10}, lambda row: row["outcome"] == "scripted 429")
+        async with asyncio.timeout(10):
+            assert (await Talk(chat_at(chat, 2), good).say("go")).outcomes == ["ok"]
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+
+@every_pair
+async def test_a_route_without_summaries_delays_those_of_no_other_chat(
+    way: Way, other: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    llm.add_scripts(
+        [
+            {"model": "lab-8k", "summary": True, "times": -1, "error": {"kind": "500"}},
+            {"model": "lab-16k", "summary": True, "times": -1, "text": summary_of("the scribe")},
+        ]
+    )
+    async with way.dialled(server.url, "lab-8k") as bad, other.dialled(server.url, "lab-16k") as good:
+        ill = Talk(chat_at(chat, 1), bad, context_length=8_192, max_output_tokens=2_048)
+        well = Talk(chat_at(chat, 2), good, context_length=8_192, max_output_tokens=2_048)
+        for talk in (ill, well):
+            turn = await fill_and_ask(talk.chat, talk.agent, 4_200)
+            assert (await talk.bring_to_an_end(turn)).outcomes == ["ok"]
+            clock_of(talk.chat).pass_seconds(1)
+            found = await look(talk.chat, turn.lineage_id)
+            assert bool(found.state.cooldowns) == (talk is ill)
+            assert found.kinds == ([] if talk is ill else ["model"])

@@ -1,0 +1,254 @@
+"""Everything that can go wrong with a model call, over every protocol, streamed and whole.
+
+A table of faults, and for each what its people read, how often the provider is asked, what the ledger says of it, what
+is stored, and that the chat goes on afterwards.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from agent.model.errors import REMEDIES
+from tests.agent.conftest import Chat
+from tests.agent.model.ways import ASKED, WAYS, Talk, Way
+from tests.fakes import fake_llm, labkit
+from tests.fakes.fake_llm import LLM
+
+Json = dict[str, Any]
+
+PATIENCE_SECONDS = 0.4
+"""How long a silent provider is waited for where it falls silent on purpose."""
+STAMP = "[2026-01-01 00:00]"
+HALF = "half of an answer that never comes"
+CALL = {"name": "note", "arguments": {"text": "half of a call that never comes"}}
+FLAGGED = {"reasons": ["violence"], "flagged_input": "go", "provider_name": "lab", "model_slug": "lab/lab-128k"}
+PAGE = "<html><title>Bad gateway</title></html>"
+
+
+def always(way: Way) -> bool:
+    return True
+
+
+def never(way: Way) -> bool:
+    return False
+
+
+def until_its_end(way: Way) -> bool:
+    """Only the end of a streamed response tells what it took."""
+    return str(way) != "responses streamed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One way to fail, and what comes of it."""
+
+    does: Json | Callable[[Way], Json]
+    """What the server does, in the words of its script."""
+    says: str
+    """Out of the one sentence that the people of the chat read."""
+    calls: tuple[str, ...]
+    """The ledger's outcomes, one for each time that the provider is asked."""
+    whole: tuple[str, str, int] | None = None
+    """Outcome, sentence and number where the reply comes as a whole, if it differs."""
+    begins: bool = False
+    """A streamed reply begins before it fails: Anthropic has told by then what the prompt takes."""
+    shows: bool = False
+    """Some of the text arrives: it was paid for, whatever became of it."""
+    reports: Callable[[Way], bool] = never
+    """Whether the reply says what it took, and fails all the same."""
+    falls_silent: bool = False
+
+    def script(self, way: Way) -> Json:
+        return self.does(way) if callable(self.does) else dict(self.does)
+
+    def expected(self, way: Way) -> tuple[list[tuple[str, str]], str]:
+        """The ledger's rows, and a part of the sentence."""
+        calls, says = self.calls, self.says
+        if self.whole is not None and not way.streams:
+            outcome, says, times = self.whole
+            calls = (outcome,) * times
+        return [(outcome, self._usage(way)) for outcome in calls], says
+
+    def _usage(self, way: Way) -> str:
+        if self.reports(way) or (self.begins and way.streams and way.protocol == "anthropic"):
+            return "reported"
+        return "estimated" if self.shows and way.streams else "unknown"
+
+
+def error(kind: str, **more: Any) -> Json:
+    """An error answer."""
+    return {"error": {"kind": kind, **more}}
+
+
+def at_once(how: str, **more: Any) -> Callable[[Way], Json]:
+    """A stream that goes wrong before any text."""
+    return lambda way: {"text": HALF, how: way.before_text, **more}
+
+
+def in_text(how: str, **more: Any) -> Callable[[Way], Json]:
+    """A stream that goes wrong after two pieces of text."""
+    return lambda way: {"text": HALF, "chunk_chars": 6, how: way.before_text + 2, **more}
+
+
+def in_call(how: str, **more: Any) -> Callable[[Way], Json]:
+    """A stream that goes wrong after two pieces of a tool call's arguments."""
+    return lambda way: {"tool_calls": [CALL], "chunk_chars": 6, how: way.before_arguments + 2, **more}
+
+
+NO_KEY = "does not accept the API key; whoever runs this gateway has to check this model's `api_key`."
+NO_CREDIT = "has no credit left; whoever runs this gateway has to top it up."
+NOT_NOW = "right now; please send /retry in a minute."
+BROKEN = "arrived broken or empty; /retry asks again."
+SILENT = "did not answer in time; /retry asks again."
+FILTERED = "content filter stopped this answer; please put the request differently."
+UNREACHED, MALFORMED = ("unavailable", NOT_NOW, 4), ("malformed", BROKEN, 2)
+
+FAULTS: Mapping[str, Fault] = {
+    # ---- what the account lacks
+    "the key is wrong": Fault(does=error("401"), says=NO_KEY, calls=("auth",)),
+    "payment is due": Fault(does=error("402"), says=NO_CREDIT, calls=("quota",)),
+    "the quota is used up": Fault(does=error("quota"), says=NO_CREDIT, calls=("quota",)),
+    "no such model": Fault(does=error("404"), says="has to check its `name` and `base_url`.", calls=("not_offered",)),
+    # ---- what passes
+    "rate limit": Fault(does=error("429"), says="please send /retry in a minute.", calls=("rate_limited",) * 4),
+    "rate limit for a moment": Fault(
+        does=error("429", retry_after=0.05), says="please send /retry in a second.", calls=("rate_limited",) * 4
+    ),
+    "rate limit for longer than we wait": Fault(
+        does=error("429", retry_after=600), says="please send /retry in 10 minutes.", calls=("rate_limited",)
+    ),
+    "server error": Fault(does=error("500"), says=NOT_NOW, calls=("unavailable",) * 4),
+    "overload 503": Fault(does=error("503"), says=NOT_NOW, calls=("unavailable",) * 4),
+    "overload 529": Fault(does=error("529"), says=NOT_NOW, calls=("unavailable",) * 4),
+    "overload for a moment": Fault(
+        does=error("503", retry_after=0.05),
+        says="right now; please send /retry in a second.",
+        calls=("unavailable",) * 4,
+    ),
+    "overload for longer than we wait": Fault(
+        does=error("529", retry_after=600), says="right now; please send /retry in 10 minutes.", calls=("unavailable",)
+    ),
+    "a proxy's error page": Fault(
+        does={"error": {"status": 502, "body": PAGE}}, says=NOT_NOW, calls=("unavailable",) * 4
+    ),
+    # ---- what is refused
+    "the prompt is filtered": Fault(does=error("content_filter"), says=FILTERED, calls=("content_filtered",)),
+    "the answer is filtered": Fault(
+        does={"text": HALF, "finish": "content_filter"}, says=FILTERED, calls=("content_filtered",), reports=always
+    ),
+    "the prompt is flagged by a moderator": Fault(
+        does={"error": {"status": 403, "body": {"error": {"code": 403, "message": "no", "metadata": FLAGGED}}}},
+        says=FILTERED,
+        calls=("content_filtered",),
+    ),
+    "refused without a reason": Fault(
+        does={"error": {"status": 400, "body": {"error": {"message": "Error"}}}},
+        says="refused the request; whoever runs this gateway should check this model's `name` and `base_url`.",
+        calls=("rejected",),
+    ),
+    # ---- what cannot be read
+    "malformed": Fault(does=in_text("malformed"), says=BROKEN, calls=("malformed",) * 2, begins=True, shows=True),
+    "a page in place of a reply": Fault(
+        does={"raw": PAGE, "content_type": "text/html"}, says=BROKEN, calls=("malformed",) * 2
+    ),
+    "nothing in place of a reply": Fault(does={"raw": ""}, says=BROKEN, calls=("malformed",) * 2),
+    "an empty answer": Fault(does={"text": " \n"}, says=BROKEN, calls=("malformed",) * 2, reports=always),
+    # ---- what breaks off
+    "the stream ends before text": Fault(
+        does=at_once("truncate"), says=BROKEN, calls=("malformed",) * 2, whole=UNREACHED, begins=True
+    ),
+    "the stream ends after text": Fault(
+        does=in_text("truncate"), says=BROKEN, calls=("malformed",) * 2, whole=UNREACHED, begins=True, shows=True
+    ),
+    "the stream ends in a call": Fault(
+        does=in_call("truncate"), says=BROKEN, calls=("malformed",) * 2, whole=UNREACHED, begins=True
+    ),
+    "no finish reason": Fault(
+        does={"text": HALF, "finish": None}, says=BROKEN, calls=("malformed",) * 2, shows=True, reports=until_its_end
+    ),
+    "an error inside the stream": Fault(
+        does=in_text("error_mid"), says=NOT_NOW, calls=("unavailable",) * 4, begins=True, shows=True
+    ),
+    # ---- the network
+    "reset before anything": Fault(does={"reset": True}, says=NOT_NOW, calls=("unavailable",) * 4),
+    "reset after text": Fault(
+        does=in_text("truncate", truncate_how="reset"),
+        says=NOT_NOW,
+        calls=("unavailable",) * 4,
+        begins=True,
+        shows=True,
+    ),
+    "reset in a call": Fault(
+        does=in_call("truncate", truncate_how="reset"), says=NOT_NOW, calls=("unavailable",) * 4, begins=True
+    ),
+    "hangs before anything": Fault(does={"hang": True}, says=SILENT, calls=("timeout",) * 2, falls_silent=True),
+    "hangs after text": Fault(
+        does=in_text("hang_after"),
+        says=SILENT,
+        calls=("timeout",),  # it began, so that it would take as long again
+        whole=("timeout", SILENT, 2),
+        begins=True,
+        shows=True,
+        falls_silent=True,
+    ),
+    "hangs in a call": Fault(
+        does=in_call("hang_after"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
+    ),
+}
+
+CELLS = [pytest.param(fault, way, id=f"{name}, {way}") for name, fault in FAULTS.items() for way in WAYS]
+PASSING = [cell for cell in CELLS if len(cell.values[0].expected(cell.values[1])[0]) > 1]
+"""Those in which the provider is asked again."""
+
+
+@asynccontextmanager
+async def faulty(fault: Fault, way: Way, chat: Chat, server: labkit.Server, times: int) -> AsyncIterator[Talk]:
+    """A chat whose provider fails so many times, -1 for ever."""
+    server.app[fake_llm.LLM_KEY].scripts.append({"times": times, "reply": fault.script(way)})
+    async with way.dialled(server.url, read_seconds=PATIENCE_SECONDS if fault.falls_silent else 20.0) as model:
+        yield Talk(chat, model)
+
+
+@pytest.mark.parametrize(("fault", "way"), CELLS)
+async def test_a_fault_that_lasts_ends_the_turn_with_one_sentence_and_not_the_chat(
+    fault: Fault, way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    calls, says = fault.expected(way)
+    async with faulty(fault, way, chat, server, times=-1) as talk:
+        left = await talk.say("go")
+        assert left.calls == calls
+        assert len(llm.requests.rows) == len(calls), "neither the SDK nor anybody else asks again"
+        assert left.rows == [ASKED], "half an answer is none"
+        assert left.state == "failed"
+        [(kind, sentence)] = left.told
+        assert kind == "error"
+        assert sentence.endswith(says)
+        assert HALF not in sentence
+        assert talk.noted == [], "half a call is none"
+
+        llm.scripts.clear()
+        again = await talk.say("and now?")
+        assert again.told == [("final", f"echo: {STAMP} go\n\n{STAMP} and now?")], "what was said before is not lost"
+        assert again.calls == [("ok", "reported")]
+
+
+@pytest.mark.parametrize(("fault", "way"), PASSING)
+async def test_a_fault_that_passes_is_not_noticed(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> None:
+    (first, *_), _ = fault.expected(way)
+    async with faulty(fault, way, chat, server, times=1) as talk:
+        left = await talk.say("go")
+        assert left.told == [("final", f"echo: {STAMP} go")]
+        assert left.calls == [first, ("ok", "reported")]
+        assert left.rows == [ASKED, ("assistant", f"echo: {STAMP} go")]
+        assert left.state == "finished"
+        assert talk.shown[-1] == f"echo: {STAMP} go"
+        assert talk.noted == []
+
+
+def test_every_kind_of_failure_of_the_table_of_remedies_is_shown_somewhere() -> None:
+    shown = {outcome for fault in FAULTS.values() for outcome in fault.calls}
+    elsewhere = {"overflow", "output_cap", "capped", "unpriced"}  # test_model_sizes, test_caps
+    assert {remedy.outcome for remedy in REMEDIES} == shown | elsewhere

@@ -1,0 +1,504 @@
+"""The Responses protocol with the real SDK against a server that misbehaves on request."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from agent.model.base import FinishReason
+from agent.model.http import MAX_BODY_BYTES
+from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
+from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
+from agent.tools.recall import recall_tools
+from agent.tools.registry import ToolRegistry
+from hermes_state.errors import (
+    AuthRejected,
+    ContentFiltered,
+    ContextOverflow,
+    ModelError,
+    ModelNotFound,
+    ModelRateLimited,
+    ModelTimeout,
+    ModelUnavailable,
+    OutputCapTooLarge,
+    QuotaExceeded,
+    ReplyMalformed,
+)
+from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
+from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.context.rows import answer, human, result
+from tests.agent.model.asking import TOOL, ask, cancel_where_it_hangs, request, script
+from tests.agents import SingleModelAgent
+from tests.clients import client_of
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+CALL = {"id": "a", "name": "look", "arguments": {}}
+MAKER = "responses:lab-128k"
+
+Dial = Callable[..., ResponsesModel]
+
+
+def thoughtful(reasoning: Reasoning | None) -> tuple[Message, ...]:
+    """A conversation in which a tool was called after some thought."""
+    asked = answer(None, body=MessageBody(calls=answer(None, "a").body.calls, reasoning=reasoning))
+    return (human("go"), asked, result("a"))
+
+
+def body(llm: LLM) -> dict[str, Any]:
+    """The newest request."""
+    sent: dict[str, Any] = llm.requests.rows[-1]["body"]
+    return sent
+
+
+@pytest.fixture
+async def dial(server: labkit.Server) -> AsyncIterator[Dial]:
+    """Makes models on the fake server with settings of the test's own."""
+    made: list[ResponsesModel] = []
+
+    def make(**changes: Any) -> ResponsesModel:
+        values = {"model": "lab-128k", "api_key": "lab-key", "base_url": f"{server.url}/v1"} | changes
+        made.append(ResponsesModel(ResponsesSettings(**values)))
+        return made[-1]
+
+    yield make
+    for model in made:
+        await model.close()
+
+
+@pytest.fixture
+def model(dial: Dial) -> ResponsesModel:
+    return dial()
+
+
+@pytest.fixture(params=[True, False], ids=["streamed", "whole"])
+def either(request: pytest.FixtureRequest, dial: Dial) -> ResponsesModel:
+    """The model, streaming and not."""
+    return dial(streams=request.param)
+
+
+# ---- replies
+
+
+async def test_text_streams_and_usage_is_reported(model: ResponsesModel, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4)
+    reply, shown = await ask(model)
+    assert shown == ["one ", "one two ", "one two thre", "one two three"]
+    assert (reply.text, reply.calls, reply.finish) == ("one two three", (), FinishReason.STOP)
+    assert reply.usage == CanonicalUsage(input=llm.requests.rows[0]["prompt_tokens"], output=4)
+
+
+async def test_a_reply_that_comes_as_a_whole_is_shown_once(dial: Dial, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4)
+    reply, shown = await ask(dial(streams=False))
+    assert shown == ["one two three"]
+    assert (reply.text, reply.finish) == ("one two three", FinishReason.STOP)
+    assert body(llm)["stream"] is False
+
+
+async def test_cached_and_reasoning_tokens_are_told_apart(either: ResponsesModel, llm: LLM) -> None:
+    details = {"input_tokens_details": {"cached_tokens": 60, "cache_creation_tokens": 5}}
+    script(llm, text="ok", usage={"input_tokens": 81, "output_tokens_details": {"reasoning_tokens": 1}, **details})
+    reply, _ = await ask(either)
+    assert reply.usage == CanonicalUsage(input=16, output=1, cache_read=60, cache_write=5, reasoning=1)
+
+
+async def test_what_a_provider_says_of_the_cost_is_kept(either: ResponsesModel, llm: LLM) -> None:
+    script(llm, text="ok", usage={"cost": 0.002})
+    assert (await ask(either))[0].cost == 2_000
+
+
+async def test_a_filtered_reply_is_paid_for_all_the_same(either: ResponsesModel, llm: LLM) -> None:
+    script(llm, text="I must not", finish="content_filter", usage={"cost": 0.002})
+    with pytest.raises(ContentFiltered) as raised:
+        await ask(either)
+    assert raised.value.usage is not None
+    assert raised.value.usage.prompt == llm.requests.rows[0]["prompt_tokens"]
+    assert raised.value.reported_cost == 2_000
+
+
+async def test_a_provider_that_reports_no_usage_is_no_failure(either: ResponsesModel, llm: LLM) -> None:
+    script(llm, text="ok", no_usage=True)
+    assert (await ask(either))[0].usage is None
+
+
+async def test_parallel_tool_calls_are_put_together(either: ResponsesModel, llm: LLM) -> None:
+    long = {"path": "a/very/long/path/that/takes/several/chunks.txt"}
+    calls = [{"id": "x", "name": "look", "arguments": long}, {"id": "y", "name": "look", "arguments": "{}"}]
+    script(llm, text="Looking.", tool_calls=calls, chunk_chars=7)
+    reply, shown = await ask(either, request(tools=(TOOL,)))
+    assert shown[-1] == reply.text == "Looking."
+    assert reply.finish is FinishReason.TOOL_CALLS
+    assert [(call.id, json.loads(call.arguments)) for call in reply.calls] == [("x", long), ("y", {})]
+
+
+async def test_calls_with_missing_or_equal_ids_get_ids_of_their_own(either: ResponsesModel, llm: LLM) -> None:
+    same = {"id": "same", "name": "look", "arguments": "{}"}
+    script(llm, tool_calls=[same, same])
+    ids = [call.id for call in (await ask(either, request(tools=(TOOL,))))[0].calls]
+    assert len(set(ids)) == 2
+
+
+async def test_a_refusal_of_the_model_is_its_answer(either: ResponsesModel, llm: LLM) -> None:
+    script(llm, text="I cannot help with that.", is_refusal=True, chunk_chars=5)
+    reply, shown = await ask(either)
+    assert (reply.text, shown[-1]) == ("I cannot help with that.",) * 2
+
+
+async def test_a_refusal_of_the_model_streams_too(model: ResponsesModel, llm: LLM) -> None:
+    script(llm, text="I cannot", is_refusal=True, chunk_chars=5)
+    assert (await ask(model))[1] == ["I can", "I cannot"]
+
+
+async def test_text_that_reached_the_output_limit_is_kept(either: ResponsesModel, llm: LLM) -> None:
+    script(llm, text="x" * 9_000)
+    reply, _ = await ask(either)
+    assert reply.finish is FinishReason.LENGTH
+    assert len(reply.text) == 4_000
+    assert body(llm)["max_output_tokens"] == 1_000
+
+
+async def test_the_request_is_legal_and_leaves_nothing_behind(model: ResponsesModel, llm: LLM) -> None:
+    rows = (human("go"), answer("Looking.", "a", "b"), result("b"), result("a"), answer("done"), human("again"))
+    await ask(model, request(transcript=rows, tools=(TOOL,), cache_key="conversation-7"))
+    assert llm.requests.rows[0]["violations"] == []
+    assert body(llm)["store"] is False
+    assert body(llm)["prompt_cache_key"] == "conversation-7"
+    assert llm.stored_responses == {}
+
+
+async def test_a_prompt_that_begins_as_the_one_before_is_read_from_the_cache(model: ResponsesModel, llm: LLM) -> None:
+    rows = (human("x" * 20_000),)
+    await ask(model, request(transcript=rows, cache_key="c"))
+    reply, _ = await ask(model, request(transcript=(*rows, answer("ok"), human("more")), cache_key="c"))
+    assert reply.usage is not None
+    assert reply.usage.cache_read > 4_000
+    assert reply.usage.prompt == llm.requests.rows[-1]["prompt_tokens"]
+
+
+# ---- reasoning
+
+
+async def test_reasoning_is_not_shown_and_goes_back_with_the_results_of_its_calls(
+    either: ResponsesModel, llm: LLM
+) -> None:
+    script(llm, reasoning="let me think", text="Looking.", tool_calls=[CALL], chunk_chars=5)
+    reply, shown = await ask(either, request(tools=(TOOL,)))
+    assert shown[-1] == reply.text == "Looking."
+    assert reply.reasoning is not None
+    assert reply.reasoning.made_by == MAKER
+    script(llm, text="done")
+    await ask(either, request(transcript=thoughtful(reply.reasoning), tools=(TOOL,)))
+    assert [item["type"] for item in body(llm)["input"]] == [
+        "message",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+    ]
+    assert body(llm)["input"][1]["encrypted_content"] == "sealed:lab-128k:let me think"
+
+
+async def test_an_answer_without_calls_keeps_no_reasoning(either: ResponsesModel, llm: LLM) -> None:
+    script(llm, reasoning="let me think", text="ok")
+    reply, shown = await ask(either)
+    assert (reply.text, reply.reasoning, shown) == ("ok", None, ["ok"])
+
+
+async def test_no_other_model_is_given_what_this_one_thought(model: ResponsesModel, llm: LLM) -> None:
+    item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "sealed:lab-128k:SECRETLY"}
+    blocks = json.dumps([[0, item]])
+    for maker in ("responses:lab-8k", "chat_completions:lab-128k"):
+        await ask(model, request(transcript=thoughtful(Reasoning(made_by=maker, blocks=blocks)), tools=(TOOL,)))
+        assert "SECRETLY" not in json.dumps(body(llm))
+
+
+async def test_reasoning_that_cannot_be_opened_any_more_is_left_out_from_then_on(
+    model: ResponsesModel, llm: LLM
+) -> None:
+    item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "of another account"}
+    rows = thoughtful(Reasoning(made_by=MAKER, blocks=json.dumps([[0, item]])))
+    for _ in range(2):
+        await ask(model, request(transcript=rows, tools=(TOOL,)))
+    assert [row["outcome"] for row in llm.requests.rows] == ["foreign_reasoning", "ok", "ok"]
+
+
+async def test_a_model_that_does_not_reason_is_not_asked_for_it_again(model: ResponsesModel, llm: LLM) -> None:
+    refusal = {"message": "Encrypted content is not supported with this model.", "param": "include", "code": None}
+    llm.scripts.append({"times": 1, "reply": {"error": {"status": 400, "body": {"error": refusal}}}})
+    for _ in range(2):
+        await ask(model)
+    assert ["include" in row["body"] for row in llm.requests.rows] == [True, False, False]
+
+
+async def test_a_turn_takes_its_reasoning_along_from_step_to_step(model: ResponsesModel, llm: LLM, chat: Chat) -> None:
+    agent = SingleModelAgent(
+        store=chat.store,
+        client=client_of(model, chat.store, chat.clock),
+        tools=ToolRegistry(recall_tools()),
+        settings=settings(),
+        clock=chat.clock,
+    )
+    search = {"id": "a", "name": "history_search", "arguments": {"query": "go"}}
+    llm.add_scripts(
+        [
+            {"reasoning": "first", "text": "Searching.", "tool_calls": [search]},
+            {"reasoning": "second", "tool_calls": [search | {"id": "b"}]},
+            {"reasoning": "third", "text": "Done."},
+        ]
+    )
+    turn = await chat.start("go")
+    said = await agent.run(turn, Sink())
+    await chat.finish(turn, said)
+    assert said.text == "Done."
+    thoughts = [item["encrypted_content"] for item in body(llm)["input"] if item["type"] == "reasoning"]
+    assert thoughts == ["sealed:lab-128k:first", "sealed:lab-128k:second"]
+    makers = [row.body.reasoning.made_by for row in await chat.view(turn) if row.body.reasoning is not None]
+    assert makers == [MAKER, MAKER]
+    assert await chat.ledger() == [("turn", "ok")] * 3
+
+
+# ---- failures
+
+
+FAILURES = [
+    ({"error": {"kind": "401"}}, AuthRejected),
+    ({"error": {"kind": "402"}}, QuotaExceeded),
+    ({"error": {"kind": "quota"}}, QuotaExceeded),
+    ({"error": {"kind": "429"}}, ModelRateLimited),
+    ({"error": {"kind": "500"}}, ModelUnavailable),
+    ({"error": {"kind": "503"}}, ModelUnavailable),
+    ({"error": {"kind": "529"}}, ModelUnavailable),
+    ({"error": {"kind": "404"}}, ModelNotFound),
+    ({"error": {"kind": "413"}}, ContextOverflow),
+    ({"error": {"kind": "context"}}, ContextOverflow),
+    ({"error": {"kind": "content_filter"}}, ContentFiltered),
+    ({"error": {"status": 502, "body": "<html>Bad Gateway</html>"}}, ModelUnavailable),
+    ({"text": "I must not", "finish": "content_filter"}, ContentFiltered),
+    ({"text": "half of it", "finish": "failed"}, ModelUnavailable),
+    ({"finish": "failed", "failure": {"code": "rate_limit_exceeded", "message": "slow down"}}, ModelRateLimited),
+    ({"finish": "failed", "failure": {"code": "insufficient_quota", "message": "pay"}}, QuotaExceeded),
+    ({"finish": "failed", "failure": {"code": "context_length_exceeded", "message": "long"}}, ContextOverflow),
+    ({"finish": "failed", "failure": {"code": "invalid_prompt", "message": "flagged"}}, ContentFiltered),
+    ({"finish": "failed", "failure": {"code": "invalid_image", "message": "what is it?"}}, ModelError),
+    ({"text": "half of it", "finish": None}, ReplyMalformed),
+    ({"reset": True}, ModelUnavailable),
+    ({"raw": "<html>login</html>", "content_type": "text/html"}, ReplyMalformed),
+]
+
+
+@pytest.mark.parametrize(("reply", "kind"), FAILURES, ids=str)
+async def test_every_failure_becomes_its_kind(
+    either: ResponsesModel, llm: LLM, reply: dict[str, Any], kind: type[ModelError]
+) -> None:
+    script(llm, **reply)
+    with pytest.raises(ModelError) as raised:
+        await ask(either)
+    assert type(raised.value) is kind
+    assert len(llm.requests.rows) == 1  # the SDK must not retry
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        ({"text": "half of it", "truncate": 5}, ReplyMalformed),
+        ({"text": "half of it", "truncate": 2, "truncate_how": "reset"}, ModelUnavailable),
+        ({"text": "half of it", "malformed": 5}, ReplyMalformed),
+        ({"text": "half of it", "error_mid": 5}, ModelUnavailable),
+        ({"raw": 'data: ["not", "an", "event"]\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"type": "response.output_text.delta", "delta": 7}\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"type": "response.output_item.done", "item": "text"}\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"type": "response.completed"}\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"type": "response.completed", "response": null}\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"type": "error", "code": "server_error", "message": "oh"}\n\n'}, ModelUnavailable),
+        ({"raw": 'data: {"type": "error", "code": "rate_limit_exceeded", "message": "oh"}\n\n'}, ModelRateLimited),
+        ({"raw": 'data: {"type": "error", "error": {"code": "insufficient_quota"}}\n\n'}, QuotaExceeded),
+        ({"raw": "data: \udcff\n\n"}, ReplyMalformed),
+        ({"raw": ""}, ReplyMalformed),
+    ],
+    ids=str,
+)
+async def test_every_failure_of_a_stream_becomes_its_kind(
+    model: ResponsesModel, llm: LLM, reply: dict[str, Any], kind: type[ModelError]
+) -> None:
+    script(llm, **reply)
+    with pytest.raises(ModelError) as raised:
+        await ask(model)
+    assert type(raised.value) is kind
+    assert len(llm.requests.rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        ('{"status": "completed", "output": "text"}', ReplyMalformed),
+        ('{"status": "incomplete", "incomplete_details": {"reason": "tired"}}', ReplyMalformed),
+        ('{"output": []}', ReplyMalformed),
+        ('["not", "a", "response"]', ReplyMalformed),
+        ('{"status": ', ReplyMalformed),
+        ("[" * 100_000, ReplyMalformed),
+        (" " * (MAX_BODY_BYTES + 1), ReplyMalformed),
+        ('{"error": {"message": "Rate limit exceeded", "code": 429}}', ModelRateLimited),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_every_failure_of_a_whole_reply_becomes_its_kind(
+    dial: Dial, llm: LLM, raw: str, kind: type[ModelError]
+) -> None:
+    script(llm, raw=raw)
+    with pytest.raises(ModelError) as raised:
+        await ask(dial(streams=False))
+    assert type(raised.value) is kind
+
+
+async def test_a_rate_limit_inside_a_stream_says_how_long_to_wait(model: ResponsesModel, llm: LLM) -> None:
+    for message, seconds in (
+        ("Rate limit reached. Please try again in 11.5s.", 11.5),
+        ("Please try again in 250ms.", 0.25),
+        ("Please try again later.", None),
+    ):
+        script(llm, finish="failed", failure={"code": "rate_limit_exceeded", "message": message})
+        with pytest.raises(ModelRateLimited) as raised:
+            await ask(model)
+        assert raised.value.retry_after == seconds
+
+
+OVERFLOWS = ("openai", "openai-combined", "vllm", "openrouter", "llamacpp", "gemini", "anthropic", "413", "413-html")
+
+
+@pytest.mark.parametrize("style", OVERFLOWS)
+async def test_a_prompt_that_is_too_long_is_an_overflow_in_every_wording(dial: Dial, llm: LLM, style: str) -> None:
+    with pytest.raises(ContextOverflow):
+        await ask(dial(model=f"lab-4k@{style}"), request("x" * 20_000))
+
+
+async def test_an_output_limit_above_the_models_is_told_with_what_it_allows(either: ResponsesModel, llm: LLM) -> None:
+    with pytest.raises(OutputCapTooLarge) as raised:
+        await ask(either, request(max_output_tokens=99_999))
+    assert raised.value.cap == 16_384
+
+
+def stream(*events: dict[str, Any], output: tuple[dict[str, Any], ...] = ()) -> str:
+    """The events of a reply, byte for byte as some server might send them."""
+    done = {"type": "response.completed", "response": {"status": "completed", "output": list(output)}}
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in (*events, done))
+
+
+def spoken(text: str, place: int = 0) -> dict[str, Any]:
+    return {"type": "response.output_text.delta", "output_index": place, "delta": text}
+
+
+def item(place: int, **fields: Any) -> dict[str, Any]:
+    return {"type": "response.output_item.done", "output_index": place, "item": fields}
+
+
+def call(call_id: str, arguments: Any = "{}") -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": "look", "arguments": arguments}
+
+
+def nested(depth: int) -> list[Any]:
+    """Lists inside lists."""
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+async def test_two_messages_of_one_reply_are_two_paragraphs(model: ResponsesModel, llm: LLM) -> None:
+    script(llm, raw=stream(spoken("Let me "), spoken("see."), spoken("Done.", 1)))
+    assert (await ask(model))[0].text == "Let me see.\n\nDone."
+
+
+async def test_what_only_the_end_of_a_stream_tells_is_not_lost(model: ResponsesModel, llm: LLM) -> None:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Looking."}]}
+    script(llm, raw=stream(item(1, **call("a")), output=(said, call("a"), call("b"))))
+    reply, _ = await ask(model, request(tools=(TOOL,)))
+    assert reply.text == "Looking."
+    assert [call.id for call in reply.calls] == ["a", "b"]
+
+
+async def test_what_a_server_tells_without_places_is_told_once(model: ResponsesModel, llm: LLM) -> None:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]}
+    script(llm, raw=stream({"type": "response.output_text.delta", "delta": "Hi."}, output=(said,)))
+    assert (await ask(model))[0].text == "Hi."
+
+
+async def test_events_that_nobody_knows_are_passed_over(model: ResponsesModel, llm: LLM) -> None:
+    script(llm, raw=stream({"type": "keepalive"}, spoken("Hi."), {"type": "response.audio.delta", "delta": "x"}))
+    assert (await ask(model))[0].text == "Hi."
+
+
+async def test_what_no_database_can_hold_never_leaves_a_reply(model: ResponsesModel, llm: LLM) -> None:
+    thought = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "a\0\ud83d"}
+    script(llm, raw=stream(item(0, **thought), spoken("a\0b", 1), item(2, **call("\ud83d", '{"a": "\ude00"}'))))
+    reply, _ = await ask(model, request(tools=(TOOL,)))
+    assert reply.text == "ab"
+    assert reply.calls[0].arguments == '{"a": "\ufffd"}'
+    assert reply.reasoning is not None
+    assert f"{reply.reasoning.blocks}{reply.calls[0].id}".encode()
+    script(llm, text="done")
+    await ask(model, request(transcript=thoughtful(reply.reasoning), tools=(TOOL,)))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [item(0, **call("a", {"a": 1}))],
+        [item(0, **(call("a") | {"name": ""}))],
+        [item(0, **(call("a") | {"name": None}))],
+        [item(0, **(call("a") | {"call_id": 7}))],
+        [item(place, **call(f"c{place}")) for place in range(MAX_CALLS + 1)],
+        [spoken("x" * (MAX_CHARACTERS + 1))],
+        [{"type": "response.function_call_arguments.delta", "output_index": 0, "delta": "x" * (MAX_CHARACTERS + 1)}],
+        [item(0, type="reasoning", encrypted_content="x" * (MAX_CHARACTERS + 1))],
+        [item(0, type="reasoning", encrypted_content="x", summary=[float("nan")]), item(1, **call("a"))],
+        [item(0, type="reasoning", encrypted_content="x", summary=nested(300)), item(1, **call("a"))],
+    ],
+    ids=lambda events: str(events)[:60],
+)
+async def test_what_could_not_be_read_again_is_no_reply(
+    model: ResponsesModel, llm: LLM, events: list[dict[str, Any]]
+) -> None:
+    script(llm, raw=stream(*events))
+    with pytest.raises(ReplyMalformed):
+        await ask(model, request(tools=(TOOL,)))
+
+
+async def test_an_unreachable_provider_is_unavailable(dial: Dial) -> None:
+    with pytest.raises(ModelUnavailable):
+        await ask(dial(base_url="http://127.0.0.1:1/v1"))
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_silence_before_the_first_byte_is_a_timeout(dial: Dial, llm: LLM, streams: bool) -> None:
+    script(llm, hang=30)
+    with pytest.raises(ModelTimeout):
+        await ask(dial(read_seconds=0.1, streams=streams))
+
+
+async def test_silence_in_the_middle_is_a_timeout_and_what_came_was_shown(dial: Dial, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4, hang_after=6)
+    shown: list[str] = []
+    with pytest.raises(ModelTimeout):
+        await dial(read_seconds=0.1).complete(request(), shown.append)
+    assert shown[-1] == "one two "
+
+
+@pytest.mark.parametrize(
+    ("streams", "where"),
+    [(True, {"hang": 30}), (False, {"hang": 30}), (True, {"text": "one two three", "chunk_chars": 1, "hang_after": 6})],
+)
+async def test_cancelling_closes_the_connection(dial: Dial, llm: LLM, streams: bool, where: dict[str, Any]) -> None:
+    script(llm, **where)
+    await cancel_where_it_hangs(dial(streams=streams), llm)
+
+
+async def test_an_error_quotes_neither_the_key_nor_the_providers_text(model: ResponsesModel, llm: LLM) -> None:
+    script(llm, finish="failed", failure={"code": "invalid_image", "message": "lab-key is a key"})
+    with pytest.raises(ModelError) as raised:
+        await ask(model)
+    assert "lab-key" not in str(raised.value)
+
+
+async def test_the_route_names_protocol_and_host_and_no_credential(dial: Dial) -> None:
+    assert dial(base_url="https://user:secret@models.example/v1").route == "responses:models.example"

@@ -1,0 +1,239 @@
+"""The items of the Responses API: legal whatever the rows are, and stable in their bytes."""
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.model.base import ModelRequest, ToolSchema
+from agent.model.protocols.responses import (
+    MAX_CALL_ID_CHARACTERS,
+    Item,
+    ResponsesDialect,
+    encoded_request,
+    instructions_and_items,
+    replayed_item,
+    stored_reasoning,
+)
+from agent.model.wire import LOST_RESULT, WireSettings, chat_messages
+from hermes_state.values import Image, Message, MessageBody, Reasoning, ToolCall
+from tests.agent.context.histories import histories
+from tests.agent.context.rows import answer, human, result
+from tests.fakes.llm_items import check_items
+
+MAKER = "responses:m"
+STYLE = WireSettings(reasoning_of=MAKER, image_urls={1: "data:image/png;base64,AA=="})
+
+
+def items(*rows: Message, system: str = "", style: WireSettings = STYLE) -> list[Item]:
+    return instructions_and_items(chat_messages(system, rows, style))[1]
+
+
+def thought(number: int, **changes: Any) -> Item:
+    return {"type": "reasoning", "id": f"rs_{number}", "summary": [], "encrypted_content": f"gAAA{number}"} | changes
+
+
+def thoughtful(text: str | None, calls: tuple[ToolCall, ...], *thoughts: tuple[int, Item]) -> Message:
+    """An answer with calls, and what was thought before so many of its outputs."""
+    stored = Reasoning(made_by=MAKER, blocks=json.dumps(thoughts))
+    return answer(text, body=MessageBody(calls=calls, reasoning=stored))
+
+
+CALLS = answer(None, "a", "b").body.calls
+
+
+# ---- the shape
+
+
+def test_the_system_prompt_is_the_instructions() -> None:
+    instructions, sent = instructions_and_items(chat_messages("You are Hermes.", (human("hi"),), STYLE))
+    assert instructions == "You are Hermes."
+    assert sent == [{"type": "message", "role": "user", "content": "[2026-01-01 00:00] hi"}]
+
+
+def test_calls_and_their_results_are_items_of_their_own() -> None:
+    rows = (human("go"), answer("Looking.", "a", "b"), result("b", "two"), result("a", "one"), answer("Done."))
+    call = {"type": "function_call", "name": "look", "arguments": "{}"}
+    assert items(*rows)[1:] == [
+        {"type": "message", "role": "assistant", "content": "Looking."},
+        call | {"call_id": "a"},
+        call | {"call_id": "b"},
+        {"type": "function_call_output", "call_id": "a", "output": "one"},
+        {"type": "function_call_output", "call_id": "b", "output": "two"},
+        {"type": "message", "role": "assistant", "content": "Done."},
+    ]
+
+
+def test_an_answer_of_calls_alone_says_nothing() -> None:
+    sent = items(human("go"), answer(None, "a"))
+    assert [item["type"] for item in sent] == ["message", "function_call", "function_call_output"]
+    assert sent[-1]["output"] == LOST_RESULT
+
+
+def test_an_image_is_an_input_image() -> None:
+    body = MessageBody(images=(Image(attachment_id=1, mime="image/png", path="x.png"),))
+    assert items(human("what is it?", body=body))[0]["content"] == [
+        {"type": "input_text", "text": "[2026-01-01 00:00] what is it?"},
+        {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"},
+    ]
+
+
+def test_a_call_id_that_the_api_would_refuse_is_shortened_on_both_sides() -> None:
+    long, other = "x" * 100, "x" * 99
+    sent = items(human("go"), answer(None, long, other), result(long, "one"), result(other, "two"))
+    asked = [item["call_id"] for item in sent if item["type"] == "function_call"]
+    answered = {item["call_id"]: item["output"] for item in sent if item["type"] == "function_call_output"}
+    assert all(len(call_id) <= MAX_CALL_ID_CHARACTERS for call_id in asked)
+    assert [answered[call_id] for call_id in asked] == ["one", "two"]
+
+
+# ---- reasoning
+
+
+def test_reasoning_stands_in_front_of_what_it_led_to() -> None:
+    row = thoughtful("Looking.", CALLS, (0, thought(1)), (1, thought(2)), (2, thought(3)))
+    sent = items(human("go"), row, result("a"), result("b"))
+    assert [item.get("id") or item.get("call_id") or item["role"] for item in sent[1:6]] == [
+        "rs_1",
+        "assistant",
+        "rs_2",
+        "a",
+        "rs_3",
+    ]
+    assert sent[6]["call_id"] == "b"
+
+
+def test_several_thoughts_in_a_row_keep_their_order() -> None:
+    sent = items(human("go"), thoughtful(None, CALLS, (0, thought(1)), (0, thought(2)), (1, thought(3))), result("a"))
+    assert [item.get("id") or item["call_id"] for item in sent[1:6]] == ["rs_1", "rs_2", "a", "rs_3", "b"]
+
+
+def test_reasoning_of_which_nothing_follows_any_more_still_has_an_output_behind_it() -> None:
+    sent = items(human("go"), thoughtful(" ", CALLS[:1], (0, thought(1)), (9, thought(2))), result("a"))
+    assert [item["type"] for item in sent] == [
+        "message",
+        "reasoning",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+    ]
+
+
+@pytest.mark.parametrize("style", [WireSettings(), WireSettings(reasoning_of="responses:other")])
+def test_no_other_model_is_given_what_this_one_thought(style: WireSettings) -> None:
+    sent = items(human("go"), thoughtful(None, CALLS, (0, thought(1))), style=style)
+    assert "rs_1" not in json.dumps(sent)
+
+
+def test_only_what_can_be_read_again_is_kept_of_a_thought() -> None:
+    assert replayed_item({"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed"}) is None
+    assert replayed_item(thought(1, status="completed", content=None)) == thought(1)
+    assert replayed_item({"type": "reasoning", "encrypted_content": "gAAA"}) == {
+        "type": "reasoning",
+        "encrypted_content": "gAAA",
+        "summary": [],
+    }
+
+
+def test_a_thought_behind_the_last_call_led_to_nothing() -> None:
+    stored = stored_reasoning([(0, thought(1)), (2, thought(2))], 2, MAKER)
+    assert stored is not None
+    assert json.loads(stored.blocks) == [[0, thought(1)]]
+    assert stored_reasoning([(1, thought(1))], 1, MAKER) is None
+
+
+# ---- the request
+
+
+def request(*rows: Message, **changes: Any) -> ModelRequest:
+    values: dict[str, Any] = {"system": "You are Hermes.", "transcript": rows, "max_output_tokens": 500} | changes
+    return ModelRequest(**values)
+
+
+def body(asked: ModelRequest, dialect: ResponsesDialect | None = None, *, streams: bool = True) -> dict[str, Any]:
+    sent: dict[str, Any] = orjson.loads(encoded_request("m", asked, dialect, streams=streams))
+    return sent
+
+
+def test_nothing_is_stored_at_the_provider_and_reasoning_comes_back_encrypted() -> None:
+    sent = body(request(human("hi"), cache_key="conversation-7"))
+    assert {key: sent[key] for key in sent.keys() - {"input"}} == {
+        "model": "m",
+        "instructions": "You are Hermes.",
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "max_output_tokens": 500,
+        "prompt_cache_key": "conversation-7",
+    }
+
+
+def test_a_summary_has_no_output_limit() -> None:
+    assert "max_output_tokens" not in body(request(human("hi"), max_output_tokens=None))
+
+
+def test_a_model_that_may_not_call_tools_still_sees_them() -> None:
+    tool = ToolSchema(name="look", description="Look.", parameters={"type": "object", "properties": {}})
+    sent = body(request(human("hi"), tools=(tool,), may_call_tools=False))
+    assert sent["tool_choice"] == "none"
+    assert sent["tools"] == [
+        {
+            "type": "function",
+            "name": "look",
+            "description": "Look.",
+            "parameters": {"type": "object", "properties": {}},
+            "strict": False,
+        }
+    ]
+    assert "tool_choice" not in body(request(human("hi"), tools=(tool,)))
+
+
+def test_a_long_cache_key_is_cut_to_what_the_api_takes() -> None:
+    assert body(request(human("hi"), cache_key="x" * 99))["prompt_cache_key"] == "x" * 64
+
+
+def test_what_was_refused_is_left_out() -> None:
+    asked = request(human("go"), thoughtful(None, CALLS, (0, thought(1))), result("a"), result("b"))
+    assert "include" not in body(asked, ResponsesDialect(asks_for_reasoning=False))
+    assert any(item["type"] == "reasoning" for item in body(asked)["input"])
+    assert all(item["type"] != "reasoning" for item in body(asked, ResponsesDialect(replays_reasoning=False))["input"])
+
+
+# ---- whatever the rows are
+
+
+_thoughts = st.lists(st.tuples(st.integers(0, 5), st.builds(thought, st.integers(1, 9))), max_size=3).map(
+    lambda found: sorted(found, key=lambda one: one[0])
+)
+
+
+@st.composite
+def thoughtful_histories(draw: st.DrawFn) -> tuple[Message, ...]:
+    """Random conversations in which some calls were thought about."""
+    return tuple(
+        thoughtful(row.text, row.body.calls, *draw(_thoughts)) if row.body.calls and draw(st.booleans()) else row
+        for row in draw(histories())
+    )
+
+
+@settings(max_examples=300)
+@given(
+    rows=thoughtful_histories(), style=st.sampled_from([STYLE, WireSettings(is_shared=True, max_result_characters=5)])
+)
+def test_any_rows_make_a_legal_input(rows: tuple[Message, ...], style: WireSettings) -> None:
+    assert check_items(items(*rows, human("and now?"), style=style)) == []
+
+
+@given(rows=thoughtful_histories())
+def test_the_same_rows_give_the_same_bytes(rows: tuple[Message, ...]) -> None:
+    asked = request(*rows, human("and now?"))
+    assert encoded_request("m", asked) == encoded_request("m", asked)
+
+
+@given(rows=thoughtful_histories())
+def test_no_thought_is_lost_or_told_twice(rows: tuple[Message, ...]) -> None:
+    stored = [item for row in rows if row.body.reasoning for _, item in orjson.loads(row.body.reasoning.blocks)]
+    assert [item for item in items(*rows, human("and now?")) if item["type"] == "reasoning"] == stored

@@ -1,0 +1,165 @@
+"""No conversation is stuck: whatever holds compression back, there is a way on."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from agent.context.model_handle import CompressorSettings, ContextSettings, SummaryRoute
+from agent.context.state import ContextState, stored_form
+from agent.model.base import ModelReply, ModelRequest
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.tools.recall import recall_tools
+from hermes_state import sessions
+from hermes_state.errors import ContextOverflow, ModelNotFound, ModelTimeout
+from hermes_state.values import ChatKind, LineageId, Tokens
+from tests.agent.conftest import Chat, Sink
+from tests.agent.context.contexts import (
+    WORDS,
+    agent_of,
+    asked_for_summaries,
+    chat_at,
+    clock_of,
+    dialled,
+    fill_and_ask,
+    look,
+    summary_of,
+)
+from tests.agents import SingleModelAgent
+from tests.clients import client_of
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+LONG = "the harbour master counted every boat twice and wrote it down with great care " * 30
+
+
+@pytest.fixture
+async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    async with dialled(server, "lab-8k") as model:
+        yield model
+
+
+async def remember(chat: Chat, lineage_id: LineageId, state: ContextState) -> None:
+    session = await chat.store.read(sessions.load_tip, lineage_id)
+    await chat.store.write(sessions.set_context_state, session.id, stored_form(state))
+
+
+async def say(chat: Chat, agent: SingleModelAgent, text: str) -> None:
+    turn = await chat.start(text)
+    await chat.finish(turn, await agent.run(turn, Sink()))
+
+
+def asked_of_turns(llm: LLM) -> list[dict[str, Any]]:
+    return [row for row in llm.requests.rows if row["body"].get("tools")]
+
+
+@pytest.mark.parametrize("held", [ContextState(strikes=2, blocked_at=20_000), ContextState(held_at=20_000)])
+async def test_a_conversation_beyond_its_window_is_compressed_whatever_held_that_back(
+    held: ContextState, chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 8_600)
+    await remember(chat, turn.lineage_id, held)
+    await chat.finish(turn, await agent.run(turn, Sink()))
+    found = await look(chat, turn.lineage_id)
+    assert {kind for _, _, kind in found.compressions} == {"model"}
+    assert all(row["outcome"] == "ok" for row in asked_of_turns(llm)), "what cannot fit was not sent"
+
+
+async def test_switched_off_a_conversation_beyond_its_window_is_left_alone_and_people_are_told(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = agent_of(chat, small, context=ContextSettings(is_enabled=False))
+    turn = await fill_and_ask(chat, agent, 8_600)
+    with pytest.raises(ContextOverflow):
+        await agent.run(turn, Sink())
+    assert (await look(chat, turn.lineage_id)).compressions == []
+    assert asked_for_summaries(llm) == 0
+    assert agent.context.limits.context_length == 8_192, "our own estimate says nothing about the model"
+
+
+async def test_passes_that_hardly_help_stop_although_the_provider_counts_nothing(
+    chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    """A system prompt beyond the threshold, and a provider without a usage report."""
+    llm.add_scripts(
+        [
+            {"summary": True, "times": -1, "text": summary_of("the scribe"), "no_usage": True},
+            {"times": -1, "text": "Yes.", "no_usage": True},
+        ]
+    )
+    async with dialled(server, "lab-32k") as model:
+        agent = agent_of(chat, model, context_length=32_768, persona=LONG * 32)
+        for number in range(12):
+            await say(chat, agent, f"and {number}? {LONG}")
+    assert 0 < asked_for_summaries(llm) <= 4
+
+
+@pytest.mark.parametrize("status", [404, 405])
+async def test_a_wrong_address_is_no_reason_to_compress(
+    status: int, chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """Near the end of the window a refusal without a reason counts as one for its length; this one has a reason."""
+    agent = agent_of(chat, small)
+    turn = await fill_and_ask(chat, agent, 5_700)
+    await remember(chat, turn.lineage_id, ContextState(strikes=2, blocked_at=20_000))
+    llm.add_scripts([{"times": -1, "error": {"status": status, "body": {"error": {"message": "Not here"}}}}])
+    with pytest.raises(ModelNotFound):
+        await agent.run(turn, Sink())
+    assert (await look(chat, turn.lineage_id)).compressions == []
+
+
+async def test_a_summary_that_trickles_in_without_end_is_given_up_and_remembered(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """Every piece comes in time, so that no silence ends it; the turn's deadline would, at every message anew."""
+    endless = {"summary": True, "times": -1, "text": "word " * 5_000, "chunk_chars": 5, "chunk_delay": 0.01}
+    llm.add_scripts([endless])
+    agent = agent_of(chat, small, context=ContextSettings(compressor=CompressorSettings(summary_seconds=0.3)))
+    turn = await fill_and_ask(chat, agent, 4_200)
+    await chat.finish(turn, await agent.run(turn, Sink()))
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("preflight", "aborted", "timeout")]
+    assert found.summary_calls == ["timeout"]
+    assert found.state.cooldowns, "the next message does not wait again"
+
+
+async def test_a_route_rests_from_when_it_has_failed_not_from_when_it_was_asked(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """A call may take longer to fail than the shortest rest: counted from its beginning that would be over at once."""
+    slow_chat = chat_at(chat, "slow")
+    clock = clock_of(slow_chat)
+
+    class Slow:
+        route, name = "lab:slow", "slow"
+
+        async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+            clock.pass_seconds(170)
+            raise ModelTimeout("the provider stopped answering")
+
+        async def close(self) -> None:
+            """It holds nothing."""
+
+    routes = [SummaryRoute(client=client_of(Slow(), slow_chat.store, clock), context_length=Tokens(8_192))]
+    agent = agent_of(slow_chat, small, routes=routes)
+    turn = await fill_and_ask(slow_chat, agent, 4_200)
+    await slow_chat.finish(turn, await agent.run(turn, Sink()))
+    [cooldown] = (await look(slow_chat, turn.lineage_id)).state.cooldowns.values()
+    assert cooldown.until == clock.now() + 60_000
+
+
+async def test_in_the_smallest_window_no_summary_is_paid_for_in_vain(
+    chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    """What stays of every compression takes nearly all of the room below the threshold there."""
+    chat.kind = ChatKind.GROUP
+    async with dialled(server, "lab-4k") as model:
+        agent = agent_of(chat, model, context_length=4_096, tools=recall_tools())
+        for number in range(40):
+            turn = await chat.start(f"Q{number} {WORDS[:150]}")
+            await chat.finish(turn, await agent.run(turn, Sink()))
+    found = await look(chat, turn.lineage_id)
+    assert found.depth > 3
+    assert asked_for_summaries(llm) == found.depth < 20

@@ -1,0 +1,113 @@
+"""Access by code: what each step changes in the database, and what people are told of it."""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.access.pairing import (
+    STILL_WAITING,
+    WELCOME,
+    ApprovedPairing,
+    PairingReply,
+    approve_pairing,
+    offer_pairing,
+    revoke_pairing,
+)
+from hermes_state.admin.pairings import PairingState, UserRole
+from hermes_state.errors import CommandError
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatKey, UserRef
+from tests.gateway.helpers import BOSS, EVE, PLATFORM, serving
+from tests.gateway.inbound.test_admission import CURSOR, message, owed
+from tests.gateway.operator.test_handlers import operator
+from tests.hermes_state.rows import START, migrated
+
+BOSS_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="9")
+EVE_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="666")
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def offer(code: str) -> PairingReply:
+    return PairingReply(code=code, lifetime_ms=1_000, max_pending=10, sentence=f"code {code}")
+
+
+def test_a_stranger_gets_one_code_and_then_a_reminder_now_and_then(db: sqlite3.Connection) -> None:
+    assert offer_pairing(db, message(1), offer("ABCDEFGH"), CURSOR, START) is not None
+    assert offer_pairing(db, message(2), offer("HGFEDCBA"), replace(CURSOR, seen_ref="100"), START) is not None
+    assert offer_pairing(db, message(3), offer("HGFEDCBB"), replace(CURSOR, seen_ref="101"), START) is None
+    assert owed(db) == ["code ABCDEFGH", STILL_WAITING]
+    assert db.execute("SELECT seen_ref FROM cursors").fetchall() == [("101",)]
+    assert db.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
+
+
+def approve(db: sqlite3.Connection, code: str, role: UserRole = UserRole.USER) -> ApprovedPairing:
+    return approve_pairing(db, code, role, "x", START)
+
+
+@pytest.mark.parametrize("role", list(UserRole))
+def test_who_is_let_in_is_told_so_once_where_they_asked(db: sqlite3.Connection, role: UserRole) -> None:
+    asked = offer_pairing(db, message(1), offer("ABCDEFGH"), None, START)
+    let_in = approve(db, "abcd-efgh", role)
+    assert (let_in.notified_chat, let_in.pairing.state, let_in.pairing.role) == (asked, PairingState.APPROVED, role)
+    assert owed(db) == ["code ABCDEFGH", WELCOME[role]]
+    with pytest.raises(CommandError) as raised:
+        approve(db, "ABCDEFGH", role)
+    assert str(raised.value) == "That code is not valid: it was used, has expired, or was never given out."
+    assert len(owed(db)) == 2
+
+
+def test_who_was_never_paired_cannot_be_revoked(db: sqlite3.Connection) -> None:
+    with pytest.raises(CommandError) as raised:
+        revoke_pairing(db, UserRef("telegram:9"), "x", START)
+    sentence = "telegram:9 is not paired. Access from the configuration file is taken away there."
+    assert str(raised.value) == sentence
+
+
+def test_a_code_whose_chat_is_forgotten_gives_access_all_the_same(db: sqlite3.Connection) -> None:
+    offer_pairing(db, message(1), offer("ABCDEFGH"), None, START)
+    db.execute("DELETE FROM outbox")
+    assert approve(db, "ABCDEFGH").notified_chat is None
+    assert owed(db) == []
+
+
+async def test_the_bot_welcomes_whom_an_admin_lets_in_and_a_replay_is_silent(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
+        approval = await gateway.say(f"/pair approve {offered.split('`')[1]}", chat=BOSS_CHAT, sender=BOSS)
+        assert await gateway.replies(2, EVE_CHAT) == [offered, WELCOME[UserRole.USER]]
+        assert gateway.access.role_of(EVE.ref) is UserRole.USER, "before they can answer the welcome"
+        await gateway.intake.accept(approval)
+        assert await gateway.ask("hi", chat=EVE_CHAT, sender=EVE) == "echo: hi"
+        assert gateway.adapter.texts(EVE_CHAT).count(WELCOME[UserRole.USER]) == 1
+
+
+async def test_the_bot_welcomes_whom_the_command_line_lets_in(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
+        args = {"code": offered.split("`")[1], "role": "admin"}
+        await operator(gateway).handlers()["pair.approve"](args)
+        assert await gateway.replies(2, EVE_CHAT) == [offered, WELCOME[UserRole.ADMIN]]
+
+
+async def test_who_was_let_in_while_the_gateway_rested_is_welcomed_at_its_start(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
+    await store.write(approve_pairing, offered.split("`")[1], UserRole.USER, "x", gateway.clock.now())
+    async with serving(store, tmp_path, adapter=gateway.adapter) as again:
+        assert await again.replies(2, EVE_CHAT) == [offered, WELCOME[UserRole.USER]]
+        assert await again.ask("hi", chat=EVE_CHAT, sender=EVE) == "echo: hi"
+
+
+async def test_a_strangers_name_puts_no_link_into_an_admins_chat(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("hello", chat=EVE_CHAT, sender=replace(EVE, name="[`Approve me](https://evil.example)"))
+        listed = await gateway.ask("/pair list", chat=BOSS_CHAT, sender=BOSS)
+        assert listed.startswith("- `['Approve me](https://evil.example)` (`telegram:666`): waits")

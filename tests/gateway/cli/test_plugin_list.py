@@ -1,0 +1,107 @@
+"""`hermes-gateway plugins list` as people and scripts meet it."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agent.context.engine import Engine
+from agent.context.model_handle import ModelInfo
+from agent.engines.adapter import PluginEngine
+from agent.engines.loader import FOLDER
+from gateway.cli import app
+from hermes_state.redaction import redact
+from hermes_state.store.writer import Store
+from hermes_state.values import SystemClock, Tokens
+from tests.agent.engines.examples import KeepNewest
+from tests.agent.engines.test_loader import ENGINE
+from tests.gateway.models.windows import CountingModel, talking
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@pytest.fixture
+def run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    for name in list(os.environ):
+        if name.startswith(("HERMES_", "OPENAI_", "TELEGRAM_", "DISCORD_")) or name == "CREDENTIALS_DIRECTORY":
+            monkeypatch.delenv(name)
+    environ = {"HOME": str(tmp_path), "HERMES_HOME": str(home)}
+
+    def runner(*words: str, **variables: str) -> Result:
+        return CliRunner().invoke(app, list(words), env={**environ, **variables})
+
+    return runner
+
+
+def put(home: Path, name: str, code: str) -> Path:
+    folder = home / FOLDER / name
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(code)
+    return folder
+
+
+def test_every_engine_is_listed_with_its_state(home: Path, run: Run) -> None:
+    folder = put(home, "sample", ENGINE)
+    put(home, "broken", "import no_such_module_here")
+    shown = run("plugins", "list", HERMES_CONTEXT__ENGINE="sample")
+    assert shown.exit_code == 0
+    assert [line.split()[:2] for line in shown.stdout.splitlines()[1:]] == [
+        ["compressor", "found"],
+        ["broken", "failed"],
+        ["sample", "active"],
+    ]
+    assert "ModuleNotFoundError: No module named 'no_such_module_here'" in shown.stdout
+    document = json.loads(run("plugins", "list", "--json", HERMES_CONTEXT__ENGINE="sample").stdout)
+    assert (document["active"], document["problem"]) == ("sample", None)
+    assert document["plugins"][-1] == {
+        "name": "sample",
+        "state": "active",
+        "source": str(folder),
+        "about": "A sample.",
+        "why": None,
+    }
+
+
+@pytest.mark.parametrize(("engine", "problem"), [("smaple", "did you mean sample?"), ("broken", "ModuleNotFoundError")])
+def test_an_engine_that_cannot_be_used_is_a_problem_of_the_configuration(
+    home: Path, run: Run, engine: str, problem: str
+) -> None:
+    put(home, "sample", ENGINE)
+    put(home, "broken", "import no_such_module_here")
+    shown = run("plugins", "list", HERMES_CONTEXT__ENGINE=engine)
+    assert shown.exit_code == 78
+    assert problem in shown.stderr
+    document = json.loads(run("plugins", "list", "--json", HERMES_CONTEXT__ENGINE=engine).stdout)
+    assert document["active"] is None
+    assert problem in document["problem"]
+
+
+class Early(KeepNewest):
+    threshold_percent = 0.125
+
+
+async def test_status_says_whose_compressions_they_are_and_where_that_engine_makes_them(
+    store: Store, tmp_path: Path
+) -> None:
+    def make_engine(built_in: Engine) -> Engine:
+        facts = ModelInfo(name="scripted", context_length=Tokens(32_768))
+        return PluginEngine("early", Early, model=facts, fallback=built_in, redact=redact, clock=SystemClock())
+
+    async with talking(store, tmp_path, CountingModel(), make_engine=make_engine) as gateway:
+        await gateway.ask("hello")
+        assert "compressed by `early`, from 4,096 on at the latest" in await gateway.ask("/status")
+        lines = [
+            [line for line in (await gateway.ask(command)).splitlines() if line.startswith("- Context:")]
+            for command in ("/status", "/usage")
+        ]
+        assert lines[0] == lines[1], "one threshold, whoever is asked"

@@ -1,0 +1,560 @@
+"""Every command as people use it: through intake, to what the chat is told."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.model.protocols.offline import MODEL_SETUP_HINT
+from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, parse
+from gateway.commands.runner import CRASH_SENTENCE
+from gateway.commands.table import REGISTRY
+from gateway.inbound.intake import AFTER_THIS_ANSWER, STEERED
+from gateway.turns.lanes import TURNED_AWAY
+from hermes_state.admin.pairings import UserRole
+from hermes_state.errors import ModelUnavailable
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatKey, Sender
+from tests.gateway.helpers import (
+    ANN,
+    BOB,
+    BOSS,
+    EVE,
+    GROUP,
+    PLATFORM,
+    Hang,
+    TestGateway,
+    asked,
+    calls,
+    config_of,
+    eventually,
+    serving,
+    settled,
+)
+from tests.gateway.turns.test_lanes import tool
+
+BOSS_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="9")
+
+
+async def hanging(gateway: TestGateway, text: str = "q", **details: Any) -> Hang:  # Any: see `message`
+    """A turn whose model hangs."""
+    hang = Hang()
+    gateway.model.script.append(hang)
+    await gateway.say(text, **details)
+    await hang.begun.wait()
+    return hang
+
+
+# ---- the table
+
+
+def test_names_and_aliases_are_unique_and_every_command_is_described() -> None:
+    names = [name for command in REGISTRY.commands for name in (command.name, *command.aliases)]
+    assert len(names) == len(set(names))
+    wanted = "start help new reset stop status retry undo history title sessions resume queue steer whoami pair"
+    assert set(names) >= set(wanted.split())
+    assert all(command.description for command in REGISTRY.commands)
+
+
+def test_help_and_menus_come_from_the_table_and_hide_what_is_for_admins() -> None:
+    assert "/pair" in REGISTRY.help(UserRole.ADMIN)
+    assert "/pair" not in REGISTRY.help(UserRole.USER)
+    assert "`/reset`" in REGISTRY.help(UserRole.USER)
+    menu = {item.name for item in REGISTRY.menu()}
+    assert "new" in menu
+    assert not {"pair", "reset"} & menu
+    assert not any("`" in item.description for item in REGISTRY.menu())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/new", ("new", "")),
+        ("  /NEW  Some title \n", ("new", "Some title")),
+        ("/queue first\nsecond", ("queue", "first\nsecond")),
+        ("/etc/hosts is a file", None),
+        ("hello /new", None),
+        ("/", None),
+        ("/ new", None),
+        ("//new", None),
+        ("/1", None),
+        ("", None),
+    ],
+)
+def test_what_is_a_command(text: str, expected: tuple[str, str] | None) -> None:
+    parsed = parse(text)
+    assert (None if parsed is None else (parsed.name, parsed.argument)) == expected
+
+
+# ---- reading
+
+
+async def test_start_help_whoami(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        assert "/help" in await gateway.ask("/start")
+        assert await gateway.ask("/help") == REGISTRY.help(UserRole.USER)
+        said = await gateway.ask("/whoami")
+        assert "`telegram:1`" in said
+        assert "role user" in said
+        assert await gateway.rows("SELECT count(*) FROM messages") == [(0,)]
+
+
+async def test_without_a_model_start_and_status_say_in_the_same_words_how_to_get_one(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path, model={"protocol": "offline", "name": None}) as gateway:
+        for line in ("/start", "/status"):
+            assert MODEL_SETUP_HINT in await gateway.ask(line)
+
+
+async def test_an_unknown_command_gets_a_suggestion_and_starts_no_turn(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        assert await gateway.ask("/stat") == "I do not know /stat. Did you mean /start? /help lists what I know."
+        assert await gateway.ask("/xyzzyq now") == "I do not know /xyzzyq. /help lists what I know."
+        assert gateway.model.requests == []
+
+
+@pytest.mark.parametrize(
+    "command", ["/stop", "/status", "/help", "/history", "/sessions", "/whoami", "/queue", "/nonsense"]
+)
+async def test_while_the_model_hangs_a_command_is_answered_within_a_second(
+    store: Store, tmp_path: Path, command: str
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await hanging(gateway)
+        began = time.monotonic()
+        await gateway.say(command)
+        await eventually(lambda: gateway.adapter.texts(), "an answer")
+        assert time.monotonic() - began < 1.0
+
+
+async def test_status_says_what_runs_what_waits_and_how_full_the_context_is(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        assert "Conversation: none yet" in await gateway.ask("/status")
+        await gateway.ask("q")
+        await hanging(gateway, "q2")
+        await gateway.say("waits")
+        before = len(gateway.adapter.texts())
+        await gateway.say("/status")
+        await eventually(lambda: len(gateway.adapter.texts()) > before, "an answer")
+        said = gateway.adapter.texts()[-1]
+        assert "Model: scripted" in said
+        assert "Context: about 1" in said
+        assert "compressed from" in said
+        assert "Working on an answer" in said
+        assert "Waiting: 1 message" in said
+        assert "telegram: connected" in said
+
+
+async def test_history_shows_what_was_said_with_what_was_taken_back(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        assert "Nothing has been said" in await gateway.ask("/history")
+        await gateway.ask("one")
+        await gateway.ask("two")
+        await gateway.ask("/undo")
+        said = await gateway.ask("/history")
+        lines = said.split("\n\n")
+        assert [line.splitlines()[1] for line in lines] == ["one", "echo: one", "two", "echo: two"]
+        assert ["taken back" in line for line in lines] == [False, False, True, True]
+        assert len((await gateway.ask("/history 1")).split("\n\n")) == 1
+        assert len((await gateway.ask("/history " + "9" * 5_000)).split("\n\n")) == 4
+        assert "`/history 30`" in await gateway.ask("/history all")
+
+
+# ---- conversations
+
+
+async def test_new_starts_afresh_keeps_the_old_and_resume_goes_back(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("/title First things")
+        await gateway.ask("one")
+        said = await gateway.ask("/new Second things")
+        assert "“Second things”" in said
+        old = said.split("`")[1].split()[1]
+        await gateway.ask("two")
+        assert [row.text for row in gateway.model.requests[-1].transcript] == ["two"]
+        listed = await gateway.ask("/sessions")
+        assert listed.index("Second things") < listed.index("First things")
+        assert "Second things, 2 messages" in listed
+        assert "“First things”" in await gateway.ask(f"/resume {old}")
+        await gateway.ask("three")
+        assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "three"]
+        assert await gateway.ask(f"/resume {old}") == "That conversation is the active one already."
+        assert "“First things”" in await gateway.ask("/title")
+
+
+async def test_reset_is_new(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("one")
+        assert "Started a new conversation." in await gateway.ask("/reset")
+        await gateway.ask("two")
+        assert [row.text for row in gateway.model.requests[-1].transcript] == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/resume", "/sessions shows"),
+        ("/resume zzzz", "No conversation of this chat has an id that starts with “zzzz”. /sessions lists them."),
+        ("/resume ab", "Give the id that /sessions shows, at least four characters of it."),
+        ("/title", "no title"),
+        ("/title " + "x" * 200, "at most 100"),
+        ("/new " + "x" * 200, "at most 100"),
+        ("/sessions", "no conversation yet"),
+        ("/undo", "no conversation yet"),
+        ("/undo some", "/undo 3"),
+        ("/undo 0", "/undo 3"),
+        ("/history 0", "/history 30"),
+        ("/retry", "no conversation yet"),
+        ("/queue", "Nothing is waiting"),
+        ("/steer", "/steer <message>"),
+        ("/stop", "Nothing was running"),
+        ("/stop everything", "/stop all"),
+        ("/pair list", "for admins"),
+    ],
+)
+async def test_what_cannot_be_done_is_one_helpful_sentence(
+    store: Store, tmp_path: Path, line: str, sentence: str
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        said = await gateway.ask(line)
+        assert sentence in said
+        assert "\n" not in said
+        assert await gateway.inbox_states() == ["done"]
+
+
+async def test_rows_before_new_belong_to_the_old_conversation_and_rows_after_to_the_new(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = await hanging(gateway)
+        await gateway.say("before")
+        await gateway.say("/new")
+        await gateway.say("after")
+        await eventually(lambda: gateway.adapter.texts() == [AFTER_THIS_ANSWER], "the acknowledgement")
+        hang.release()
+        await gateway.quiet()
+        assert [[row.text for row in request.transcript] for request in gateway.model.requests] == [
+            ["q"],
+            ["q", "finally", "before"],
+            ["after"],
+        ]
+
+
+async def test_a_command_right_behind_a_message_is_acknowledged(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await asyncio.gather(gateway.say("q"), gateway.say("/new"))
+        await eventually(lambda: gateway.adapter.texts() == [AFTER_THIS_ANSWER], "the acknowledgement", 1.0)
+        hang.release()
+        await gateway.quiet()
+
+
+# ---- retry, undo
+
+
+async def test_retry_answers_the_same_message_again_without_the_old_answer(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, tools=[tool("look")]) as gateway:
+        gateway.model.script.append(calls("look", text="Let me look."))
+        await gateway.ask("one")
+        await gateway.ask("/retry")
+        assert [row.text for row in gateway.model.requests[-1].transcript] == ["one"]
+        await gateway.ask("two")
+        assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "two"]
+
+
+async def test_retry_after_a_failure(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.model.script.extend([ModelUnavailable("down")] * 4)
+        assert "/retry" in await gateway.ask("one")
+        assert await gateway.ask("/retry") == "echo: one"
+
+
+async def test_a_retry_that_a_crash_cut_off_goes_on(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("one")
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("/retry")
+        await hang.begun.wait()
+    async with serving(store, tmp_path, adapter=gateway.adapter) as again:
+        assert await again.replies(2) == ["echo: one", "echo: one"]
+        assert await again.inbox_states() == ["done", "done"]
+
+
+async def test_undo_takes_back_whole_exchanges(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, tools=[tool("look")]) as gateway:
+        await gateway.ask("one")
+        gateway.model.script.append(calls("look"))
+        await gateway.ask("two")
+        await gateway.ask("three")
+        assert "2 exchanges" in await gateway.ask("/undo 2")
+        await gateway.ask("four")
+        assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "four"]
+        assert "2 exchanges" in await gateway.ask("/undo 99")
+        assert "nothing to take back" in await gateway.ask("/undo")
+
+
+# ---- queue, steer
+
+
+async def test_a_queued_message_waits_and_is_a_turn_of_its_own(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"busy_mode": "interrupt"}) as gateway:
+        hang = await hanging(gateway)
+        await gateway.say("/queue one thing")
+        await gateway.say("/queue another")
+        await gateway.say("/queue")
+        await eventually(lambda: len(gateway.adapter.texts()) == 3, "acknowledgements and the list")
+        assert gateway.adapter.texts()[:2] == [AFTER_THIS_ANSWER] * 2
+        assert "1. one thing\n2. another" in gateway.adapter.texts()[2]
+        hang.release()
+        assert (await gateway.replies(6))[3:] == ["finally", "echo: one thing", "echo: another"]
+
+
+async def test_a_steer_joins_and_says_so(store: Store, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    async with serving(store, tmp_path, tools=[tool("look", lambda: gate)]) as gateway:
+        gateway.model.script.append(calls("look"))
+        await gateway.say("q")
+        await gateway.until_rows("SELECT 1 FROM tool_runs")
+        await gateway.say("/steer in French")
+        await eventually(lambda: gateway.adapter.texts() == [STEERED], "the acknowledgement")
+        gate.set()
+        assert await gateway.replies(2) == [STEERED, "echo: q | in French"]
+
+
+async def test_a_steer_whose_sender_loses_access_does_not_join(store: Store, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    eve_chat = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="666")
+    async with serving(store, tmp_path, tools=[tool("look", lambda: gate)]) as gateway:
+        code = (await gateway.ask("hello", chat=eve_chat, sender=EVE)).split("`")[1]
+        await gateway.ask(f"/pair approve {code}", chat=BOSS_CHAT, sender=BOSS)
+        await gateway.replies(2, eve_chat)
+        gateway.model.script.append(calls("look"))
+        await gateway.say("q", chat=eve_chat, sender=EVE)
+        await gateway.until_rows("SELECT 1 FROM tool_runs")
+        await gateway.say("/steer in French", chat=eve_chat, sender=EVE)
+        await eventually(lambda: gateway.adapter.texts(eve_chat)[2:] == [STEERED], "the acknowledgement")
+        await gateway.ask(f"/pair revoke {EVE.ref}", chat=BOSS_CHAT, sender=BOSS)
+        gate.set()
+        assert (await gateway.replies(5, eve_chat))[3:] == ["echo: q", TURNED_AWAY]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_steer_whose_sender_the_configuration_names_no_longer_does_not_join(
+    store: Store, tmp_path: Path, is_restarted: bool
+) -> None:
+    gate = asyncio.Event()
+    tools = [tool("look", lambda: gate)]
+    async with serving(store, tmp_path, tools=tools) as gateway:
+        gateway.model.script.append(calls("look"))
+        await gateway.say("q", chat=GROUP)
+        await gateway.until_rows("SELECT 1 FROM tool_runs")
+        assert await _said(gateway, "/steer in French", BOSS) == STEERED
+        if not is_restarted:
+            gateway.live.config = config_of(access={"admins": []})
+            changed = asyncio.Event()
+            changed.set()
+            following = asyncio.create_task(gateway.access.follow(changed))
+            await gateway.until_rows("SELECT 1 FROM inbox WHERE state = 'new' AND mode = 'queue'")
+            following.cancel()
+            gate.set()
+            assert (await gateway.replies(3, GROUP))[1:] == ["echo: q", TURNED_AWAY]
+            return
+    gate.set()
+    async with serving(store, tmp_path, adapter=gateway.adapter, tools=tools, access={"admins": []}) as again:
+        assert (await again.replies(3, GROUP))[1:] == ["echo: q", TURNED_AWAY]
+
+
+async def test_a_steer_without_a_turn_is_a_message(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        assert await gateway.ask("/steer hello") == "echo: hello"
+
+
+# ---- groups
+
+
+async def test_in_a_group_only_the_starter_or_an_admin_stops(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await hanging(gateway, "ann asks", chat=GROUP)
+        assert "Only whoever started" in await _said(gateway, "/stop", BOB)
+        assert gateway.model.running == 1
+        assert await _said(gateway, "/stop", BOSS) == "Stopped."
+        await eventually(lambda: gateway.model.running == 0, "the model is let go")
+        await gateway.quiet(GROUP)
+        assert await gateway.turns_of(GROUP) == [("stopped", "ann asks")]
+
+
+async def test_in_a_group_stop_all_drops_ones_own_and_an_admins_drops_all(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = await hanging(gateway, "ann asks", chat=GROUP)
+        await gateway.say("bob waits", chat=GROUP, sender=BOB)
+        await gateway.say("ann waits", chat=GROUP)
+        second = Hang()
+        gateway.model.script.append(second)
+        assert "Dropped 1 waiting message" in await _said(gateway, "/stop all", None)
+        await second.begun.wait()
+        assert asked(gateway.model.requests[-1])[-1] == "bob waits"
+        await gateway.say("ann waits again", chat=GROUP)
+        assert await _said(gateway, "/stop all", BOSS) == "Stopped. Dropped 1 waiting message."
+        assert not hang.released.is_set()
+        await gateway.quiet(GROUP)
+
+
+async def test_in_a_group_a_steer_of_somebody_else_waits(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = await hanging(gateway, "ann asks", chat=GROUP)
+        assert await _said(gateway, "/steer bob steers", BOB) == AFTER_THIS_ANSWER
+        hang.release()
+        await gateway.quiet(GROUP)
+        assert await gateway.turns_of(GROUP) == [("finished", "ann asks"), ("finished", "bob steers")]
+
+
+async def _said(gateway: TestGateway, text: str, sender: Sender | None) -> str:
+    before = len(gateway.adapter.texts(GROUP))
+    await gateway.say(text, chat=GROUP, sender=sender or ANN)
+    await eventually(lambda: len(gateway.adapter.texts(GROUP)) > before, f"an answer to {text}")
+    return gateway.adapter.texts(GROUP)[before]
+
+
+# ---- pairing
+
+
+async def test_an_admin_lets_a_stranger_in_and_out(store: Store, tmp_path: Path) -> None:
+    eve_chat = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="666")
+    async with serving(store, tmp_path) as gateway:
+        code = (await gateway.ask("hello", chat=eve_chat, sender=EVE)).split("`")[1]
+        listed = await gateway.ask("/pair list", chat=BOSS_CHAT, sender=BOSS)
+        assert EVE.ref in listed
+        assert code not in listed
+        assert "has access now" in await gateway.ask(f"/pair approve {code}", chat=BOSS_CHAT, sender=BOSS)
+        assert "You have access now" in (await gateway.replies(2, eve_chat))[1]
+        assert await gateway.ask("hello", chat=eve_chat, sender=EVE) == "echo: hello"
+        assert "not valid" in await gateway.ask(f"/pair approve {code} admin", chat=BOSS_CHAT, sender=BOSS)
+        hang = await hanging(gateway, "long", chat=eve_chat, sender=EVE)
+        assert "no access any more" in await gateway.ask(f"/pair revoke {EVE.ref}", chat=BOSS_CHAT, sender=BOSS)
+        hang.release()
+        await gateway.quiet(eve_chat)
+        assert "no access yet" in await gateway.ask("again", chat=eve_chat, sender=EVE)
+        assert "/pair approve" in await gateway.ask("/pair what", chat=BOSS_CHAT, sender=BOSS)
+
+
+async def test_a_command_that_waited_while_access_was_taken_is_refused(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = await hanging(gateway, "q", chat=GROUP)
+        await gateway.say("/new", chat=GROUP, sender=BOB)
+        gateway.live.config = gateway.live.config.model_copy(
+            update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
+        )
+        hang.release()
+        replies = await gateway.replies(3, GROUP)
+        assert replies[-1] == "You have no access any more."
+
+
+async def test_a_message_that_waited_while_access_was_taken_is_not_answered(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        hang = await hanging(gateway, "q", chat=GROUP)
+        await gateway.say("one", chat=GROUP, sender=BOB)
+        await gateway.say("two", chat=GROUP, sender=BOB)
+        gateway.live.config = gateway.live.config.model_copy(
+            update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
+        )
+        hang.release()
+        assert await gateway.replies(2, GROUP) == ["finally", TURNED_AWAY]
+        await gateway.ask("three", chat=GROUP)
+        assert gateway.model.heard[-1] == ["three"]
+        assert (await gateway.inbox_states())[1:3] == ["dropped", "dropped"]
+
+
+# ---- replays, crashes
+
+
+EVERY_COMMAND = (
+    *("/start", "/help", "/new", "/reset again", "/title x", "/sessions", "/resume {old}", "/history", "/stop"),
+    *("/stop all", "/status", "/retry", "/undo", "/queue later", "/queue", "/steer quickly", "/whoami", "/pair list"),
+    *("/compress", "/compress preview", "/compress undo", "/model", "/model other", "/unknown"),
+    *("/lineage", "/search one", "/session m1", "/usage", "/insights 3"),
+)
+
+
+def test_every_command_is_replayed_below() -> None:
+    assert {line.split()[0].removeprefix("/") for line in EVERY_COMMAND} >= {
+        name for command in REGISTRY.commands for name in (command.name, *command.aliases)
+    }
+
+
+@pytest.mark.parametrize("line", EVERY_COMMAND)
+async def test_a_replayed_command_does_nothing(store: Store, tmp_path: Path, line: str) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("one", sender=BOSS)
+        [(old,)] = await gateway.rows("SELECT key FROM sessions")
+        await gateway.ask("/new", sender=BOSS)
+        await gateway.ask("two", sender=BOSS)
+        command = gateway.message(line.format(old=old[:8]), sender=BOSS)
+        await gateway.intake.accept(command)
+        await gateway.replies(4)
+        tables = ["sessions", "view_edits", "turns", "outbox", "messages", "inbox"]
+
+        async def everything() -> list[object]:
+            return [await gateway.rows(f"SELECT * FROM {table}") for table in tables]
+
+        before = await everything()
+        sent = len(gateway.adapter.requests)
+        for _ in range(3):
+            await gateway.intake.accept(command)
+        await settled()
+        assert await everything() == before
+        assert len(gateway.adapter.requests) == sent
+
+
+async def test_a_replayed_stop_does_not_stop_the_next_turn(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await hanging(gateway)
+        stop = await gateway.say("/stop")
+        await gateway.quiet()
+        later = await hanging(gateway, "next")
+        await gateway.intake.accept(stop)
+        await settled()
+        assert gateway.model.running == 1
+        later.release()
+        await gateway.quiet()
+
+
+async def test_a_command_stored_before_a_crash_is_carried_out_at_the_start(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await hanging(gateway)
+        gateway.commands.run_soon = lambda _inbox_id, _chat_id: None  # type: ignore[method-assign, assignment]
+        await gateway.say("/stop")
+        await gateway.say("/new")
+    async with serving(store, tmp_path, adapter=gateway.adapter) as again:
+        await again.quiet()
+        texts = again.adapter.texts()
+        assert texts[0] == AFTER_THIS_ANSWER
+        assert "Stopped." in texts
+        assert "Started a new conversation." in texts[-1]
+        assert await again.turns_of() == [("stopped", "q")]
+
+
+async def test_a_command_that_crashes_is_told_and_blocks_nobody(store: Store, tmp_path: Path) -> None:
+    async def crash(_invocation: Invocation) -> CommandResult:
+        raise ValueError("bug")
+
+    async def crash_inside(_invocation: Invocation) -> CommandResult:
+        return CommandResult(apply=lambda db, _now: str(db.execute("SELECT nothing").fetchall()))
+
+    broken = type(REGISTRY)(
+        [
+            *REGISTRY.commands,
+            Command(name="boom", kind=CommandKind.READ, description="x", handler=crash),
+            Command(name="bang", kind=CommandKind.CHANGE, description="x", handler=crash_inside),
+            Command(name="clang", kind=CommandKind.READ, description="x", handler=crash_inside),
+        ]
+    )
+    async with serving(store, tmp_path, registry=broken) as gateway:
+        for line in ("/boom", "/bang", "/clang"):
+            assert await gateway.ask(line) == CRASH_SENTENCE
+        assert await gateway.ask("hello") == "echo: hello"
+        assert await gateway.inbox_states() == ["done"] * 4

@@ -1,0 +1,434 @@
+"""`/compress`: what each form does, says and leaves alone. The platforms' own parts are in tests/e2e."""
+
+import asyncio
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.context.job import Compressed, summarize_manual_compression
+from agent.context.model_handle import ContextSettings
+from agent.model.base import FinishReason, ModelReply
+from gateway.commands.compression import STARTED, STOPPED
+from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import load_view
+from hermes_state.values import ChatKind, ConversationRef, EstimatedTokens, LineageId, Message, Origin, Transcript
+from tests.gateway.helpers import BOB, BOSS, DIRECT, GROUP, Hang, Step, TestGateway, answer, eventually, human_texts
+from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, talking
+
+COUNT = 24
+EVENTS = "SELECT layer, outcome, focus, summary_kind FROM compressions ORDER BY id"
+
+
+async def view_of(gateway: TestGateway) -> Transcript:
+    [(lineage_id,)] = await gateway.rows("SELECT max(lineage_id) FROM sessions")
+    return (await gateway.store.read(load_view, LineageId(lineage_id))).transcript
+
+
+async def compress(gateway: TestGateway, argument: str = "") -> str:
+    """The last word on a `/compress`."""
+    before = len(gateway.adapter.texts())
+    await gateway.say(f"/compress {argument}".strip())
+    await gateway.quiet()
+    await eventually(lambda: len(gateway.adapter.texts()) > before, "an answer")
+    shown = gateway.adapter.texts()[before:]
+    assert shown[:-1] in ([], [STARTED]), shown
+    return shown[-1]
+
+
+def said(rows: Transcript) -> list[str]:
+    return [text.split(".")[0] for text in human_texts(rows)]
+
+
+async def dump(gateway: TestGateway) -> str:
+    """Everything a command may not change when it changes nothing."""
+    tables = ("sessions", "session_context", "messages", "view_edits", "compressions", "model_profiles")
+    return str([await gateway.rows(f"SELECT * FROM {table}") for table in tables])
+
+
+# ---- plain
+
+
+async def test_the_reply_has_the_sizes_the_strategy_and_the_new_id(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        told = await compress(gateway)
+        messages = re.search(r"^Compressed: (\d+) → (\d+) messages$", told, re.MULTILINE)
+        assert messages is not None
+        assert int(messages[1]) == 2 * COUNT
+        assert int(messages[2]) == len(await view_of(gateway)) < 2 * COUNT
+        tokens = re.search(r"^Next prompt \(estimate\): about ([\d,]+) → ([\d,]+) tokens$", told, re.MULTILINE)
+        assert tokens is not None
+        before, after = (int(number.replace(",", "")) for number in tokens.groups())
+        assert after < before
+        assert "Summary written by scripted; it stands for " in told
+        [(key,)] = await gateway.rows("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
+        assert f"The conversation goes on as `{key[:8]}`." in told
+        assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "model")]
+        assert gateway.adapter.texts()[-2] == STARTED
+        await gateway.ask("and now?")
+        assert any(row.origin is Origin.SUMMARY for row in model.turns[-1].transcript)
+        assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
+
+
+async def test_it_is_never_a_message_to_the_model(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        await compress(gateway, "the boats")
+        await gateway.ask("and now?")
+        assert not any("/compress" in (row.text or "") for request in model.turns for row in request.transcript)
+        [(count,)] = await gateway.rows("SELECT count(*) FROM messages WHERE text LIKE '/compress%'")
+        assert count == 0
+
+
+async def test_more_tokens_in_fewer_messages_are_explained(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        [(chat_id, lineage_id)] = await gateway.rows("SELECT chat_id, lineage_id FROM sessions")
+        conversation = ConversationRef(chat_id=chat_id, lineage_id=lineage_id, chat=DIRECT, chat_kind=ChatKind.DIRECT)
+        context = gateway.live.agent.context
+        prepared = await context.prepare_by_hand(conversation, gateway.live.models.configured)
+        outcome = await gateway.store.write(context.settle, conversation, prepared, gateway.clock.now())
+        assert isinstance(outcome, Compressed)
+        assert summarize_manual_compression(outcome).note is None
+        tokens = EstimatedTokens(outcome.job.tokens_before + 1)
+        risen = replace(outcome, prepared=replace(outcome.prepared, tokens_after=tokens))
+        feedback = summarize_manual_compression(risen)
+        assert (feedback.noop, feedback.headline) == (False, summarize_manual_compression(outcome).headline)
+        assert "fewer messages, but they take more tokens" in (feedback.note or "")
+
+
+# ---- the argument
+
+
+@pytest.mark.parametrize(
+    ("argument", "focus"),
+    [
+        ("database schema", "database schema"),
+        ("focus: database schema", "database schema"),
+        ("FOCUS:schema", "schema"),
+        ("here", "here"),
+        ("here and there", "here and there"),
+        ("here 2 days ago", "here 2 days ago"),
+        ("preview of the plan", "preview of the plan"),
+        ("undo button", "undo button"),
+        ("数据库", "数据库"),
+    ],
+)
+async def test_what_is_no_sub_word_is_the_focus(store: Store, tmp_path: Path, argument: str, focus: str) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        told = await compress(gateway, argument)
+        assert f"with the focus “{focus}”" in told
+        assert await gateway.rows(EVENTS) == [("manual", "compressed", focus, "model")]
+        [summary] = model.summaries
+        asked_for = summary.transcript[-1].text or ""
+        assert asked_for.rfind(focus) > asked_for.rfind("TICKET-"), "the focus comes last"
+
+
+async def test_a_secret_in_the_focus_is_neither_sent_nor_stored_nor_said(store: Store, tmp_path: Path) -> None:
+    secret = "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789ABCD"
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        told = await compress(gateway, f"the key {secret}")
+        assert "the key" in told
+        assert secret not in told
+        assert secret not in str(model.summaries)
+        assert secret not in str(await gateway.rows("SELECT * FROM compressions"))
+
+
+async def test_here_keeps_the_newest_messages_and_nothing_else_of_the_end(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        before = await view_of(gateway)
+        told = await compress(gateway, "here 4")
+        assert "Compressed: " in told
+        after = await view_of(gateway)
+        place = next(at for at, row in enumerate(after) if row.origin is Origin.SUMMARY)
+        assert after[place + 1 :] == before[-8:]
+        assert said(after[place + 1 :]) == [f"TICKET-{number}" for number in range(COUNT - 4, COUNT)]
+
+
+async def test_here_wants_a_number_of_at_least_one(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        before = await dump(gateway)
+        assert "at least 1" in await compress(gateway, "here 0")
+        assert "Nothing could be compressed" in await compress(gateway, "HERE 900")
+        assert await dump(gateway) == before
+        assert model.summaries == []
+
+
+@pytest.mark.parametrize("word", ["preview", "PREVIEW", " preview "])
+async def test_preview_says_what_would_happen_and_changes_nothing(store: Store, tmp_path: Path, word: str) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        before, calls = await dump(gateway), len(model.requests)
+        told = await compress(gateway, word)
+        assert await dump(gateway) == before
+        assert len(model.requests) == calls
+        counts = re.search(r"summarise (\d+) messages and keep the first (\d+) and the newest (\d+)", told)
+        assert counts is not None
+        assert "(estimate)" in told
+        assert told.endswith("of them the summary.\nNothing was changed."), "there is no tool result to shorten"
+        middle, head, tail = map(int, counts.groups())
+        assert middle + head + tail == 2 * COUNT
+        done = await compress(gateway)
+        assert f"stands for {middle:,} messages" in done
+        assert f"{2 * COUNT} → {head + 1 + tail} messages" in done
+
+
+@pytest.mark.parametrize("count", [10, 25, 27, 34])
+async def test_a_conversation_that_fits_into_the_kept_end_is_compressed_all_the_same(
+    store: Store, tmp_path: Path, count: int
+) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=count) as gateway:
+        before = len(await view_of(gateway))
+        assert "Compressed: " in await compress(gateway)
+        assert len(await view_of(gateway)) < before
+
+
+# ---- nothing to do, and what goes wrong
+
+
+@pytest.mark.parametrize("argument", ["", "the boats", "here 2", "preview"])
+async def test_nothing_to_compress_is_said_without_a_model_call(store: Store, tmp_path: Path, argument: str) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model) as gateway:
+        assert await compress(gateway, argument) == "This chat has no conversation yet."
+        await gateway.ask("hello")
+        before = await dump(gateway)
+        told = await compress(gateway, argument)
+        assert told.startswith("No changes from compression: 2 messages")
+        assert "Nothing could be compressed: " in told
+        assert STARTED not in gateway.adapter.texts()
+        assert model.summaries == []
+        assert await dump(gateway) == before
+
+
+@pytest.mark.parametrize("failure", [AuthRejected("401"), ModelTimeout("slow")])
+async def test_trouble_with_the_provider_leaves_everything_as_it_was(
+    store: Store, tmp_path: Path, failure: ModelError
+) -> None:
+    model = CountingModel()
+    model.summary = failure
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        before = await view_of(gateway)
+        told = await compress(gateway)
+        assert told.startswith("Not compressed; nothing was changed")
+        assert len(told.splitlines()) >= 2, "and why"
+        assert "401" not in told
+        assert await view_of(gateway) == before
+        assert [row[1] for row in await gateway.rows(EVENTS)] == ["aborted"]
+        model.summary = answer(SUMMARY)
+        assert "Compressed: " in await compress(gateway), "asking again tries again at once"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        answer(""),
+        answer("I cannot help with that."),
+        ModelReply(text=SUMMARY, finish=FinishReason.LENGTH, usage=None),
+        answer("garbage " * 200),
+    ],
+)
+async def test_without_a_usable_summary_the_record_is_made_by_rule_and_says_so(
+    store: Store, tmp_path: Path, reply: Step
+) -> None:
+    model = CountingModel()
+    model.summary = reply
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        told = await compress(gateway)
+        assert "Compressed: " in told
+        assert "No model could write a summary (" in told
+        assert "so it was made by rule" in told
+        assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "deterministic")]
+        await gateway.ask("and now?")
+        assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
+
+
+async def test_it_works_where_compressing_by_itself_is_switched_off(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    settings = ContextSettings(is_enabled=False)
+    async with talking(store, tmp_path, model, length=8_192, context=settings, count=36) as gateway:
+        assert await gateway.rows(EVENTS) == []
+        assert "Compressed: " in await compress(gateway)
+
+
+# ---- while it works
+
+
+async def test_while_the_summary_hangs_commands_are_answered_and_a_message_waits(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        model.summary = hang = Hang(says="", text=SUMMARY)
+        began = time.monotonic()
+        await gateway.say("/compress")
+        await eventually(lambda: gateway.adapter.texts()[-1] == STARTED, "acknowledged")
+        assert time.monotonic() - began < 1
+        await hang.begun.wait()
+        asked_at = time.monotonic()
+        await gateway.say("/status")
+        await eventually(lambda: "Context" in gateway.adapter.texts()[-1], "/status")
+        assert time.monotonic() - asked_at < 1
+        await gateway.say("said meanwhile")
+        await asyncio.sleep(0.05)
+        assert not any("meanwhile" in text for text in gateway.adapter.texts())
+        hang.release()
+        await eventually(lambda: "echo: said meanwhile" in gateway.adapter.texts(), "the message is answered")
+        told = next(at for at, text in enumerate(gateway.adapter.texts()) if text.startswith("Compressed: "))
+        assert told < gateway.adapter.texts().index("echo: said meanwhile")
+        assert any(row.origin is Origin.SUMMARY for row in model.turns[-1].transcript)
+
+
+async def test_stop_ends_a_summary_that_hangs_and_the_chat_goes_on(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        before = await view_of(gateway)
+        model.summary = hang = Hang(says="")
+        await gateway.say("/compress")
+        await hang.begun.wait()
+        await gateway.say("said meanwhile")
+        asked_at = time.monotonic()
+        await gateway.say("/stop")
+        await eventually(lambda: any("Stopped." in text for text in gateway.adapter.texts()), "/stop")
+        assert time.monotonic() - asked_at < 1
+        await eventually(lambda: "echo: said meanwhile" in gateway.adapter.texts(), "the message is answered")
+        assert STOPPED in gateway.adapter.texts()
+        assert (await view_of(gateway))[: len(before)] == before
+        assert await gateway.rows(EVENTS) == []
+        model.summary = answer(SUMMARY)
+        assert "Compressed: " in await compress(gateway)
+        assert (await gateway.ask("/stop")).startswith("Nothing was running")
+
+
+async def test_in_a_group_a_compression_is_stopped_by_whoever_asked_for_it_or_an_admin(
+    store: Store, tmp_path: Path
+) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model) as gateway:
+        for number in range(COUNT):
+            await gateway.ask(f"TICKET-{number}. {WORDS}", chat=GROUP)
+        model.summary = hang = Hang(says="")
+        await gateway.say("/compress", chat=GROUP)
+        await hang.begun.wait()
+        for sender, words in ((BOB, "Only whoever gave this command"), (BOSS, "Stopped.")):
+            await gateway.say("/stop", chat=GROUP, sender=sender)
+            await eventually(lambda words=words: any(words in text for text in gateway.adapter.texts(GROUP)), words)
+
+
+# ---- back again
+
+
+def visible(rows: Transcript) -> list[Message]:
+    return [row for row in rows if row.origin in (Origin.HUMAN, Origin.ASSISTANT)]
+
+
+async def test_undo_brings_back_the_whole_view_and_what_was_said_since(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        before = await view_of(gateway)
+        await compress(gateway)
+        await gateway.ask("said since")
+        told = await compress(gateway, "undo")
+        after = await view_of(gateway)
+        assert after[: len(before)] == before
+        assert said(after)[-1] == "said since"
+        assert f"{len(after)} messages" in told
+        [(key,)] = await gateway.rows("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
+        assert f"`{key[:8]}`" in told
+        assert "no compression" in await compress(gateway, "undo")
+        reasons = await gateway.rows("SELECT end_reason FROM sessions ORDER BY id")
+        assert reasons == [("compression",), ("undo",), (None,)]
+        await gateway.ask("and now?")
+        assert len(model.turns[-1].transcript) == len(after) + 1
+
+
+async def test_two_compressions_are_taken_back_one_after_the_other(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        first = await view_of(gateway)
+        await compress(gateway)
+        for number in range(12):
+            await gateway.ask(f"MORE-{number}. {WORDS}")
+        second = await view_of(gateway)
+        await compress(gateway, "here 2")
+        assert len(await view_of(gateway)) < len(second)
+        assert "Taken back" in await compress(gateway, "undo")
+        assert await view_of(gateway) == second
+        assert "Taken back" in await compress(gateway, "UNDO")
+        assert (await view_of(gateway))[: len(first)] == first
+        assert said(await view_of(gateway))[-1] == "MORE-11"
+        assert "no compression" in await compress(gateway, "undo")
+
+
+async def test_undo_after_hygiene_holds_until_the_conversation_has_grown(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    settings = ContextSettings(hard_message_limit=50)
+    async with talking(store, tmp_path, model, context=settings, count=25) as gateway:
+        whole = await view_of(gateway)
+        await gateway.say("one too many")
+        await gateway.quiet()
+        assert await gateway.rows(EVENTS) == [("hygiene", "compressed", None, "model")]
+        told = await compress(gateway, "undo")
+        assert "Taken back: I see 52 messages again" in told
+        assert (await view_of(gateway))[:50] == whole
+        await gateway.ask("still more")
+        assert len(await gateway.rows(EVENTS)) == 1, "it waits"
+        for number in range(8):
+            await gateway.say(f"MORE-{number}. {WORDS}")
+            await gateway.quiet()
+        assert [row[0] for row in await gateway.rows(EVENTS)][1:2] == ["hygiene"], "it has grown by a tenth"
+
+
+async def test_what_does_not_fit_any_more_is_not_brought_back(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=8_192, count=20) as gateway:
+        await compress(gateway)
+        for number in range(16):
+            await gateway.ask(f"MORE-{number}. {WORDS}")
+        before = await dump(gateway)
+        events = len(await gateway.rows(EVENTS))
+        for _ in range(events):
+            told = await compress(gateway, "undo")
+            if "no room" in told:
+                break
+            before = await dump(gateway)
+        assert re.search(r"takes about [\d,]+ of 6,144 tokens", told)
+        assert "Nothing was changed" in told
+        assert await dump(gateway) == before
+        assert (await gateway.ask("and now?")).startswith("echo: and now?")
+
+
+async def test_undo_without_a_compression_says_so(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=2) as gateway:
+        assert "no compression" in await compress(gateway, "undo")
+
+
+async def test_exchanges_are_taken_back_only_as_far_as_the_summary(store: Store, tmp_path: Path) -> None:
+    """What lies behind it in the view is the beginning: nobody means that by "the last three"."""
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        await compress(gateway, "here 2")
+        before = await view_of(gateway)
+        told = await gateway.ask("/undo 3")
+        assert told.startswith("Took back 2 exchanges, from “TICKET-22.")
+        assert "`/compress undo`" in told
+        assert await view_of(gateway) == before[:-4]
+        assert "`/compress undo`" in await gateway.ask("/undo")
+        assert await view_of(gateway) == before[:-4]
+        assert "Taken back" in await compress(gateway, "undo")
+        assert "Took back 1 exchange, from “TICKET-21." in await gateway.ask("/undo")
+
+
+async def test_a_compressed_conversation_has_as_many_messages_as_before(store: Store, tmp_path: Path) -> None:
+    async with talking(store, tmp_path, CountingModel(), count=COUNT) as gateway:
+        await compress(gateway)
+        assert f"{2 * COUNT} messages" in await gateway.ask("/status")
+        assert "The last one is kept" in await gateway.ask("/new")

@@ -1,0 +1,218 @@
+"""`/model`: what it shows, what a choice changes and when, and where it ends."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.context.commit import PendingCompressions
+from agent.context.model_handle import ModelHandle
+from agent.model.base import ModelReply, ModelRequest
+from agent.tools.recall import recall_tools
+from agent.tools.registry import ToolRegistry
+from agent.turn import Agent, AgentSettings
+from gateway.config.routes import RouteConfig
+from gateway.models.clients import ModelRegistry
+from gateway.outbound.notices import NoticeListener
+from hermes_state.journal import find_open_turn
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatId, Tokens
+from tests.agents import TurnSettings, handle_of
+from tests.clients import client_of
+from tests.gateway.helpers import BOSS, GROUP, Hang, ScriptedModel, TestGateway, answer, config_of, serving
+from tests.gateway.models.windows import WORDS, CountingModel
+
+MODELS = {"aliases": {"fast": "small", "slow": "large"}, "fallbacks": ["spare"]}
+CHOSEN = "SELECT chosen_model FROM sessions ORDER BY id"
+
+
+def named(name: str) -> ScriptedModel:
+    model = ScriptedModel()
+
+    async def say(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
+        return answer(f"from {name}")
+
+    model.respond = say
+    return model
+
+
+OTHERS = ("small", "large", "spare", "exotic")
+
+
+def others() -> dict[str, ScriptedModel]:
+    return {name: named(name) for name in OTHERS}
+
+
+async def test_without_a_name_it_shows_what_there_is_with_buttons(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
+        said = await gateway.ask("/model")
+        assert said.splitlines()[:5] == [
+            "Model: scripted, window 131,072 tokens (as configured)",
+            "- `scripted` (current, configured)",
+            "- `fast`: small",
+            "- `slow`: large",
+            "- `spare`",
+        ]
+        assert "If it fails: spare" in said
+        assert "/model default" in said
+        buttons = gateway.adapter.requests[-1].part.buttons
+        assert [button.command for button in buttons] == ["/model fast", "/model slow", "/model spare"]
+        assert (await gateway.rows("SELECT count(*) FROM sessions")) == [(0,)], "looking begins no conversation"
+
+
+async def test_a_choice_holds_from_the_next_turn_on_and_for_its_conversation_alone(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
+        assert "answered by fast: small, window 131,072 tokens (as configured)" in await gateway.ask("/model Fast")
+        assert await gateway.ask("q") == "from small"
+        assert await gateway.ask("q", chat=GROUP) == "echo: q"
+        assert "- `fast`: small (current)" in await gateway.ask("/model")
+        assert "- Model: fast (small), route scripted, chosen here" in await gateway.ask("/status")
+        assert "configured model answers" in await gateway.ask("/model default")
+        assert (await gateway.ask("again")).startswith("echo: ")
+
+
+async def test_a_running_turn_keeps_its_model(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        await gateway.say("/model fast")
+        hang.release()
+        replies = await gateway.replies(3)
+        assert replies[1] == "finally"
+        assert "fast" in replies[2]
+        assert await gateway.ask("next") == "from small"
+
+
+async def test_a_new_conversation_begins_with_the_configured_model_and_an_old_one_has_its_own(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
+        await gateway.ask("/model fast")
+        await gateway.ask("q")
+        [(key,)] = await gateway.rows("SELECT key FROM sessions")
+        await gateway.ask("/new")
+        assert await gateway.ask("q") == "echo: q"
+        await gateway.ask(f"/resume {key[:8]}")
+        assert await gateway.ask("q") == "from small"
+
+
+async def test_unknown_names_are_answered_with_the_nearest_and_change_nothing(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
+        said = await gateway.ask("/model fats")
+        assert said == "I do not know the model “fats”. Did you mean `/model fast`? /model lists them."
+        assert await gateway.ask("q") == "echo: q"
+
+
+async def test_an_admin_may_choose_what_is_not_configured(store: Store, tmp_path: Path) -> None:
+    chat = GROUP
+    async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
+        said = await gateway.ask("/model exotic", chat=chat, sender=BOSS)
+        assert "The configuration does not name it" in said
+        assert await gateway.ask("q", chat=chat) == "from exotic"
+        assert "(exotic)" not in await gateway.ask("/status", chat=chat)
+
+
+async def test_the_running_turn_carries_the_choice(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
+        await gateway.ask("/model fast")
+        hang = Hang()
+        gateway.others["small"].script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        turn = await store.read(find_open_turn, ChatId(1))
+        assert turn is not None
+        assert turn.chosen_model == "fast"
+        hang.release()
+        await gateway.quiet()
+
+
+async def test_a_turn_taken_up_after_a_crash_is_answered_by_the_chosen_model(store: Store, tmp_path: Path) -> None:
+    first = others()
+    async with serving(store, tmp_path, others=first, model=MODELS) as gateway:
+        await gateway.ask("/model fast")
+        hang = Hang()
+        first["small"].script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+    async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
+        assert await gateway.replies(1) == ["from small"]
+
+
+async def test_a_choice_that_is_gone_falls_back_and_says_so_once(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
+        await gateway.ask("/model fast")
+        await gateway.ask("one")
+        gateway.live.config = config_of()
+        assert "- Model: scripted" in await gateway.ask("/status")
+        await gateway.say("two")
+        replies = await gateway.replies(5)
+        gone = "The model “fast” is not configured any more, so scripted answers here again."
+        assert gone in replies
+        assert any(text.startswith("echo: ") for text in replies)
+        await gateway.say("three")
+        assert (await gateway.replies(6)).count(gone) == 1
+        assert await gateway.rows(CHOSEN) == [(None,)]
+
+
+class Windows:
+    """Two models that count what they are sent: the configured one of 128K, and `tiny` of 8K."""
+
+    SIZES = {"scripted": 131_072, "tiny": 8_192}  # noqa: RUF012 - never changed
+
+    def __init__(self, gateway: TestGateway) -> None:
+        self.big, self.tiny = CountingModel(), CountingModel()
+        self.tiny.name = "tiny"
+        self._gateway = gateway
+        gateway.live.agent = Agent(
+            store=gateway.store,
+            tools=ToolRegistry(recall_tools()),
+            settings=AgentSettings(),
+            clock=gateway.clock,
+            pending=PendingCompressions(gateway.store, gateway.clock),
+            listeners=[NoticeListener(lambda: gateway.live.config.notices)],
+        )
+        gateway.live.models = ModelRegistry(gateway.live.config.model.route, self.make)
+
+    def make(self, route: RouteConfig) -> ModelHandle:
+        size = self.SIZES[route.label]
+        settings = TurnSettings(context_length=Tokens(size), max_output_tokens=Tokens(size // 4))
+        client = client_of(self.tiny if route.label == "tiny" else self.big, self._gateway.store)
+        return handle_of(client, settings, self._gateway.store, self._gateway.clock)
+
+
+async def test_a_conversation_of_a_large_window_is_made_to_fit_before_a_small_model_is_asked(
+    store: Store, tmp_path: Path
+) -> None:
+    settings = {"aliases": {"tiny": "tiny"}}
+    async with serving(store, tmp_path, is_started=False, model=settings) as gateway:
+        windows = Windows(gateway)
+        await gateway.start()
+        for number in range(40):
+            await gateway.ask(f"TICKET-{number}. {WORDS * 10}")
+        assert windows.big.requests
+        assert (await gateway.rows("SELECT count(*) FROM compressions")) == [(0,)]
+        said = await gateway.ask("/model tiny")
+        assert "window 8,192 tokens" in said
+        assert "so it is compressed before the next answer" in said
+        assert (await gateway.ask("and now?")).startswith("echo: ")
+        [request] = windows.tiny.turns
+        [(prompt,)] = await gateway.rows("SELECT reported_prompt_tokens FROM sessions ORDER BY id DESC LIMIT 1")
+        assert prompt < 8_192 * 3 // 4
+        assert request.transcript[-1].text == "and now?"
+        chosen = await gateway.rows(CHOSEN)
+        assert len(chosen) >= 2
+        assert chosen[-1] == ("tiny",), "the choice follows the split"
+        assert "compress" in (await gateway.ask("/compress preview")).lower()
+        await gateway.live.agent.close()
+
+
+@pytest.mark.parametrize("back", ["default", "scripted"])
+async def test_the_way_back_is_the_configured_name_or_default(store: Store, tmp_path: Path, back: str) -> None:
+    async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
+        await gateway.ask("/model slow")
+        await gateway.ask(f"/model {back}")
+        assert await gateway.rows(CHOSEN) == [(None,)]

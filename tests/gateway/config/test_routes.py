@@ -1,0 +1,197 @@
+"""Routes as people write them: what they take over from `model`, which keys they get, and what is wrong with them."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import reload_differences
+from gateway.config.fields import secrets_of
+from gateway.config.routes import PartialRoute, completed
+from gateway.config.settings import ModelConfig
+from tests.gateway.config.test_config import Load, home, load, refusal
+
+__all__ = ["home", "load"]
+
+KEY, OTHER_KEY = "key-of-model", "key-of-another"
+
+
+def main(**changes: object) -> ModelConfig:
+    return ModelConfig.model_validate({"name": "big", "api_key": KEY, **changes})
+
+
+def key_of(written: str | PartialRoute, model: ModelConfig) -> str | None:
+    key = completed(written, model).api_key
+    return key.get_secret_value() if key is not None else None
+
+
+def block(**values: object) -> PartialRoute:
+    return PartialRoute.model_validate({"name": "small", **values})
+
+
+def test_a_name_alone_is_another_model_at_the_same_api() -> None:
+    model = main(protocol="responses", base_url="https://api.example.org/v1", context_length=200_000)
+    route = completed("small", model)
+    assert (route.name, route.protocol, route.base_url) == ("small", "responses", "https://api.example.org/v1")
+    assert key_of("small", model) == KEY
+    assert route.context_length is None, "what is known of the size belongs to the other model"
+
+
+def test_the_same_model_elsewhere_keeps_its_sizes() -> None:
+    model = main(context_length=200_000, max_output_tokens=4_000, images=True)
+    route = completed(block(name="big", base_url="http://127.0.0.1:1234/v1"), model)
+    assert (route.context_length, route.max_output_tokens, route.images) == (200_000, 4_000, True)
+    assert route.api_key is None
+
+
+@pytest.mark.parametrize(
+    ("model", "written", "key"),
+    [
+        ({}, {}, KEY),
+        ({}, {"protocol": "responses"}, KEY),
+        ({}, {"base_url": "https://api.openai.com/v1"}, KEY),
+        ({"base_url": "https://openrouter.ai/api/v1"}, {"base_url": "https://openrouter.ai/api"}, KEY),
+        ({}, {"base_url": "https://openrouter.ai/api/v1"}, None),
+        ({}, {"base_url": "http://api.openai.com/v1"}, None),
+        ({}, {"base_url": "https://api.openai.com:8443/v1"}, None),
+        ({}, {"base_url": "https://api.openai.com.example.org/v1"}, None),
+        ({}, {"protocol": "anthropic"}, None),
+        ({"protocol": "anthropic"}, {"protocol": "chat_completions"}, None),
+        ({"protocol": "anthropic"}, {}, KEY),
+        ({}, {"protocol": "anthropic", "api_key": OTHER_KEY}, OTHER_KEY),
+        ({"base_url": "https://a.example/v1"}, {"protocol": "anthropic"}, None),
+        ({}, {"protocol": "offline"}, None),
+    ],
+)
+def test_a_key_goes_to_no_host_that_it_was_not_given_for(
+    model: dict[str, object], written: dict[str, object], key: str | None
+) -> None:
+    assert key_of(block(**written), main(**model)) == key
+
+
+@given(
+    ours=st.sampled_from(["https://a.example/v1", "https://b.example/v1", "http://a.example/v1", None]),
+    theirs=st.sampled_from(["https://a.example/v1", "https://c.example/v1", "https://a.example:444", None]),
+    our_protocol=st.sampled_from(["chat_completions", "responses", "anthropic"]),
+    their_protocol=st.sampled_from(["chat_completions", "responses", "anthropic", None]),
+)
+def test_whatever_is_written_the_key_stays_with_its_host(
+    ours: str | None, theirs: str | None, our_protocol: str, their_protocol: str | None
+) -> None:
+    model = main(base_url=ours, protocol=our_protocol)
+    route = completed(block(base_url=theirs, protocol=their_protocol), model)
+    assert route.address is not None
+    assert model.address is not None
+    same_host = route.address.split("/")[:3] == model.address.split("/")[:3]
+    assert (route.api_key is not None) == same_host
+
+
+def test_an_address_alone_is_spoken_to_like_most_are() -> None:
+    assert (
+        completed(block(base_url="http://127.0.0.1:1234/v1"), main(protocol="anthropic")).protocol == "chat_completions"
+    )
+    beside = completed(
+        block(base_url="https://a.example/other"), main(protocol="responses", base_url="https://a.example/v1")
+    )
+    assert beside.protocol == "responses"
+
+
+def test_fallbacks_are_names_aliases_and_blocks(load: Load) -> None:
+    model = load(
+        "model:\n  name: big\n  api_key: k\n"
+        "  aliases:\n    Fast: small\n"
+        "    local: {name: llama, base_url: 'http://127.0.0.1:1234/v1', context_length: 8192}\n"
+        "  fallbacks: [fast, other, LOCAL, {name: claude, protocol: anthropic, api_key: k2}, small]\n"
+    ).config.model
+    assert [route.name for route in model.fallback_routes] == ["small", "other", "llama", "claude"]
+    assert model.fallback_routes[2].context_length == 8_192
+    assert model.alias_route("fast").name == "small"
+
+
+def test_a_variable_holds_names_with_commas_or_json(load: Load) -> None:
+    one = load(HERMES_MODEL__NAME="big", HERMES_MODEL__FALLBACKS="a, b").config.model
+    assert [route.name for route in one.fallback_routes] == ["a", "b"]
+    json = '[{"name": "c", "base_url": "http://127.0.0.1:1/v1"}]'
+    two = load(HERMES_MODEL__NAME="big", HERMES_MODEL__FALLBACKS=json, HERMES_MODEL__ALIASES='{"x": "y"}').config.model
+    assert [route.name for route in two.fallback_routes] == ["c"]
+    assert two.alias_route("x").name == "y"
+
+
+REFUSED = {
+    "fallbacks: [{nmae: x}]": "model.fallbacks: [1]: there is no key nmae; did you mean name?",
+    "fallbacks: [a, {base_url: 'http://x/v1'}]": "model.fallbacks: [2].name is missing: name the model to use",
+    "fallbacks: [{name: x, base_url: nonsense}]": "model.fallbacks: [1].base_url: must be an address such as",
+    "fallbacks: [{name: x, context_length: 5}]": "model.fallbacks: [1].context_length: must be a whole number between",
+    "fallbacks: [{name: x, protocol: smtp}]": "model.fallbacks: [1].protocol: must be one of chat_completions,",
+    "fallbacks: [{name: x, images: maybe}]": "model.fallbacks: [1].images: must be true or false",
+    "fallbacks: [[a]]": "model.fallbacks: [1] must be the name of a model, or a block",
+    "fallbacks: 7": "model.fallbacks: must be a list of models",
+    "aliases: [a]": "model.aliases: must be a block of names",
+    "aliases: {default: x}": "model.aliases: 'default' is what /model calls the configured model",
+    "aliases: {two words: x}": "model.aliases: 'two words' cannot be an alias",
+    "aliases: {a: x, A: y}": "model.aliases: the alias 'a' is given twice",
+    "aliases: {a: {name: x, contextlength: 1}}": "model.aliases: a: there is no key contextlength; did you mean",
+}
+
+
+@pytest.mark.parametrize("yaml", REFUSED)
+def test_what_cannot_be_meant_is_refused_with_file_line_and_key(load: Load, home: Path, yaml: str) -> None:
+    said = refusal(load, f"model:\n  name: big\n  {yaml}\n")
+    assert f"{home}/config.yaml line 3: {REFUSED[yaml]}" in said
+
+
+def test_a_window_too_small_for_a_prompt_names_its_block(load: Load) -> None:
+    said = refusal(load, "model: {name: big, aliases: {tiny: {name: t, context_length: 2048}}}")
+    assert "model.aliases.tiny.context_length (2048) less model.aliases.tiny.max_output_tokens (512)" in said
+
+
+def test_a_mistake_shows_no_key(load: Load) -> None:
+    for yaml in (
+        "model: {name: big, fallbacks: [{name: x, api_key: 'sk secret word'}]}",
+        "model: {name: big, aliases: {a: {name: x, api_key: 'sk-secret-word', nope: 1}}}",
+    ):
+        assert "secret" not in refusal(load, yaml)
+    assert "secret" not in refusal(load, "", HERMES_MODEL__NAME="m", HERMES_MODEL__FALLBACKS='[{"api_key": "secret"')
+
+
+def test_keys_in_lists_and_behind_names_are_known_and_never_printed(load: Load) -> None:
+    loaded = load(
+        "model:\n  name: big\n  api_key: sk-first\n"
+        "  fallbacks: [{name: x, base_url: 'https://b.example', api_key: sk-second}]\n"
+        "  aliases: {a: {name: y, protocol: anthropic, api_key: sk-third}}\n"
+    )
+    assert set(loaded.secrets()) == {"sk-first", "sk-second", "sk-third"}
+    assert set(secrets_of(loaded.config.model)) == set(loaded.secrets())
+    assert not [key for key in loaded.secrets() if key in repr(loaded)]
+
+
+def test_a_default_that_is_written_down_is_a_difference(load: Load) -> None:
+    """What is left out follows `model`; what is written stays, even where both are the same today."""
+    yaml = "model: {name: big, aliases: {a: {name: small%s}}}"
+    plan = reload_differences(load(yaml % ""), load(yaml % ", streaming: true"))
+    assert plan.applied == ("model.aliases",)
+    assert reload_differences(load(yaml % ""), load(yaml % ", streaming: null")).applied == ()
+
+
+def test_a_changed_key_in_a_list_is_a_difference(load: Load) -> None:
+    yaml = "model: {name: big, fallbacks: [{name: x, base_url: 'https://b.example', api_key: %s}]}"
+    plan = reload_differences(load(yaml % "one"), load(yaml % "two"))
+    assert plan.applied == ("model.fallbacks",)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | st.just("name"), inner, max_size=3)
+        ),
+        max_leaves=6,
+    )
+)
+def test_whatever_is_written_the_answer_is_routes_or_a_sentence(value: object) -> None:
+    for key in ("fallbacks", "aliases"):
+        with contextlib.suppress(ValueError):
+            model = main(**{key: value})
+            assert all(route.name or route.protocol == "offline" for route in model.fallback_routes)

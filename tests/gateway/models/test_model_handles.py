@@ -1,0 +1,179 @@
+"""Models in use: a handle for each, made when it is first needed, and one agent for all of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.context.commit import PendingCompressions
+from agent.context.model_handle import ModelHandle
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.model.protocols.offline import OfflineModel
+from agent.model.protocols.responses import ResponsesModel
+from gateway.assembly import make_agent, make_models
+from gateway.config import LoadedConfig
+from gateway.config.routes import completed
+from gateway.config.settings import Config, ModelConfig
+from gateway.models.clients import ClientRegistry, ModelRegistry, make_model
+from gateway.models.pricing import Pricing
+from gateway.models.selection import route_of
+from hermes_state.chats import load_chat
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import View
+from hermes_state.values import ChatId, ConversationRef, SystemClock
+from tests.agent.engines.test_loader import ENGINE
+from tests.agent.model.asking import ask, request
+from tests.fakes import fake_llm, labkit
+from tests.gateway.cli.test_plugin_list import put
+from tests.gateway.helpers import serving
+
+MODEL = {
+    "name": "big",
+    "api_key": "k",
+    "context_length": 131_072,
+    "aliases": {
+        "small": {"name": "small", "context_length": 16_384, "max_output_tokens": 2_048},
+        "responses": {"name": "big", "protocol": "responses", "streaming": False},
+        "home": {"name": "llama", "base_url": "http://127.0.0.1:1/v1"},
+        "echo": {"protocol": "offline"},
+    },
+}
+
+
+async def silence(_conversation: ConversationRef, _view: View) -> None:
+    """Nobody is told."""
+
+
+@contextmanager
+def models_of(store: Store, home: Path, **sections: object) -> Iterator[tuple[ModelRegistry, Config]]:
+    config = Config.model_validate({"model": MODEL, **sections})
+    clock = SystemClock()
+    yield (
+        make_models(loaded(config, home), ClientRegistry(config, Pricing(store, clock)), store=store, clock=clock),
+        config,
+    )
+
+
+def loaded(config: Config, home: Path) -> LoadedConfig:
+    return LoadedConfig(config=config, home=home, warnings=(), sources={})
+
+
+def model_named(models: ModelRegistry, config: Config, choice: str | None) -> ModelHandle:
+    route = route_of(config.model, choice)
+    assert route is not None
+    return models.of(route)
+
+
+async def test_a_handle_is_made_once_for_each_model_and_only_when_it_is_needed(store: Store, tmp_path: Path) -> None:
+    with models_of(store, tmp_path) as (models, config):
+        assert models.in_use() == [models.configured.client]
+        small = model_named(models, config, "small")
+        assert small is model_named(models, config, "small")
+        assert model_named(models, config, None) is models.configured
+        assert models.in_use() == [models.configured.client, small.client]
+        assert small.client.breaker is not models.configured.client.breaker
+
+
+async def test_a_route_that_nobody_has_used_is_not_made_to_see_whether_it_is_open(store: Store, tmp_path: Path) -> None:
+    with models_of(store, tmp_path) as (models, config):
+        route = route_of(config.model, "small")
+        assert route is not None
+        assert models.open_circuit(route) is None
+        assert len(models.in_use()) == 1
+
+
+async def test_each_has_the_window_of_its_model(store: Store, tmp_path: Path) -> None:
+    with models_of(store, tmp_path) as (models, config):
+        assert models.configured.limits.context_length == 131_072
+        small = model_named(models, config, "small").limits
+        assert (small.context_length, small.input_window) == (16_384, 14_336)
+
+
+async def test_what_holds_for_one_model_by_its_name_holds_for_it_alone(store: Store, tmp_path: Path) -> None:
+    compression = {"models": {"small": {"threshold": 0.3}}}
+    with models_of(store, tmp_path, compression=compression) as (models, config):
+        small, home = (model_named(models, config, name).limits for name in ("small", "home"))
+        assert small.threshold == 16_384 * 3 // 10
+        assert home.threshold == home.context_length // 2
+
+
+async def test_a_plugin_is_told_of_each_model_that_answers(store: Store, tmp_path: Path) -> None:
+    with models_of(store, tmp_path) as (models, config):
+        told = [model_named(models, config, choice).info for choice in (None, "small", "home")]
+        assert [(info.name, info.base_url) for info in told] == [
+            ("big", ""),
+            ("small", ""),
+            ("llama", "http://127.0.0.1:1/v1"),
+        ]
+
+
+async def test_one_agent_with_the_configured_engine_runs_the_turns_of_all_models(store: Store, tmp_path: Path) -> None:
+    put(tmp_path, "sample", ENGINE)
+    config, clock = Config.model_validate({"model": MODEL, "context": {"engine": "sample"}}), SystemClock()
+    agent = make_agent(
+        loaded(config, tmp_path),
+        store=store,
+        pending=PendingCompressions(store, clock),
+        extra_tools=(),
+        listeners=(),
+        on_wait=silence,
+        clock=clock,
+    )
+    assert agent.context.engine == "sample"
+    await agent.close()
+
+
+@pytest.mark.parametrize(
+    ("alias", "kind", "route"),
+    [
+        ("small", ChatCompletionsModel, "chat_completions:api.openai.com"),
+        ("responses", ResponsesModel, "responses:api.openai.com"),
+        ("home", ChatCompletionsModel, "chat_completions:127.0.0.1"),
+        ("echo", OfflineModel, "offline"),
+    ],
+)
+async def test_each_protocol_has_its_model(alias: str, kind: type, route: str) -> None:
+    settings = ModelConfig.model_validate(MODEL)
+    model = make_model(settings.alias_route(alias), settings)
+    assert isinstance(model, kind)
+    assert model.route == route
+    await model.close()
+
+
+async def test_claude_at_home_needs_its_sdk() -> None:
+    pytest.importorskip("anthropic")
+    settings = ModelConfig(name="claude-sonnet-4-5", protocol="anthropic", api_key="k")  # type: ignore[arg-type]
+    model = make_model(completed("claude-haiku-4-5", settings), settings)
+    assert (model.name, model.route) == ("claude-haiku-4-5", "anthropic:api.anthropic.com")
+    await model.close()
+
+
+@pytest.mark.parametrize(("context_length", "limit"), [(16_384, 8_192), (200_000, 32_000)])
+async def test_where_a_call_sets_no_limit_claude_is_asked_for_what_leaves_room_for_a_prompt(
+    context_length: int, limit: int
+) -> None:
+    pytest.importorskip("anthropic")
+    async with labkit.Server(fake_llm.make_app()) as server:
+        given = {"name": "claude-lab-200k", "protocol": "anthropic", "base_url": server.url, "api_key": "k"}
+        settings = ModelConfig.model_validate({**given, "context_length": context_length})
+        model = make_model(settings.route, settings)
+        server.app[fake_llm.LLM_KEY].models["claude-lab-200k"] = {"context": context_length, "max_output": 32_000}
+        await ask(model, request(max_output_tokens=None))
+        await model.close()
+        [row] = server.app[fake_llm.LLM_KEY].requests.rows
+    assert (row["outcome"], row["max_tokens"]) == ("ok", limit)
+
+
+async def test_images_are_for_models_that_see_them(store: Store, tmp_path: Path) -> None:
+    settings = {"aliases": {"seeing": {"name": "seer", "images": True}}}
+    async with serving(store, tmp_path, model=settings) as gateway:
+        row = gateway.message("what is this")
+        await gateway.intake.accept(row)
+        await gateway.quiet()
+        chat = await gateway.store.read(load_chat, ChatId(1))
+        assert not await gateway.files._sees_images(chat)
+        await gateway.ask("/model seeing")
+        assert await gateway.files._sees_images(chat)
+        await gateway.ask("/new")
+        assert not await gateway.files._sees_images(chat)

@@ -1,0 +1,374 @@
+"""What doctor sees, and that looking changes nothing."""
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agent.engines.loader import FOLDER
+from gateway.operator.doctor import CheckResult, CheckStatus, check_database, run_checks
+from gateway.operator.socket import serve_control
+from hermes_state.store.lock import FileLock
+from hermes_state.store.migrate import APPLICATION_ID
+from hermes_state.store.writer import Store
+from tests.agent.engines.test_loader import ENGINE
+from tests.fakes import fake_discord, fake_llm, fake_telegram
+from tests.fakes.labkit import Server
+
+TELEGRAM_TOKEN = "123456:LABTOKEN"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def environ(home: Path, tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path), "HERMES_HOME": str(home), "PATH": os.environ["PATH"]}
+
+
+def findings(environ: Mapping[str, str], *, is_online: bool = False) -> dict[str, CheckResult]:
+    """By check; of several findings of one check the worst."""
+    order = list(CheckStatus)
+    found: dict[str, CheckResult] = {}
+    for finding in sorted(run_checks(environ, is_online=is_online), key=lambda one: order.index(one.verdict)):
+        found[finding.check] = finding
+    return found
+
+
+async def examined(environ: Mapping[str, str], *, is_online: bool = False) -> dict[str, CheckResult]:
+    return await asyncio.to_thread(findings, environ, is_online=is_online)
+
+
+def test_a_fresh_machine_has_nothing_wrong_but_no_model(environ: dict[str, str], home: Path) -> None:
+    found = findings(environ)
+    assert {name for name, one in found.items() if one.verdict is CheckStatus.FAILED} == set()
+    assert found["model"].verdict is CheckStatus.WARNING
+    assert "offline" in found["model"].text
+    assert list(home.iterdir()) == []
+
+
+def test_a_state_directory_that_is_a_file_is_not_called_missing(environ: dict[str, str], home: Path) -> None:
+    home.rmdir()
+    home.touch()
+    found = findings(environ)
+    assert "is not a directory" in found["config"].text
+    assert "home" not in found
+
+
+def test_a_wrong_configuration_is_the_loaders_own_sentence(environ: dict[str, str], home: Path) -> None:
+    (home / "config.yaml").write_text("sessions: {groups: both}")
+    found = findings(environ)
+    assert found["config"].verdict is CheckStatus.FAILED
+    assert "shared, per_user" in found["config"].text
+
+
+async def test_a_wrong_configuration_hides_neither_warnings_nor_the_running_daemon(
+    environ: dict[str, str], home: Path
+) -> None:
+    async def doctor(_args: Mapping[str, Any]) -> Any:
+        return []
+
+    (home / "config.yaml").write_text("sessions: {groups: both}")
+    async with serve_control(home / "control.sock", {"doctor": doctor}):
+        found = await examined({**environ, "HERMES_NONSENSE": "1"})
+    assert found["config"].verdict is CheckStatus.FAILED
+    assert "HERMES_NONSENSE" in found["environment"].text
+    assert found["daemon"].verdict is CheckStatus.FINE
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "a file without tables"])
+def test_a_database_that_a_failed_start_left_unmade_is_not_called_broken(
+    environ: dict[str, str], home: Path, left: str
+) -> None:
+    if left == "an empty file":
+        (home / "state.db").touch()
+    elif left == "a file without tables":
+        with contextlib.closing(sqlite3.connect(home / "state.db")) as db:
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    found = findings(environ)
+    assert found["database"].verdict is CheckStatus.SKIPPED
+    assert ("first start makes it" in found["database"].text) == (left == "nothing")
+
+
+def test_foreign_variables_are_told(environ: dict[str, str]) -> None:
+    found = findings({**environ, "HERMES_TELEGRAM_TOKEN": "x"})
+    assert found["environment"].verdict is CheckStatus.WARNING
+    assert "HERMES_TELEGRAM__TOKEN" in found["environment"].text
+
+
+@pytest.mark.parametrize(("name", "mode"), [("", 0o755), (".env", 0o644), ("config.yaml", 0o640)])
+def test_files_open_to_others_are_told_with_the_remedy(
+    environ: dict[str, str], home: Path, name: str, mode: int
+) -> None:
+    path = home / name
+    if name:
+        path.write_text("")
+    path.chmod(mode)
+    found = findings(environ)
+    assert found["home"].verdict is CheckStatus.WARNING
+    assert f"{mode:04o}" in found["home"].text
+    assert f"chmod {'0600' if name else '0700'} {path}" in found["home"].text
+
+
+async def test_a_resting_database_is_checked(environ: dict[str, str], home: Path) -> None:
+    store = await Store.open(home / "state.db")
+    await store.close()
+    found = await examined(environ)
+    assert found["database"].verdict is CheckStatus.FINE
+    assert found["daemon"].verdict is CheckStatus.SKIPPED
+
+
+async def test_a_damaged_database_is_noticed(environ: dict[str, str], home: Path) -> None:
+    store = await Store.open(home / "state.db")
+    await store.close()
+    damage(home / "state.db")
+    assert (await examined(environ))["database"].verdict is CheckStatus.FAILED
+
+
+def damage(path: Path) -> None:
+    """Overwrite every page but the first two."""
+    content = bytearray(path.read_bytes())
+    content[8192:] = b"\x55" * (len(content) - 8192)
+    path.write_bytes(bytes(content))
+
+
+async def test_a_running_daemon_checks_its_own_database(environ: dict[str, str], home: Path) -> None:
+    store = await Store.open(home / "state.db")
+
+    async def doctor(_args: Mapping[str, Any]) -> Any:
+        return [await store.read(check_database)]
+
+    try:
+        async with serve_control(home / "control.sock", {"doctor": doctor}):
+            found = await examined(environ)
+    finally:
+        await store.close()
+    assert found["daemon"].verdict is CheckStatus.FINE
+    assert found["database"].verdict is CheckStatus.FINE
+    assert "sound" in found["database"].text
+
+
+def test_a_holder_that_does_not_answer_is_named(environ: dict[str, str], home: Path) -> None:
+    with FileLock.acquire(home / "state.db.lock", what="the database"):
+        found = findings(environ)
+    assert found["daemon"].verdict is CheckStatus.FAILED
+    assert str(os.getpid()) in found["daemon"].text
+    assert "database" not in found
+
+
+async def test_tokens_are_tried_only_when_asked_to(environ: dict[str, str]) -> None:
+    async with (
+        Server(fake_telegram.make_app(token=TELEGRAM_TOKEN)) as telegram,
+        Server(fake_discord.make_app()) as discord,
+    ):
+        variables = {
+            **environ,
+            "HERMES_TELEGRAM__TOKEN": TELEGRAM_TOKEN,
+            "HERMES_TELEGRAM__BASE_URL": telegram.url,
+            "HERMES_DISCORD__TOKEN": "lab",
+            "HERMES_DISCORD__API_URL": discord.url,
+        }
+        offline = await examined(variables)
+        assert offline["telegram"].verdict is offline["discord"].verdict is CheckStatus.SKIPPED
+        online = await examined(variables, is_online=True)
+        assert "lab_gateway_bot" in online["telegram"].text
+        assert online["discord"].verdict is CheckStatus.FINE
+        wrong = await examined({**variables, "HERMES_TELEGRAM__TOKEN": "1:WRONG"}, is_online=True)
+        assert wrong["telegram"].verdict is CheckStatus.FAILED
+        assert "1:WRONG" not in wrong["telegram"].text
+
+
+async def test_the_models_server_is_asked(environ: dict[str, str]) -> None:
+    async with Server(fake_llm.make_app()) as llm:
+        variables = {**environ, "HERMES_MODEL__NAME": "lab-model", "HERMES_MODEL__BASE_URL": f"{llm.url}/v1"}
+        assert (await examined(variables))["model"].verdict is CheckStatus.FINE
+    gone = (await examined(variables))["model"]
+    assert gone.verdict is CheckStatus.FAILED
+    assert "cannot be reached" in gone.text
+
+
+async def test_every_api_of_the_configuration_is_asked_once(environ: dict[str, str]) -> None:
+    async def models(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != "Bearer right":
+            raise web.HTTPUnauthorized
+        return web.json_response({"data": [{"id": "llama"}]})
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    async with Server(fake_llm.make_app()) as llm, Server(app) as other:
+        aliases = {
+            "fast": "small",
+            "home": {"name": "llama", "base_url": f"{other.url}/v1"},
+            "wrong": {"name": "llama", "base_url": f"{other.url}/v1", "api_key": "not-this-one"},
+            "same": {"name": "other", "base_url": f"{other.url}/v1", "api_key": "not-this-one"},
+            "right": {"name": "llama", "base_url": f"{other.url}/v1", "api_key": "right"},
+        }
+        variables = {**environ, "HERMES_MODEL__NAME": "lab-model", "HERMES_MODEL__BASE_URL": f"{llm.url}/v1"}
+        variables["HERMES_MODEL__ALIASES"] = json.dumps(aliases)
+        found = await asyncio.to_thread(lambda: list(run_checks(variables, is_online=False)))
+    assert [(one.verdict, one.text) for one in found if one.check == "route"] == [
+        (CheckStatus.WARNING, f"llama: The model's server at {other.url}/v1 wants a key (api_key)."),
+        (CheckStatus.WARNING, f"llama: The model's server at {other.url}/v1 does not accept the key."),
+        (CheckStatus.FINE, f"llama: The model's server answers at {other.url}/v1."),
+    ]
+
+
+@pytest.mark.parametrize("tail", ["", "/v1"])
+async def test_an_anthropic_server_is_asked_in_its_own_way(environ: dict[str, str], tail: str) -> None:
+    async with Server(fake_llm.make_app()) as llm:
+        llm.app[fake_llm.LLM_KEY].config["api_key"] = "lab-key"
+        variables = {**environ, "HERMES_MODEL__NAME": "lab-128k", "HERMES_MODEL__BASE_URL": f"{llm.url}{tail}"}
+        variables |= {"HERMES_MODEL__PROTOCOL": "anthropic", "HERMES_MODEL__API_KEY": "lab-key"}
+        found = await examined(variables)
+    assert found["model"].verdict is CheckStatus.FINE
+    assert found["model"].text == f"The model's server answers at {llm.url}/v1."
+    assert "extra" not in found
+
+
+async def test_an_sdk_that_is_missing_is_told_with_the_command_that_helps(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "anthropic" else find(name))
+    variables = {**environ, "HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": "http://127.0.0.1:9"}
+    assert "extra" not in await examined(variables)
+    for variable in ("HERMES_MODEL__PROTOCOL", "HERMES_AUXILIARY__TITLE__PROTOCOL"):
+        named = {variable: "anthropic", "HERMES_AUXILIARY__TITLE__MODEL": "small"}
+        found = (await examined({**variables, **named}))["extra"]
+        assert found.verdict is CheckStatus.FAILED
+        assert "make anthropic" in found.text
+
+
+async def test_a_probe_follows_no_redirect_with_its_key(environ: dict[str, str]) -> None:
+    seen: list[str] = []
+
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        seen.append(request.path)
+        raise web.HTTPFound("/elsewhere")
+
+    app = web.Application()
+    app.router.add_route("*", "/{anything:.*}", redirect)
+    async with Server(app) as server:
+        variables = {
+            **environ,
+            "HERMES_MODEL__NAME": "m",
+            "HERMES_MODEL__BASE_URL": server.url,
+            "OPENAI_API_KEY": "sk-1",
+        }
+        assert (await examined(variables))["model"].verdict is CheckStatus.FAILED
+    assert seen == ["/models"]
+
+
+def test_what_a_cap_counts_by_an_estimate_is_told(environ: dict[str, str]) -> None:
+    model = {"HERMES_MODEL__NAME": "gpt-5-mini", "HERMES_MODEL__BASE_URL": "http://127.0.0.1:1/v1"}
+    capped = {**environ, **model, "HERMES_COSTS__DAILY_CAP": "1"}
+    assert findings(capped)["costs"].text.endswith("the price of every configured model is known.")
+    estimated = findings({**capped, "HERMES_MODEL__FALLBACKS": "gpt-99-mini"})["costs"]
+    assert estimated.verdict is CheckStatus.FINE
+    assert "that of `gpt-99-mini` as an estimate" in estimated.text
+
+
+def test_access_that_lets_everybody_or_nobody_in_is_told(environ: dict[str, str]) -> None:
+    token = {"HERMES_TELEGRAM__TOKEN": TELEGRAM_TOKEN}
+    assert findings({**environ, **token, "HERMES_ACCESS__ALLOW_ALL": "true"})["access"].verdict is CheckStatus.WARNING
+    nobody = findings({**environ, **token, "HERMES_PAIRING__ENABLED": "false"})["access"]
+    assert nobody.verdict is CheckStatus.WARNING
+    assert "access.allow" in nobody.text
+    assert findings({**environ, **token})["access"].verdict is CheckStatus.FINE
+
+
+def user_unit(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / ".config/systemd/user"
+    folder.mkdir(parents=True)
+    (folder / "hermes-gateway.service").write_text(text)
+
+
+def test_a_stop_timeout_below_the_drain_is_told(environ: dict[str, str], tmp_path: Path) -> None:
+    user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n")
+    assert "TimeoutStopSec" not in findings(environ)["service"].text
+    found = findings({**environ, "HERMES_LIFECYCLE__DRAIN_SECONDS": "120"})["service"]
+    assert found.verdict is CheckStatus.WARNING
+    assert "raise TimeoutStopSec" in found.text
+
+
+def test_a_stop_timeout_raised_in_a_drop_in_counts(environ: dict[str, str], tmp_path: Path) -> None:
+    user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n")
+    drop_ins = tmp_path / ".config/systemd/user/hermes-gateway.service.d"
+    drop_ins.mkdir()
+    (drop_ins / "override.conf").write_text("[Service]\nTimeoutStopSec=180\n")
+    assert "TimeoutStopSec" not in findings({**environ, "HERMES_LIFECYCLE__DRAIN_SECONDS": "120"})["service"].text
+
+
+def test_a_user_service_that_nothing_starts_is_told(environ: dict[str, str], tmp_path: Path) -> None:
+    user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n[Install]\nWantedBy=multi-user.target\n")
+    found = findings(environ)["service"]
+    assert found.verdict is CheckStatus.WARNING
+    assert "WantedBy=default.target" in found.text
+
+
+@pytest.mark.parametrize(("answer", "verdict"), [("no", CheckStatus.WARNING), ("yes", CheckStatus.FINE)])
+def test_a_user_service_without_linger_is_told(
+    environ: dict[str, str], tmp_path: Path, answer: str, verdict: CheckStatus
+) -> None:
+    user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n")
+    loginctl = tmp_path / "loginctl"
+    loginctl.write_text(f"#!/bin/sh\necho {answer}\n")
+    loginctl.chmod(0o755)
+    found = findings({**environ, "PATH": f"{tmp_path}:{environ['PATH']}"})["service"]
+    assert found.verdict is verdict
+    assert ("enable-linger" in found.text) is (answer == "no")
+
+
+async def test_looking_changes_nothing(environ: dict[str, str], home: Path) -> None:
+    store = await Store.open(home / "state.db")
+    await store.close()
+    before = snapshot(home)
+    await examined(environ)
+    assert snapshot(home) == before
+
+
+def snapshot(home: Path) -> dict[str, bytes]:
+    return {
+        path.name: path.read_bytes()
+        for path in home.iterdir()
+        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+    }
+
+
+def test_a_window_that_the_prompt_itself_fills_is_told(environ: dict[str, str]) -> None:
+    [fine] = [finding for finding in run_checks(environ, is_online=False) if finding.check == "context"]
+    assert (fine.verdict, "16,384 of 24,576" in fine.text) == (CheckStatus.FINE, True)
+    assert "32,768 tokens, assumed, for nobody says it" in fine.text
+    environ |= {"HERMES_MODEL__CONTEXT_LENGTH": "3000", "HERMES_AGENT__PERSONA": "You are patient. " * 100}
+    [crowded] = [finding for finding in run_checks(environ, is_online=False) if finding.check == "context"]
+    assert crowded.verdict is CheckStatus.WARNING
+    assert "model.context_length" in crowded.text
+
+
+def test_where_a_plugin_compresses_is_told_as_the_line_that_does_not_wait_for_it(environ: dict[str, str]) -> None:
+    folder = Path(environ["HERMES_HOME"]) / FOLDER / "sample"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(ENGINE)
+    environ["HERMES_CONTEXT__ENGINE"] = "sample"
+    [fine] = [finding for finding in run_checks(environ, is_online=False) if finding.check == "context"]
+    assert fine.verdict is CheckStatus.FINE
+    assert "from 22,119 of 24,576 tokens on at the latest, by the context engine sample" in fine.text
+
+
+def test_a_context_engine_that_nobody_has_is_told(environ: dict[str, str]) -> None:
+    environ["HERMES_CONTEXT__ENGINE"] = "compresor"
+    texts = [finding.text for finding in run_checks(environ, is_online=False) if finding.verdict is CheckStatus.FAILED]
+    assert len(texts) == 1
+    assert "compressor" in texts[0]

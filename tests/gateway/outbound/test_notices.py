@@ -1,0 +1,374 @@
+"""What a chat is told about its conversation's room, and that the model never reads it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.context.cuts import CutSettings
+from agent.context.model_handle import CompressorSettings, ContextSettings
+from hermes_state.errors import AuthRejected
+from hermes_state.sessions import set_context_state
+from hermes_state.store.writer import Store
+from hermes_state.values import SessionId
+from tests.gateway.helpers import Hang, TestGateway, answer, eventually, settled
+from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, say_much, talking
+
+PRESSURE = "% of the room before compression"
+OFTEN = "This conversation has been compressed"
+
+
+async def answer_reporting(gateway: TestGateway, model: CountingModel, tokens: int) -> str:
+    """The answer to a message whose prompt the provider counts as `tokens`."""
+    model.reported = tokens
+    return await gateway.ask("hello there")
+
+
+def read_by_the_model(model: CountingModel) -> str:
+    return str([(request.system, [row.text for row in request.transcript]) for request in model.requests])
+
+
+def notices(gateway: TestGateway, words: str) -> list[str]:
+    return [text for text in gateway.adapter.texts() if words in text]
+
+
+# ---- pressure
+
+
+async def test_pressure_is_told_once_at_85_percent_of_the_threshold(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=100_000) as gateway:
+        assert PRESSURE not in await answer_reporting(gateway, model, 42_499)
+        told = await answer_reporting(gateway, model, 42_500)
+        assert told.startswith("echo: hello there")
+        assert "85 % of the room before compression is used (42,500 of 50,000 tokens)" in told
+        assert PRESSURE not in await answer_reporting(gateway, model, 43_000)
+        assert PRESSURE not in await answer_reporting(gateway, model, 49_000)
+        assert PRESSURE not in read_by_the_model(model)
+        [(count,)] = await gateway.rows("SELECT count(*) FROM messages WHERE text LIKE '%room before%'")
+        assert count == 0, "it belongs to what is shown, not to what was said"
+
+
+async def test_pressure_is_told_again_after_a_fall_below_it(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=100_000) as gateway:
+        told = [await answer_reporting(gateway, model, count) for count in (45_000, 45_500, 30_000, 45_000, 45_100)]
+        assert [PRESSURE in text for text in told] == [True, False, False, True, False]
+
+
+async def test_what_was_to_stand_below_an_answer_that_is_lost_stands_below_the_next(
+    store: Store, tmp_path: Path
+) -> None:
+    """Whatever comes between the model's answer and its rows: people have not seen the line."""
+    lose = """CREATE TRIGGER lose BEFORE UPDATE ON turns WHEN NEW.state = 'finished'
+        BEGIN SELECT RAISE(ABORT, 'lost'); END"""
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=100_000) as gateway:
+        await store.write(lambda db: db.execute(lose))
+        assert (await answer_reporting(gateway, model, 45_000)).startswith("Something went wrong")
+        await store.write(lambda db: db.execute("DROP TRIGGER lose"))
+        told = [await answer_reporting(gateway, model, count) for count in (45_000, 45_100)]
+        assert [PRESSURE in text for text in told] == [True, False]
+
+
+async def test_pressure_can_be_switched_off(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=100_000, notices={"pressure": False}) as gateway:
+        assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
+
+
+async def test_no_compression_is_announced_where_none_will_come(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    context = ContextSettings(is_enabled=False)
+    async with talking(store, tmp_path, model, length=100_000, context=context) as gateway:
+        assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
+
+
+@pytest.mark.parametrize("held_back", ['{"strikes":2,"blocked_at":54000}', '{"held_at":54000}'])
+async def test_no_compression_is_announced_while_something_holds_it_back(
+    store: Store, tmp_path: Path, held_back: str
+) -> None:
+    """It does not help any more, or was just undone: what comes at the threshold is not a compression."""
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=100_000) as gateway:
+        await answer_reporting(gateway, model, 1_000)
+        await store.write(set_context_state, SessionId(1), held_back)
+        assert await answer_reporting(gateway, model, 55_000) == "echo: hello there"
+
+
+async def test_a_prompt_beyond_the_threshold_is_told_in_words(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=100_000) as gateway:
+        told = await answer_reporting(gateway, model, 52_000)
+        assert "The room before compression is used up (52,000 of 50,000 tokens)" in told
+
+
+async def test_levels_of_the_window_are_told_once_each(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    context = ContextSettings(pressure_levels=(0.1, 0.2))
+    async with talking(store, tmp_path, model, length=100_000, context=context) as gateway:
+        told = [await answer_reporting(gateway, model, count) for count in (9_999, 10_000, 15_000, 21_000, 22_000)]
+        assert ["% of the context window" in text for text in told] == [False, True, False, True, False]
+        assert "21 % of the context window is used (21,000 of 100,000 tokens)" in told[3]
+
+
+async def test_thoughts_and_answers_are_no_pressure(store: Store, tmp_path: Path) -> None:
+    """A prompt of 40,000 tokens and an answer with 30,000 tokens of thinking leave the room that there was."""
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=100_000) as gateway:
+        assert PRESSURE not in await answer_reporting(gateway, model, 40_000)
+        assert await gateway.rows("SELECT * FROM compressions") == []
+
+
+# ---- compressions
+
+
+async def test_from_the_second_compression_on_people_are_told_how_often(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}) as gateway:
+        events = "SELECT count(*) FROM compressions WHERE outcome = 'compressed'"
+        done = number = 0
+        while done < 3:
+            await say_much(gateway, range(number, number + 1))
+            number += 1
+            [(now_done,)] = await gateway.rows(events)
+            assert now_done <= done + 1
+            done = now_done
+            assert len(notices(gateway, OFTEN)) == max(0, done - 1)
+        assert notices(gateway, OFTEN)[-1] == (
+            "This conversation has been compressed 3 times; details may get lost. /new starts a fresh one."
+        )
+        assert OFTEN not in read_by_the_model(model)
+
+
+async def test_a_second_compression_by_hand_says_it_in_its_own_reply(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=24) as gateway:
+        for expected in (False, True):
+            await gateway.say("/compress here 2")
+            await gateway.quiet()
+            assert gateway.adapter.texts()[-1].startswith("Compressed: ")
+            assert (f"{OFTEN} 2 times" in gateway.adapter.texts()[-1]) is expected
+            await say_much(gateway, range(12))
+        assert len(notices(gateway, OFTEN)) == 1
+
+
+async def test_the_count_can_be_switched_off(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    quiet = {"pressure": False, "accuracy": False}
+    async with talking(store, tmp_path, model, length=8_192, notices=quiet, count=40) as gateway:
+        [(done,)] = await gateway.rows("SELECT count(*) FROM compressions WHERE outcome = 'compressed'")
+        assert done >= 2
+        assert all(text.startswith("echo: ") for text in gateway.adapter.texts())
+
+
+# ---- long waits
+
+SOON = ContextSettings(quiet_seconds=0.05)
+WAITING = "I am compressing it before I go on"
+THRESHOLD_TOKENS, HYGIENE_TOKENS = 17_000, 22_500
+"""Beyond where the layers act in the window of `talking`."""
+
+
+@asynccontextmanager
+async def waiting(
+    store: Store, folder: Path, *, tokens: int = THRESHOLD_TOKENS, quiet_seconds: float = 0.05, is_on: bool = True
+) -> AsyncIterator[tuple[TestGateway, CountingModel, Hang]]:
+    """A conversation of `tokens` that has to be compressed before "and now?" is answered; its summary hangs."""
+    model, hang = CountingModel(), Hang(text=SUMMARY)
+    context, told = ContextSettings(quiet_seconds=quiet_seconds), {"pressure": False, "waiting": is_on}
+    async with talking(store, folder, model, context=context, count=24, notices=told) as gateway:
+        await answer_reporting(gateway, model, tokens)
+        model.reported, model.summary = None, hang
+        await gateway.say("and now?")
+        await hang.begun.wait()
+        yield gateway, model, hang
+
+
+@pytest.mark.parametrize(("tokens", "layer"), [(THRESHOLD_TOKENS, "preflight"), (HYGIENE_TOKENS, "hygiene")])
+async def test_who_waits_long_for_a_compression_is_told_once_and_meanwhile(
+    store: Store, tmp_path: Path, tokens: int, layer: str
+) -> None:
+    async with waiting(store, tmp_path, tokens=tokens) as (gateway, model, hang):
+        await eventually(lambda: notices(gateway, WAITING), "the notice")
+        assert not any("and now?" in text for text in gateway.adapter.texts())
+        await settled(0.2)
+        hang.release()
+        await gateway.quiet()
+        assert await gateway.rows("SELECT layer, outcome FROM compressions") == [(layer, "compressed")]
+        assert gateway.adapter.texts()[-2:] == [*notices(gateway, WAITING), "echo: and now?"]
+        await gateway.ask("and then?")
+        assert len(notices(gateway, WAITING)) == 1
+        assert WAITING not in read_by_the_model(model)
+        assert await gateway.rows("SELECT 1 FROM messages WHERE text LIKE ?", f"%{WAITING}%") == []
+
+
+async def test_who_waited_when_the_process_ended_is_not_told_again(store: Store, tmp_path: Path) -> None:
+    async with waiting(store, tmp_path) as (gateway, model, _):
+        await eventually(lambda: notices(gateway, WAITING), "the notice")
+        await gateway.until_rows("SELECT 1 FROM outbox WHERE state = 'sent' AND dedupe_key LIKE '%:waiting:%'")
+    model.summary = again = Hang(text=SUMMARY)
+    async with talking(store, tmp_path, model, context=SOON, notices={"pressure": False}) as gateway:
+        await again.begun.wait()
+        await settled(0.2)
+        again.release()
+        await gateway.quiet()
+        assert gateway.adapter.texts() == ["echo: and now?"]
+
+
+@pytest.mark.parametrize(
+    ("quiet_seconds", "is_on"), [(0.05, False), (30.0, True)], ids=["switched off", "the summary is soon there"]
+)
+async def test_of_other_compressions_nothing_is_said_meanwhile(
+    store: Store, tmp_path: Path, quiet_seconds: float, is_on: bool
+) -> None:
+    async with waiting(store, tmp_path, quiet_seconds=quiet_seconds, is_on=is_on) as (gateway, _, hang):
+        await settled(0.2)
+        hang.release()
+        await gateway.quiet()
+        assert await gateway.rows("SELECT layer, outcome FROM compressions") == [("preflight", "compressed")]
+        assert all(text.startswith("echo: ") for text in gateway.adapter.texts())
+
+
+async def test_who_asked_for_a_compression_knows_what_they_wait_for(store: Store, tmp_path: Path) -> None:
+    model, hang = CountingModel(), Hang(text=SUMMARY)
+    async with talking(store, tmp_path, model, context=SOON, count=24) as gateway:
+        model.summary = hang
+        await gateway.say("/compress")
+        await hang.begun.wait()
+        await settled(0.2)
+        hang.release()
+        await gateway.quiet()
+        assert gateway.adapter.texts()[-1].startswith("Compressed: ")
+        assert notices(gateway, WAITING) == []
+
+
+async def test_a_notice_that_cannot_be_stored_costs_no_answer(store: Store, tmp_path: Path) -> None:
+    refuse = """CREATE TRIGGER refuse BEFORE INSERT ON outbox WHEN NEW.dedupe_key LIKE '%:waiting:%'
+        BEGIN SELECT RAISE(ABORT, 'refused'); END"""
+    await store.write(lambda db: db.execute(refuse))
+    async with waiting(store, tmp_path) as (gateway, _, hang):
+        await settled(0.2)
+        hang.release()
+        await gateway.quiet()
+        assert gateway.adapter.texts()[-1] == "echo: and now?"
+        assert notices(gateway, WAITING) == []
+
+
+# ---- failures
+
+
+async def test_a_failure_is_told_once_and_the_answer_comes_all_the_same(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    model.summary = AuthRejected("401")
+    async with talking(store, tmp_path, model, length=16_384, notices={"pressure": False}) as gateway:
+        number = 0
+        while not await gateway.rows("SELECT 1 FROM compressions"):
+            await gateway.say(f"TICKET-{number}. {WORDS * 3}")
+            await gateway.quiet()
+            number += 1
+        [told] = notices(gateway, "could not compress")
+        assert "Nothing was changed" in told
+        assert "/compress tries now" in told
+        assert "401" not in told
+        assert sum(text.startswith("echo: ") for text in gateway.adapter.texts()) == number
+        await gateway.ask("and now?")
+        assert len(notices(gateway, "could not compress")) == 1, "it cools down"
+        assert "could not compress" not in read_by_the_model(model)
+
+
+async def test_without_a_summary_people_are_told_how_many_messages_a_list_stands_for(
+    store: Store, tmp_path: Path
+) -> None:
+    model = CountingModel()
+    model.summary = answer("I will not do that.")
+    async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}) as gateway:
+        number = 0
+        while not notices(gateway, "without a summary"):
+            assert number < 40
+            await gateway.say(f"TICKET-{number}. {WORDS}")
+            await gateway.quiet()
+            number += 1
+        [told] = notices(gateway, "without a summary")
+        assert "messages are represented by a list" in told
+        assert "all of them are kept" in told
+        assert "without a summary" not in read_by_the_model(model)
+
+
+async def test_compressing_in_vain_stops_and_names_the_ways_out(store: Store, tmp_path: Path) -> None:
+    """The provider counts far more than what is sent, so that no compression gets below the threshold."""
+    model = CountingModel()
+    context = ContextSettings(compressor=CompressorSettings(cut=CutSettings(protect_last_n=1, protect_first_n=0)))
+    async with talking(store, tmp_path, model, length=32_768, context=context, notices={"pressure": False}) as gateway:
+        await say_much(gateway, range(12))
+        number = 12
+        while not notices(gateway, "hardly shortens"):
+            assert number < 40
+            model.reported = 17_000 if number % 2 else 17_100
+            await gateway.say(f"TICKET-{number}. {WORDS * 4}")
+            await gateway.quiet()
+            number += 1
+        [told] = notices(gateway, "hardly shortens")
+        assert "/new" in told
+        assert "`/compress <topic>`" in told
+        [(done,)] = await gateway.rows("SELECT count(*) FROM compressions WHERE outcome = 'compressed'")
+        await gateway.say(f"once more. {WORDS}")
+        await gateway.quiet()
+        assert await gateway.rows("SELECT count(*) FROM compressions WHERE outcome = 'compressed'") == [(done,)]
+        assert len(notices(gateway, "hardly shortens")) == 1
+
+
+async def test_what_growth_has_lifted_stays_lifted(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}, count=2) as gateway:
+
+        async def block(at: int) -> None:
+            await store.write(set_context_state, SessionId(1), f'{{"strikes":2,"blocked_at":{at}}}')
+
+        await block(1_000_000)
+        await say_much(gateway, range(2, 26))
+        assert await gateway.rows("SELECT * FROM compressions") == []
+        await block(100)
+        await gateway.ask("and now?")
+        assert await gateway.rows("SELECT layer, outcome FROM compressions") == [("preflight", "compressed")]
+        [(state,)] = await gateway.rows("SELECT context_state FROM sessions ORDER BY id DESC LIMIT 1")
+        assert "blocked_at" not in (state or "")
+
+
+# ---- too many messages
+
+
+async def test_the_limit_of_messages_is_told(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    context = ContextSettings(hard_message_limit=50)
+    async with talking(store, tmp_path, model, length=131_072, context=context) as gateway:
+        for number in range(26):
+            await gateway.say(f"short {number}")
+            await gateway.quiet()
+        [told] = notices(gateway, "the limit is 50")
+        assert "had 51 messages" in told, "the new one counts"
+        assert await gateway.rows("SELECT layer, outcome FROM compressions") == [("hygiene", "compressed")]
+        assert "the limit is 50" not in read_by_the_model(model)
+
+
+async def test_many_short_messages_are_compressed_now_and_then_and_not_with_every_message(
+    store: Store, tmp_path: Path
+) -> None:
+    model = CountingModel()
+    context = ContextSettings(hard_message_limit=50)
+    async with talking(store, tmp_path, model, length=131_072, context=context) as gateway:
+        for number in range(100):
+            await gateway.say(f"{number} is a short message, but not too short for a summary of many of its kind")
+            await gateway.quiet()
+        [(done,)] = await gateway.rows("SELECT count(*) FROM compressions")
+        assert 4 <= done <= 12
+        assert notices(gateway, "hardly shortens") == []
+
+
+@pytest.mark.parametrize("count", [20, 24])
+async def test_below_the_limit_nothing_is_said(store: Store, tmp_path: Path, count: int) -> None:
+    model = CountingModel()
+    context = ContextSettings(hard_message_limit=50)
+    async with talking(store, tmp_path, model, length=131_072, context=context, count=count) as gateway:
+        assert await gateway.rows("SELECT * FROM compressions") == []

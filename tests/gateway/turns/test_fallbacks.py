@@ -1,0 +1,259 @@
+"""A model that fails is stood in for: who is asked, how often, what people see of it, and what ends it."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.model.base import ModelReply, ModelRequest
+from agent.model.client import MAX_FAILURES
+from agent.model.errors import REMEDIES, sentence_for
+from gateway.turns.runner import DEADLINE_SENTENCE
+from hermes_state.errors import (
+    AuthRejected,
+    ContentFiltered,
+    ContextOverflow,
+    ModelError,
+    ModelNotFound,
+    ModelRateLimited,
+    ModelUnavailable,
+    OutputCapTooLarge,
+    SpendingCapExceeded,
+)
+from hermes_state.store.writer import Store
+from hermes_state.values import ToolEffect
+from tests.gateway.helpers import (
+    GROUP,
+    Hang,
+    MemoryAdapter,
+    Respond,
+    ScriptedModel,
+    answer,
+    calls,
+    config_of,
+    serving,
+)
+from tests.gateway.turns.test_lanes import tool
+
+TWO = {"name": "scripted", "fallbacks": ["spare"]}
+THREE = {"name": "scripted", "fallbacks": ["spare", "last"]}
+OF_THE_ROUTE = [remedy.kind for remedy in REMEDIES if remedy.trouble is not None]
+NOT_OF_THE_ROUTE = [ContextOverflow, OutputCapTooLarge, ContentFiltered, SpendingCapExceeded, ModelError]
+
+
+def always(error: Exception) -> Respond:
+    async def fail(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
+        raise error
+
+    return fail
+
+
+def broken(error: Exception) -> ScriptedModel:
+    model = ScriptedModel()
+    model.respond = always(error)
+    return model
+
+
+def saying(text: str) -> ScriptedModel:
+    model = ScriptedModel()
+
+    async def say(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
+        return answer(text)
+
+    model.respond = say
+    return model
+
+
+@pytest.mark.parametrize("kind", OF_THE_ROUTE, ids=lambda kind: kind.__name__)
+async def test_trouble_with_the_route_hands_the_turn_to_the_next_one(
+    store: Store, tmp_path: Path, kind: type[ModelError]
+) -> None:
+    model, spare = broken(kind("x")), saying("from the spare one")
+    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+        said = await gateway.ask("q")
+        text, notice = said.split("\n\n")
+        assert text == "from the spare one"
+        assert notice.startswith("_`spare` answers for now: `scripted` ")
+        assert await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'") == [("from the spare one",)]
+        assert await gateway.turns_of() == [("finished", "q")]
+
+
+@pytest.mark.parametrize("kind", NOT_OF_THE_ROUTE, ids=lambda kind: kind.__name__)
+async def test_what_the_request_is_to_blame_for_is_told_and_tried_nowhere_else(
+    store: Store, tmp_path: Path, kind: type[ModelError]
+) -> None:
+    spare = saying("no")
+    async with serving(store, tmp_path, chat_model=broken(kind("x")), others={"spare": spare}, model=TWO) as gateway:
+        assert await gateway.ask("q") == sentence_for(kind("x"))
+        assert spare.requests == []
+
+
+async def test_the_change_is_announced_once_and_so_is_the_way_back(store: Store, tmp_path: Path) -> None:
+    model, spare = broken(AuthRejected("x")), saying("spare")
+    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+        assert "answers for now" in await gateway.ask("one")
+        assert await gateway.ask("two") == "spare"
+        model.respond = model.echo
+        assert await gateway.ask("three") == "echo: three\n\n_`scripted` answers again._"
+        assert await gateway.ask("four") == "echo: four"
+        assert not any("answers" in (row.text or "") for row in model.requests[-1].transcript), "never in a prompt"
+
+
+async def test_status_says_who_answers_and_what_is_wrong(store: Store, tmp_path: Path) -> None:
+    model, spare = broken(AuthRejected("x")), saying("spare")
+    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+        for number in range(MAX_FAILURES):
+            await gateway.ask(f"q{number}")
+        said = await gateway.ask("/status")
+        assert "- Model: scripted, route scripted" in said
+        assert "scripted is not open to our key; it is left alone for 30 s" in said
+        assert "The last answer came from spare, in place of scripted" in said
+
+
+async def test_a_turn_goes_straight_to_where_an_answer_is_while_the_route_rests(store: Store, tmp_path: Path) -> None:
+    model, spare = broken(AuthRejected("x")), saying("spare")
+    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+        for number in range(MAX_FAILURES + 3):
+            assert (await gateway.ask(f"q{number}")).startswith("spare")
+        assert len(model.requests) == MAX_FAILURES
+        assert len(spare.requests) == MAX_FAILURES + 3
+
+
+async def test_without_a_fallback_a_resting_route_is_asked_once_a_turn(store: Store, tmp_path: Path) -> None:
+    model = broken(ModelUnavailable("x"))
+    async with serving(store, tmp_path, chat_model=model) as gateway:
+        for number in range(MAX_FAILURES):
+            await gateway.ask(f"q{number}")
+        asked = len(model.requests)
+        assert asked > MAX_FAILURES, "each call was repeated"
+        assert await gateway.ask("again") == sentence_for(ModelUnavailable("x"))
+        assert len(model.requests) == asked + 1
+        model.respond = model.echo
+        assert (await gateway.ask("now")).endswith(" | now")
+
+
+async def test_each_is_asked_once_and_the_first_failure_is_what_people_read(store: Store, tmp_path: Path) -> None:
+    model, spare, last = broken(AuthRejected("x")), broken(ModelNotFound("x")), broken(ContextOverflow("x"))
+    async with serving(
+        store, tmp_path, chat_model=model, others={"spare": spare, "last": last}, model=THREE
+    ) as gateway:
+        said = await gateway.ask("q")
+        assert said == f"{sentence_for(AuthRejected('x'))} The 2 fallback models failed, too."
+        assert [len(one.requests) for one in (model, spare)] == [1, 1]
+        assert last.requests
+        [(error,)] = await gateway.rows("SELECT error FROM turns")
+        assert error == "AuthRejected"
+
+
+async def test_when_all_rest_the_chosen_one_is_asked_first_and_named_first(store: Store, tmp_path: Path) -> None:
+    model, spare = broken(AuthRejected("x")), broken(ModelNotFound("x"))
+    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+        for number in range(MAX_FAILURES + 1):
+            said = await gateway.ask(f"q{number}")
+        assert said == f"{sentence_for(AuthRejected('x'))} The fallback model failed, too."
+        assert len(model.requests) == len(spare.requests) == MAX_FAILURES + 1
+        model.respond = model.echo
+        assert (await gateway.ask("now")).endswith(" | now")
+
+
+async def test_a_cap_and_a_filter_end_it_also_behind_the_first_failure(store: Store, tmp_path: Path) -> None:
+    for error in (SpendingCapExceeded("x"), ContentFiltered("x")):
+        model, spare, last = broken(AuthRejected("x")), broken(error), saying("no")
+        others = {"spare": spare, "last": last}
+        async with serving(store, tmp_path, chat_model=model, others=others, model=THREE) as gateway:
+            assert sentence_for(error) in (await gateway.ask("q"))
+            assert last.requests == []
+            await gateway.ask("/new")
+
+
+async def test_steps_that_were_made_are_not_made_again(store: Store, tmp_path: Path) -> None:
+    ran: list[str] = []
+    looking = tool("look", lambda: ran.append("look"), ToolEffect.WRITES)
+    model, spare = ScriptedModel(), saying("done by the spare one")
+    model.script.extend([calls("look"), AuthRejected("x")])
+    async with serving(
+        store, tmp_path, chat_model=model, others={"spare": spare}, tools=[looking], model=TWO
+    ) as gateway:
+        assert (await gateway.ask("q")).startswith("done by the spare one")
+        assert ran == ["look"]
+        [request] = spare.requests
+        assert [row.text for row in request.transcript] == ["q", None, "look done"]
+
+
+async def test_what_the_failed_one_began_to_say_is_no_part_of_anything(store: Store, tmp_path: Path) -> None:
+    adapter, model, hang = MemoryAdapter(), ScriptedModel(), Hang(says="The other ", text="The other answer")
+
+    async def begin(_request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        on_text("Half of a")
+        await asyncio.sleep(0.05)
+        raise AuthRejected("x")
+
+    model.respond = begin
+    spare = ScriptedModel()
+    spare.respond = hang
+    async with serving(
+        store, tmp_path, adapter=adapter, chat_model=model, others={"spare": spare}, model=TWO
+    ) as gateway:
+        await gateway.say("q")
+        await hang.begun.wait()
+        await asyncio.sleep(0.05)
+        hang.release()
+        [said] = await gateway.replies(1)
+        assert said.startswith("The other answer\n\n")
+        shown = [preview.text for preview in adapter.previews]
+        assert "Half of a" in shown
+        assert "The other " in shown
+        assert not [text for text in shown if "Half" in text and "other" in text]
+
+
+async def test_a_turn_that_is_stopped_between_two_models_keeps_nothing_of_the_first(
+    store: Store, tmp_path: Path
+) -> None:
+    model, hang = ScriptedModel(), Hang()
+
+    async def begin(_request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        on_text("Half of a")
+        raise AuthRejected("x")
+
+    model.respond = begin
+    spare = ScriptedModel()
+    spare.respond = hang
+    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+        await gateway.say("q")
+        await hang.begun.wait()
+        await gateway.say("/stop")
+        await gateway.quiet()
+        assert await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'") == []
+
+
+async def test_all_of_them_share_the_time_of_one_turn(store: Store, tmp_path: Path) -> None:
+    model, spare = broken(AuthRejected("x")), ScriptedModel()
+    spare.respond = Hang()
+    settings = {**TWO, "turn_seconds": 1}
+    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=settings) as gateway:
+        assert await gateway.ask("q") == DEADLINE_SENTENCE
+
+
+async def test_two_chats_on_two_routes_share_no_rest(store: Store, tmp_path: Path) -> None:
+    model, other = broken(ModelRateLimited("x", retry_after=60)), saying("other")
+    settings = {"name": "scripted", "aliases": {"other": "other"}}
+    async with serving(store, tmp_path, chat_model=model, others={"other": other}, model=settings) as gateway:
+        await gateway.ask("/model other")
+        for number in range(MAX_FAILURES):
+            await gateway.ask(f"q{number}", chat=GROUP)
+        assert gateway.live.models.configured.client.breaker.open is not None
+        assert await gateway.ask("q") == "other"
+        assert (await gateway.ask("/status")).count("left alone") == 0
+
+
+async def test_a_fallback_that_is_the_chosen_model_is_not_asked_twice(store: Store, tmp_path: Path) -> None:
+    spare = broken(AuthRejected("x"))
+    async with serving(store, tmp_path, others={"spare": spare}, model=TWO) as gateway:
+        await gateway.ask("/model spare")
+        assert await gateway.ask("q") == sentence_for(AuthRejected("x"))
+        assert len(spare.requests) == 1
+
+
+def test_the_scripted_model_is_configured_as_the_tests_believe() -> None:
+    assert [route.label for route in config_of(model=THREE).model.fallback_routes] == ["spare", "last"]

@@ -1,0 +1,345 @@
+"""What is written while nobody listens is read once, in order, and never passed over."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from hermes_state.errors import PlatformUnavailable
+from hermes_state.values import ChatKind, InboundDeletion, Millis, SystemClock
+from tests.platforms.contract import RecordingIntake, eventually, running
+from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness
+
+HOUR_MS = 3_600_000
+
+
+class LaterClock:
+    """A clock that runs ahead of the fake's."""
+
+    def __init__(self, hours: float) -> None:
+        self._ahead = round(hours * HOUR_MS)
+
+    def now(self) -> Millis:
+        return Millis(SystemClock().now() + self._ahead)
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
+    async with DiscordHarness(tmp_path) as harness:
+        yield harness
+
+
+@pytest.fixture
+def intake() -> RecordingIntake:
+    return RecordingIntake()
+
+
+def texts(intake: RecordingIntake) -> list[str]:
+    return [message.text for message in intake.messages]
+
+
+async def seen_once(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    """The direct chat and `general` become known channels."""
+    async with running(harness.adapter, intake):
+        await harness.write("hello")
+        await harness.write_in_group("hello all", is_mention=True)
+        await intake.wait_for(2)
+    intake.events.clear()
+
+
+async def test_each_channel_is_caught_up_in_order_and_once(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    await seen_once(harness, intake)
+    for number in range(6):
+        await harness.write(f"direct {number}")
+        await harness.write_in_group(f"group {number}", is_mention=number % 2 == 0)
+    async with running(harness.adapter, intake):
+        await intake.wait_for(12)
+        await harness.write("live")
+        await intake.wait_for(13)
+    assert [text for text in texts(intake) if text.startswith("direct")] == [f"direct {n}" for n in range(6)]
+    group = [message for message in intake.messages if message.chat_kind is ChatKind.GROUP]
+    assert [message.text for message in group] == [f"group {number}" for number in range(6)]
+    assert [message.is_addressed for message in group] == [True, False] * 3
+    assert texts(intake)[-1] == "live"
+    async with running(harness.adapter, intake):
+        await harness.write("later")
+        await intake.wait_for(14)
+    assert len(texts(intake)) == 14
+
+
+async def test_history_and_gateway_name_a_message_alike(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    forgetful = RecordingIntake()
+    await seen_once(harness, intake)
+    async with running(harness.adapter, forgetful):
+        asked = await harness.message("first", channel="general", user_id=ALICE)
+        await harness.message("second", channel="general", user_id=BOB, mention=True, reply_to=asked)
+        live = await forgetful.wait_for(2)
+    async with running(harness.adapter, intake):
+        missed = await intake.wait_for(2)
+    assert missed == live
+
+
+async def test_a_resumed_session_replays_by_itself(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    await seen_once(harness, intake)
+    async with running(harness.adapter, intake):
+        await harness.write("caught up here")
+        await harness.write_in_group("and there", is_mention=True)
+        await intake.wait_for(2)
+        reads = len(await harness.calls("GET /channels/.*/messages"))
+        await harness.post("gateway", {"action": "drop"})
+        await harness.write("during the gap")
+        await intake.wait_for(3)
+        assert len(await harness.calls("GET /channels/.*/messages")) == reads
+    assert texts(intake)[2:] == ["during the gap"]
+
+
+async def test_a_session_that_cannot_resume_is_caught_up(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    await seen_once(harness, intake)
+    async with running(harness.adapter, intake):
+        await harness.write("before")
+        await intake.wait_for(1)
+        await harness.post("gateway", {"action": "invalid_session", "resumable": False})
+        await harness.write("in the gap")
+        await eventually(lambda: not harness.adapter.health().is_ready, "the lost session shows")
+        await intake.wait_for(2)  # the SDK waits five seconds before it identifies again
+        assert harness.adapter.health().is_ready
+    assert texts(intake) == ["before", "in the gap"]
+
+
+async def test_live_messages_wait_for_the_missed_ones_of_their_channel_only(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    await harness.write("missed")
+    await harness.fault(match=f"GET /channels/{harness.direct_chat.chat_ref}", kind="delay", seconds=1)
+    async with running(harness.adapter, intake):
+        first = await harness.write("live")
+        await harness.delete(first)
+        await harness.write_in_group("elsewhere", is_mention=True)
+        await intake.wait_for(1)
+        assert texts(intake) == ["elsewhere"]
+        await intake.wait_for(2)
+        await eventually(lambda: len(intake.of(InboundDeletion)) == 1, "the deletion follows")
+    assert "missed" in texts(intake)
+    kinds = [type(event).__name__ for event in intake.events if event.chat == harness.direct_chat]
+    assert kinds[-1] == "InboundDeletion"
+
+
+async def test_the_cursor_passes_nothing_that_was_not_stored(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    channel = harness.direct_chat.chat_ref
+    async with running(harness.adapter, intake):
+        stored = await harness.write("stored")
+        await intake.wait_for(1)
+        intake.gate.clear()
+        await harness.write("not yet")
+        await harness.write("nor this")
+        await eventually(lambda: len(intake.offered) == 2, "the second is offered")
+        assert intake.cursors[channel] == stored
+    intake.gate.set()
+    async with running(harness.adapter, intake):
+        await intake.wait_for(3)
+    assert texts(intake) == ["stored", "not yet", "nor this"]
+
+
+async def test_a_database_that_fails_again_and_again_skips_nothing(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    async with running(harness.adapter, intake):
+        intake.refusals = 4
+        for number in range(3):
+            await harness.write(f"message {number}")
+        await intake.wait_for(3)
+    assert texts(intake) == ["message 0", "message 1", "message 2"]
+
+
+async def test_the_cursor_moves_over_what_is_no_event_for_us(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    async with running(harness.adapter, intake):
+        join = await harness.message("", channel="general", type=7)
+        await eventually(lambda: intake.cursors.get(GENERAL) == join, "the cursor has passed the join message")
+    assert intake.events == []
+
+
+async def test_a_channel_that_is_gone_does_not_hold_up_the_others(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    intake.cursors["300000000000000099"] = "1"
+    await harness.write("still read")
+    await harness.fault(match=f"GET /channels/{GENERAL}/messages", kind="status", status=403, code=50001)
+    await harness.write_in_group("unreadable", is_mention=True)
+    async with running(harness.adapter, intake):
+        await intake.wait_for(1)
+    assert texts(intake) == ["still read"]
+
+
+async def test_a_channel_of_a_new_kind_does_not_hold_up_the_others(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    unknown = await harness.post("channel", {"type": 99, "name": "from the future"})
+    intake.cursors[unknown["id"]] = "1"
+    await harness.write("still read")
+    async with running(harness.adapter, intake):
+        await intake.wait_for(1)
+        await harness.write("and live")
+        await intake.wait_for(2)
+    assert texts(intake) == ["still read", "and live"]
+
+
+async def test_a_history_that_discord_refuses_for_good_does_not_freeze_its_channel(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    channel = harness.direct_chat.chat_ref
+    await harness.fault(match=f"GET /channels/{channel}/messages", kind="status", status=400, code=50035, times=100)
+    async with running(harness.adapter, intake):
+        await harness.write("live")
+        await intake.wait_for(1)
+    assert texts(intake) == ["live"]
+
+
+async def test_a_history_that_fails_is_read_again(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    await seen_once(harness, intake)
+    await harness.write("missed")
+    await harness.fault(match="GET /channels/.*/messages", kind="status", status=503, times=2)
+    async with running(harness.adapter, intake):
+        await intake.wait_for(1)
+    assert texts(intake) == ["missed"]
+
+
+async def test_a_first_message_in_an_unknown_channel_is_found(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    await seen_once(harness, intake)
+    await harness.message("while away", channel="bots", user_id=ALICE, mention=True)
+    async with running(harness.adapter, intake):
+        await intake.wait_for(1)
+    assert texts(intake) == ["while away"]
+
+
+async def test_a_stranger_who_wrote_twice_is_heard_twice(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    await seen_once(harness, intake)
+    await harness.message("anybody here?", dm_user_id=BOB)
+    async with running(harness.adapter, intake):
+        await harness.message("hello?", dm_user_id=BOB)
+        await intake.wait_for(2)
+    assert texts(intake) == ["anybody here?", "hello?"]
+
+
+async def test_a_fresh_database_reads_no_old_talk(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    await harness.message("long ago", channel="general", user_id=ALICE, mention=True)
+    async with running(harness.adapter, intake):
+        await harness.message("now", channel="general", user_id=ALICE, mention=True)
+        await intake.wait_for(1)
+    assert texts(intake) == ["now"]
+
+
+async def test_only_the_newest_two_hundred_are_read_and_the_rest_is_announced(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    await harness.message("message {n}", repeat=230)
+    async with running(harness.adapter, intake):
+        await intake.wait_for(200)
+        await harness.write("live")
+        await intake.wait_for(201)
+        said = await harness.visible(harness.direct_chat)
+    assert texts(intake) == [*(f"message {number}" for number in range(30, 230)), "live"]
+    [sentence] = said
+    assert "last 200 messages" in sentence
+    async with running(harness.adapter, intake):
+        await harness.write("again")
+        await intake.wait_for(202)
+    assert await harness.visible(harness.direct_chat) == [sentence], "what was announced is not announced again"
+
+
+async def test_what_is_older_than_a_day_is_announced_not_answered(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    await harness.write("yesterday's question")
+    late = harness.another_adapter(clock=LaterClock(25))
+    async with running(late, intake):
+        await harness.post("message", {"content": "still there?", "dm_user_id": ALICE})
+        await intake.wait_for(1)
+        [sentence] = await harness.visible(harness.direct_chat)
+    assert texts(intake) == ["still there?"]
+    assert "last 24 hours" in sentence
+
+
+async def test_other_peoples_old_talk_is_not_worth_a_sentence(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    await seen_once(harness, intake)
+    await harness.write_in_group("to somebody else", is_mention=False)
+    newest = await harness.write_in_group("and an answer", is_mention=False)
+    async with running(harness.another_adapter(clock=LaterClock(25)), intake):
+        await eventually(lambda: intake.cursors[GENERAL] == newest, "the old talk counts as seen")
+    assert await harness.visible(harness.group_chat()) == []
+    assert intake.events == []
+
+
+async def test_bounds_are_settings(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    await seen_once(harness, intake)
+    await harness.message("message {n}", repeat=8)
+    async with running(harness.another_adapter(catch_up_messages=3), intake):
+        await intake.wait_for(3)
+    assert texts(intake) == ["message 5", "message 6", "message 7"]
+
+
+@pytest.mark.parametrize("bound", [{"catch_up_messages": 0}, {"catch_up_hours": 0}])
+async def test_a_bound_of_zero_switches_catching_up_off(
+    harness: DiscordHarness, intake: RecordingIntake, bound: dict[str, int]
+) -> None:
+    await seen_once(harness, intake)
+    await harness.write("missed")
+    async with running(harness.another_adapter(**bound), intake):
+        await harness.write("live")
+        await intake.wait_for(1)
+    assert texts(intake) == ["live"]
+    assert await harness.visible(harness.direct_chat) == []
+
+
+async def test_commands_do_not_wait_for_history(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    await seen_once(harness, intake)
+    await harness.write("missed")
+    await harness.fault(match=f"GET /channels/{harness.direct_chat.chat_ref}", kind="delay", seconds=1)
+    async with running(harness.adapter, intake):
+        await harness.post("interaction", {"name": "stop", "dm_user_id": ALICE, "force": True})
+        await intake.wait_for(2)
+    assert texts(intake) == ["/stop", "missed"]
+
+
+async def test_a_history_that_stays_away_holds_no_more_than_the_queue_may(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    channel = harness.direct_chat.chat_ref
+    await harness.fault(match=f"GET /channels/{channel}/messages", kind="status", status=503, times=1000)
+    narrow = harness.another_adapter(queue_size=5, stale_seconds=1)
+    task = asyncio.create_task(narrow.run(intake))
+    await eventually(lambda: narrow.health().is_ready, "ready")
+    for number in range(12):
+        await harness.write(f"message {number}")
+    await eventually(task.done, "the connection is given up")
+    with pytest.raises(PlatformUnavailable):
+        await task
+    await harness.control.delete("/_ctl/faults")
+    async with running(harness.adapter, intake):
+        await intake.wait_for(12)
+    assert texts(intake) == [f"message {number}" for number in range(12)]
+
+
+async def test_an_overflow_ends_the_connection_and_leaves_no_hole(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    narrow = harness.another_adapter(queue_size=5, stale_seconds=1)
+    task = asyncio.create_task(narrow.run(intake))
+    await eventually(lambda: narrow.health().is_ready, "ready")
+    intake.gate.clear()
+    await harness.message("message {n}", repeat=12)
+    await eventually(task.done, "the connection is given up")
+    with pytest.raises(PlatformUnavailable):
+        await task
+    intake.gate.set()
+    async with running(harness.adapter, intake):
+        await intake.wait_for(12)
+    assert texts(intake) == [f"message {number}" for number in range(12)]

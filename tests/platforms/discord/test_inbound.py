@@ -1,0 +1,233 @@
+"""What people do on Discord, as values: who is spoken to, in which chat, with what text."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_state.errors import MessageRejected, PlatformUnavailable
+from hermes_state.values import AttachmentKind, ChatKind, InboundEdit, InboundMessage, IncomingAttachment
+from platforms.discord.files import FileRef
+from tests.platforms.contract import RecordingIntake, request, running
+from tests.platforms.discord.harness import ALICE, BOB, BOT, GENERAL, DiscordHarness, chat
+
+OTHER_BOT = "900000000000000077"
+
+
+@pytest.fixture
+def intake() -> RecordingIntake:
+    return RecordingIntake()
+
+
+@pytest.fixture
+async def live(tmp_path: Path, intake: RecordingIntake) -> AsyncIterator[DiscordHarness]:
+    async with DiscordHarness(tmp_path) as harness, running(harness.adapter, intake):
+        yield harness
+
+
+async def heard(live: DiscordHarness, intake: RecordingIntake, content: str, **data: Any) -> InboundMessage:
+    """What the adapter makes of a message in `general` (or where `data` says)."""
+    before = len(intake.messages)
+    await live.message(content, **{"channel": "general", "user_id": ALICE, **data})
+    return (await intake.wait_for(before + 1))[before]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (f"<@{BOT}> what now?", "what now?"),
+        (f"<@!{BOT}>, what now?", "what now?"),
+        (f"<@{BOT}>: what now?", "what now?"),
+        (f"  <@{BOT}>\nwhat now?", "what now?"),
+        (f"what does <@{BOT}> say?", "what does @labgateway say?"),
+        (f"<@{BOT}> ask <@{BOB}>", "ask @bob"),
+    ],
+)
+async def test_the_bots_name_addresses_it(
+    live: DiscordHarness, intake: RecordingIntake, content: str, text: str
+) -> None:
+    message = await heard(live, intake, content)
+    assert message.is_addressed
+    assert message.text == text
+    assert message.chat_kind is ChatKind.GROUP
+    assert message.chat == chat(GENERAL)
+    assert message.chat_title == "general"
+    assert message.event_ref.startswith(f"{BOT}:")
+
+
+@pytest.mark.parametrize("content", ["hello all", f"<@{BOB}> hello", "@everyone look", f"{BOT} labgateway"])
+async def test_other_talk_does_not_address_it(live: DiscordHarness, intake: RecordingIntake, content: str) -> None:
+    assert not (await heard(live, intake, content)).is_addressed
+
+
+async def test_a_reply_of_a_person_to_the_bot_addresses_it(live: DiscordHarness, intake: RecordingIntake) -> None:
+    answer = await live.adapter.send(request(chat(GENERAL), "I say so"))
+    message = await heard(live, intake, "why?", reply_to=answer)
+    assert message.is_addressed
+    assert message.quote is not None
+    assert (message.quote.message_ref, message.quote.text, message.quote.is_from_bot) == (answer, "I say so", True)
+
+
+async def test_a_reply_to_somebody_else_is_quoted_but_does_not_address_it(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    said = await heard(live, intake, "lunch?", user_id=BOB)
+    message = await heard(live, intake, "yes", reply_to=said.message_ref)
+    assert not message.is_addressed
+    assert message.quote is not None
+    assert (message.quote.author, message.quote.is_from_bot) == ("bob", False)
+
+
+async def test_the_ping_of_another_bots_reply_is_no_mention(live: DiscordHarness, intake: RecordingIntake) -> None:
+    answer = await live.adapter.send(request(chat(GENERAL), "I say so"))
+    reply = await heard(live, intake, "interesting", user_id=OTHER_BOT, is_bot=True, reply_to=answer)
+    assert not reply.is_addressed
+    assert reply.sender.is_bot
+    named = await heard(live, intake, f"<@{BOT}> hello", user_id=OTHER_BOT, is_bot=True)
+    assert named.is_addressed
+
+
+async def test_a_webhook_counts_as_a_bot(live: DiscordHarness, intake: RecordingIntake) -> None:
+    message = await heard(live, intake, "build done", user_id="700000000000000001", webhook_id="700000000000000001")
+    assert message.sender.is_bot
+
+
+async def test_a_thread_is_a_chat_of_its_own(live: DiscordHarness, intake: RecordingIntake) -> None:
+    thread = await live.post("channel", {"channel": "general", "thread": "plans", "user_id": ALICE})
+    message = await heard(live, intake, "in here", channel_id=thread["id"], mention=True)
+    assert message.chat_kind is ChatKind.THREAD
+    assert message.chat.name == f"discord:{thread['id']}"
+    assert message.chat.thread_ref == ""
+    assert message.chat_title == "plans"
+    await live.adapter.send(request(message.chat, "answer"))
+    assert await live.visible(message.chat) == ["answer"]
+
+
+async def test_a_message_near_the_limit_expects_more_in_utf16_units(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    assert (await heard(live, intake, "👋" * 900)).expects_more
+    assert not (await heard(live, intake, "x" * 1799)).expects_more
+
+
+async def test_what_the_bot_says_itself_is_no_event(live: DiscordHarness, intake: RecordingIntake) -> None:
+    await live.adapter.send(request(chat(GENERAL), "from me"))
+    await live.adapter.send(request(chat(GENERAL), "from me again", key="k2"))
+    await heard(live, intake, "from her")
+    assert [message.text for message in intake.messages] == ["from her"]
+
+
+async def test_a_link_preview_is_no_edit(live: DiscordHarness, intake: RecordingIntake) -> None:
+    message = await heard(live, intake, "https://example.org")
+    raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
+    await live.post("event", {"t": "MESSAGE_UPDATE", "d": {**raw, "embeds": [{"title": "Example", "type": "link"}]}})
+    await live.post("edit", {"channel_id": GENERAL, "message_id": message.message_ref, "content": f"<@{BOT}> fixed"})
+    edit = await intake.next_of(InboundEdit)
+    assert edit.text == "fixed"
+    assert edit.sender.id == ALICE
+    assert len(intake.of(InboundEdit)) == 1
+
+
+async def test_each_edit_is_an_event_of_its_own_and_a_replay_is_not(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    message = await heard(live, intake, "one")
+    change = {"channel_id": GENERAL, "message_id": message.message_ref}
+    await live.post("edit", {**change, "content": "two"})
+    await live.post("edit", {**change, "content": "three"})
+    raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
+    await live.post("event", {"t": "MESSAGE_UPDATE", "d": raw})
+    await heard(live, intake, "afterwards")
+    assert [edit.text for edit in intake.of(InboundEdit)] == ["two", "three"]
+
+
+async def test_a_replayed_message_keeps_its_event_ref(live: DiscordHarness, intake: RecordingIntake) -> None:
+    message = await heard(live, intake, "once", mention=True)
+    raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
+    await live.post("event", {"t": "MESSAGE_CREATE", "d": raw})
+    await heard(live, intake, "afterwards")
+    assert [found.text for found in intake.messages] == ["once", "afterwards"]
+    assert intake.offered.count(message.event_ref) == 2
+
+
+async def test_a_forwarded_message_brings_its_text(live: DiscordHarness, intake: RecordingIntake) -> None:
+    message = await heard(live, intake, "placeholder")
+    raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
+    snapshot = {"content": "the original", "timestamp": raw["timestamp"], "edited_timestamp": None, "flags": 0}
+    snapshot |= {"attachments": [], "embeds": [], "mentions": [], "mention_roles": [], "type": 0, "components": []}
+    forward = {
+        **raw,
+        "id": live.discord.flake(),
+        "content": "",
+        "message_reference": {"type": 1, "channel_id": GENERAL, "message_id": message.message_ref},
+        "message_snapshots": [{"message": snapshot}],
+    }
+    await live.post("event", {"t": "MESSAGE_CREATE", "d": forward})
+    forwarded = (await intake.wait_for(2))[1]
+    assert forwarded.text == "the original"
+    assert forwarded.quote is None
+
+
+@pytest.mark.parametrize(
+    ("mime", "kind"),
+    [
+        ("image/png", AttachmentKind.IMAGE),
+        ("audio/ogg", AttachmentKind.AUDIO),
+        ("video/mp4", AttachmentKind.VIDEO),
+        ("text/plain; charset=utf-8", AttachmentKind.DOCUMENT),
+        ("application/pdf", AttachmentKind.DOCUMENT),
+    ],
+)
+async def test_files_are_sorted_by_what_they_are(
+    live: DiscordHarness, intake: RecordingIntake, mime: str, kind: AttachmentKind
+) -> None:
+    files = [{"filename": "file", "text": "data", "content_type": mime}]
+    [attachment] = (await heard(live, intake, "", files=files)).attachments
+    assert attachment.kind is kind
+    assert attachment.mime == mime.partition(";")[0]
+    assert attachment.size_bytes == 4
+
+
+async def test_an_expired_address_is_renewed(live: DiscordHarness, intake: RecordingIntake, tmp_path: Path) -> None:
+    [attachment] = (await heard(live, intake, "", files=[{"filename": "a.txt", "text": "data"}])).attachments
+    ref = FileRef.decode(attachment.file_ref)
+    old = FileRef(
+        channel_id=ref.channel_id, message_id=ref.message_id, file_id=ref.file_id, url=f"{live.server.url}/_cdn/0/a.txt"
+    )
+    stale = IncomingAttachment(kind=attachment.kind, file_ref=old.encode(), name="a.txt")
+    assert await live.adapter.download(stale, tmp_path / "a.txt", 100) == 4
+    assert (tmp_path / "a.txt").read_bytes() == b"data"
+
+
+async def test_a_file_that_is_gone_is_rejected(live: DiscordHarness, intake: RecordingIntake, tmp_path: Path) -> None:
+    message = await heard(live, intake, "", files=[{"filename": "a.txt", "text": "data"}])
+    await live.post("delete", {"channel_id": GENERAL, "message_id": message.message_ref})
+    live.discord.files.clear()
+    with pytest.raises(MessageRejected):
+        await live.adapter.download(message.attachments[0], tmp_path / "a.txt", 100)
+    assert not (tmp_path / "a.txt").exists()
+
+
+async def test_a_file_that_turns_out_too_large_leaves_nothing_behind(
+    live: DiscordHarness, intake: RecordingIntake, tmp_path: Path
+) -> None:
+    message = await heard(live, intake, "", files=[{"filename": "a.txt", "text": "x" * 600_000}])
+    with pytest.raises(MessageRejected):
+        await live.adapter.download(message.attachments[0], tmp_path / "a.txt", 300_000)
+    assert not (tmp_path / "a.txt").exists()
+
+
+async def test_a_file_server_that_is_away_may_be_asked_again(
+    live: DiscordHarness, intake: RecordingIntake, tmp_path: Path
+) -> None:
+    [attachment] = (await heard(live, intake, "", files=[{"filename": "a.txt", "text": "data"}])).attachments
+    await live.server.stop()
+    with pytest.raises(PlatformUnavailable):
+        await live.adapter.download(attachment, tmp_path / "a.txt", 100)
+
+
+async def test_what_is_no_file_of_ours_is_rejected(live: DiscordHarness, tmp_path: Path) -> None:
+    sticker = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="https://example.org/x.png", name="sticker x")
+    with pytest.raises(MessageRejected):
+        await live.adapter.download(sticker, tmp_path / "x", 100)

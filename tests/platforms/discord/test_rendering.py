@@ -1,0 +1,195 @@
+"""Rendering for Discord: nothing is lost, nothing is refused, every fence is closed."""
+
+import random
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from platforms.base import SendRequest
+from platforms.discord.rendering import LIMIT, render
+from platforms.text import utf16_units
+from tests.platforms.contract import RecordingIntake, running
+from tests.platforms.discord.harness import DiscordHarness, chat
+from tests.sampling import sample
+
+ANSWERS = sample(250, 2_000)
+_PARSER = MarkdownIt("commonmark").enable("table")
+
+_SAMPLE = (
+    "the gateway keeps every message 世界 を守る привет 👋🏽 👨‍👩‍👧 naïve café `code` **bold** *it* _under_ ~~gone~~ "
+    "a_b_c x*y 1.5 https://example.org/a_(b)?c=d&e [link](https://example.org) `` `tick` `` ```inline``` ```odd <tag> "
+    "||spoiler|| @everyone <@42> \\* $x^2$ C:\\dir # - > | ~ ` `` ̈ ́"
+)
+WORDS = _SAMPLE.split(" ")
+
+
+def texts(markdown: str) -> list[str]:
+    return [part.text for part in render(markdown)]
+
+
+def shown_words(text: str) -> list[str]:
+    """What a reader sees, in order, without the marks: letters and digits, not the names of languages."""
+    shown: list[str] = []
+    for token in _PARSER.parse(text):
+        if token.type in ("fence", "code_block", "inline", "html_block"):
+            shown.append(token.content)
+    return re.findall(r"[^\W_]", "\n".join(shown).replace("\u200b", ""))
+
+
+def is_balanced(text: str) -> bool:
+    """Discord begins and ends code at three backticks, wherever they stand."""
+    return text.count("```") % 2 == 0
+
+
+def random_answer(random: random.Random) -> str:
+    return "\n\n".join(_random_block(random) for _ in range(random.randint(1, 9)))
+
+
+def _random_block(random: random.Random) -> str:
+    def sentence(most: int) -> str:
+        return " ".join(random.choice(WORDS) for _ in range(random.randint(1, most)))
+
+    def code(most: int) -> str:
+        lines = ("    " * random.randint(0, 3) + sentence(12) for _ in range(random.randint(0, most)))
+        return "\n".join(lines)
+
+    match random.randrange(12):
+        case 0:
+            return "#" * random.randint(1, 6) + " " + sentence(6)
+        case 1:
+            return "\n".join(f"- {sentence(15)}" for _ in range(random.randint(1, 12)))
+        case 2:
+            return "\n".join(f"{number}. {sentence(15)}\n   - {sentence(5)}" for number in range(random.randint(1, 8)))
+        case 3:
+            return f"```{random.choice(('', 'python', 'c++', 'js title=x'))}\n{code(90)}\n```"
+        case 4:
+            return f"~~~\n{code(10)}\n~~~"
+        case 5:
+            return f"````\n```\n{code(5)}\n```\n````"
+        case 6:
+            rows = "\n".join(f"| {sentence(3)} | {sentence(4)} |" for _ in range(random.randint(1, 40)))
+            return f"| {sentence(2)} | {sentence(2)} |\n|---|:-:|\n{rows}"
+        case 7:
+            return "\n".join(f"> {line}" for line in code(6).split("\n"))
+        case 8:
+            return f"1. {sentence(4)}\n   ```sh\n   {sentence(8)}\n   ```\n2. {sentence(4)}"
+        case 9:
+            return f"```{sentence(5)}\n{sentence(300)}"  # never closed
+        case 10:
+            return random.choice("a世👋`*") * random.randint(1, 5000)
+        case _:
+            return sentence(400)
+
+
+def test_a_short_answer_stays_as_it_is() -> None:
+    answer = (
+        "# Plan\n\nUse **two** steps:\n\n1. `make`\n2. *wait*\n\n```python\nprint(1)\n```\n\n> said [who](https://a.b)"
+    )
+    assert texts(answer) == [answer]
+
+
+def test_a_table_becomes_an_aligned_code_block() -> None:
+    assert texts("before\n\n| a | name |\n|---|---|\n| 1 | 漢字 |\n| 22 | `x` **y** |\n\nafter") == [
+        "before\n\n```\na  | name\n---+-----\n1  | 漢字\n22 | x y\n```\n\nafter"
+    ]
+
+
+def test_code_of_every_kind_becomes_what_discord_knows() -> None:
+    assert texts("~~~py\nx = 1\n~~~") == ["```py\nx = 1\n```"]
+    assert texts("text\n\n    indented\n    code") == ["text\n\n```\nindented\ncode\n```"]
+    assert texts("1. ```sh\n   ls\n   ```\n2. next") == ["1.\n```sh\nls\n```\n2. next"]
+    assert texts("#### Deep") == ["### Deep"]
+
+
+def test_backticks_inside_code_cannot_end_it() -> None:
+    [text] = texts("````\n```py\nx\n```\n````")
+    assert text.count("```") == 2
+    assert text.replace("\u200b", "") == "```\n```py\nx\n```\n```"
+
+
+def test_a_fence_that_was_never_closed_is_closed() -> None:
+    assert texts("```py\nx = 1") == ["```py\nx = 1\n```"]
+
+
+def test_long_code_is_closed_and_opened_again_at_each_cut() -> None:
+    lines = [f"line {number} = {'x' * (number % 70)}" for number in range(200)]
+    parts = texts("```python\n" + "\n".join(lines) + "\n```")
+    assert len(parts) > 3
+    assert all(part.startswith("```python\n") and part.endswith("\n```") for part in parts)
+    inner = [line for part in parts for line in part.split("\n")[1:-1]]
+    assert inner == lines
+
+
+def test_code_that_fits_a_message_of_its_own_is_not_cut() -> None:
+    code = "```\n" + "x\n" * 700 + "```"
+    parts = texts("word " * 200 + "\n\n" + code)
+    assert len(parts) == 2
+    assert parts[1] == code
+
+
+def test_a_long_paragraph_is_cut_after_a_sentence() -> None:
+    parts = texts("This is a sentence of some length. " * 120)
+    assert len(parts) == 3
+    assert all(part.rstrip().endswith("length.") for part in parts)
+
+
+def test_a_cut_does_not_part_a_character_from_its_marks() -> None:
+    family = "👨‍👩‍👧"
+    parts = texts("a" + family * 500)
+    assert "".join(parts) == "a" + family * 500
+    assert not any(part.startswith(("\u200d", "\ufe0f")) or part.endswith("\u200d") for part in parts)
+
+
+@pytest.mark.parametrize("nothing", ["", "   \n\n", "\u200b\ufeff", "\x00"])
+def test_an_answer_without_anything_visible_can_still_be_sent(nothing: str) -> None:
+    assert texts(nothing) == ["…"]
+
+
+def test_a_broken_surrogate_does_not_reach_the_wire() -> None:
+    [text] = texts("half \ud83d emoji")
+    assert text == "half ? emoji"
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text(st.sampled_from("ab \n`~|-#>*_.1世👋\t\\"), max_size=300) | st.text(max_size=200))
+def test_any_text_keeps_its_words_and_closes_its_fences(text: str) -> None:
+    for limit in (LIMIT, 60):
+        parts = [part.text for part in render(text, limit)]
+        assert all(is_balanced(part) for part in parts)
+        assert all(0 < utf16_units(part) <= limit for part in parts)
+        letters = re.findall("[ab世👋]", text)
+        assert re.findall("[ab世👋]", "".join(parts)) == letters
+
+
+class TestAgainstTheFake:
+    @pytest.fixture
+    async def harness(self, tmp_path: Path) -> AsyncIterator[DiscordHarness]:
+        async with DiscordHarness(tmp_path) as harness:
+            yield harness
+
+    @pytest.mark.fuzz
+    async def test_random_answers_arrive_whole(self, harness: DiscordHarness) -> None:
+        seed = random.randrange(2**32)
+        print(f"seed {seed}")  # shown by pytest when the test fails
+        dice = random.Random(seed)
+        where = chat(harness.discord.dm_with("100000000000000003")["id"])
+        number = 0
+        async with running(harness.adapter, RecordingIntake()):
+            for _ in range(ANSWERS):
+                answer = random_answer(dice)
+                parts = harness.adapter.render(answer)
+                for part in parts:
+                    number += 1
+                    await harness.adapter.send(SendRequest(chat=where, part=part, key=f"k{number}"))
+                arrived = await harness.visible(where)
+                harness.discord.messages[where.chat_ref].clear()
+                assert arrived == [part.text for part in parts]
+                assert all(is_balanced(part) for part in arrived)
+                assert all(utf16_units(part) <= LIMIT for part in arrived)
+                seen = [word for part in arrived for word in shown_words(part)]
+                assert "".join(seen) == "".join(shown_words(answer)), answer

@@ -1,0 +1,277 @@
+"""Slash commands and buttons: the menu, the acknowledgement, the answer in its own place."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_state.errors import SendAmbiguous
+from hermes_state.values import Button, ChatKind, InboundMessage, InputKind, OutboundPart
+from platforms.base import CommandMenuItem, Preview, SendRequest
+from platforms.discord import slash
+from tests.platforms.contract import RecordingIntake, eventually, running
+from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness, chat
+
+MENU = (
+    CommandMenuItem(name="help", description="What I can do", argument=None),
+    CommandMenuItem(name="title", description="Name this conversation", argument="[title]"),
+    CommandMenuItem(name="compress", description="Make room. " * 20, argument="[focus topic]"),
+)
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
+    async with DiscordHarness(tmp_path, menu=MENU) as harness:
+        yield harness
+
+
+@pytest.fixture
+def intake() -> RecordingIntake:
+    return RecordingIntake()
+
+
+@pytest.fixture
+async def live(harness: DiscordHarness, intake: RecordingIntake) -> AsyncIterator[DiscordHarness]:
+    """A harness whose adapter runs and has published its menu."""
+    async with running(harness.adapter, intake):
+        await published(harness)
+        yield harness
+
+
+async def published(harness: DiscordHarness, times: int = 1) -> list[dict[str, Any]]:
+    rows = await harness.sent("commands", count=times, wait=5)
+    assert len(rows) == times
+    return rows
+
+
+async def given(live: DiscordHarness, intake: RecordingIntake, name: str, **data: Any) -> InboundMessage:
+    """The person picks a slash command."""
+    before = len(intake.messages)
+    await live.post("interaction", {"name": name, "dm_user_id": ALICE, **data})
+    return (await intake.wait_for(before + 1))[before]
+
+
+def answer(command: InboundMessage, text: str, key: str = "k1", **more: Any) -> SendRequest:
+    part = OutboundPart(text=text, plain=text)
+    return SendRequest(chat=command.chat, part=part, key=key, ticket=command.ticket, **more)
+
+
+# The menu
+
+
+async def test_the_menu_is_published_as_discord_wants_it(live: DiscordHarness) -> None:
+    commands = {command["name"]: command for command in (await live.get("state"))["commands"][""]}
+    assert commands.keys() == {"help", "title", "compress"}
+    assert commands["help"]["options"] == []
+    assert [option["name"] for option in commands["compress"]["options"]] == ["focus_topic"]
+    assert not commands["title"]["options"][0]["required"]
+    assert len(commands["compress"]["description"]) <= 100
+
+
+async def test_an_unchanged_menu_is_not_published_again(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    async with running(harness.adapter, intake):
+        await published(harness)
+    async with running(harness.adapter, intake):
+        await harness.write("hello")
+        await intake.wait_for(1)
+        await asyncio.sleep(0.3)  # the first time it took a tenth of that
+    await published(harness)
+    async with running(harness.another_adapter(menu=MENU[:1]), intake):
+        rows = await published(harness, 2)
+    assert rows[-1]["names"] == ["help"]
+
+
+async def test_a_menu_that_discord_refuses_does_not_stop_the_adapter(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await harness.fault(match="PUT /applications/.*", kind="status", status=400, code=50035)
+    async with running(harness.adapter, intake):
+        await harness.calls("PUT /applications/.*", wait=5)
+        await harness.write("hello")
+        await intake.wait_for(1)
+    async with running(harness.adapter, intake):
+        await published(harness)
+
+
+# In
+
+
+async def test_a_slash_command_arrives_as_its_command_line(live: DiscordHarness, intake: RecordingIntake) -> None:
+    command = await given(live, intake, "title", options={"title": " Plans for May "})
+    assert command.text == "/title Plans for May"
+    assert command.via is InputKind.SLASH
+    assert command.is_addressed
+    assert command.chat == live.direct_chat
+    assert command.chat_kind is ChatKind.DIRECT
+    assert command.sender.id == ALICE
+    assert command.ticket is not None
+
+
+async def test_a_slash_command_in_a_group_names_who_gave_it(live: DiscordHarness, intake: RecordingIntake) -> None:
+    await live.post("interaction", {"name": "help", "channel_id": GENERAL, "user_id": BOB})
+    [command] = await intake.wait_for(1)
+    assert (command.text, command.chat, command.sender.id) == ("/help", chat(GENERAL), BOB)
+    assert command.chat_kind is ChatKind.GROUP
+
+
+async def test_a_command_is_acknowledged_at_once_even_while_the_database_waits(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    intake.gate.clear()
+    await live.post("interaction", {"name": "help", "dm_user_id": ALICE})
+    [deferred] = await live.sent("interaction_defer", wait=2)
+    assert deferred
+    [interaction] = await live.get("interactions")
+    assert interaction["ack_after"] < 1
+    assert intake.messages == []
+    intake.gate.set()
+    assert (await intake.wait_for(1))[0].text == "/help"
+
+
+async def test_a_command_whose_acknowledgement_failed_still_runs(live: DiscordHarness, intake: RecordingIntake) -> None:
+    await live.fault(match="POST /interactions/.*", kind="status", status=404, code=10062)
+    command = await given(live, intake, "help")
+    await live.adapter.send(answer(command, "here"))
+    assert await live.visible(command.chat) == ["here"]
+    assert len(await live.sent("send")) == 1
+
+
+# Out
+
+
+async def test_the_answer_fills_the_commands_own_message(live: DiscordHarness, intake: RecordingIntake) -> None:
+    command = await given(live, intake, "help")
+    ref = await live.adapter.send(answer(command, "here"))
+    assert await live.visible(command.chat) == ["here"]
+    assert await live.sent("send") == []
+    [row] = await live.sent("interaction_.*", match="here")
+    assert row["message_id"] == ref
+
+
+async def test_a_repeated_answer_fills_it_again(live: DiscordHarness, intake: RecordingIntake) -> None:
+    command = await given(live, intake, "help")
+    await live.fault(match="PATCH /webhooks/.*", kind="reset_after")
+    with pytest.raises(SendAmbiguous):
+        await live.adapter.send(answer(command, "here"))
+    await live.adapter.send(answer(command, "here", is_repeat=True))
+    assert await live.visible(command.chat) == ["here"]
+
+
+async def test_a_command_that_arrives_twice_is_still_answered_in_its_own_place(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    given_once = await live.post("interaction", {"name": "help", "dm_user_id": ALICE})
+    [command] = await intake.wait_for(1)
+    await live.sent("interaction_defer", wait=5)
+    await live.post("event", {"t": "INTERACTION_CREATE", "d": given_once["event"]})
+    await live.write("later")
+    await intake.wait_for(2)
+    await live.adapter.send(answer(command, "here"))
+    assert await live.visible(command.chat) == ["here"]
+    assert await live.sent("send") == []
+
+
+async def test_what_follows_the_first_part_is_an_ordinary_message(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    command = await given(live, intake, "help")
+    await live.adapter.send(answer(command, "one", "k1"))
+    await live.adapter.send(answer(command, "two", "k2"))
+    assert await live.visible(command.chat) == ["one", "two"]
+    [row] = await live.sent("send")
+    assert row["nonce"]
+
+
+async def test_an_answer_without_the_right_to_write_follows_the_command(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await live.post("interaction", {"name": "help", "channel_id": GENERAL, "user_id": ALICE})
+    [command] = await intake.wait_for(1)
+    await live.post("channel", {"channel_id": GENERAL, "set": {"deny_send": True}})
+    await live.adapter.send(answer(command, "one", "k1"))
+    await live.adapter.send(answer(command, "two", "k2"))
+    assert await live.visible(command.chat) == ["one", "two"]
+
+
+async def test_a_placeholder_gives_way_to_the_commands_own_message(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    command = await given(live, intake, "help")
+    shown = Preview(chat=command.chat, is_shared=False, number=9, text="thinking", ref=None)
+    placeholder = await live.adapter.show(shown)
+    await live.adapter.send(answer(command, "here", replaces=placeholder))
+    assert await live.visible(command.chat) == ["here"]
+
+
+async def test_after_the_tickets_time_the_answer_is_an_ordinary_message(
+    live: DiscordHarness, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slash, "TICKET_SECONDS", 0.0)
+    command = await given(live, intake, "help")
+    await live.adapter.send(answer(command, "here"))
+    [row] = await live.sent("send")
+    assert row["text"] == "here"
+
+
+async def test_a_ticket_of_an_earlier_process_is_no_obstacle(live: DiscordHarness, intake: RecordingIntake) -> None:
+    command = await given(live, intake, "help")
+    restarted = live.another_adapter()
+    async with running(restarted, RecordingIntake()):
+        await restarted.send(answer(command, "here"))
+    assert "here" in await live.visible(command.chat)
+
+
+# Buttons
+
+
+async def test_a_long_command_survives_a_restart_behind_its_button(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    command = "/title " + "a very long title " * 10
+    part = OutboundPart(text="?", plain="?", buttons=(Button(label="Name it", command=command),))
+    await live.adapter.send(SendRequest(chat=live.direct_chat, part=part, key="k1"))
+    await live.post("gateway", {"action": "forget_sessions"})
+    restarted, heard = live.another_adapter(), RecordingIntake()
+    async with running(restarted, heard):
+        await live.press("Name it")
+        [pressed] = await heard.wait_for(1)
+    assert pressed.text == command
+    assert pressed.via is InputKind.BUTTON
+    assert pressed.ticket is None
+
+
+async def test_a_press_is_acknowledged_and_changes_nothing_by_itself(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    part = OutboundPart(text="May I?", plain="May I?", buttons=(Button(label="Yes", command="/approve 7"),))
+    ref = await live.adapter.send(SendRequest(chat=live.direct_chat, part=part, key="k1"))
+    await live.press("Yes")
+    [pressed] = await intake.wait_for(1)
+    assert pressed.message_ref == ref
+    [interaction] = await live.get("interactions")
+    assert (interaction["acked"], interaction["ack_type"]) == (True, 6)
+    assert await live.visible(live.direct_chat) == ["May I?"]
+
+
+async def test_a_final_edit_takes_the_buttons_off(live: DiscordHarness) -> None:
+    part = OutboundPart(text="May I?", plain="May I?", buttons=(Button(label="Yes", command="/approve 7"),))
+    ref = await live.adapter.send(SendRequest(chat=live.direct_chat, part=part, key="k1"))
+    done = OutboundPart(text="Done.", plain="Done.")
+    await live.adapter.send(SendRequest(chat=live.direct_chat, part=done, key="k2", replaces=ref))
+    [message] = await live.get("messages", channel_id=live.direct_chat.chat_ref)
+    assert (message["content"], message["components"]) == ("Done.", [])
+
+
+async def test_a_button_that_is_not_ours_is_acknowledged_and_ignored(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    ref = await live.adapter.send(
+        SendRequest(chat=live.direct_chat, part=OutboundPart(text="hi", plain="hi"), key="k1")
+    )
+    await live.post("interaction", {"dm_user_id": ALICE, "custom_id": "somebody-elses", "message_id": ref})
+    await live.post("interaction", {"dm_user_id": ALICE, "custom_id": "n:unknown", "message_id": ref})
+    await eventually(lambda: all(row["acked"] for row in live.discord.interactions.values()), "acknowledged")
+    await live.write("hello")
+    assert [message.text for message in await intake.wait_for(1)] == ["hello"]

@@ -1,0 +1,275 @@
+"""Who gets to see the web chat: one browser per token, no other origin, no stranger."""
+
+import contextlib
+import re
+import secrets
+import sqlite3
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_state.errors import StoreUnavailable
+from hermes_state.store.writer import Store
+from hermes_state.values import Millis
+from platforms.local.access import CONTENT_POLICY, TOKEN_MS, BrowserAccessControl, host_names, is_same_origin
+from tests.platforms.contract import RecordingIntake, request, running
+from tests.platforms.local.harness import LocalHarness, Screen
+
+ADDRESSES = ["/", "/chat/main", "/chat/main/stream", "/chat/main/earlier?before=9", "/open?name=x", "/nowhere"]
+
+
+class SetClock:
+    def __init__(self) -> None:
+        self.at = 1_800_000_000_000
+
+    def now(self) -> Millis:
+        return Millis(self.at)
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture
+async def local(tmp_path: Path, clock: SetClock, intake: RecordingIntake) -> AsyncIterator[LocalHarness]:
+    """A running web chat in which something was said, and a browser that has not signed in yet."""
+    async with LocalHarness(tmp_path, clock=clock) as harness, running(harness.adapter, intake):
+        await harness.adapter.send(request(harness.direct_chat, "the plan for Thursday"))
+        yield harness
+
+
+async def fetch(
+    local: LocalHarness, path: str, method: str = "GET", **headers: str
+) -> tuple[int, str, Mapping[str, str]]:
+    async with local.browser.request(method, local.root + path, headers=headers, allow_redirects=False) as answer:
+        text = "" if answer.content_type == "text/event-stream" else await answer.text()
+        return answer.status, text, answer.headers
+
+
+@pytest.mark.parametrize("path", ADDRESSES)
+async def test_without_a_cookie_a_page_says_where_the_link_is_and_nothing_else(local: LocalHarness, path: str) -> None:
+    status, text, _ = await fetch(local, path)
+    assert status == 401
+    assert "address that the gateway printed" in text
+    assert "Thursday" not in text
+    assert "main" not in re.sub(r"</?main>", "", text)
+
+
+async def test_a_stranger_cannot_write(local: LocalHarness, intake: RecordingIntake) -> None:
+    status, text, _ = await fetch(local, "/chat/main/messages", "POST", Origin=local.root)
+    assert status == 401
+    assert "Thursday" not in text
+    assert intake.offered == []
+
+
+async def test_the_printed_address_opens_the_chat_and_leaves_no_token_in_it(local: LocalHarness) -> None:
+    async with local.browser.get(local.ready_urls[0]) as answer:
+        assert answer.status == 200
+        assert str(answer.url) == f"{local.root}/chat/main"
+        assert "Thursday" in await answer.text()
+
+
+async def test_a_token_works_once(local: LocalHarness) -> None:
+    await local.sign_in()
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with aiohttp.ClientSession(cookie_jar=jar) as second, second.get(local.ready_urls[0]) as answer:
+        assert answer.status == 401
+        assert "Set-Cookie" not in answer.headers
+
+
+async def test_whoever_is_signed_in_does_not_use_up_another_token(local: LocalHarness) -> None:
+    await local.sign_in()
+    url = local.adapter.mint_url()
+    assert url is not None
+    async with local.browser.get(url) as answer:
+        assert answer.status == 200
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as second, second.get(url) as answer:
+        assert answer.status == 200
+
+
+async def test_made_up_tokens_and_cookies_open_nothing(local: LocalHarness) -> None:
+    assert (await fetch(local, "/?token=" + secrets.token_urlsafe(32)))[0] == 401
+    assert (await fetch(local, "/?token="))[0] == 401
+    port = local.root.rsplit(":", 1)[1]
+    assert (await fetch(local, "/chat/main", Cookie=f"hermes_local_{port}={secrets.token_urlsafe(32)}"))[0] == 401
+
+
+async def test_an_unused_token_closes_after_a_day(local: LocalHarness, clock: SetClock) -> None:
+    clock.at += TOKEN_MS + 1
+    async with local.browser.get(local.ready_urls[0]) as answer:
+        assert answer.status == 401
+
+
+async def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(local: LocalHarness) -> None:
+    _, _, headers = await fetch(local, local.ready_urls[0].removeprefix(local.root))
+    cookie = headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert "Path=/" in cookie
+
+
+async def test_a_browser_stays_signed_in_over_a_restart_and_the_store_knows_only_a_hash(
+    tmp_path: Path, intake: RecordingIntake
+) -> None:
+    async with LocalHarness(tmp_path) as local:
+        async with running(local.adapter, intake):
+            await local.sign_in()
+            port = int(local.root.rsplit(":", 1)[1])
+        [cookie] = list(local.browser.cookie_jar)
+        local.adapter = local.another_adapter(port=port)
+        async with running(local.adapter, intake):
+            assert (await fetch(local, "/chat/main"))[0] == 200
+        notes = await local.store.read(lambda db: db.execute("SELECT key, value FROM meta").fetchall())
+    assert "local.cookies" in dict(notes)
+    assert cookie.value not in str(notes)
+
+
+async def test_a_cookie_ends_some_day(local: LocalHarness, clock: SetClock) -> None:
+    await local.sign_in()
+    clock.at += 91 * 24 * 3600 * 1000
+    assert (await fetch(local, "/chat/main"))[0] == 401
+
+
+async def test_a_token_stays_open_when_its_cookie_could_not_be_stored(tmp_path: Path, clock: SetClock) -> None:
+    path = tmp_path / "state.db"
+    store = await Store.open(path, busy_seconds=0.1)
+    access = BrowserAccessControl(store, clock)
+    token = access.mint()
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailable):
+                await access.exchange(token)
+        assert await access.exchange(token) is not None
+    finally:
+        await store.close()
+
+
+# ---- other origins -------------------------------------------------------------------------------------------
+
+STRANGE = [
+    pytest.param({"Host": "attacker.example"}, id="another name that resolves here"),
+    pytest.param({"Host": "127.0.0.1"}, id="another port's name"),
+    pytest.param({"Origin": "https://attacker.example"}, id="a page elsewhere"),
+    pytest.param({"Origin": "http://127.0.0.1:1"}, id="another port"),
+    pytest.param({"Origin": "null"}, id="a sandbox"),
+    pytest.param({"Sec-Fetch-Site": "cross-site"}, id="a fetch from elsewhere"),
+    pytest.param({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"}, id="a script tag on another port"),
+    pytest.param(
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, id="a frame"
+    ),
+]
+
+
+@pytest.mark.parametrize("path", ["/chat/main", "/chat/main/stream", "/static/app.js", "/"])
+@pytest.mark.parametrize("headers", STRANGE)
+async def test_another_origin_gets_nothing_even_with_the_cookie(
+    local: LocalHarness, path: str, headers: dict[str, str]
+) -> None:
+    await local.sign_in()
+    assert (await fetch(local, path))[0] in (200, 303)
+    status, text, _ = await fetch(local, path, **headers)
+    assert (status, text) == (403, "")
+
+
+@pytest.mark.parametrize("headers", STRANGE)
+async def test_another_origin_cannot_write_even_with_the_cookie(
+    local: LocalHarness, intake: RecordingIntake, headers: dict[str, str]
+) -> None:
+    status, text = await local.post({"text": "sell everything", "client_id": "a" * 20}, headers=headers)
+    assert (status, text) == (403, "")
+    assert intake.offered == []
+
+
+async def test_a_form_without_origin_is_refused_unless_the_browser_vouches_for_it(
+    local: LocalHarness, intake: RecordingIntake
+) -> None:
+    await local.sign_in()
+    assert (await fetch(local, "/chat/main/messages", "POST"))[0] == 403
+    status, _, _ = await fetch(local, "/chat/main/messages", "POST", **{"Sec-Fetch-Site": "same-origin"})
+    assert status == 400, "it gets in, and is no message"
+
+
+async def test_a_link_from_elsewhere_may_open_the_page_as_a_page(local: LocalHarness) -> None:
+    await local.sign_in()
+    visit = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert (await fetch(local, "/chat/main", **visit))[0] == 200
+
+
+async def test_a_used_token_cannot_be_planted_by_another_page(local: LocalHarness) -> None:
+    path = local.ready_urls[0].removeprefix(local.root)
+    assert (await fetch(local, path, **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}))[0] == 403
+    assert (await fetch(local, path))[0] == 303, "the attempt did not use it up"
+
+
+@given(host=st.text(max_size=40), origin=st.none() | st.text(max_size=40))
+def test_only_our_own_names_are_ever_let_in(host: str, origin: str | None) -> None:
+    hosts = host_names("127.0.0.1", 8765)
+    headers = {"Host": host} | ({} if origin is None else {"Origin": origin})
+    if is_same_origin(headers, "GET", hosts):
+        assert host.lower() in hosts
+        assert (
+            origin is None or origin.lower() == f"http://{host.lower()}" or origin.lower() == f"https://{host.lower()}"
+        )
+
+
+async def test_bound_to_every_address_it_is_found_by_number_and_not_by_a_foreign_name(
+    tmp_path: Path, intake: RecordingIntake
+) -> None:
+    async with LocalHarness(tmp_path, host="0.0.0.0") as local, running(local.adapter, intake):
+        assert local.root.startswith("http://127.0.0.1:")
+        port = local.root.rsplit(":", 1)[1]
+        async with local.browser.get(f"http://127.0.0.2:{port}/chat/main") as answer:
+            assert answer.status == 401
+        assert (await fetch(local, "/chat/main", Host=f"127.0.0.3:{port}"))[0] == 403
+        assert (await fetch(local, "/chat/main", Host=f"rebound.example:{port}"))[0] == 403
+
+
+def test_the_names_of_a_page_hold_the_port_and_what_is_configured() -> None:
+    assert host_names("127.0.0.1", 8765) == ("127.0.0.1:8765", "localhost:8765", "[::1]:8765")
+    assert host_names("::1", 80, ("chat.example.org",))[-1] == "chat.example.org"
+    assert "localhost" in host_names("::1", 80)
+
+
+# ---- what every answer carries -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/chat/main", 200), ("/static/app.css", 200), ("/chat/Not-A-Name", 404), ("/", 303), ("/chat/main/stream", 200)],
+)
+async def test_every_answer_carries_the_policy(local: LocalHarness, path: str, status: int) -> None:
+    await local.sign_in()
+    got, _, headers = await fetch(local, path)
+    assert got == status
+    assert headers["Content-Security-Policy"] == CONTENT_POLICY
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] in ("same-origin", "no-referrer")
+
+
+async def test_refusals_carry_the_policy_too(local: LocalHarness) -> None:
+    for headers in ({}, {"Host": "attacker.example"}):
+        _, _, got = await fetch(local, "/chat/main", **headers)
+        assert got["Content-Security-Policy"] == CONTENT_POLICY
+
+
+def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere() -> None:
+    rules = dict(rule.strip().split(" ", 1) for rule in CONTENT_POLICY.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["frame-ancestors"] == "'none'"
+    assert rules["base-uri"] == "'none'"
+    assert not re.search(r"unsafe|https?:|\*", CONTENT_POLICY)
+
+
+async def test_no_page_has_inline_code_or_style(local: LocalHarness) -> None:
+    await local.adapter.send(request(local.direct_chat, "| a |\n|:-:|\n| b |\n\n```py\nx\n```", key="k2"))
+    for html in (await local.page(), (await fetch(local, "/chat/Not-A-Name"))[1]):
+        for tag, attributes in Screen(html).tags:
+            assert tag != "style"
+            assert tag != "script" or (attributes.get("src") or "").startswith("/static/")
+            assert not any(name == "style" or name.startswith(("on", "hx-on")) for name in attributes)

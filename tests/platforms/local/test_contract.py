@@ -1,0 +1,21 @@
+"""The local web chat keeps the contract of all adapters."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.platforms.contract import AdapterContract, AdapterHarness, RecordingIntake
+from tests.platforms.local.harness import LocalHarness
+
+
+class TestLocalContract(AdapterContract):
+    @pytest.fixture
+    async def harness(self, tmp_path: Path) -> AsyncIterator[LocalHarness]:
+        async with LocalHarness(tmp_path, max_part_units=4000) as harness:
+            yield harness
+
+    async def test_a_long_message_says_that_more_may_follow(
+        self, harness: AdapterHarness, intake: RecordingIntake
+    ) -> None:
+        pytest.skip("a page sends a message of any length in one piece")

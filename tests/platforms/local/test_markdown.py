@@ -1,0 +1,169 @@
+"""Markdown becomes safe HTML and parts that fit, whatever a model writes."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from platforms.local.markdown import split_parts, to_html
+from tests.platforms.telegram.test_rendering import ANSWERS, AnswerMaker
+
+ALLOWED = {
+    *(
+        "p",
+        "br",
+        "strong",
+        "em",
+        "s",
+        "code",
+        "pre",
+        "a",
+        "ul",
+        "ol",
+        "li",
+        "blockquote",
+        "hr",
+        "div",
+        "span",
+        "button",
+    ),
+    *("h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
+}
+ATTRIBUTES = {"href", "title", "target", "rel", "class", "start", "scope", "type", "tabindex", "data-copy"}
+
+PIECES = [
+    *("a", "word ", "世界", "👋", "\n", "\n\n", "```", "```py\n", "~~~", "`", "**", "*", "_", "~~", "# ", "> ", "- "),
+    *("1. ", "    ", "| a | b |\n|:-:|--:|\n| c | d |\n", "[x](", "![i](", "https://e.example", "javascript:alert(1)"),
+    *("data:text/html,x", "vbscript:x", ")", '"', "'", "<b>", "<script>", "</script>", "<img src=x onerror=y>", "&lt;"),
+    *(
+        "&#106;avascript:x",
+        "<https://e.example>",
+        "[r]: javascript:x\n",
+        "[r]",
+        "\\",
+        "\t",
+        "\u2028",
+        "\x00",
+        "hx-on:x",
+    ),
+]
+markdown = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
+
+
+class Tags(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@settings(max_examples=400, deadline=None)
+@given(text=markdown | st.text(max_size=300))
+def test_no_tag_attribute_or_address_of_the_author_gets_through(text: str) -> None:
+    for tag, attributes in Tags(to_html(text)).found:
+        assert tag in ALLOWED
+        assert set(attributes) <= ATTRIBUTES
+        if tag == "a" and attributes:
+            assert re.match(r"(?i)(https?:|mailto:)", attributes["href"] or "")
+            assert "noopener" in (attributes["rel"] or "")
+            assert attributes["target"] == "_blank"
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("a **b** ~~c~~", "<p>a <strong>b</strong> <s>c</s></p>\n"),
+        ("one\ntwo", "<p>one<br>\ntwo</p>\n"),
+        ("# Head", "<h3>Head</h3>\n"),
+        ("<i>x</i>", "<p>&lt;i&gt;x&lt;/i&gt;</p>\n"),
+        ("[x](/chat/main)", "<p>[x](/chat/main)</p>\n"),
+        ("[x](file:///etc/passwd)", "<p>[x](file:///etc/passwd)</p>\n"),
+    ],
+)
+def test_the_usual_marks(text: str, html: str) -> None:
+    assert to_html(text) == html
+
+
+def test_tasks_of_a_list_have_boxes() -> None:
+    html = to_html("- [ ] open\n- [x] **done**\n\n[ ] no list")
+    assert "<li>☐ open</li>" in html
+    assert "<li>☑ <strong>done</strong></li>" in html
+    assert "<p>[ ] no list</p>" in html
+
+
+def test_code_keeps_its_characters_and_names_its_language() -> None:
+    html = to_html("```c++ title\nif (a < b && c) {}\n```")
+    assert "<span>c++</span>" in html
+    assert "if (a &lt; b &amp;&amp; c) {}\n</code>" in html
+
+
+def test_a_table_is_aligned_by_classes() -> None:
+    html = to_html("| a | b |\n|:-:|--:|\n| c | d |")
+    assert '<th scope="col" class="center">a</th>' in html
+    assert '<td class="right">d</td>' in html
+    assert "style" not in html
+
+
+def test_an_image_is_a_link_to_it() -> None:
+    html = to_html("![a cat](https://e.example/cat.png)")
+    assert '<a href="https://e.example/cat.png"' in html
+    assert "a cat</a>" in html
+
+
+@settings(max_examples=300, deadline=None)
+@example(text="aa```data:text/html,xvbscript:x~~~" * 9, limit=200)
+@given(text=markdown.map(lambda text: text * 9), limit=st.integers(200, 900))
+def test_parts_fit_keep_their_words_and_close_their_code(text: str, limit: int) -> None:
+    parts = split_parts(text, limit)
+    assert all(len(part.encode("utf-16-le")) // 2 <= limit for part in parts)
+    shown = iter("".join(parts))
+    assert all(letter in shown for letter in re.sub(r"\s", "", text)), "every character, in order"
+
+
+def test_code_that_is_cut_goes_on_in_the_next_part() -> None:
+    code = "".join(f"line {number}\n" for number in range(100))
+    parts = split_parts(f"before\n\n````python\n{code}````\nafter", 200)
+    assert len(parts) > 3
+    assert all(part.startswith("````python\n") for part in parts[1:])
+    assert all(part.rstrip().endswith("````") for part in parts[:-1])
+    assert "".join(Tags(to_html(part)).text.removeprefix("pythonCopy") for part in parts).count("line 7\n") == 1
+
+
+def open_fence_of(part: str) -> str | None:
+    """The code fence that is still open at the end of a part, as a reader of Markdown goes through its lines."""
+    fence = None
+    for line in part.splitlines():
+        found = re.match(r" {0,3}(`{3,}|~{3,})(.*)$", line)
+        if found is None:
+            continue
+        marker, rest = found.groups()
+        if fence is None:
+            fence = marker if marker[0] == "~" or "`" not in rest else None
+        elif marker[0] == fence[0] and len(marker) >= len(fence) and not rest.strip():
+            fence = None
+    return fence
+
+
+@pytest.mark.fuzz
+def test_random_answers_keep_their_words_and_close_their_code_in_every_part() -> None:
+    cut = 0
+    for seed in range(ANSWERS):
+        maker = AnswerMaker(seed)
+        parts = split_parts(maker.answer(), 700)
+        cut += len(parts) > 1
+        assert all(len(part.encode("utf-16-le")) // 2 <= 700 for part in parts)
+        assert [part for part in parts if open_fence_of(part)] == [], f"answer {seed} leaves code open"
+        shown = "\n".join(Tags(to_html(part)).text for part in parts)
+        found = re.findall(r"(?:word|größe|世界|слово|👋x|naïve)\d+", shown)
+        assert found == maker.words, f"answer {seed} lost or moved a word"
+    assert cut > ANSWERS / 4, "many of them are cut"

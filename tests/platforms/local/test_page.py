@@ -1,0 +1,345 @@
+"""What the page does with what a person sends, and what it shows of what was said."""
+
+import asyncio
+import io
+import os
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from hermes_state.errors import MessageRejected, PlatformUnavailable
+from hermes_state.values import AttachmentKind, Button, IncomingAttachment, InputKind, OutboundPart
+from platforms.base import Preview, SendRequest
+from platforms.local import uploads
+from platforms.local.history import chat_key
+from platforms.local.uploads import MAX_FILES
+from tests.platforms.contract import RecordingIntake, eventually, request, running
+from tests.platforms.local.harness import LocalHarness, Screen
+
+
+@pytest.fixture
+async def local(tmp_path: Path, intake: RecordingIntake) -> AsyncIterator[LocalHarness]:
+    made = LocalHarness(tmp_path, max_file_bytes=10_000, max_characters=5_000)
+    async with made as harness, running(harness.adapter, intake):
+        await harness.sign_in()
+        yield harness
+
+
+def new_id() -> str:
+    return secrets.token_hex(16)
+
+
+def spooled(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "spool" / "local").iterdir())
+
+
+# ---- writing -------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_is_answered_only_after_it_is_stored(local: LocalHarness, intake: RecordingIntake) -> None:
+    intake.gate.clear()
+    posting = asyncio.create_task(local.post({"text": "keep me", "client_id": new_id()}))
+    await eventually(lambda: bool(intake.offered), "the message is on its way")
+    assert not posting.done()
+    assert (await local.screen()).entries == []
+    intake.gate.set()
+    status, body = await posting
+    assert status == 200
+    assert [entry.text for entry in Screen(body).of("person")] == ["keep me"]
+
+
+async def test_a_double_submit_starts_one_thing_and_shows_one_entry(
+    local: LocalHarness, intake: RecordingIntake
+) -> None:
+    fields = {"text": "once", "client_id": new_id()}
+    answers = await asyncio.gather(*(local.post(fields) for _ in range(5)))
+    assert {status for status, _ in answers} == {200}
+    assert [message.text for message in intake.messages] == ["once"]
+    assert len(set(intake.offered)) == 1
+    assert [entry.text for entry in (await local.screen()).entries] == ["once"]
+
+
+async def test_the_same_id_in_another_chat_is_another_message(local: LocalHarness, intake: RecordingIntake) -> None:
+    fields = {"text": "hello", "client_id": new_id()}
+    await local.post(fields)
+    await local.post(fields, name="other")
+    assert [message.chat.name for message in intake.messages] == ["local:main", "local:other"]
+
+
+async def test_what_cannot_be_stored_is_a_sentence_and_no_entry(local: LocalHarness, intake: RecordingIntake) -> None:
+    intake.refusals = 1
+    status, body = await local.post({"text": "keep me", "client_id": new_id()}, files=[("a.txt", b"x")])
+    assert status == 503
+    assert "try again" in body
+    assert (await local.screen()).entries == []
+
+
+async def test_a_page_that_cannot_be_read_says_so_and_nothing_of_a_text(local: LocalHarness) -> None:
+    await local.sign_in()
+    await local.store.close()
+    async with local.browser.get(f"{local.root}/chat/main") as answer:
+        body = await answer.text()
+    assert answer.status == 503
+    assert "cannot use its database right now" in body
+    assert "Your text" not in body
+
+
+async def test_files_of_a_message_that_was_not_stored_are_dropped(
+    local: LocalHarness, intake: RecordingIntake, tmp_path: Path
+) -> None:
+    intake.refusals = 1
+    await local.post({"text": "", "client_id": new_id()}, files=[("a.txt", b"x")])
+    assert spooled(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "sentence"),
+    [
+        ({"text": " \n ", "client_id": "a" * 20}, 422, "Write something first"),
+        ({"client_id": "a" * 20}, 422, "Write something first"),
+        ({"text": "x" * 5_001, "client_id": "a" * 20}, 413, "longer than 5,000 characters"),
+        ({"text": "hello", "client_id": ""}, 400, "Reload it"),
+        ({"text": "hello", "client_id": "../../etc/passwd"}, 400, "Reload it"),
+        ({"text": "hello"}, 400, "Reload it"),
+    ],
+)
+async def test_what_is_no_message_gets_one_helpful_sentence(
+    local: LocalHarness, intake: RecordingIntake, fields: dict[str, str], status: int, sentence: str
+) -> None:
+    got, body = await local.post(fields)
+    assert got == status
+    assert sentence in body
+    assert intake.offered == []
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("multipart/form-data", b"no boundary"),
+        ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data\r\n\r\nnameless\r\n--x--\r\n"),
+        ("application/json", b"{}"),
+        ("application/x-www-form-urlencoded", b"client_id=" + b"a" * 2_000_000),
+    ],
+)
+async def test_malformed_forms_are_refused_without_a_stack_trace(
+    local: LocalHarness, intake: RecordingIntake, content_type: str, body: bytes
+) -> None:
+    headers = {"Content-Type": content_type, "Origin": local.root}
+    async with local.browser.post(f"{local.root}/chat/main/messages", data=io.BytesIO(body), headers=headers) as answer:
+        assert 400 <= answer.status < 500
+        assert "Traceback" not in await answer.text()
+    assert intake.offered == []
+
+
+async def test_text_stays_as_it_was_written(local: LocalHarness, intake: RecordingIntake) -> None:
+    await local.write("    indented\r\n\tcode <b>&amp;</b>\n\n")
+    assert intake.messages[0].text == "    indented\n\tcode <b>&amp;</b>"
+    assert [entry.text for entry in (await local.screen()).entries] == ["    indented\n\tcode <b>&amp;</b>"]
+
+
+async def test_without_scripts_the_form_leads_back_to_the_chat(local: LocalHarness) -> None:
+    status, _ = await local.post({"text": "plain", "client_id": new_id()}, headers={"HX-Request": "false"})
+    assert status == 303
+
+
+# ---- files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent_name", "name", "kind"),
+    [
+        ("notes.txt", "notes.txt", AttachmentKind.DOCUMENT),
+        ("C:\\Users\\me\\photo.PNG", "photo.PNG", AttachmentKind.IMAGE),
+        ("../../.bashrc", ".bashrc", AttachmentKind.DOCUMENT),
+        ("song.mp3", "song.mp3", AttachmentKind.AUDIO),
+        ("x" * 300, "x" * 120, AttachmentKind.DOCUMENT),
+    ],
+)
+async def test_a_file_waits_under_a_name_of_our_own(
+    local: LocalHarness, intake: RecordingIntake, tmp_path: Path, sent_name: str, name: str, kind: AttachmentKind
+) -> None:
+    await local.write("look", files=[(sent_name, b"content")])
+    [attachment] = intake.messages[0].attachments
+    assert (attachment.name, attachment.size_bytes, attachment.kind) == (name, 7, kind)
+    [path] = spooled(tmp_path)
+    assert path.name == attachment.file_ref
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert (await local.screen()).entries[0].files == [name]
+
+
+async def test_a_file_over_the_cap_is_a_sentence_and_leaves_nothing(
+    local: LocalHarness, intake: RecordingIntake, tmp_path: Path
+) -> None:
+    files = [("small.txt", b"x"), ("large.bin", b"x" * 10_001)]
+    status, body = await local.post({"text": "both", "client_id": new_id()}, files=files)
+    assert status == 413
+    assert "at most 10 KB" in body
+    assert intake.offered == []
+    assert spooled(tmp_path) == []
+
+
+async def test_a_body_that_is_far_too_large_is_refused_before_it_is_read(local: LocalHarness, tmp_path: Path) -> None:
+    status, body = await local.post({"text": "", "client_id": new_id()}, files=[("huge", b"x" * 5_000_000)])
+    assert status == 413
+    assert "at most" in body
+    assert spooled(tmp_path) == []
+
+
+async def test_too_many_files_are_refused_together(local: LocalHarness, tmp_path: Path) -> None:
+    files = [(f"{number}.txt", b"x") for number in range(MAX_FILES + 1)]
+    status, body = await local.post({"text": "", "client_id": new_id()}, files=files)
+    assert status == 413
+    assert f"at most {MAX_FILES} files" in body
+    assert spooled(tmp_path) == []
+
+
+async def test_a_file_that_nobody_came_for_goes_while_the_daemon_runs_on(
+    local: LocalHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await local.write("old", files=[("old.txt", b"old")])
+    [old] = spooled(tmp_path)
+    os.utime(old, (0, 0))
+    monkeypatch.setattr(uploads, "_SWEEP_SECONDS", -1.0)
+    await local.write("new", files=[("new.txt", b"new")])
+    assert len(spooled(tmp_path)) == 1
+    assert old not in spooled(tmp_path)
+
+
+@pytest.mark.parametrize("ref", ["../state.db", "/etc/passwd", "", "0" * 32, "A" * 32])
+async def test_only_files_of_the_spool_can_be_fetched(local: LocalHarness, tmp_path: Path, ref: str) -> None:
+    attachment = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref=ref, name="x")
+    with pytest.raises(MessageRejected):
+        await local.adapter.download(attachment, tmp_path / "target", max_bytes=10**9)
+
+
+async def test_a_target_that_cannot_be_written_may_be_tried_again(
+    local: LocalHarness, intake: RecordingIntake, tmp_path: Path
+) -> None:
+    await local.write_with_file("notes.txt", b"x")
+    [attachment] = intake.messages[0].attachments
+    with pytest.raises(PlatformUnavailable):
+        await local.adapter.download(attachment, tmp_path / "missing" / "target", max_bytes=100)
+
+
+# ---- chats ---------------------------------------------------------------------------------------------------
+
+
+async def test_chats_are_kept_apart(local: LocalHarness, intake: RecordingIntake) -> None:
+    await local.write("in main")
+    await local.write("in travel", name="travel")
+    assert [message.chat.name for message in intake.messages] == ["local:main", "local:travel"]
+    assert [entry.text for entry in (await local.screen("travel")).entries] == ["in travel"]
+
+
+@pytest.mark.parametrize("name", ["UPPER", "-dash", "a" * 33, "a%2Fb", "a.b", "ä"])
+async def test_a_chat_has_a_plain_name(local: LocalHarness, name: str) -> None:
+    async with local.browser.get(f"{local.root}/chat/{name}") as answer:
+        assert answer.status == 404
+        assert "no such page" in await answer.text()
+
+
+@pytest.mark.parametrize(
+    ("typed", "path"),
+    [
+        ("travel", "/chat/travel"),
+        ("My Travel Plans!", "/chat/my-travel-plans"),
+        ("  ", "/chat/main"),
+        ("//x", "/chat/x"),
+    ],
+)
+async def test_a_typed_name_becomes_a_chat(local: LocalHarness, typed: str, path: str) -> None:
+    async with local.browser.get(f"{local.root}/open", params={"name": typed}, allow_redirects=False) as answer:
+        assert (answer.status, answer.headers["Location"]) == (303, path)
+
+
+# ---- what is shown -------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_is_shown_as_safe_markup(local: LocalHarness) -> None:
+    nasty = "**bold** <script>alert(1)</script> [x](javascript:alert(1)) ![p](https://elsewhere.example/p.png)"
+    await local.adapter.send(request(local.direct_chat, nasty))
+    page = await local.page()
+    body = page[page.index('<div id="log"') : page.index('<div class="empty"')]
+    assert "<strong>bold</strong>" in body
+    assert "<script" not in body
+    assert "<img" not in body
+    assert 'href="javascript' not in body
+
+
+async def test_the_plain_form_is_shown_as_written(local: LocalHarness) -> None:
+    part = OutboundPart(text="**rejected**", plain="*plain* <i>")
+    await local.adapter.send(SendRequest(chat=local.direct_chat, part=part, key="k", is_plain=True))
+    assert [entry.text for entry in (await local.screen()).entries] == ["*plain* <i>"]
+
+
+async def test_a_button_shows_its_label_and_sends_its_command(local: LocalHarness, intake: RecordingIntake) -> None:
+    buttons = (Button(label='Yes "please"', command="/approve <1>"),)
+    await local.adapter.send(request(local.direct_chat, "May I?", buttons=buttons))
+    await local.press('Yes "please"')
+    assert (intake.messages[0].text, intake.messages[0].via) == ("/approve <1>", InputKind.BUTTON)
+
+
+async def test_the_same_part_twice_is_one_entry_at_its_first_place(local: LocalHarness) -> None:
+    first = await local.adapter.send(request(local.direct_chat, "one", key="k1"))
+    await local.adapter.send(request(local.direct_chat, "two", key="k2"))
+    assert await local.adapter.send(request(local.direct_chat, "one", key="k1", is_repeat=True)) == first
+    assert [entry.text.strip() for entry in (await local.screen()).entries] == ["one", "two"]
+
+
+async def test_a_page_that_opens_during_an_answer_shows_it_as_far_as_it_is(local: LocalHarness) -> None:
+    await local.adapter.show(Preview(chat=local.direct_chat, is_shared=False, number=7, text="I thi", ref=None))
+    [entry] = (await local.screen()).entries
+    assert (entry.kind, entry.text.strip()) == ("preview", "I thi")
+
+
+async def test_a_new_turns_preview_takes_the_place_of_one_that_was_given_up(local: LocalHarness) -> None:
+    for number in (7, 8):
+        preview = Preview(chat=local.direct_chat, is_shared=False, number=number, text=f"turn {number}", ref=None)
+        await local.adapter.show(preview)
+    assert [entry.text.strip() for entry in (await local.screen()).entries] == ["turn 8"]
+
+
+async def test_the_memory_of_a_chat_is_bounded(local: LocalHarness) -> None:
+    for number in range(80):
+        await local.adapter.send(request(local.direct_chat, f"reply {number}", key=f"k{number}"))
+    shown = (await local.screen()).entries
+    assert len(shown) == 50
+    assert shown[-1].text.strip() == "reply 79"
+
+
+async def test_the_commands_are_offered_with_what_they_take(local: LocalHarness) -> None:
+    page = await local.page()
+    assert 'data-command="/new" aria-selected="false" data-argument' in page
+    assert "end the running turn" in page
+
+
+async def test_a_chat_that_nobody_wrote_in_is_an_invitation(local: LocalHarness) -> None:
+    page = await local.page("brand-new")
+    assert "What is on your mind?" in page
+    assert Screen(page).entries == []
+    assert await local.store.read(lambda db: db.execute("SELECT count(*) FROM chats").fetchone()) == (0,)
+
+
+async def test_the_stream_extension_is_there_before_the_library_begins(local: LocalHarness) -> None:
+    scripts = [attributes for tag, attributes in Screen(await local.page()).tags if tag == "script"]
+    library, extension = scripts[:2]
+    assert "htmx" in (library["src"] or "")
+    assert "hx-sse" in (extension["src"] or "")
+    assert not {"defer", "async"} & (library.keys() | extension.keys()), "htmx would not wait for a deferred one"
+
+
+async def test_every_field_and_button_has_a_name_for_those_who_cannot_see(local: LocalHarness) -> None:
+    page = await local.page()
+    labels = {attributes.get("for") for tag, attributes in Screen(page).tags if tag == "label"}
+    for tag, attributes in Screen(page).tags:
+        if tag in ("textarea", "input") and attributes.get("type") not in ("hidden", "file"):
+            assert attributes["id"] in labels
+    assert '<html lang="en">' in page
+    assert 'role="log" aria-live="polite"' in page
+
+
+def test_the_key_of_a_chat_is_the_name_that_people_use() -> None:
+    assert chat_key("travel").name == "local:travel"

@@ -1,0 +1,469 @@
+"""What open pages hear, what pages that come back are given, and what a reload shows: the same, once."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from sqlite3 import Connection
+
+import pytest
+
+from hermes_state import inbox, journal, outbox, sessions
+from hermes_state.chats import ensure_chat
+from hermes_state.journal import ToolResult, ToolRunState
+from hermes_state.store.meta import save_note
+from hermes_state.transcripts import hide
+from hermes_state.values import (
+    Button,
+    ChatId,
+    ChatKind,
+    InboundEvent,
+    InboundMessage,
+    InboxId,
+    MessageId,
+    ModelCallRecord,
+    ToolCall,
+    TurnId,
+)
+from platforms.base import Preview, SendRequest
+from platforms.local.routes import PAGE_ROWS
+from platforms.local.stream import MAX_EVENTS, ChatStream, encode
+from tests.platforms.contract import RecordingIntake, request, running
+from tests.platforms.local.harness import LocalHarness, Screen
+
+CALL = ModelCallRecord(purpose="turn", route="main", model="m", outcome="ok", usage=None, took_ms=1)
+
+
+class StoringIntake(RecordingIntake):
+    """An intake that stores what it accepts, so that turns can be run by hand."""
+
+    local: LocalHarness
+
+    async def accept(self, event: InboundEvent, cursor: object = None) -> None:
+        assert isinstance(event, InboundMessage)
+        await super().accept(event)
+        self.chat_id, self.inbox_id = await self.local.store.write(_put, event)
+
+
+def _put(db: Connection, event: InboundMessage) -> tuple[ChatId, InboxId]:
+    chat_id = ensure_chat(db, event.chat, ChatKind.LOCAL, None, event.sent_at)
+    row = inbox.NewInboxRow(
+        platform="local",
+        account="local",
+        event_ref=event.event_ref,
+        chat_id=chat_id,
+        kind=inbox.InboxKind.MESSAGE,
+        mode=inbox.InboxMode.QUEUE,
+        sender_ref=event.sender.ref,
+        sender_name=event.sender.name,
+        message_ref=event.message_ref,
+        payload=inbox.InboxPayload(text=event.text, attachments=event.attachments),
+        expects_more=False,
+        sent_at=event.sent_at,
+    )
+    inbox_id = inbox.insert(db, row, event.sent_at)
+    assert inbox_id is not None
+    return chat_id, inbox_id
+
+
+@pytest.fixture
+def intake() -> StoringIntake:
+    return StoringIntake()
+
+
+@pytest.fixture
+async def local(tmp_path: Path, intake: StoringIntake) -> AsyncIterator[LocalHarness]:
+    async with LocalHarness(tmp_path) as harness, running(harness.adapter, intake):
+        intake.local = harness
+        await harness.sign_in()
+        yield harness
+
+
+class Turn:
+    """A turn in the main chat, step by step, as the gateway takes it."""
+
+    def __init__(self, local: LocalHarness, chat_id: ChatId, turn_id: TurnId) -> None:
+        self.local = local
+        self.chat_id = chat_id
+        self.id = turn_id
+        self.ref: str | None = None
+
+    async def show(self, text: str) -> None:
+        preview = Preview(chat=self.local.direct_chat, is_shared=False, number=self.id, text=text, ref=self.ref)
+        self.ref = await self.local.adapter.show(preview)
+        assert self.ref is not None
+        await self.local.store.write(journal.note_preview, self.id, self.ref)
+
+    async def call_tool(self, text: str) -> MessageId:
+        call = ToolCall(id="c1", name="history_search", arguments='{"query": "plan"}')
+        step = journal.ModelStep(text=text, calls=(call,), call=CALL, reported_prompt_tokens=None)
+        message = await self.local.store.write(journal.append_calls, self.id, step, self.local.clock.now())
+        return message.id
+
+    async def finish_tool(self, message_id: MessageId, text: str) -> None:
+        call = ToolCall(id="c1", name="history_search", arguments='{"query": "plan"}')
+        await self.local.store.write(journal.start_tools, self.id, message_id, (call,), self.local.clock.now())
+        result = ToolResult(call_message_id=message_id, call=call, text=text, state=ToolRunState.DONE)
+        await self.local.store.write(journal.finish_tool, self.id, result, self.local.clock.now())
+
+    async def finish(self, text: str) -> None:
+        answer = journal.FinalAnswer(text=text, call=CALL, reported_prompt_tokens=None)
+        await self.local.store.write(journal.finish_turn, self.id, answer, self.local.clock.now())
+
+    async def deliver(self, *, is_noted: bool = True) -> None:
+        [row] = await self.local.store.read(outbox.load_open, self.chat_id)
+        assert row.written is not None
+        [part] = self.local.adapter.render(row.written.markdown)
+        sent = SendRequest(chat=self.local.direct_chat, part=part, key=f"o{row.id}", replaces=row.replaces)
+        ref = await self.local.adapter.send(sent)
+        if is_noted:
+            await self.local.store.write(outbox.mark_sent, row.id, ref, self.local.clock.now())
+
+
+async def begin(local: LocalHarness, intake: StoringIntake, text: str) -> Turn:
+    await local.write(text)
+    ids = [intake.inbox_id]
+    turn = await local.store.write(journal.start_turn, intake.chat_id, ids, {}, local.clock.now())
+    return Turn(local, intake.chat_id, turn.id)
+
+
+async def whole_turn(local: LocalHarness, intake: StoringIntake, question: str, answer: str) -> None:
+    turn = await begin(local, intake, question)
+    await turn.finish(answer)
+    await turn.deliver()
+
+
+def texts(screen: Screen) -> list[str]:
+    return [entry.text.strip() for entry in screen.entries]
+
+
+def position(page: str) -> str:
+    found = re.search(r"stream\?after=([0-9a-f]+-\d+)", page)
+    assert found is not None
+    return found.group(1)
+
+
+# ---- live ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_streams_and_its_final_form_takes_the_previews_place(
+    local: LocalHarness, intake: StoringIntake
+) -> None:
+    async with local.listening(after=position(await local.page())) as page:
+        turn = await begin(local, intake, "why?")
+        assert "why?" in (await page.next()).data
+        await turn.show("Bec")
+        preview = Screen((await page.next()).data).of("preview")[0]
+        await turn.show("Because")
+        again = Screen((await page.next()).data).of("preview")[0]
+        await turn.finish("Because **so**")
+        await turn.deliver()
+        final = Screen((await page.next()).data).of("answer")[0]
+    assert preview.ref == again.ref == final.ref
+    assert (again.text.strip(), final.text.strip()) == ("Because", "Because so")
+
+
+async def test_a_long_answer_is_rendered_beside_the_event_loop(local: LocalHarness, intake: StoringIntake) -> None:
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while True:
+            await asyncio.sleep(0.001)
+            beats += 1
+
+    async with local.listening(after=position(await local.page())) as page:
+        turn = await begin(local, intake, "why?")
+        await page.next()
+        heart = asyncio.create_task(beat())
+        await turn.show("a [b](http://c.d) **e**\n\n" * 4_000)
+        during = beats
+        heart.cancel()
+        assert Screen((await page.next()).data).of("preview")
+    assert during >= 10, "others had their turns while it was rendered"
+
+
+async def test_typing_is_shown_and_ends_with_the_answer(local: LocalHarness) -> None:
+    async with local.listening(after=position(await local.page())) as page:
+        await local.adapter.show_typing(local.direct_chat)
+        assert "Hermes is writing" in (await page.next()).data
+        await local.adapter.send(request(local.direct_chat, "done"))
+        ended = (await page.next()).data
+    assert 'hx-target="#writing"' in ended
+    assert "Hermes is writing" not in ended
+
+
+async def test_a_tool_call_shows_while_it_runs_and_when_it_is_done(local: LocalHarness, intake: StoringIntake) -> None:
+    turn = await begin(local, intake, "look it up")
+    async with local.listening(after=position(await local.page())) as page:
+        await turn.show("Let me look.")
+        assert Screen(await page.until("Let me look.")).of("preview")
+        message_id = await turn.call_tool("Let me look.")
+        await local.adapter.show_typing(local.direct_chat)
+        running_line = await page.until("history_search")
+        assert f'hx-target="[id=\'m-{turn.ref}\']" hx-swap="delete"' in running_line, "what streamed is a line now"
+        assert "running" in running_line
+        await turn.finish_tool(message_id, "m12: the plan")
+        await local.adapter.show_typing(local.direct_chat)
+        assert "m12: the plan" in await page.until("done")
+
+
+async def test_every_open_page_sees_what_one_of_them_sends(local: LocalHarness) -> None:
+    start = position(await local.page())
+    async with local.listening(after=start) as one, local.listening(after=start) as two:
+        await local.write("from one of them")
+        assert "from one of them" in (await one.next()).data
+        assert "from one of them" in (await two.next()).data
+
+
+async def test_a_chats_events_stay_in_it(local: LocalHarness) -> None:
+    async with local.listening("other", after=position(await local.page("other"))) as other:
+        await local.write("in main")
+        await local.write("in other", name="other")
+        heard = (await other.next()).data
+    assert "in other" in heard
+    assert "in main" not in heard
+
+
+# ---- coming back ---------------------------------------------------------------------------------------------
+
+
+async def test_a_page_that_comes_back_is_given_what_it_missed(local: LocalHarness) -> None:
+    start = position(await local.page())
+    async with local.listening(after=start), local.listening(after=start) as away:
+        await local.adapter.send(request(local.direct_chat, "heard", key="k1"))
+        await away.next()
+        last = away.last_id
+        await local.adapter.send(request(local.direct_chat, "missed", key="k2"))
+        async with local.listening(after=start, last=last) as back:
+            event = (await back.next()).data
+    assert "missed" in event
+    assert "heard" not in event
+
+
+async def test_what_happens_while_no_page_is_open_is_there_on_return(local: LocalHarness) -> None:
+    async with local.listening(after=position(await local.page())) as page:
+        await local.adapter.send(request(local.direct_chat, "heard", key="k1"))
+        await page.next()
+        last = page.last_id
+    page.response.close()
+    await local.adapter.send(request(local.direct_chat, "missed", key="k2"))
+    async with local.listening(last=last) as back:
+        assert "missed" in (await back.next()).data
+
+
+@pytest.mark.parametrize("last", ["", "0badcafe-7", "not an id", "-", "1" * 400])
+async def test_a_page_from_another_time_is_given_the_whole_chat(local: LocalHarness, last: str) -> None:
+    await local.adapter.send(request(local.direct_chat, "everything", key="k1"))
+    async with local.listening(after=last) as page:
+        event = (await page.next()).data
+        assert 'hx-target="#log" hx-swap="innerMorph"' in event
+        assert "everything" in event
+        await local.adapter.send(request(local.direct_chat, "and more", key="k2"))
+        assert "and more" in (await page.next()).data
+
+
+async def test_nothing_falls_between_a_page_and_its_stream(local: LocalHarness) -> None:
+    start = position(await local.page())
+    await local.adapter.send(request(local.direct_chat, "in between"))
+    async with local.listening(after=start) as page:
+        assert "in between" in (await page.next()).data
+
+
+async def test_a_stream_that_the_store_cannot_feed_ends_properly_for_the_page_to_come_back(local: LocalHarness) -> None:
+    await local.sign_in()
+    await local.store.close()
+    async with local.listening(last="0badcafe-7") as page:
+        with pytest.raises(EOFError):
+            await page.next()
+
+
+async def test_streams_end_with_the_adapter_and_the_next_run_catches_pages_up(tmp_path: Path) -> None:
+    async with LocalHarness(tmp_path) as local:
+        intake = RecordingIntake()
+        async with running(local.adapter, intake):
+            await local.sign_in()
+            await local.adapter.send(request(local.direct_chat, "before", key="k1"))
+            port = int(local.root.rsplit(":", 1)[1])
+            last = position(await local.page())
+            page = await local.browser.get(f"{local.root}/chat/main/stream?after={last}")
+            assert b"hello" in await page.content.readuntil(b"\n\n")
+        assert await asyncio.wait_for(page.content.read(), 5) == b"", "the stream ended properly"
+        local.adapter = local.another_adapter(port=port)
+        async with running(local.adapter, intake), local.listening(last=last) as back:
+            assert 'hx-swap="innerMorph"' in (await back.next()).data
+
+
+# ---- after a reload ------------------------------------------------------------------------------------------
+
+
+async def test_a_reload_shows_the_conversation_from_the_store(local: LocalHarness, intake: StoringIntake) -> None:
+    turn = await begin(local, intake, "look it up")
+    await turn.finish_tool(await turn.call_tool("Let me look."), "m12: the plan")
+    await turn.finish("It is **there**.")
+    await turn.deliver()
+    live = [entry.ref for entry in (await local.screen()).of("person", "answer")]
+    local.adapter = local.another_adapter()
+    async with running(local.adapter, intake):
+        screen = await local.screen()
+    assert [entry.kind for entry in screen.entries] == ["person", "aside", "tool", "answer"]
+    assert [entry.ref for entry in screen.of("person", "answer")] == live
+    shown = texts(screen)
+    assert shown[:2] == ["look it up", "Let me look."]
+    assert "m12: the plan" in shown[2]
+    assert shown[3] == "It is there."
+
+
+async def test_commands_and_their_replies_are_shown_after_a_restart_between_what_was_said(tmp_path: Path) -> None:
+    async with LocalHarness(tmp_path) as local:
+        intake = StoringIntake()
+        intake.local = local
+        async with running(local.adapter, intake):
+            await local.sign_in()
+            port = int(local.root.rsplit(":", 1)[1])
+            await whole_turn(local, intake, "first question", "first answer")
+            commands = RecordingIntake()
+            intake.accept = commands.accept  # type: ignore[method-assign]  # a command makes no turn
+            await local.write("/status")
+            buttons = (Button(label="Again", command="/status"),)
+            await local.adapter.send(request(local.direct_chat, "All is **well**.", key="k1", buttons=buttons))
+            before = await local.screen()
+        for _ in range(2):
+            local.adapter = local.another_adapter(port=port)
+            async with running(local.adapter, commands):
+                assert (await local.screen()).entries == before.entries
+        assert texts(before) == ["first question", "first answer", "/status", "All is well."]
+        [(note,)] = await local.store.read(
+            lambda db: db.execute("SELECT value FROM meta WHERE key = 'local.remembered'").fetchall()
+        )
+        assert "first answer" not in note, "the transcript has it"
+
+
+async def test_a_note_of_another_version_is_no_obstacle(tmp_path: Path, intake: StoringIntake) -> None:
+    async with LocalHarness(tmp_path) as local:
+        await local.store.write(save_note, "local.remembered", '{"main": [{"kind": "from the future"}]}')
+        async with running(local.adapter, intake):
+            await local.sign_in()
+            assert texts(await local.screen()) == []
+
+
+async def test_what_waits_for_its_turn_is_shown_after_a_restart(local: LocalHarness, intake: StoringIntake) -> None:
+    await local.write("still waiting")
+    local.adapter = local.another_adapter()
+    async with running(local.adapter, intake):
+        assert texts(await local.screen()) == ["still waiting"]
+
+
+@pytest.mark.parametrize("moment", ["owed", "sent, not noted", "noted"])
+async def test_an_answer_is_shown_once_at_every_moment_of_its_delivery(
+    local: LocalHarness, intake: StoringIntake, moment: str
+) -> None:
+    turn = await begin(local, intake, "why?")
+    await turn.show("Bec")
+    await turn.finish("Because")
+    start = position(await local.page())
+    if moment != "owed":
+        await turn.deliver(is_noted=moment == "noted")
+        assert texts(await local.screen()) == ["why?", "Because"]
+    else:
+        async with local.listening(after=start) as page:
+            assert texts(await local.screen()) == ["why?", "Bec"]
+            await turn.deliver()
+            assert Screen((await page.next()).data).of("answer")[0].ref == turn.ref
+        assert texts(await local.screen()) == ["why?", "Because"]
+
+
+async def test_earlier_conversations_stay_above_a_line(local: LocalHarness, intake: StoringIntake) -> None:
+    await whole_turn(local, intake, "first question", "first answer")
+    await local.store.write(sessions.reset, intake.chat_id, local.clock.now())
+    await whole_turn(local, intake, "second question", "second answer")
+    screen = await local.screen()
+    assert [entry.kind for entry in screen.entries] == ["person", "answer", "divider", "person", "answer"]
+    assert texts(screen)[0] == "first question"
+
+
+async def test_what_was_taken_back_stays_and_is_marked(local: LocalHarness, intake: StoringIntake) -> None:
+    await whole_turn(local, intake, "a slip", "an answer to it")
+
+    def undo(db: Connection) -> None:
+        [(session_id, message_id)] = db.execute("SELECT session_id, id FROM messages WHERE text = 'a slip'").fetchall()
+        hide(db, session_id, [message_id], "undo", local.clock.now())
+
+    await local.store.write(undo)
+    [slip, answer] = (await local.screen()).entries
+    assert slip.text == "a slip"
+    assert "undone" in slip.classes
+    assert "undone" not in answer.classes
+
+
+async def test_a_stopped_answer_is_marked(local: LocalHarness, intake: StoringIntake) -> None:
+    turn = await begin(local, intake, "a long story")
+    await turn.show("Once upon")
+    await local.store.write(journal.stop_turn, turn.id, "Once upon", "stopped", local.clock.now(), notice="(stopped)")
+    await turn.deliver()
+    local.adapter = local.another_adapter()
+    async with running(local.adapter, intake):
+        assert "stopped" in await local.page()
+
+
+async def test_a_long_chat_is_read_page_by_page_without_gap_or_repeat(
+    local: LocalHarness, intake: StoringIntake
+) -> None:
+    turn = await begin(local, intake, "message 0")
+    count = PAGE_ROWS * 2 + 10
+
+    def fill(db: Connection) -> None:
+        copy = """INSERT INTO messages
+              (session_id, chat_id, lineage_id, seq, role, origin, text, sender_ref, created_at)
+            SELECT session_id, chat_id, lineage_id, seq + ?, role, origin, 'message ' || ?, sender_ref, created_at
+            FROM messages WHERE text = 'message 0'"""
+        db.executemany(copy, [(number,) * 2 for number in range(1, count)])
+        db.execute("UPDATE sessions SET next_seq = ?", (count + 1,))
+
+    await local.store.write(fill)
+    await turn.finish("that was a lot")
+    await turn.deliver()
+    html = await local.page()
+    seen = texts(Screen(html))
+    while found := re.search(r"/chat/main(/earlier\?before=\d+)", html):
+        html = await local.page("main", found.group(1))
+        seen = texts(Screen(html)) + seen
+    assert seen == [*(f"message {number}" for number in range(count)), "that was a lot"]
+
+
+# ---- the hub -------------------------------------------------------------------------------------------------
+
+
+def test_of_what_changes_often_a_slow_page_finds_only_the_newest() -> None:
+    stream = ChatStream()
+    stream.watch()
+    for number in range(1_000):
+        stream.publish(partial(str, number), slot="preview")
+    assert stream.after(0) == (1_000, ["999"])
+
+
+def test_a_page_that_missed_too_much_is_told_so() -> None:
+    stream = ChatStream()
+    stream.watch()
+    for number in range(MAX_EVENTS + 1):
+        stream.publish(partial(str, number))
+    assert stream.after(0) is None
+    missed = stream.after(1)
+    assert missed is not None
+    assert len(missed[1]) == MAX_EVENTS
+
+
+def test_nothing_is_rendered_while_nobody_looks() -> None:
+    stream = ChatStream()
+
+    def render() -> str:
+        raise AssertionError("nobody looks")
+
+    stream.publish(render)
+    assert stream.after(0) is None
+    assert stream.after(1) is not None
+
+
+def test_a_fragment_keeps_its_lines() -> None:
+    assert encode("a\nb\r\nc\rd", "x-1") == b"id: x-1\ndata: a\ndata: b\ndata: c\ndata: d\n\n"

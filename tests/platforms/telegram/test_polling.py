@@ -1,0 +1,333 @@
+"""Receiving in good times and bad: nothing lost, nothing twice, and never deaf in silence."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from hermes_state.aio import Backoff
+from hermes_state.errors import PlatformUnavailable, TokenRejected
+from platforms.base import AdapterState
+from platforms.telegram import TelegramSettings
+from tests.fakes.labkit import Server
+from tests.fakes.wire import Wire
+from tests.platforms.contract import RecordingIntake, eventually, request, running
+from tests.platforms.telegram.harness import GROUP, PERSON, TOKEN, TelegramHarness
+
+
+async def polls(telegram: TelegramHarness) -> int:
+    return len(await telegram.calls("getUpdates"))
+
+
+async def test_pending_updates_are_not_dropped_at_the_first_start(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    for number in range(6):
+        await telegram.write(f"message {number}")
+    async with running(telegram.adapter, intake):
+        await intake.wait_for(6)
+    assert [message.text for message in intake.messages] == [f"message {number}" for number in range(6)]
+
+
+async def test_an_update_is_acknowledged_only_after_its_commit(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    async with running(telegram.adapter, intake):
+        intake.gate.clear()
+        await telegram.write("slow to store")
+        await eventually(lambda: bool(intake.offered), "the update was offered")
+        [pending] = [bot["pending"] for bot in (await telegram.get("state"))["bots"]]
+        assert len(pending) == 1, "Telegram still holds what is not stored"
+        intake.gate.set()
+        await intake.wait_for(1)
+        await telegram.write("another")
+        await intake.wait_for(2)
+    assert len(intake.offered) == 2, "what was acknowledged does not come again"
+
+
+async def test_what_was_not_stored_before_the_end_comes_again_after_it(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    async with running(telegram.adapter, intake):
+        intake.gate.clear()
+        for number in range(3):
+            await telegram.write(f"message {number}")
+        await eventually(lambda: bool(intake.offered), "the first update was offered")
+    assert intake.messages == []
+    intake.gate.set()
+    async with running(telegram.another_adapter(), intake):
+        await intake.wait_for(3)
+    assert [message.text for message in intake.messages] == [f"message {number}" for number in range(3)]
+    assert intake.offered[0] == intake.messages[0].event_ref, "the same update keeps its key across a restart"
+
+
+async def test_a_database_in_trouble_delays_and_loses_nothing(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    async with running(telegram.adapter, intake):
+        intake.refusals = 4
+        with capture_logs() as logs:
+            for number in range(5):
+                await telegram.write(f"message {number}")
+            await intake.wait_for(5)
+            await eventually(lambda: telegram.adapter.health().is_ready, "healthy again")
+    assert any("could not be stored" in line["detail"] for line in logs if line["event"] == "telegram.poll_failed")
+    assert [message.text for message in intake.messages] == [f"message {number}" for number in range(5)]
+
+
+async def test_an_update_that_cannot_be_read_does_not_block_those_behind_it(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    async with running(telegram.adapter, intake):
+        with capture_logs() as logs:
+            await telegram.post("update", {"update": {"message": {"message_id": "?", "chat": {}}}})
+            await telegram.write("after the strange one")
+            await intake.wait_for(1)
+    assert [message.text for message in intake.messages] == ["after the strange one"]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["update.skipped"]
+
+
+async def test_an_album_is_meant_for_whom_its_caption_is_meant_for(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    captions = ("@lab_gateway_bot our trip", "", "")
+    async with running(telegram.adapter, intake):
+        for album, caption in ((album, caption) for album in ("ours", "theirs") for caption in captions):
+            spoken = caption if album == "ours" else caption.removeprefix("@lab_gateway_bot ")
+            await telegram.message(chat_id=GROUP, user_id=PERSON, media="photo", caption=spoken, media_group_id=album)
+        heard = await intake.wait_for(6)
+    assert [message.is_addressed for message in heard] == [True] * 3 + [False] * 3
+
+
+async def test_updates_of_other_kinds_are_not_even_asked_for(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    async with running(telegram.adapter, intake):
+        await eventually(lambda: telegram.adapter.health().is_ready, "one poll")
+        [bot] = (await telegram.get("state"))["bots"]
+    assert bot["allowed_updates"] == ["callback_query", "edited_message", "message"]
+
+
+async def test_there_is_never_more_than_one_poll_in_flight(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    async with running(telegram.adapter, intake):
+        for number in range(10):
+            await telegram.write(f"message {number}")
+            await intake.wait_for(number + 1)
+        await asyncio.sleep(1.2)  # two quiet polls
+        rows = await telegram.calls("getUpdates")
+    assert len(rows) >= 10
+    for earlier, later in itertools.pairwise(rows):
+        assert later["started"] >= earlier["t"]
+
+
+async def test_running_twice_at_once_is_refused(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    async with running(telegram.adapter, intake):
+        with pytest.raises(RuntimeError):
+            await telegram.adapter.run(intake)
+        assert telegram.adapter.health().is_ready
+
+
+async def test_a_black_holed_poll_is_noticed_and_its_connection_replaced(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    async with running(telegram.adapter, intake):
+        await telegram.fault(match="getUpdates", kind="hang", times=2)
+        await eventually(lambda: not telegram.adapter.health().is_ready, "the stall shows")
+        assert telegram.adapter.health().state in (AdapterState.STALLED, AdapterState.BACKING_OFF)
+        await telegram.write("are you deaf?")
+        await intake.wait_for(1)
+        await eventually(lambda: telegram.adapter.health().is_ready, "ready again")
+
+
+async def test_a_store_that_hangs_shows_as_no_progress(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    async with running(telegram.adapter, intake):
+        intake.gate.clear()
+        await telegram.write("never stored")
+        await eventually(lambda: telegram.adapter.health().state is AdapterState.STALLED, "the silence shows")
+        assert "no progress" in telegram.adapter.health().detail
+        intake.gate.set()
+        await eventually(lambda: telegram.adapter.health().is_ready, "ready again")
+
+
+async def test_sending_goes_on_while_polling_is_stalled(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    async with running(telegram.adapter, intake):
+        await telegram.fault(match="getUpdates", kind="hang", times=-1)
+        await eventually(lambda: telegram.adapter.health().state is AdapterState.STALLED, "the stall shows")
+        await telegram.adapter.send(request(telegram.direct_chat, "still talking"))
+    assert await telegram.visible(telegram.direct_chat) == ["still talking"]
+
+
+def test_the_default_patience_keeps_the_promises() -> None:
+    settings = TelegramSettings(token=TOKEN)
+    one_poll = settings.poll_seconds + settings.poll_grace_seconds
+    assert one_poll < settings.stall_seconds <= 90, "a stall is noticed within 90 seconds"
+    probes = 3 * (settings.poll_grace_seconds + settings.backoff.max_seconds)
+    assert one_poll + probes <= 180, "even if three fresh connections fail, a fourth is made within 3 minutes"
+
+
+@pytest.mark.parametrize("kind", ["reset", "garbage", "500", "502"])
+async def test_network_trouble_is_waited_out(telegram: TelegramHarness, intake: RecordingIntake, kind: str) -> None:
+    async with running(telegram.adapter, intake):
+        await telegram.fault(match="getUpdates", kind=kind, times=3)
+        await telegram.write("through the storm")
+        await intake.wait_for(1)
+        await eventually(lambda: telegram.adapter.health().is_ready, "ready again")
+    assert len(intake.offered) == 1
+
+
+async def test_a_dead_connection_is_replaced_though_it_never_recovers(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    async with Wire(telegram.server.port) as wire:
+        adapter = telegram.another_adapter(base_url=wire.url)
+        async with running(adapter, intake):
+            wire.freeze()
+            await eventually(lambda: adapter.health().state is AdapterState.STALLED, "the stall shows")
+            await telegram.write("are you deaf?")
+            wire.thaw()  # for new connections only
+            await intake.wait_for(1)
+            await eventually(lambda: adapter.health().is_ready, "ready again")
+
+
+async def test_a_lost_network_is_waited_out(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    async with Wire(telegram.server.port) as wire:
+        adapter = telegram.another_adapter(base_url=wire.url)
+        async with running(adapter, intake):
+            wire.cut()
+            await eventually(lambda: adapter.health().state is AdapterState.BACKING_OFF, "the outage shows")
+            with pytest.raises(PlatformUnavailable):
+                await adapter.send(request(telegram.direct_chat, "hello?"))
+            await telegram.write("written meanwhile")
+            await wire.mend()
+            await intake.wait_for(1)
+            await eventually(lambda: adapter.health().is_ready, "ready again")
+            await adapter.send(request(telegram.direct_chat, "hello!"))
+    assert await telegram.visible(telegram.direct_chat) == ["hello!"]
+
+
+async def test_flood_control_of_polling_is_obeyed(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    async with running(telegram.adapter, intake):
+        await telegram.fault(match="getUpdates", kind="429", retry_after=1, times=1)
+        await eventually(lambda: "429" in telegram.adapter.health().detail, "the penalty shows")
+        before = await polls(telegram)
+        await asyncio.sleep(0.7)
+        assert await polls(telegram) == before, "nothing is asked during the penalty"
+        await eventually(lambda: telegram.adapter.health().is_ready, "ready after it")
+
+
+async def test_another_poller_is_never_fatal_and_health_names_it(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    async with running(telegram.adapter, intake):
+        await telegram.fault(match="getUpdates", kind="409", times=3)
+        await eventually(lambda: telegram.adapter.health().state is AdapterState.BACKING_OFF, "the conflict shows")
+        assert "another process polls with the same bot token" in telegram.adapter.health().detail
+        before = await polls(telegram)
+        await asyncio.sleep(0.15)
+        assert await polls(telegram) == before, "a conflict is not fought over"
+        await telegram.write("after the conflict")
+        await intake.wait_for(1)
+        assert telegram.adapter.health().is_ready
+        assert "409" in telegram.adapter.health().detail, "a rival that takes turns stays named for a while"
+
+
+async def test_a_webhook_of_an_earlier_configuration_is_taken_off(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    await telegram.control.post(f"/bot{TOKEN}/setWebhook", json={"url": "http://127.0.0.1:9/old"})
+    await telegram.write("pending behind the webhook")
+    async with running(telegram.adapter, intake):
+        await intake.wait_for(1)
+
+
+async def test_a_wrong_token_is_fatal_and_says_so_without_showing_it(tmp_path: Path, intake: RecordingIntake) -> None:
+    async with TelegramHarness(tmp_path, token="123456:ANOTHER") as telegram:
+        with pytest.raises(TokenRejected, match=re.escape("telegram.token")) as caught:
+            await telegram.adapter.run(intake)
+        assert telegram.adapter.health().state is AdapterState.FAILED
+    chain: list[str] = []
+    error: BaseException | None = caught.value
+    while error is not None:
+        chain.append(repr(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    assert TOKEN not in " ".join(chain)
+
+
+async def test_a_token_revoked_while_running_ends_the_adapter_loudly(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    task = asyncio.create_task(telegram.adapter.run(intake))
+    await eventually(lambda: telegram.adapter.health().is_ready, "ready")
+    await telegram.fault(match="getUpdates", kind="401", times=1)
+    with pytest.raises(TokenRejected):
+        await asyncio.wait_for(task, 5)
+    assert telegram.adapter.health().state is AdapterState.FAILED
+
+
+async def test_a_404_of_a_proxy_is_no_verdict_on_the_token(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    async def not_found(request: web.Request) -> web.Response:
+        return web.Response(status=404, text="<h1>404</h1>")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", not_found)
+    async with Server(app) as proxy:
+        with pytest.raises(PlatformUnavailable):
+            await telegram.another_adapter(base_url=proxy.url).run(intake)
+
+
+async def test_no_network_at_the_start_is_the_supervisors_turn(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    await telegram.server.stop()
+    with pytest.raises(PlatformUnavailable):
+        await telegram.adapter.run(intake)
+    assert telegram.adapter.health().state is AdapterState.BACKING_OFF
+
+
+async def test_shutdown_is_quick_during_a_backoff(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    adapter = telegram.another_adapter(backoff=Backoff(60.0, 60.0))
+    async with running(adapter, intake):
+        await telegram.fault(match="getUpdates", kind="500", times=-1)
+        await eventually(lambda: adapter.health().state is AdapterState.BACKING_OFF, "the backoff")
+        started = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - started < 2
+
+
+async def test_a_migrated_group_is_moved(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    async with running(telegram.adapter, intake):
+        await telegram.message(chat_id=GROUP, user_id=PERSON, migrate_to_chat_id=-100777)
+        await eventually(lambda: bool(intake.moves), "the move")
+    assert intake.moves == [(str(GROUP), "-100777")]
+    assert intake.messages == []
+
+
+async def test_a_move_that_could_not_be_stored_is_told_again(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    async with running(telegram.adapter, intake):
+        intake.refusals = 2
+        await telegram.message(chat_id=GROUP, user_id=PERSON, migrate_to_chat_id=-100777)
+        await eventually(lambda: bool(intake.moves), "the move")
+
+
+async def test_the_token_is_in_no_log(
+    telegram: TelegramHarness, intake: RecordingIntake, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with capture_logs() as logs:
+        async with running(telegram.adapter, intake):
+            await telegram.fault(match="getUpdates", kind="500", times=2)
+            await telegram.write("hello")
+            await intake.wait_for(1)
+            await telegram.fault(match="sendMessage", kind="reset")
+            with contextlib.suppress(Exception):
+                await telegram.adapter.send(request(telegram.direct_chat, "hello"))
+    assert logs
+    assert TOKEN not in caplog.text + repr(logs)
+    assert "LABTOKEN" not in repr(TelegramSettings(token=TOKEN))

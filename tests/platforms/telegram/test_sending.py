@@ -1,0 +1,461 @@
+"""Answers on their way out: placeholders, drafts, repeats, topics, buttons and refusals."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_state.errors import (
+    ChatMigrated,
+    ChatUnreachable,
+    FileTooLarge,
+    MessageRejected,
+    PlatformUnavailable,
+    SendAmbiguous,
+)
+from hermes_state.values import AttachmentKind, Button, ChatKey, IncomingAttachment
+from platforms.base import Preview, SendRequest
+from platforms.telegram.files import local_path
+from tests.fakes.wire import Wire
+from tests.platforms.contract import RecordingIntake, eventually, request, running
+from tests.platforms.telegram.harness import GROUP, PERSON, TelegramHarness
+from tests.platforms.telegram.test_rendering import ANSWERS, AnswerMaker
+
+FORUM = -1002
+TOPIC = 17
+
+
+def preview(chat: ChatKey, text: str, ref: str | None = None) -> Preview:
+    return Preview(chat=chat, is_shared=int(chat.chat_ref) < 0, number=9, text=text, ref=ref)
+
+
+def topic(thread_ref: str = str(TOPIC)) -> ChatKey:
+    return ChatKey(platform="telegram", account="telegram", chat_ref=str(FORUM), thread_ref=thread_ref)
+
+
+@pytest.fixture
+def rendered(telegram: TelegramHarness) -> Callable[..., SendRequest]:
+    """Makes a request of Markdown that fits one part."""
+    numbers = itertools.count()
+
+    def make(text: str, **fields: Any) -> SendRequest:
+        [part] = telegram.adapter.render(text)
+        return SendRequest(**{"chat": telegram.direct_chat, "part": part, "key": f"k{next(numbers)}", **fields})
+
+    return make
+
+
+class TestMarkup:
+    async def test_entities_travel_as_they_were_stored(
+        self, telegram: TelegramHarness, intake: RecordingIntake, rendered: Callable[..., SendRequest]
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.adapter.send(rendered("👋 **bold** and `code`"))
+        [message] = (await telegram.get(f"chat/{PERSON}"))["messages"]
+        assert message["entities"] == [
+            {"type": "bold", "offset": 3, "length": 4},
+            {"type": "code", "offset": 12, "length": 4},
+        ]
+
+    async def test_the_plain_form_goes_without_entities(
+        self, telegram: TelegramHarness, intake: RecordingIntake, rendered: Callable[..., SendRequest]
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.adapter.send(replace(rendered("**bold**"), is_plain=True))
+        [message] = (await telegram.get(f"chat/{PERSON}"))["messages"]
+        assert message["text"] == "bold"
+        assert "entities" not in message
+
+    @pytest.mark.fuzz
+    async def test_random_answers_reach_the_chat_without_a_refusal(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        texts = []
+        async with running(telegram.adapter, intake):
+            for seed in range(ANSWERS):
+                for part in telegram.adapter.render(AnswerMaker(seed).answer()):
+                    texts.append(part.text.strip())
+                    await telegram.adapter.send(SendRequest(chat=telegram.direct_chat, part=part, key="k"))
+        assert [text.strip() for text in await telegram.visible(telegram.direct_chat)] == texts
+
+
+class TestPlaceholders:
+    async def test_a_placeholder_that_was_deleted_is_replaced_by_a_new_message(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            ref = await telegram.adapter.send(request(telegram.direct_chat, "draft"))
+            await telegram.control.post(
+                "/bot123456:LABTOKEN/deleteMessage", json={"chat_id": PERSON, "message_id": ref}
+            )
+            sent = await telegram.adapter.send(request(telegram.direct_chat, "final", replaces=ref))
+        assert sent != ref
+        assert await telegram.visible(telegram.direct_chat) == ["final"]
+
+    async def test_an_edit_whose_answer_was_lost_can_be_repeated_without_a_trace(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            ref = await telegram.adapter.send(request(telegram.direct_chat, "draft"))
+            await telegram.fault(match="editMessageText", kind="reset_after")
+            final = request(telegram.direct_chat, "final", replaces=ref)
+            with pytest.raises(SendAmbiguous):
+                await telegram.adapter.send(final)
+            assert await telegram.adapter.send(replace(final, is_repeat=True)) == ref
+        assert await telegram.visible(telegram.direct_chat) == ["final"]
+
+    async def test_a_repeat_without_placeholder_says_that_it_may_be_one(
+        self, telegram: TelegramHarness, intake: RecordingIntake, rendered: Callable[..., SendRequest]
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            answer = rendered("the **answer**")
+            await telegram.fault(match="sendMessage", kind="reset_after")
+            with pytest.raises(SendAmbiguous):
+                await telegram.adapter.send(answer)
+            await telegram.adapter.send(replace(answer, is_repeat=True))
+        first, second = (await telegram.get(f"chat/{PERSON}"))["messages"]
+        assert first["text"] == "the answer"
+        assert second["text"] == "(possibly a repeat) the answer"
+        [bold] = second["entities"]
+        assert second["text"][bold["offset"] : bold["offset"] + bold["length"]] == "answer"
+
+    async def test_a_repeat_after_its_placeholder_was_deleted_says_that_it_may_be_one(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            answer = request(telegram.direct_chat, "final", replaces="4711")
+            await telegram.fault(match="sendMessage", kind="reset_after")
+            with pytest.raises(SendAmbiguous):
+                await telegram.adapter.send(answer)
+            await telegram.adapter.send(replace(answer, is_repeat=True))
+        assert await telegram.visible(telegram.direct_chat) == ["final", "(possibly a repeat) final"]
+
+
+class TestPreviews:
+    async def test_direct_chats_stream_as_drafts_of_the_turn(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            for text in ("one", "one **two**"):
+                assert await telegram.adapter.show(preview(telegram.direct_chat, text)) is None
+        drafts = await telegram.sent("sendMessageDraft")
+        assert [(row["draft_id"], row["draft_text"]) for row in drafts] == [(9, "one"), (9, "one two")]
+        assert await telegram.visible(telegram.direct_chat) == []
+
+    async def test_groups_stream_by_edits_of_one_placeholder(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        group = telegram.group_chat()
+        async with running(telegram.adapter, intake):
+            ref = await telegram.adapter.show(preview(group, "one"))
+            assert await telegram.adapter.show(preview(group, "one two", ref)) == ref
+            assert await telegram.adapter.show(preview(group, "one two", ref)) == ref, "an unchanged text is no error"
+        assert await telegram.visible(group) == ["one two"]
+
+    async def test_a_server_without_drafts_gets_placeholders(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        await telegram.fault(match="sendMessageDraft", kind="status", status=404, times=-1, description="Not Found")
+        async with running(telegram.adapter, intake):
+            ref = await telegram.adapter.show(preview(telegram.direct_chat, "one"))
+            assert ref is not None
+            assert await telegram.adapter.show(preview(telegram.direct_chat, "one two", ref)) == ref
+        assert len(await telegram.calls("sendMessageDraft")) == 1
+        assert await telegram.visible(telegram.direct_chat) == ["one two"]
+
+    async def test_a_chat_that_takes_no_drafts_gets_placeholders_and_the_others_keep_drafts(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        refusal = {"kind": "status", "status": 400, "description": "Bad Request: TEXTDRAFT_PEER_INVALID"}
+        await telegram.fault(match="sendMessageDraft", times=1, **refusal)
+        async with running(telegram.adapter, intake):
+            ref = await telegram.adapter.show(preview(telegram.direct_chat, "one"))
+            assert ref is not None
+            assert await telegram.adapter.show(preview(telegram.direct_chat, "one two", ref)) == ref
+            assert await telegram.adapter.show(preview(telegram.direct_chat, "next turn")) is None
+        assert await telegram.visible(telegram.direct_chat) == ["one two"]
+
+    async def test_a_placeholder_that_may_be_there_already_is_not_made_again(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        group = telegram.group_chat()
+        async with running(telegram.adapter, intake):
+            await telegram.fault(match="sendMessage", kind="reset_after")
+            with pytest.raises(SendAmbiguous):
+                await telegram.adapter.show(preview(group, "one"))
+            assert await telegram.adapter.show(preview(group, "one two")) is None
+            assert await telegram.visible(group) == ["one"], "a copy for every lost answer would fill the group"
+            next_turn = replace(preview(group, "another"), number=10)
+            assert await telegram.adapter.show(next_turn) is not None
+
+    async def test_a_placeholder_given_up_while_it_was_sent_is_not_made_again(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        group = telegram.group_chat()
+        async with running(telegram.adapter, intake):
+            await telegram.fault(match="sendMessage", kind="delay", seconds=1)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(telegram.adapter.show(preview(group, "one")), 0.2)
+            assert await telegram.adapter.show(preview(group, "one two")) is None
+
+    async def test_a_placeholder_that_was_refused_may_be_tried_again(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.fault(match="sendMessage", kind="status", status=409)
+            with pytest.raises(PlatformUnavailable):
+                await telegram.adapter.show(preview(telegram.group_chat(), "one"))
+            assert await telegram.adapter.show(preview(telegram.group_chat(), "one")) is not None
+
+    async def test_a_long_preview_shows_its_newest_part(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        lines = [f"line {number}" for number in range(1000)]
+        async with running(telegram.adapter, intake):
+            await telegram.adapter.show(preview(telegram.direct_chat, "\n".join(lines)))
+        [draft] = await telegram.sent("sendMessageDraft")
+        assert draft["draft_text"].endswith("line 999")
+        assert "line 1\n" not in draft["draft_text"]
+
+
+class TestTopics:
+    async def test_everything_goes_to_the_topic_it_belongs_to(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        await telegram.post("chat", {"chat_id": FORUM, "thread_id": TOPIC})
+        async with running(telegram.adapter, intake):
+            await telegram.adapter.show_typing(topic())
+            ref = await telegram.adapter.show(preview(topic(), "thinking"))
+            await telegram.adapter.send(request(topic(), "thought", replaces=ref))
+            await telegram.adapter.send(request(topic(), "second part"))
+        rows = await telegram.sent(chat_id=FORUM)
+        assert {str(row["thread_id"]) for row in rows} == {str(TOPIC)}
+
+    async def test_an_answer_to_a_deleted_topic_goes_to_the_group(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        await telegram.post("chat", {"chat_id": FORUM, "is_forum": True})
+        async with running(telegram.adapter, intake):
+            await telegram.adapter.send(request(topic("99"), "the answer"))
+        assert await telegram.visible(topic()) == ["the answer"]
+
+
+class TestReplies:
+    async def test_a_reply_answers_its_message(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
+        asked = (await telegram.message(chat_id=GROUP, user_id=PERSON, text="why?"))["message_id"]
+        async with running(telegram.adapter, intake):
+            await telegram.adapter.send(replace(request(telegram.group_chat(), "because"), reply_to=str(asked)))
+        message = (await telegram.get(f"chat/{GROUP}"))["messages"][-1]
+        assert message["reply_to_message"]["message_id"] == asked
+
+    async def test_a_streamed_answer_is_a_reply_from_its_placeholder_on(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        asked = (await telegram.message(chat_id=GROUP, user_id=PERSON, text="why?"))["message_id"]
+        group = telegram.group_chat()
+        async with running(telegram.adapter, intake):
+            ref = await telegram.adapter.show(replace(preview(group, "bec"), reply_to=str(asked)))
+            await telegram.adapter.send(replace(request(group, "because"), reply_to=str(asked), replaces=ref))
+        message = (await telegram.get(f"chat/{GROUP}"))["messages"][-1]
+        assert (message["text"], message["reply_to_message"]["message_id"]) == ("because", asked)
+
+    async def test_a_reply_to_a_deleted_message_is_sent_all_the_same(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.adapter.send(replace(request(telegram.direct_chat, "because"), reply_to="999"))
+        assert await telegram.visible(telegram.direct_chat) == ["because"]
+
+
+class TestButtons:
+    async def test_a_press_is_answered_and_a_long_command_survives_a_restart(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        command = "/resume " + "a title that is longer than a button can carry " * 2
+        buttons = (Button(label="Resume", command=command), Button(label="Stop", command="/stop"))
+        async with running(telegram.adapter, intake):
+            await telegram.adapter.send(request(telegram.direct_chat, "Which?", buttons=buttons))
+        async with running(telegram.another_adapter(), intake):
+            await telegram.press("Resume")
+            await telegram.press("Stop")
+            await intake.wait_for(2)
+            await eventually_answered(telegram, 2)
+        assert [message.text for message in intake.messages] == [command, "/stop"]
+
+    async def test_a_press_in_a_group_is_by_whoever_pressed(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        buttons = (Button(label="Yes", command="/approve 7"),)
+        async with running(telegram.adapter, intake):
+            ref = await telegram.adapter.send(request(telegram.group_chat(), "May I?", buttons=buttons))
+            await telegram.post("callback", {"chat_id": GROUP, "user_id": 77, "message_id": int(ref), "button": "Yes"})
+            [press] = await intake.wait_for(1)
+        assert (press.sender.ref, press.chat, press.message_ref) == ("telegram:77", telegram.group_chat(), ref)
+
+    async def test_a_press_that_means_nothing_is_told_so(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        buttons = (Button(label="Yes", command="/approve 7"),)
+        async with running(telegram.adapter, intake):
+            ref = await telegram.adapter.send(request(telegram.direct_chat, "May I?", buttons=buttons))
+            for data in ("from another program", "h:unknown"):
+                press = {"chat_id": PERSON, "user_id": PERSON, "message_id": int(ref), "data": data}
+                await telegram.post("callback", press)
+            rows = await eventually_answered(telegram, 2)
+        assert {row["params"]["text"] for row in rows} == {"This button no longer works."}
+        assert intake.messages == []
+
+    async def test_a_press_that_could_not_be_stored_is_not_answered_yet(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        buttons = (Button(label="Yes", command="/approve 7"),)
+        async with running(telegram.adapter, intake):
+            await telegram.adapter.send(request(telegram.direct_chat, "May I?", buttons=buttons))
+            intake.gate.clear()
+            await telegram.press("Yes")
+            await eventually(lambda: bool(intake.offered), "the press was offered")
+            assert await telegram.sent("answerCallbackQuery") == []
+            intake.gate.set()
+            await eventually_answered(telegram, 1)
+
+
+async def eventually_answered(telegram: TelegramHarness, count: int) -> list[dict[str, Any]]:
+    rows = await telegram.sent("answerCallbackQuery", count=count, wait=5)
+    assert len(rows) == count
+    return rows
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("reason", ["blocked", "kicked", "deactivated", "restricted"])
+    async def test_nobody_there(self, telegram: TelegramHarness, intake: RecordingIntake, reason: str) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.post("chat", {"chat_id": PERSON, "blocked": reason})
+            with pytest.raises(ChatUnreachable):
+                await telegram.adapter.send(request(telegram.direct_chat, "hello"))
+
+    async def test_a_chat_that_never_was(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
+        async with running(telegram.adapter, intake):
+            with pytest.raises(ChatUnreachable):
+                await telegram.adapter.send(request(replace(telegram.direct_chat, chat_ref="4711"), "hello"))
+
+    async def test_a_migrated_group_names_its_new_id(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.post("chat", {"chat_id": GROUP, "migrated_to": -100777})
+            with pytest.raises(ChatMigrated) as caught:
+                await telegram.adapter.send(request(telegram.group_chat(), "hello"))
+        assert caught.value.new_chat_ref == "-100777"
+
+    async def test_a_text_too_long_is_rejected(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
+        async with running(telegram.adapter, intake):
+            with pytest.raises(MessageRejected):
+                await telegram.adapter.send(request(telegram.direct_chat, "x" * 5000))
+
+    @pytest.mark.parametrize("kind", ["reset", "500", "garbage"])
+    async def test_whatever_may_have_arrived_is_ambiguous(
+        self, telegram: TelegramHarness, intake: RecordingIntake, kind: str
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.fault(match="sendMessage", kind=kind)
+            with pytest.raises(SendAmbiguous):
+                await telegram.adapter.send(request(telegram.direct_chat, "hello"))
+
+    async def test_silence_after_sending_is_ambiguous(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
+        adapter = telegram.another_adapter(request_seconds=0.3)
+        async with running(adapter, intake):
+            await telegram.fault(match="sendMessage", kind="hang", seconds=2)
+            with pytest.raises(SendAmbiguous):
+                await adapter.send(request(telegram.direct_chat, "hello"))
+
+    async def test_a_refused_connection_is_retryable(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
+        async with Wire(telegram.server.port) as wire:
+            adapter = telegram.another_adapter(base_url=wire.url)
+            async with running(adapter, intake):
+                wire.cut()
+                with pytest.raises(PlatformUnavailable):
+                    await adapter.send(request(telegram.direct_chat, "hello"))
+
+    async def test_a_revoked_token_keeps_the_answer_for_later(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.fault(match="sendMessage", kind="401")
+            with pytest.raises(PlatformUnavailable):
+                await telegram.adapter.send(request(telegram.direct_chat, "hello"))
+
+
+async def test_a_slow_answer_delays_no_other_chat(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    chats = [replace(telegram.direct_chat, chat_ref=str(5000 + number)) for number in range(300)]
+    for chat in chats:
+        await telegram.post("chat", {"chat_id": int(chat.chat_ref)})
+    await telegram.fault(match="sendMessage", kind="delay", seconds=1, times=256)
+    adapter = telegram.another_adapter(request_seconds=10)
+    async with running(adapter, intake):
+        async with asyncio.timeout(8):  # 256 delays of a second one after the other would be minutes
+            await asyncio.gather(*(adapter.send(request(chat, "hello")) for chat in chats))
+
+
+class TestFiles:
+    @pytest.fixture
+    async def document(self, telegram: TelegramHarness, intake: RecordingIntake) -> AsyncIterator[IncomingAttachment]:
+        async with running(telegram.adapter, intake):
+            await telegram.write_with_file("notes.txt", b"0123456789" * 1000)
+            [message] = await intake.wait_for(1)
+            yield message.attachments[0]
+
+    async def test_a_size_that_was_a_lie_is_noticed_while_reading(
+        self, telegram: TelegramHarness, document: IncomingAttachment, tmp_path: Path
+    ) -> None:
+        target = tmp_path / "file"
+        unannounced = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref=document.file_ref, name="x")
+        with pytest.raises(FileTooLarge):
+            await telegram.adapter.download(unannounced, target, max_bytes=9_999)
+        assert not target.exists(), "half a file is no file"
+        assert await telegram.adapter.download(unannounced, target, max_bytes=10_000) == 10_000
+
+    async def test_a_file_that_is_gone_is_rejected(
+        self, telegram: TelegramHarness, document: IncomingAttachment, tmp_path: Path
+    ) -> None:
+        for file_ref in ("", "unknown"):
+            gone = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref=file_ref, name="x")
+            with pytest.raises(MessageRejected):
+                await telegram.adapter.download(gone, tmp_path / "file", max_bytes=100)
+
+    async def test_a_file_above_what_telegram_hands_out_is_rejected(
+        self, telegram: TelegramHarness, intake: RecordingIntake, tmp_path: Path
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.message(media="document", file_name="huge.bin", file_size=30_000_000)
+            [message] = await intake.wait_for(1)
+            with pytest.raises(FileTooLarge) as caught:
+                await telegram.adapter.download(message.attachments[0], tmp_path / "file", max_bytes=50_000_000)
+        assert caught.value.limit_bytes == 20_000_000
+
+    async def test_a_local_server_names_a_file_on_this_machine(
+        self, telegram: TelegramHarness, document: IncomingAttachment, tmp_path: Path
+    ) -> None:
+        await telegram.post("config", {"local_files": str(tmp_path)})
+        target = tmp_path / "file"
+        assert await telegram.adapter.download(document, target, max_bytes=10_000) == 10_000
+        assert target.read_bytes() == b"0123456789" * 1000
+        unannounced = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref=document.file_ref, name="x")
+        with pytest.raises(FileTooLarge):
+            await telegram.adapter.download(unannounced, tmp_path / "capped", max_bytes=9_999)
+        assert not (tmp_path / "capped").exists()
+
+    def test_telegram_itself_can_name_no_file_of_this_machine(self) -> None:
+        assert local_path("/etc/passwd", "https://api.telegram.org/bot1:x") is None
+        assert local_path("documents/file_1.txt", "http://127.0.0.1:8081/bot1:x") is None
+        assert local_path("/var/lib/bot/file_1.txt", "http://127.0.0.1:8081/bot1:x") == Path("/var/lib/bot/file_1.txt")
+
+    @pytest.mark.parametrize(("kind", "times"), [("reset", 2), ("502", 1)])  # a reset is tried again at once by itself
+    async def test_a_broken_download_is_retryable(
+        self, telegram: TelegramHarness, document: IncomingAttachment, tmp_path: Path, kind: str, times: int
+    ) -> None:
+        await telegram.fault(match="download", kind=kind, times=times)
+        with pytest.raises(PlatformUnavailable):
+            await telegram.adapter.download(document, tmp_path / "file", max_bytes=20_000)
+        assert await telegram.adapter.download(document, tmp_path / "file", max_bytes=20_000) == 10_000

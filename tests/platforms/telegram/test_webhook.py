@@ -1,0 +1,150 @@
+"""Webhook mode: only Telegram is heard, and 200 means stored."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from hermes_state.errors import PlatformUnavailable
+from platforms.base import AdapterState
+from platforms.telegram import WebhookSettings
+from tests.platforms.contract import RecordingIntake, eventually, running
+from tests.platforms.telegram.harness import PERSON, TelegramHarness, free_port
+
+SECRET = "s3cret-Token_1"
+HEADER = "X-Telegram-Bot-Api-Secret-Token"
+UPDATE = {
+    "update_id": 900,
+    "message": {
+        "message_id": 7,
+        "date": 1_700_000_000,
+        "chat": {"id": PERSON, "type": "private", "first_name": "Ada"},
+        "from": {"id": PERSON, "is_bot": False, "first_name": "Ada"},
+        "text": "hello",
+    },
+}
+
+
+@pytest.fixture
+def webhook() -> WebhookSettings:
+    port = free_port()
+    return WebhookSettings(url=f"http://127.0.0.1:{port}/hooks/telegram", secret=SECRET, port=port)
+
+
+@pytest.fixture
+async def telegram(tmp_path: Path, webhook: WebhookSettings) -> AsyncIterator[TelegramHarness]:
+    async with TelegramHarness(tmp_path, webhook=webhook) as harness:
+        yield harness
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def test_telegram_is_told_address_secret_and_kinds(
+    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake
+) -> None:
+    async with running(telegram.adapter, intake):
+        [bot] = (await telegram.get("state"))["bots"]
+    assert bot["webhook"]["url"] == webhook.url
+    assert bot["webhook"]["secret"] == SECRET
+    assert bot["allowed_updates"] == ["callback_query", "edited_message", "message"]
+    assert await telegram.calls("getUpdates") == []
+
+
+@pytest.mark.parametrize("headers", [{}, {HEADER: ""}, {HEADER: "s3cret"}, {HEADER: SECRET + "x"}, {HEADER: "ü"}])
+async def test_a_post_without_the_secret_is_refused(
+    telegram: TelegramHarness,
+    webhook: WebhookSettings,
+    intake: RecordingIntake,
+    client: aiohttp.ClientSession,
+    headers: dict[str, str],
+) -> None:
+    async with running(telegram.adapter, intake), client.post(webhook.url, json=UPDATE, headers=headers) as answer:
+        assert answer.status == 403
+    assert intake.offered == []
+
+
+async def test_200_comes_after_the_commit(
+    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+) -> None:
+    async def post() -> int:
+        async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
+            return answer.status
+
+    async with running(telegram.adapter, intake):
+        intake.gate.clear()
+        posting = asyncio.create_task(post())
+        await eventually(lambda: bool(intake.offered), "the update was offered")
+        assert not posting.done()
+        intake.gate.set()
+        assert await posting == 200
+    assert [message.text for message in intake.messages] == ["hello"]
+
+
+async def test_what_could_not_be_stored_is_refused_and_comes_again(
+    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+) -> None:
+    async with running(telegram.adapter, intake):
+        intake.refusals = 1
+        async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
+            assert answer.status == 503
+        assert "could not be stored" in telegram.adapter.health().detail
+        async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
+            assert answer.status == 200
+    assert [message.text for message in intake.messages] == ["hello"]
+    assert len(set(intake.offered)) == 1, "a redelivery carries the same event_ref"
+
+
+@pytest.mark.parametrize("body", [b"", b"not json", b"[]", b"7"])
+async def test_a_body_that_is_no_update_is_refused(
+    telegram: TelegramHarness,
+    webhook: WebhookSettings,
+    intake: RecordingIntake,
+    client: aiohttp.ClientSession,
+    body: bytes,
+) -> None:
+    headers = {HEADER: SECRET}
+    async with running(telegram.adapter, intake), client.post(webhook.url, data=body, headers=headers) as answer:
+        assert answer.status == 400
+
+
+async def test_an_update_that_cannot_be_read_is_taken_and_forgotten(
+    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+) -> None:
+    async with running(telegram.adapter, intake):
+        strange = {"update_id": 901, "message": {"chat": {}}}
+        async with client.post(webhook.url, json=strange, headers={HEADER: SECRET}) as answer:
+            assert answer.status == 200
+    assert intake.offered == []
+
+
+async def test_a_webhook_that_somebody_took_off_is_set_again(
+    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake
+) -> None:
+    async with running(telegram.adapter, intake):
+        await telegram.control.post("/bot123456:LABTOKEN/deleteWebhook", json={})
+        assert len(await telegram.calls("setWebhook", count=2, wait=5)) == 2
+
+
+async def test_an_outage_shows_although_nobody_posts(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+    async with running(telegram.adapter, intake):
+        await telegram.fault(match="getWebhookInfo", kind="reset", times=-1)
+        await eventually(lambda: telegram.adapter.health().state is AdapterState.BACKING_OFF, "the outage shows")
+        await telegram.control.delete("/_ctl/faults")
+        await eventually(lambda: telegram.adapter.health().is_ready, "ready again")
+
+
+async def test_a_taken_port_is_named(
+    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake
+) -> None:
+    with (
+        socket.create_server((webhook.host, webhook.port)),
+        pytest.raises(PlatformUnavailable, match=str(webhook.port)),
+    ):
+        await telegram.adapter.run(intake)
