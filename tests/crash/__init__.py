@@ -2,7 +2,7 @@
 
 A scenario (`scenarios.py`: people talking, and a conversation that outgrows its window) is run without a kill to list
 what can be killed at: the commits of the store's writer and the requests at the fake services, in order (`kills.py`).
-Then it is run once for each of these places and each side of it, with a kill -9 there (`sitecustomize/` at commits,
+Then it is run once for each of these places and each side of it, with a kill -9 there (`commits.py` at commits,
 `world.py` at requests) and a restart; its invariants say what must hold at the end.
 
     make test                                       some kills; the head of the run shows HERMES_CRASH_SEED

@@ -1,28 +1,19 @@
-"""The production daemon as a process that may be killed, with tools that write, return much, or split the session."""
+"""The production daemon for a process that may be killed, with tools that write, return much, or split the session."""
 
 import asyncio
-import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Mapping
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from agent.tools.registry import Tool, ToolContext
-from gateway import daemon as preloaded  # imported here so that the fork server has it, and each start is quick
 from gateway.config import process_environment
 from gateway.process import serve
 from hermes_state.compressions import SplitPlan, split
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import MessageRole, Origin, SystemClock, ToolEffect
-
-__all__ = ["Daemon", "preloaded"]
-
-ROOT = Path(__file__).parents[2]
-SITE = Path(__file__).with_name("sitecustomize")
+from tests.crash.commits import wrap_commits
 
 NOTE_DONE = "NOTE-DONE"
 HOLD_DONE = "HOLD-DONE"
@@ -31,59 +22,13 @@ DUMP_A, DUMP_B = "DUMP-A", "DUMP-B"
 
 _DUMP_LINE = "the register has a line for every boat that came in and what it brought "
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__, "agent.model.protocols.anthropic"])  # the latter is imported late
-
 _KEY = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
 
 
-class Daemon:
-    """One life of the gateway's process. Importing takes a second, so each life is forked from one that has done it."""
-
-    def __init__(self, environ: Mapping[str, str], log: Path) -> None:
-        _ensure_fork_server()
-        self._process: ForkServerProcess = _context.Process(target=_main, args=(dict(environ), str(log)), daemon=True)
-        self._process.start()
-
-    async def ended(self) -> int:
-        """Wait for the end; returns the exit code, negative for a signal."""
-        loop, over = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._process.sentinel, over.set)
-        try:
-            await over.wait()
-        finally:
-            loop.remove_reader(self._process.sentinel)
-        self._process.join()
-        code = self._process.exitcode
-        assert code is not None, "the sentinel says that it has ended"
-        return code
-
-    def send(self, number: signal.Signals) -> None:
-        """Signal the process, if it still lives."""
-        if self._process.is_alive() and self._process.pid is not None:
-            os.kill(self._process.pid, number)
-
-
-def _ensure_fork_server() -> None:
-    """Start the fork server with our `sitecustomize` on its path; its children inherit what that has wrapped."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{SITE}{os.pathsep}{ROOT}"
-    try:
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
-def _main(environ: dict[str, str], log: str) -> None:
-    os.environ.clear()
-    os.environ.update(environ)
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    sys.exit(serve(process_environment(), extra_tools=_tools(environ)))
+def run_daemon() -> None:
+    """Run the production daemon with these tools, until a commit or a signal ends it."""
+    wrap_commits()
+    sys.exit(serve(process_environment(), extra_tools=_tools(os.environ)))
 
 
 def _tools(environ: Mapping[str, str]) -> list[Tool]:

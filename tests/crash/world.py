@@ -10,11 +10,12 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-from tests.crash.daemon import Daemon
+from tests.crash.daemon import run_daemon
 from tests.crash.kills import Kill
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import TOKEN, environ_of
 from tests.fakes import fake_llm, fake_telegram, labkit
+from tests.processes import ForkedProcess
 
 WAIT_SECONDS = 60.0
 """For any one step: far more than it takes, so that a slow machine fails no test."""
@@ -48,7 +49,7 @@ class World:
         self.exit_code: int | None = None
         self._changed = asyncio.Event()
         self._stack = AsyncExitStack()
-        self._daemon: Daemon | None = None
+        self._daemon: ForkedProcess | None = None
         self._is_up = False
         self._is_frozen_later = False
         self._holds: list[asyncio.StreamWriter] = []
@@ -70,7 +71,7 @@ class World:
 
     async def __aexit__(self, *_: object) -> None:
         if self._daemon is not None and self.exit_code is None:
-            self._daemon.send(signal.SIGKILL)
+            self._daemon.send_signal(signal.SIGKILL)
         keeper = getattr(self, "_keeper", None)
         if keeper is not None:
             keeper.cancel()
@@ -114,8 +115,8 @@ class World:
             self._is_up, self.requests = False, []
             commits = str(self._commits_file(self.kill_count))
             environ = {**self._environ, "CRASH_COMMITS": commits, "CRASH_KILL": str(self._next_kill or "")}
-            self._daemon = Daemon(environ, self.folder / "gateway.log")
-            code = await self._daemon.ended()
+            self._daemon = ForkedProcess(run_daemon, environ, self.folder / "gateway.log")
+            code = await self._daemon.wait()
             if code == -signal.SIGKILL and self._next_kill is not None:
                 self.kill_count += 1
             else:
@@ -135,7 +136,7 @@ class World:
 
         await self.until("the daemon polls", is_up)
         if self._daemon is not None:
-            self._daemon.send(signal.SIGTERM)
+            self._daemon.send_signal(signal.SIGTERM)
         return self.kill_count
 
     def commits(self, life: int = 0) -> list[str]:
@@ -178,11 +179,11 @@ class World:
 
     def _freeze(self) -> None:
         if self._daemon is not None:
-            self._daemon.send(signal.SIGSTOP)
+            self._daemon.send_signal(signal.SIGSTOP)
 
     def _kill_now(self) -> None:
         if self._daemon is not None:
-            self._daemon.send(signal.SIGKILL)
+            self._daemon.send_signal(signal.SIGKILL)
 
     async def resume_stream(self) -> None:
         """Let the model go on with what it has paused in."""

@@ -20,12 +20,12 @@ from hermes_state.store.connections import register_functions
 from hermes_state.transcripts import load_messages
 from hermes_state.values import LineageId, MessageRole, Origin, SessionId
 from tests.e2e.protocols import ModelProtocol
+from tests.e2e.with_tools import run_with_tools
 from tests.e2e.world import World, world_in
 from tests.fakes.fake_llm import LLM_KEY
 
 LEAST_COMPRESSIONS = 10
 ALICE = 100000000000000001
-COMMAND = ("-m", "tests.e2e.with_tools")
 TALK = (
     "We looked at the harbour and wrote down what each boat costs. ",
     "港口的每一条船都记在登记簿里，价格以前天的为准。",
@@ -198,7 +198,9 @@ def check_rows(db: sqlite3.Connection, lineage_id: LineageId, month: Month) -> N
 async def spend_on(platform: str, month: Month, folder: Path, protocol: ModelProtocol) -> None:
     chat_type: type[Telegram | Discord] = Telegram if platform == "telegram" else Discord
     is_telegram = chat_type is Telegram
-    async with world_in(folder, protocol, telegram=is_telegram, discord=not is_telegram, command=COMMAND) as world:
+    async with world_in(
+        folder, protocol, telegram=is_telegram, discord=not is_telegram, program=run_with_tools
+    ) as world:
         await spend(world, chat_type(world), month)
 
 

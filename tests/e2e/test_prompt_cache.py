@@ -82,7 +82,7 @@ async def test_a_gateway_whose_sdk_is_missing_does_not_start_and_says_how_to_get
     tmp_path: Path, protocol: ModelProtocol
 ) -> None:
     without = "import runpy, sys; sys.modules['anthropic'] = None; runpy.run_module('gateway', run_name='__main__')"
-    async with world_in(tmp_path, protocol, command=("-c", without, "run")) as world:
+    async with world_in(tmp_path, protocol, program=("-c", without, "run")) as world:
         await world.gateway.spawn(**CLAUDE)
         assert await world.gateway.wait() == 78
         assert "`make anthropic`" in world.gateway.log_text()

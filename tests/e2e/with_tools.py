@@ -1,4 +1,4 @@
-"""The production daemon with one tool more than it has: `python -m tests.e2e.with_tools`."""
+"""The production daemon with one tool more than it has."""
 
 import sys
 from typing import Any
@@ -28,5 +28,7 @@ REGISTER = Tool(
     run=_read_register,
 )
 
-if __name__ == "__main__":
+
+def run_with_tools() -> None:
+    """Run the daemon with that tool."""
     sys.exit(serve(process_environment(), extra_tools=[REGISTER]))

@@ -7,7 +7,7 @@ import signal
 import socket
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from aiohttp import web
 from tests.e2e.protocols import ANTHROPIC, ModelProtocol
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Control, Server
+from tests.processes import ForkedProcess, run_gateway
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "123456:LABTOKEN"
@@ -47,14 +48,18 @@ def environ_of(folder: Path, model_url: str, protocol: ModelProtocol) -> dict[st
     }
 
 
-class Gateway:
-    """The daemon as a child process."""
+Program = Callable[[], object] | Sequence[str]
+"""Main function of a forked process, or the arguments of a Python that is started anew."""
 
-    def __init__(self, environ: Mapping[str, str], log: Path, command: Sequence[str]) -> None:
+
+class Gateway:
+    """The daemon as a process of its own."""
+
+    def __init__(self, environ: Mapping[str, str], log: Path, program: Program) -> None:
         self.environ = dict(environ)
         self._log = log
-        self._command = list(command)
-        self.process: asyncio.subprocess.Process | None = None
+        self._program = program
+        self.process: asyncio.subprocess.Process | ForkedProcess | None = None
         self.started_from = 0
         """Offset in the output at which the process of now began to write, in bytes."""
 
@@ -67,9 +72,12 @@ class Gateway:
         """Start without waiting."""
         self.environ.update(changes)
         self.started_from = len(self.log_bytes())
+        if callable(self._program):
+            self.process = ForkedProcess(self._program, self.environ, self._log)
+            return
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, *self._command), env=self.environ, cwd=ROOT, stdout=log, stderr=log
+                *(sys.executable, *self._program), env=self.environ, cwd=ROOT, stdout=log, stderr=log
             )
 
     async def wait_for_log(self, words: str, *, since: int = 0, seconds: float = START_SECONDS) -> None:
@@ -124,7 +132,7 @@ class World:
         self._stack = AsyncExitStack()
         self.environ: dict[str, str] = {}
 
-    async def open(self, *, telegram: bool = True, discord: bool = False, command: Sequence[str] = ()) -> None:
+    async def open(self, *, telegram: bool = True, discord: bool = False, program: Program = run_gateway) -> None:
         session = await self._stack.enter_async_context(aiohttp.ClientSession())
         self.http = session
         self.llm_app = fake_llm.make_app()
@@ -146,7 +154,7 @@ class World:
                 "HERMES_DISCORD__GATEWAY_URL": gateway_url,
             }
         self.environ = environ
-        self.gateway = Gateway(environ, self._folder / "gateway.log", command or ("-m", "gateway", "run"))
+        self.gateway = Gateway(environ, self._folder / "gateway.log", program)
 
     async def _serve(self, app: web.Application) -> str:
         return (await self._stack.enter_async_context(Server(app))).url

@@ -1,8 +1,7 @@
-"""Runs when Python starts with this folder on PYTHONPATH: lets the writer's k-th commit kill the process.
+"""Commits of a daemon that may be killed: the writer's k-th commit kills the process.
 
 `CRASH_KILL` is `commit:K:before` or `commit:K:after`; `CRASH_COMMITS` names a file that gets a line for each commit,
-the functions that are committed together. Both are read at the first commit, because a forked process gets its
-environment later than Python starts.
+the functions that are committed together.
 """
 
 import os
@@ -44,4 +43,6 @@ def _functions() -> str:
     return "+".join(names) or "?"
 
 
-batch.commit_batch = _commit_batch
+def wrap_commits() -> None:
+    """Count the commits of this process from now on, and die at the one that the environment names."""
+    batch.commit_batch = _commit_batch

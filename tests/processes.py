@@ -1,0 +1,81 @@
+"""The gateway as a process of a test: forked from one that has imported everything, or started anew.
+
+Importing the SDKs takes two seconds of a processor, which a test that is about something else need not spend. The
+forked process has its own environment, output, signals and exit code, as one that was started.
+"""
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from gateway import cli
+from gateway import daemon as preloaded  # for the fork server: the command imports it late
+
+__all__ = ["ForkedProcess", "preloaded", "run_gateway"]
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([__name__, "agent.model.protocols.anthropic"])  # the latter is imported late, too
+
+
+class ForkedProcess:
+    """A process that runs `main` with the environment `environ` and writes to `log`. Belongs to a running event loop.
+
+    Its attributes and methods are those of `asyncio.subprocess.Process`.
+    """
+
+    def __init__(self, main: Callable[[], object], environ: Mapping[str, str], log: Path) -> None:
+        self._process: ForkServerProcess = _context.Process(
+            target=_run, args=(main, dict(environ), str(log)), daemon=True
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+        self.returncode: int | None = None
+        """Exit code, negative for a signal; None while it runs."""
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._process.sentinel, self._on_end)
+
+    def _on_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self._process.join()
+        self.returncode = self._process.exitcode
+        self._process.close()
+        self._ended.set()
+
+    async def wait(self) -> int:
+        """Wait for the end; returns the exit code."""
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Signal the process, if it still lives."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def run_gateway() -> None:
+    """The command `hermes-gateway run`."""
+    sys.argv = ["hermes-gateway", "run"]
+    cli.main()
+
+
+def _run(main: Callable[[], object], environ: dict[str, str], log: str) -> None:
+    gc.freeze()  # what the fork server has imported is not walked over again
+    os.environ.clear()
+    os.environ.update(environ)
+    time.tzset()
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    main()
