@@ -9,10 +9,11 @@ from agent.context.model_handle import ModelHandle
 from agent.model.base import ChatModel
 from agent.model.caching import CacheState, CacheTtl, cache_state
 from agent.model.client import ModelClient, OpenCircuit
+from agent.model.http import Endpoint
 from agent.model.protocols import missing_extra
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.offline import OfflineModel
-from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
+from agent.model.protocols.responses import ResponsesModel
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config, ModelConfig
 from gateway.models.auxiliary import all_routes
@@ -98,7 +99,7 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
         case "chat_completions":
             return ChatCompletionsModel(ChatCompletionsSettings(**endpoint, cache_ttl=settings.cache_ttl))
         case "responses":
-            return ResponsesModel(ResponsesSettings(**endpoint))
+            return ResponsesModel(Endpoint(**endpoint))
         case "anthropic":
             return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl}, capacity_in(route).context_length)
 

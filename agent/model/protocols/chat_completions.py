@@ -6,7 +6,7 @@ in front of the calls it led to; a block that is stored is the fields of one mes
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -35,49 +35,21 @@ class ChatCompletionsSettings(Endpoint):
     """Time to live of cached prompts of Claude models, where breakpoints are passed on, see `caching`."""
 
 
-_LIMIT_KEY: Final = "max_tokens"
-_NEWER_LIMIT_KEY: Final = "max_completion_tokens"
-"""OpenAI's newer models know only this name of the output limit, most other servers only the older one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatDialect:
-    """Differences between servers. Starts out as most of them take a request, and learns from what is refused."""
-
-    limit_key: str = _LIMIT_KEY
-    has_stream_options: bool = True
-    replays_reasoning: bool = True
-    insists_on_reasoning: bool = False
-
-    def without(self, fault: RequestFault) -> "ChatDialect":
-        match fault:
-            case RequestFault.LIMIT_NAME:
-                return replace(self, limit_key=_NEWER_LIMIT_KEY)
-            case RequestFault.STREAM_OPTIONS:
-                return replace(self, has_stream_options=False)
-            case RequestFault.MISSING_REASONING:
-                return replace(self, insists_on_reasoning=True)
-            case RequestFault.REPLAYED_REASONING:
-                return replace(self, replays_reasoning=False)
-            case RequestFault.ENCRYPTED_REASONING:
-                return self
-
-
-class ChatCompletionsModel(OpenAIModel[ChatDialect]):
+class ChatCompletionsModel(OpenAIModel):
     """A model behind `POST /chat/completions`. Close it when done."""
 
     def __init__(self, settings: ChatCompletionsSettings) -> None:
-        super().__init__(settings, protocol="chat_completions", path="/chat/completions", dialect=ChatDialect())
+        super().__init__(settings, protocol="chat_completions", path="/chat/completions")
         is_openai = self.host == OPENAI_HOST
         self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
         is_marked = supports_cache_control(self.name, "chat_completions", self.host)
         self._cache_ttl = settings.cache_ttl if is_marked else None
 
-    def _encoded(self, request: ModelRequest, dialect: ChatDialect) -> bytes:
+    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault]) -> bytes:
         cache_ttl = self._cache_ttl if request.cache_key else None
         if not self.sends_cache_key:
             request = replace(request, cache_key="")
-        return encoded_request(self.name, request, dialect, streams=self._streams, cache_ttl=cache_ttl)
+        return encoded_request(self.name, request, faults, streams=self._streams, cache_ttl=cache_ttl)
 
     def _new_reply(self, on_text: Callable[[str], None]) -> ReplyBuilder:
         return ChatReplyBuilder(on_text, self._made_by)
@@ -86,25 +58,26 @@ class ChatCompletionsModel(OpenAIModel[ChatDialect]):
 def encoded_request(
     model: str,
     request: ModelRequest,
-    dialect: ChatDialect | None = None,
+    faults: Collection[RequestFault] = (),
     *,
     streams: bool = True,
     cache_ttl: CacheTtl | None = None,
 ) -> bytes:
-    """The body of the HTTP request. `cache_ttl`: None marks nothing for caching."""
-    dialect = dialect or ChatDialect()
-    reasoning_of = made_by("chat_completions", model) if dialect.replays_reasoning else ""
+    """The body of the HTTP request, without `faults`. `cache_ttl`: None marks nothing for caching."""
+    reasoning_of = made_by("chat_completions", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=reasoning_of))
-    restore_reasoning(messages, always=dialect.insists_on_reasoning)
+    restore_reasoning(messages, always=RequestFault.MISSING_REASONING in faults)
     if cache_ttl is not None:
         messages = apply_anthropic_cache_control(messages, cache_ttl)
     body: dict[str, Any] = {"model": model, "messages": messages}
     if streams:
         body["stream"] = True
-        if dialect.has_stream_options:
+        if RequestFault.STREAM_OPTIONS not in faults:
             body["stream_options"] = {"include_usage": True}
     tools = [_wire_tool(tool) for tool in request.tools]
-    add_options(body, request, limit_key=dialect.limit_key, tools=tools)
+    # OpenAI's newer models know only the longer name of the output limit, most other servers only the older one.
+    limit_key = "max_completion_tokens" if RequestFault.LIMIT_NAME in faults else "max_tokens"
+    add_options(body, request, limit_key=limit_key, tools=tools)
     return orjson.dumps(body)
 
 

@@ -1,15 +1,16 @@
 """Calls through the OpenAI SDK: what its two protocols share.
 
-A server that does not take a request may take it put in another way; a `Dialect` is what was learned of its ways.
+A server that does not take a request may take it put in another way, so a model remembers the faults that its server
+found in requests.
 """
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, Final
 
 import openai
 from openai import AsyncOpenAI, AsyncStream
@@ -42,25 +43,15 @@ class RequestFault(StrEnum):
     """Reasoning that came from there is not taken back: it was made for another account, say."""
 
 
-class Dialect(Protocol):
-    """Form of request that a server takes."""
-
-    def without(self, fault: RequestFault) -> Self:
-        """The dialect in which a request does not have this fault."""
-
-
-D = TypeVar("D", bound=Dialect)
-
-
-class OpenAIModel(ABC, Generic[D]):
+class OpenAIModel(ABC):
     """A model behind one path of a server. Close it when done."""
 
-    def __init__(self, endpoint: Endpoint, *, protocol: str, path: str, dialect: D) -> None:
+    def __init__(self, endpoint: Endpoint, *, protocol: str, path: str) -> None:
         self.name = endpoint.model
         self._streams = endpoint.streams
         self._transport = openai_transport(endpoint)
         self._path = path
-        self._dialect = dialect
+        self._faults: frozenset[RequestFault] = frozenset()
         self.host = self._transport.host
         self.route = f"{protocol}:{self.host}"
         self._made_by = made_by(self.route, self.name)
@@ -75,10 +66,10 @@ class OpenAIModel(ABC, Generic[D]):
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call, see `ChatModel.complete`.
 
-        A request is put in another way where that helps, each way once; the one that the server took is remembered.
+        A request is put in another way where that helps, each way once; what the server took is remembered.
         """
-        known = dialect = self._dialect
-        payload = self._encoded(request, dialect)
+        faults = self._faults
+        payload = self._encoded(request, faults)
         while True:
             builder = self._new_reply(on_text)
             try:
@@ -87,18 +78,17 @@ class OpenAIModel(ABC, Generic[D]):
                 fault = fault_of(error)
                 if fault is None:
                     raise
-                dialect = dialect.without(fault)
-                refused, payload = payload, self._encoded(request, dialect)
+                faults |= {fault}
+                refused, payload = payload, self._encoded(request, faults)
                 if payload == refused:
                     raise
                 continue
-            if dialect != known:  # else another call may have learned more by now
-                self._dialect = dialect
+            self._faults |= faults
             return reply
 
     @abstractmethod
-    def _encoded(self, request: ModelRequest, dialect: D) -> bytes:
-        """The body of the HTTP request."""
+    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault]) -> bytes:
+        """The body of the HTTP request, without these faults."""
 
     @abstractmethod
     def _new_reply(self, on_text: Callable[[str], None]) -> ReplyBuilder:

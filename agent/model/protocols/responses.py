@@ -6,8 +6,8 @@ before them.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import orjson
@@ -26,53 +26,30 @@ from hermes_state.values import Reasoning
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsesSettings(Endpoint):
-    """Address of the model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsesDialect:
-    """Differences between models. Starts out as reasoning models take a request, and learns from what is refused."""
-
-    asks_for_reasoning: bool = True
-    replays_reasoning: bool = True
-
-    def without(self, fault: RequestFault) -> "ResponsesDialect":
-        match fault:
-            case RequestFault.ENCRYPTED_REASONING:
-                return replace(self, asks_for_reasoning=False)
-            case RequestFault.REPLAYED_REASONING:
-                return replace(self, replays_reasoning=False)
-            case RequestFault.LIMIT_NAME | RequestFault.STREAM_OPTIONS | RequestFault.MISSING_REASONING:
-                return self
-
-
-class ResponsesModel(OpenAIModel[ResponsesDialect]):
+class ResponsesModel(OpenAIModel):
     """A model behind `POST /responses`. Close it when done."""
 
-    def __init__(self, settings: ResponsesSettings) -> None:
-        super().__init__(settings, protocol="responses", path="/responses", dialect=ResponsesDialect())
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint, protocol="responses", path="/responses")
 
-    def _encoded(self, request: ModelRequest, dialect: ResponsesDialect) -> bytes:
-        return encoded_request(self.name, request, dialect, streams=self._streams)
+    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault]) -> bytes:
+        return encoded_request(self.name, request, faults, streams=self._streams)
 
     def _new_reply(self, on_text: Callable[[str], None]) -> ReplyBuilder:
         return ResponsesReplyBuilder(on_text, self._made_by)
 
 
 def encoded_request(
-    model: str, request: ModelRequest, dialect: ResponsesDialect | None = None, *, streams: bool = True
+    model: str, request: ModelRequest, faults: Collection[RequestFault] = (), *, streams: bool = True
 ) -> bytes:
-    """The body of the HTTP request."""
-    dialect = dialect or ResponsesDialect()
-    reasoning_of = made_by("responses", model) if dialect.replays_reasoning else ""
+    """The body of the HTTP request, without `faults`."""
+    reasoning_of = made_by("responses", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=reasoning_of))
     instructions, items = instructions_and_items(messages)
     body: dict[str, Any] = {"model": model, "input": items, "store": False, "stream": streams}
     if instructions:
         body["instructions"] = instructions
-    if dialect.asks_for_reasoning:
+    if RequestFault.ENCRYPTED_REASONING not in faults:
         body["include"] = [ENCRYPTED_REASONING]
     tools = [_wire_tool(tool) for tool in request.tools]
     add_options(body, request, limit_key="max_output_tokens", tools=tools)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.model.base import ModelRequest, ToolSchema
+from agent.model.protocols.openai import RequestFault
 from agent.model.protocols.responses import (
     MAX_CALL_ID_CHARACTERS,
     Item,
-    ResponsesDialect,
     encoded_request,
     instructions_and_items,
     replayed_item,
@@ -153,8 +153,8 @@ def request(*rows: Message, **changes: Any) -> ModelRequest:
     return ModelRequest(**values)
 
 
-def body(asked: ModelRequest, dialect: ResponsesDialect | None = None, *, streams: bool = True) -> dict[str, Any]:
-    sent: dict[str, Any] = orjson.loads(encoded_request("m", asked, dialect, streams=streams))
+def body(asked: ModelRequest, *faults: RequestFault, streams: bool = True) -> dict[str, Any]:
+    sent: dict[str, Any] = orjson.loads(encoded_request("m", asked, faults, streams=streams))
     return sent
 
 
@@ -197,9 +197,9 @@ def test_a_long_cache_key_is_cut_to_what_the_api_takes() -> None:
 
 def test_what_was_refused_is_left_out() -> None:
     asked = request(human("go"), thoughtful(None, CALLS, (0, thought(1))), result("a"), result("b"))
-    assert "include" not in body(asked, ResponsesDialect(asks_for_reasoning=False))
+    assert "include" not in body(asked, RequestFault.ENCRYPTED_REASONING)
     assert any(item["type"] == "reasoning" for item in body(asked)["input"])
-    assert all(item["type"] != "reasoning" for item in body(asked, ResponsesDialect(replays_reasoning=False))["input"])
+    assert all(item["type"] != "reasoning" for item in body(asked, RequestFault.REPLAYED_REASONING)["input"])
 
 
 # ---- whatever the rows are

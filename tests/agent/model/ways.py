@@ -8,9 +8,10 @@ from typing import Any
 
 from agent.model.base import ChatModel
 from agent.model.errors import sentence_for
+from agent.model.http import Endpoint
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-from agent.model.protocols.responses import ResponsesModel, ResponsesSettings
+from agent.model.protocols.responses import ResponsesModel
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from hermes_state import journal
 from hermes_state.errors import ModelError
@@ -56,7 +57,7 @@ def _chat_completions(**values: Any) -> ChatModel:
 
 
 def _responses(**values: Any) -> ChatModel:
-    return ResponsesModel(ResponsesSettings(**values))
+    return ResponsesModel(Endpoint(**values))
 
 
 def _anthropic(**values: Any) -> ChatModel:
