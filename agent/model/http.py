@@ -99,11 +99,25 @@ class Transport(Generic[C]):
 
     def __init__(
         self,
-        make_client: Callable[[], C],
+        endpoint: Endpoint,
+        base_url: str,
+        *,
+        sdk_client: Callable[..., C],
+        http_client: type[httpx2.AsyncClient],
         stream_class: type[SdkStream],
         errors_translated: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """`errors_translated`: turns what the SDK raises into the kinds of `ModelError`."""
+
+        def make_client() -> C:
+            return sdk_client(
+                api_key=endpoint.api_key or "none",  # else the SDK looks for one of whoever runs us, or insists on it
+                base_url=base_url,
+                timeout=endpoint.timeout,
+                max_retries=0,
+                http_client=http_client(timeout=endpoint.timeout, limits=CONNECTION_LIMITS, verify=ssl_context()),
+            )
+
         self._make_client = make_client
         self._stream_class = stream_class
         self._errors_translated = errors_translated
@@ -156,13 +170,13 @@ class Transport(Generic[C]):
                     path, cast_to=object, content=payload, stream=True, stream_cls=self._stream_class
                 )
                 async with stream:
-                    budget = LoopBudget()
+                    slice_end = time.perf_counter() + SLICE_SECONDS
                     if not streams:
                         reply.add(await read_json(stream.response))
                     else:
                         async for event in stream:
                             reply.add(event)
-                            await budget.checkpoint()
+                            slice_end = await checkpoint(slice_end)
             return reply.finished()
         except ModelError as error:
             with_usage(error, reply.usage, reply.cost)
@@ -212,24 +226,18 @@ def ssl_context() -> ssl.SSLContext:
 SLICE_SECONDS: Final = 0.0002
 """Longest time that one stream keeps the event loop, in seconds: some ten events.
 
-With twenty streams everything else waits for some ten milliseconds; a checkpoint after every event would take a fifth
+With twenty streams everything else waits for some ten milliseconds; letting go after every event would take a fifth
 more processor time.
 """
 
 
-class LoopBudget:
-    """Event loop time of one stream.
+async def checkpoint(slice_end: float) -> float:
+    """Lets other tasks run if a stream's slice of the event loop is over; called after each event, returns its end.
 
     What has been received already is read without ever waiting, tens of kilobytes at a time; twenty such streams
     would hold up everything else for a tenth of a second, again and again.
     """
-
-    def __init__(self, slice_seconds: float = SLICE_SECONDS) -> None:
-        self._slice_seconds = slice_seconds
-        self._spent_at = time.perf_counter() + slice_seconds
-
-    async def checkpoint(self) -> None:
-        """Let other tasks run if this stream has had its slice; called after each event."""
-        if time.perf_counter() >= self._spent_at:
-            await asyncio.sleep(0)
-            self._spent_at = time.perf_counter() + self._slice_seconds
+    if time.perf_counter() < slice_end:
+        return slice_end
+    await asyncio.sleep(0)
+    return time.perf_counter() + SLICE_SECONDS

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from enum import StrEnum
+from typing import Literal, TypeAlias
 
 from agent.model.base import ModelReply, ModelRequest
 from agent.tokens import CALL_TOKENS, ROW_TOKENS, cached_text_tokens, estimated_schema_tokens, estimated_text_tokens
@@ -16,12 +16,8 @@ ASSUMED_IMAGE_TOKENS = 1_000
 """Tokens of an image: between what providers charge for a small and for a large one."""
 
 
-class UsageFormat(StrEnum):
-    """Names that an API gives the counts of its `usage`."""
-
-    CHAT_COMPLETIONS = "chat_completions"
-    RESPONSES = "responses"
-    ANTHROPIC = "anthropic"
+UsageFormat: TypeAlias = Literal["chat_completions", "responses", "anthropic"]
+"""API by whose names the counts of a `usage` go."""
 
 
 def normalize_usage(usage: object, format: UsageFormat | None = None) -> CanonicalUsage | None:
@@ -38,11 +34,11 @@ def normalize_usage(usage: object, format: UsageFormat | None = None) -> Canonic
     CanonicalUsage(input=100, output=20, cache_read=800, cache_write=0, reasoning=0)
     """
     match format or _format_of(usage):
-        case UsageFormat.ANTHROPIC:
+        case "anthropic":
             return _anthropic_usage(usage)
-        case UsageFormat.RESPONSES:
+        case "responses":
             return _openai_usage(usage, prompt="input_tokens", output="output_tokens")
-        case UsageFormat.CHAT_COMPLETIONS:
+        case "chat_completions":
             return _openai_usage(usage, prompt="prompt_tokens", output="completion_tokens")
         case None:
             return None
@@ -53,12 +49,12 @@ _ANTHROPIC_FIELDS = ("cache_read_input_tokens", "cache_creation_input_tokens", "
 
 def _format_of(usage: object) -> UsageFormat | None:
     if _field(usage, "prompt_tokens") is not None:  # first: some servers add the other APIs' names to these
-        return UsageFormat.CHAT_COMPLETIONS
+        return "chat_completions"
     if _field(usage, "input_tokens") is None:
         return None
     if any(_field(usage, name) is not None for name in _ANTHROPIC_FIELDS):
-        return UsageFormat.ANTHROPIC
-    return UsageFormat.RESPONSES  # without cache counts both say the same
+        return "anthropic"
+    return "responses"  # without cache counts both say the same
 
 
 def _anthropic_usage(usage: object) -> CanonicalUsage | None:

@@ -14,7 +14,7 @@ from anthropic import AsyncAnthropic, AsyncStream
 from agent.model import wire
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, supports_cache_control
-from agent.model.http import CONNECTION_LIMITS, Endpoint, Transport, ssl_context
+from agent.model.http import Endpoint, Transport
 from agent.model.protocols.anthropic_wire import AnthropicReplyBuilder, ReasoningRejected, body_parts, response_error
 from agent.model.protocols.limits import MAX_FETCH_BYTES, bounded_limits, limits_in
 from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, OutputCapTooLarge
@@ -41,7 +41,15 @@ class AnthropicModel:
         self.name = settings.model
         self._streams = settings.streams
         self._default_max_tokens = settings.default_max_tokens
-        self._transport = _transport(settings)
+        self._transport = Transport(
+            settings,
+            # The SDK adds the version to the path itself; people who are used to other SDKs have it in the address.
+            re.sub(r"/v1/?$", "", settings.base_url or BASE_URL),
+            sdk_client=AsyncAnthropic,
+            http_client=anthropic.DefaultAsyncHttpxClient,
+            stream_class=AsyncStream[object],
+            errors_translated=_errors_translated,
+        )
         host = self._transport.host
         self.route = f"anthropic:{host}"
         self._made_by = made_by(self.route, self.name)
@@ -88,24 +96,6 @@ class AnthropicModel:
         }
         reply = AnthropicReplyBuilder(on_text, parts=parts, made_by=self._made_by)
         return await self._transport.complete("/v1/messages", orjson.dumps(body), reply, streams=self._streams)
-
-
-def _transport(settings: AnthropicSettings) -> Transport[AsyncAnthropic]:
-    # The SDK adds the version to the path itself; people who are used to other SDKs have it in the address.
-    base_url = re.sub(r"/v1/?$", "", settings.base_url or BASE_URL)
-
-    def make_client() -> AsyncAnthropic:
-        return AsyncAnthropic(
-            api_key=settings.api_key or "none",  # else the SDK looks for credentials of whoever runs us
-            base_url=base_url,
-            timeout=settings.timeout,
-            max_retries=0,
-            http_client=anthropic.DefaultAsyncHttpxClient(
-                timeout=settings.timeout, limits=CONNECTION_LIMITS, verify=ssl_context()
-            ),
-        )
-
-    return Transport(make_client, AsyncStream[object], _errors_translated)
 
 
 def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import orjson
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.errors import status_error
 from agent.model.replies import MAX_CALLS, ReplyBuilder
-from agent.model.usage import UsageFormat, normalize_usage
+from agent.model.usage import normalize_usage
 from agent.model.wire import NOTICE, REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ContextOverflow, ModelError, QuotaExceeded, ReplyMalformed
 from hermes_state.text import well_formed
@@ -80,7 +80,7 @@ def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
 
 def _messages(messages: Sequence[WireMessage], digest: blake2b) -> list[dict[str, Any]]:
     """Messages whose roles alternate, the user's first and last."""
-    ids = _CallIds()
+    ids = _legal_ids(messages)
     remembers = any(REASONING in message for message in messages)
     sent: list[dict[str, Any]] = []
     for message in messages:
@@ -127,11 +127,11 @@ def _image(url: str) -> _Block:
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": url[data.end() :]}}
 
 
-def _calls(message: WireMessage, ids: "_CallIds") -> list[_Block]:
+def _calls(message: WireMessage, ids: Mapping[str, str]) -> list[_Block]:
     return [
         {
             "type": "tool_use",
-            "id": ids.of(call["id"]),
+            "id": ids[call["id"]],
             "name": call["function"]["name"],
             # Taken over as it was written: read and written again, it could change, and with it the prompt's bytes.
             "input": orjson.Fragment(call["function"]["arguments"]),
@@ -140,28 +140,19 @@ def _calls(message: WireMessage, ids: "_CallIds") -> list[_Block]:
     ]
 
 
-def _result(message: WireMessage, ids: "_CallIds") -> _Block:
+def _result(message: WireMessage, ids: Mapping[str, str]) -> _Block:
     content = message["content"] if message["content"].strip() else NOTHING_RETURNED
-    return {"type": "tool_result", "tool_use_id": ids.of(message["tool_call_id"]), "content": content}
+    return {"type": "tool_result", "tool_use_id": ids[message["tool_call_id"]], "content": content}
 
 
-class _CallIds:
-    """Call ids as this API takes them; those of other providers may hold other characters."""
-
-    def __init__(self) -> None:
-        self._legal: dict[str, str] = {}
-        self._used: set[str] = set()
-
-    def of(self, call_id: str) -> str:
-        """A legal id: the same for the same id, another for every other."""
-        legal = self._legal.get(call_id)
-        if legal is None:
-            legal = _ILLEGAL_IN_ID.sub("_", call_id)
-            while legal in self._used:
-                legal += "_"
-            self._legal[call_id] = legal
-            self._used.add(legal)
-        return legal
+def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
+    """An id that this API takes, by the id of each call; those of other providers may hold other characters."""
+    originals: dict[str, str] = {}
+    for call_id in (call["id"] for message in messages for call in message.get("tool_calls", ())):
+        legal = _ILLEGAL_IN_ID.sub("_", call_id)
+        while originals.setdefault(legal, call_id) != call_id:
+            legal += "_"
+    return {original: legal for legal, original in originals.items()}
 
 
 _CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded", "pause_turn"})
@@ -216,7 +207,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
     def _add_usage(self, holder: Mapping[str, Any]) -> None:
         reported = holder.get("usage") or {}
         self._usage.update({key: value for key, value in reported.items() if value is not None})
-        self.usage = normalize_usage(self._usage, UsageFormat.ANTHROPIC)
+        self.usage = normalize_usage(self._usage, "anthropic")
 
     def _end(self, reason: str | None) -> None:
         if reason is not None and not isinstance(reason, str):

@@ -19,7 +19,7 @@ from agent.model.errors import stream_error
 from agent.model.http import Endpoint
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import ReplyBuilder, serialized_reasoning
-from agent.model.usage import UsageFormat, normalize_usage, reported_cost
+from agent.model.usage import normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ModelUnavailable, ReplyMalformed
 from hermes_state.values import Reasoning
@@ -99,7 +99,7 @@ class ChatReplyBuilder(ReplyBuilder):
         if error := event.get("error"):
             raise stream_error(error)
         if usage := event.get("usage"):
-            self.usage = normalize_usage(usage, UsageFormat.CHAT_COMPLETIONS)
+            self.usage = normalize_usage(usage, "chat_completions")
             self.cost = reported_cost(usage)
         if not (choices := event.get("choices")):
             return

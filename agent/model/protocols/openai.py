@@ -17,7 +17,7 @@ from openai import AsyncOpenAI, AsyncStream
 
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.errors import error_text, status_error, stream_error
-from agent.model.http import CONNECTION_LIMITS, Endpoint, Transport, ssl_context
+from agent.model.http import Endpoint, Transport
 from agent.model.protocols.limits import MAX_FETCH_BYTES, fetch_model_limits
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, ModelNotFound, ModelTimeout, ModelUnavailable
@@ -111,19 +111,14 @@ def add_options(
 
 def openai_transport(endpoint: Endpoint) -> Transport[AsyncOpenAI]:
     """Calls to the endpoint through the OpenAI SDK."""
-
-    def make_client() -> AsyncOpenAI:
-        return AsyncOpenAI(
-            api_key=endpoint.api_key or "none",  # local servers want no key, the SDK insists on one
-            base_url=endpoint.base_url or BASE_URL,  # else the SDK looks for one of whoever runs us
-            timeout=endpoint.timeout,
-            max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(
-                timeout=endpoint.timeout, limits=CONNECTION_LIMITS, verify=ssl_context()
-            ),
-        )
-
-    return Transport(make_client, AsyncStream[object], _errors_translated)
+    return Transport(
+        endpoint,
+        endpoint.base_url or BASE_URL,  # else the SDK looks for one of whoever runs us
+        sdk_client=AsyncOpenAI,
+        http_client=openai.DefaultAsyncHttpxClient,
+        stream_class=AsyncStream[object],
+        errors_translated=_errors_translated,
+    )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from agent.model.errors import stream_error
 from agent.model.http import Endpoint
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
 from agent.model.replies import ReplyBuilder, serialized_reasoning
-from agent.model.usage import UsageFormat, normalize_usage, reported_cost
+from agent.model.usage import normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ReplyMalformed
 from hermes_state.values import Reasoning
@@ -185,7 +185,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
 
     def _end(self, response: Mapping[str, Any], status: str) -> None:
         usage = response.get("usage")
-        self.usage, self.cost = normalize_usage(usage, UsageFormat.RESPONSES), reported_cost(usage)
+        self.usage, self.cost = normalize_usage(usage, "responses"), reported_cost(usage)
         if status == "failed":
             raise stream_error(response.get("error"))
         output: Sequence[Mapping[str, Any]] = response.get("output") or ()

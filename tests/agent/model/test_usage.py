@@ -2,7 +2,7 @@
 
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent.model.usage import MAX_TOKENS, UsageFormat, normalize_usage, reported_cost
 from hermes_state.values import CanonicalUsage
 
-SHAPES = [None, *UsageFormat]
+SHAPES = [None, *get_args(UsageFormat)]
 
 
 def test_cached_tokens_are_taken_out_of_the_input() -> None:
@@ -27,7 +27,7 @@ def test_cached_tokens_are_taken_out_of_the_input() -> None:
     assert found.total == 81_500
 
 
-@pytest.mark.parametrize("shape", [None, UsageFormat.CHAT_COMPLETIONS])
+@pytest.mark.parametrize("shape", [None, "chat_completions"])
 def test_chat_completions_name_what_was_written_to_the_cache(shape: UsageFormat | None) -> None:
     details = {"cached_tokens": 60_000, "cache_write_tokens": 1_000}
     usage = {"prompt_tokens": 81_000, "completion_tokens": 500, "prompt_tokens_details": details}
@@ -35,7 +35,7 @@ def test_chat_completions_name_what_was_written_to_the_cache(shape: UsageFormat 
     assert normalize_usage(usage, shape) == expected
 
 
-@pytest.mark.parametrize("shape", [None, UsageFormat.RESPONSES])
+@pytest.mark.parametrize("shape", [None, "responses"])
 @pytest.mark.parametrize("written", ["cache_creation_tokens", "cache_write_tokens"])
 def test_responses_count_the_cached_parts_into_their_input(shape: UsageFormat | None, written: str) -> None:
     usage = {
@@ -49,7 +49,7 @@ def test_responses_count_the_cached_parts_into_their_input(shape: UsageFormat | 
     assert normalize_usage(usage, shape) == expected
 
 
-@pytest.mark.parametrize("shape", [None, UsageFormat.ANTHROPIC])
+@pytest.mark.parametrize("shape", [None, "anthropic"])
 def test_anthropic_counts_the_cached_parts_apart_from_its_input(shape: UsageFormat | None) -> None:
     usage = {
         "input_tokens": 20_000,
@@ -128,8 +128,8 @@ def test_nonsense_gives_whole_counts_within_bounds_or_nothing(usage: Any, shape:
 @pytest.mark.parametrize(
     ("shape", "names"),
     [
-        (UsageFormat.CHAT_COMPLETIONS, ("prompt_tokens", "completion_tokens")),
-        (UsageFormat.RESPONSES, ("input_tokens", "output_tokens")),
+        ("chat_completions", ("prompt_tokens", "completion_tokens")),
+        ("responses", ("input_tokens", "output_tokens")),
     ],
 )
 def test_the_parts_add_up_to_what_was_reported(

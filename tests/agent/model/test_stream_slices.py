@@ -6,7 +6,7 @@ import time
 import pytest
 
 from agent.model.base import ChatModel
-from agent.model.http import SLICE_SECONDS, Endpoint, LoopBudget
+from agent.model.http import SLICE_SECONDS, Endpoint, checkpoint
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.responses import ResponsesModel
@@ -56,7 +56,6 @@ async def test_others_have_their_turn_while_a_stream_has_more_to_read(model: Cha
 @pytest.mark.parametrize(("slice_seconds", "others"), [(60.0, []), (0.0, ["somebody else"])])
 async def test_a_stream_keeps_the_loop_for_its_slice(slice_seconds: float, others: list[str]) -> None:
     ran: list[str] = []
-    share = LoopBudget(slice_seconds)
     asyncio.get_running_loop().call_soon(ran.append, "somebody else")
-    await share.checkpoint()
+    await checkpoint(time.perf_counter() + slice_seconds)
     assert ran == others
