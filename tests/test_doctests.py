@@ -11,6 +11,7 @@ MODULES = (
     "agent.engines",
     "agent.handoff",
     "agent.model",
+    "agent.model.circuit_breaker",
     "agent.model.client",
     "agent.model.errors",
     "agent.model.prices",

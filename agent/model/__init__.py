@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         Payer,
         ToolSchema,
     )
-    from agent.model.client import CircuitBreaker, Completion, ModelClient, OpenCircuit, RetryPolicy
+    from agent.model.circuit_breaker import CircuitBreaker, CircuitState
+    from agent.model.client import Completion, ModelClient, RetryPolicy
     from agent.model.errors import remedy_for, sentence_for
     from agent.model.usage import normalize_usage
     from agent.model.wire import WireSettings, chat_messages
@@ -40,6 +41,7 @@ __all__ = [
     "CanonicalUsage",
     "ChatModel",
     "CircuitBreaker",
+    "CircuitState",
     "Completion",
     "FinishReason",
     "Ledger",
@@ -47,7 +49,6 @@ __all__ = [
     "ModelLimits",
     "ModelReply",
     "ModelRequest",
-    "OpenCircuit",
     "Payer",
     "RetryPolicy",
     "ToolSchema",
@@ -61,7 +62,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        for home in ("base", "client", "errors", "usage", "wire"):
+        for home in ("base", "circuit_breaker", "client", "errors", "usage", "wire"):
             found = getattr(import_module(f"{__name__}.{home}"), name, None)
             if found is not None:
                 return found

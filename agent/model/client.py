@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
-import structlog
-
 from agent.model.base import Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
 from agent.model.catalog import Price
+from agent.model.circuit_breaker import CircuitBreaker
 from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, retry_after_of, with_usage
 from agent.model.prices import cost_of
 from agent.model.usage import estimated_reply_usage
@@ -103,19 +102,29 @@ class BaseClient(Generic[M]):
 
     async def call(
         self,
-        attempt: Callable[["PartialText"], Awaitable[T]],
+        attempt: Callable[[Callable[[str], None]], Awaitable[T]],
         *,
         payer: Payer,
         purpose: str,
+        on_text: Callable[[str], None] | None = None,
         within: float | None = None,
         estimate: Callable[[str], CanonicalUsage] | None = None,
     ) -> tuple[T, int]:
         """Result of the first attempt that works, and how many milliseconds that one took.
 
         Every failed attempt goes into the ledger before anything else happens; the last one's `ModelError` is
-        raised. While the circuit breaker is tripped, there is only one. `within`: seconds for all attempts together.
-        `estimate`: usage of an attempt that broke off, by the text that had come.
+        raised. While the circuit breaker is tripped, there is only one. `attempt` hands the whole text so far to the
+        function that it is given. `within`: seconds for all attempts together. `estimate`: usage of an attempt that
+        broke off, by the text that had come.
         """
+        text = ""
+
+        def show(so_far: str) -> None:
+            nonlocal text
+            text = so_far
+            if on_text is not None:
+                on_text(text)
+
         failures: Counter[str] = Counter()
         is_tripped = self.breaker.is_tripped
         loop = asyncio.get_running_loop()
@@ -123,24 +132,24 @@ class BaseClient(Generic[M]):
         while True:
             if self._caps is not None:
                 await self._caps.check(payer)
-            partial, started = PartialText(), time.perf_counter()
+            text, started = "", time.perf_counter()
             try:
-                result = await _before(deadline, attempt(partial))
+                result = await _before(deadline, attempt(show))
             except asyncio.CancelledError:
-                usage = estimate(partial.text) if estimate is not None else None
+                usage = estimate(text) if estimate is not None else None
                 row = self.row(purpose, OUTCOME_CANCELLED, _elapsed_ms(started), usage, is_estimated=usage is not None)
                 await record_cancelled(self.ledger, payer, row)
                 raise
             except ModelError as error:
                 usage = error.usage
-                if usage is None and estimate is not None and partial.text:
-                    usage = estimate(partial.text)  # what was written is charged, whatever became of it
+                if usage is None and estimate is not None and text:
+                    usage = estimate(text)  # what was written is charged, whatever became of it
                 outcome, is_estimated = remedy_for(error).outcome, usage is not error.usage
                 took_ms, cost = _elapsed_ms(started), error.reported_cost
                 row = self.row(purpose, outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
                 await self.ledger.record(payer, row)
                 failures[outcome] += 1
-                pause = None if is_tripped else self._pause(error, failures, has_text=bool(partial.text))
+                pause = None if is_tripped else self._pause(error, failures, has_text=bool(text))
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
                     if deadline is None or loop.time() < deadline:  # else it is we who did not wait
                         self.breaker.failed(error)
@@ -206,31 +215,15 @@ class ModelClient(BaseClient[ChatModel]):
         def estimate(text: str) -> CanonicalUsage:
             return estimated_reply_usage(request, ModelReply(text=text, finish=FinishReason.STOP, usage=None))
 
-        async def attempt(partial: PartialText) -> ModelReply:
-            return _checked(await self.model.complete(request, partial.recorded(on_text)))
+        async def attempt(show: Callable[[str], None]) -> ModelReply:
+            return _checked(await self.model.complete(request, show))
 
-        payer = request.payer
-        reply, took_ms = await self.call(attempt, payer=payer, purpose=purpose, within=within, estimate=estimate)
+        reply, took_ms = await self.call(
+            attempt, payer=request.payer, purpose=purpose, on_text=on_text, within=within, estimate=estimate
+        )
         usage = reply.usage or estimated_reply_usage(request, reply)
         row = self.row(purpose, OUTCOME_OK, took_ms, usage, is_estimated=reply.usage is None, cost=reply.cost)
         return Completion(reply=reply, call=row)
-
-
-class PartialText:
-    """Text of an attempt so far."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def recorded(self, on_text: Callable[[str], None] | None) -> Callable[[str], None]:
-        """A callback that keeps the text, then hands it on."""
-
-        def record(text: str) -> None:
-            self.text = text
-            if on_text is not None:
-                on_text(text)
-
-        return record
 
 
 async def _before(deadline: float | None, call: Awaitable[T]) -> T:
@@ -260,84 +253,3 @@ def _checked(reply: ModelReply) -> ModelReply:
 
 def _elapsed_ms(started: float) -> int:
     return round((time.perf_counter() - started) * 1_000)
-
-
-log = structlog.get_logger()
-
-MAX_FAILURES = 3
-"""Failed calls in a row, each with all its retries, after which the circuit opens."""
-OPEN_SECONDS = (30.0, 60.0, 300.0)
-"""Seconds for which a circuit stays open: the first time, after a failed trial, and after every further one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenCircuit:
-    """A route that is left alone for now."""
-
-    seconds: float
-    """Seconds until the next trial."""
-    why: str
-    """Fault of the route: completes a sentence that begins with its name."""
-
-
-class CircuitBreaker:
-    """Circuit breaker of one route: opens after failures in a row, then lets one attempt at a time try again.
-
-    Asking a provider that is down once more only delays the fallback's answer. In memory only: a restart, and a
-    change of the configuration, begin anew.
-
-    >>> breaker = CircuitBreaker("chat_completions:api.example.com", "gpt", now=lambda: 100.0)
-    >>> for _ in range(MAX_FAILURES):
-    ...     breaker.failed(ModelTimeout("no answer"))
-    >>> breaker.open
-    OpenCircuit(seconds=30.0, why='does not answer in time')
-    >>> breaker.succeeded()
-    >>> breaker.open is None
-    True
-    """
-
-    def __init__(self, route: str, model: str, *, now: Callable[[], float] = time.monotonic) -> None:
-        """`now`: seconds on a clock that never goes back."""
-        self._route = route
-        self._model = model
-        self._now = now
-        self._failures = 0
-        self._times_opened = 0
-        self._open_until = 0.0
-        self._why = ""
-
-    @property
-    def open(self) -> OpenCircuit | None:
-        """The circuit while it is open; None: the route may be called."""
-        left = self._open_until - self._now()
-        return OpenCircuit(seconds=left, why=self._why) if left > 0 else None
-
-    @property
-    def is_tripped(self) -> bool:
-        """True from the first opening until a call is answered: one attempt shows if the route is well again."""
-        return self._times_opened > 0
-
-    def succeeded(self) -> None:
-        """A call was answered: close the circuit."""
-        if self._times_opened:
-            log.info("route.recovered", route=self._route, model=self._model)
-        self._failures = self._times_opened = 0
-        self._open_until = 0.0
-
-    def failed(self, error: ModelError) -> None:
-        """A call was given up. Errors that are not the route's fault show that it works."""
-        remedy = remedy_for(error)
-        if remedy.trouble is None:
-            self._failures = 0
-            return
-        if self.open is not None:
-            return  # several calls may find out together, and one may be made all the same
-        self._failures += 1
-        self._why = remedy.trouble
-        if not self._times_opened and self._failures < MAX_FAILURES:
-            return
-        seconds = OPEN_SECONDS[min(self._times_opened, len(OPEN_SECONDS) - 1)]
-        seconds = max(seconds, min(retry_after_of(error) or 0.0, OPEN_SECONDS[-1]))
-        self._times_opened += 1
-        self._open_until = self._now() + seconds
-        log.warning("route.rested", route=self._route, model=self._model, kind=remedy.outcome, seconds=seconds)

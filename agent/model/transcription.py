@@ -1,7 +1,6 @@
 """Speech to text, over the transcription endpoint of OpenAI and whatever is compatible."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from openai import AsyncStream
@@ -23,14 +22,6 @@ MAX_CHARACTERS: Final = 200_000
 """Longest transcription: people say about 1,000 characters in a minute."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transcription:
-    """Words of a recording, and the call's row for the ledger."""
-
-    text: str
-    call: ModelCallRecord
-
-
 class TranscriptionModel:
     """A model behind `POST /audio/transcriptions`. Close it when done."""
 
@@ -47,17 +38,6 @@ class TranscriptionModel:
 
         Raises the kinds of `ModelError`.
         """
-        answer = await self._answer(recording, name)
-        if isinstance(answer, Mapping) and (error := answer.get("error")):
-            raise stream_error(error)
-        if not isinstance(answer, Mapping) or not isinstance(text := answer.get("text"), str):
-            raise ReplyMalformed("the provider's transcription has an unknown shape")
-        if len(text) > MAX_CHARACTERS:
-            raise ReplyMalformed(f"a transcription with more than {MAX_CHARACTERS:,} characters")
-        return well_formed(text).strip(), normalize_usage(answer.get("usage"))
-
-    async def _answer(self, recording: bytes, name: str) -> object:
-        """The body of the answer, read within the bound of all that comes as a whole."""
         with self._transport.client() as client:
             stream = await client.post(
                 "/audio/transcriptions",
@@ -69,27 +49,31 @@ class TranscriptionModel:
                 stream_cls=AsyncStream[object],
             )
             async with stream:
-                return await read_json(stream.response)
+                answer = await read_json(stream.response)
+        if isinstance(answer, Mapping) and (error := answer.get("error")):
+            raise stream_error(error)
+        if not isinstance(answer, Mapping) or not isinstance(text := answer.get("text"), str):
+            raise ReplyMalformed("the provider's transcription has an unknown shape")
+        if len(text) > MAX_CHARACTERS:
+            raise ReplyMalformed(f"a transcription with more than {MAX_CHARACTERS:,} characters")
+        return well_formed(text).strip(), normalize_usage(answer.get("usage"))
 
 
 class TranscriptionClient(BaseClient[TranscriptionModel]):
     """Client of a model that transcribes."""
 
     async def transcribe(
-        self,
-        recording: bytes,
-        name: str,
-        *,
-        payer: Payer,
-        within: float | None = None,
-    ) -> Transcription:
-        """Transcribe a recording; the text is empty if nothing was said. `within`: seconds for all attempts.
+        self, recording: bytes, name: str, *, payer: Payer, within: float | None = None
+    ) -> tuple[str, ModelCallRecord]:
+        """Words of a recording, none if nothing was said, and the call's row for the ledger.
+
+        `within`: seconds for all attempts together.
 
         Raises the kinds of `ModelError`.
         """
 
-        async def attempt(_partial: object) -> tuple[str, CanonicalUsage | None]:
+        async def attempt(_show: object) -> tuple[str, CanonicalUsage | None]:
             return await self.model.transcribe(recording, name)
 
         (text, usage), took_ms = await self.call(attempt, payer=payer, purpose=PURPOSE, within=within)
-        return Transcription(text=text, call=self.row(PURPOSE, OUTCOME_OK, took_ms, usage))
+        return text, self.row(PURPOSE, OUTCOME_OK, took_ms, usage)

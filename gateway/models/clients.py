@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 from agent.context.model_handle import ModelHandle
 from agent.model.base import ChatModel
 from agent.model.caching import CacheState, CacheTtl, cache_state
-from agent.model.client import ModelClient, OpenCircuit
+from agent.model.circuit_breaker import CircuitState
+from agent.model.client import ModelClient
 from agent.model.http import Endpoint
 from agent.model.protocols import missing_extra
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
@@ -72,7 +73,7 @@ class ModelRegistry:
             handle = self._handles[route] = self._make(route)
         return handle
 
-    def open_circuit(self, route: RouteConfig) -> OpenCircuit | None:
+    def open_circuit(self, route: RouteConfig) -> CircuitState | None:
         """Trouble for which a route is left alone for now; None also for one that nobody has used yet."""
         handle = self._handles.get(route)
         return handle.client.breaker.open if handle is not None else None

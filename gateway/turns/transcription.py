@@ -73,16 +73,16 @@ class Transcriber:
             raise TranscriptionError("I cannot listen to recordings any more; please write to me instead.")
         try:
             name, payer, within = _file_name(recording), Payer(chat_id=row.chat_id), self.live.config.model.turn_seconds
-            transcript = await self._client().transcribe(data, name, payer=payer, within=within)
+            text, call = await self._client().transcribe(data, name, payer=payer, within=within)
         except ModelError as error:
             log.warning("recording.unheard", error=type(error).__name__, detail=str(error))
             raise TranscriptionError(_sentence(error)) from error
-        await self.store.write(_keep, row, recording, transcript.text, transcript.call, self.clock.now())
-        if not transcript.text:
+        await self.store.write(_keep, row, recording, text, call, self.clock.now())
+        if not text:
             sentence = "I could not make out any words in your recording; please send it again, or write to me."
             raise TranscriptionError(sentence)
-        log.info("recording.heard", seconds=recording.seconds, characters=len(transcript.text))
-        return transcript.text
+        log.info("recording.heard", seconds=recording.seconds, characters=len(text))
+        return text
 
     async def close(self) -> None:
         """Let go of connections."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.client import MAX_FAILURES, OPEN_SECONDS, CircuitBreaker, ModelClient
+from agent.model.circuit_breaker import MAX_FAILURES, OPEN_SECONDS, CircuitBreaker
+from agent.model.client import ModelClient
 from hermes_state.errors import (
     AuthRejected,
     ContentFiltered,
