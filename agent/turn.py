@@ -23,7 +23,7 @@ from agent.context.model_handle import ModelHandle
 from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
 from agent.model.client import Completion, record_cancelled
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
-from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
+from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
@@ -293,7 +293,7 @@ class Agent:
         runs = await self._store.read(load_tool_runs, message.id)
         begun = [call for call in calls if call.id in runs and not self._is_read_only(call)]
         for call in begun:
-            await self._finish(turn, message, call, ToolOutcome(text=OUTCOME_UNKNOWN, state=ToolRunState.UNKNOWN))
+            await self._finish(turn, message, call, ToolReply(text=OUTCOME_UNKNOWN, state=ToolRunState.UNKNOWN))
         await self._run_calls(turn, message, [call for call in calls if call not in begun])
 
     def _is_read_only(self, call: ToolCall) -> bool:
@@ -303,7 +303,7 @@ class Agent:
     async def _run_calls(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall]) -> None:
         """Run the calls of one answer side by side; that they begin is committed before any does."""
         ready: list[tuple[ToolCall, dict[str, Any]]] = []
-        refused: list[tuple[ToolCall, ToolOutcome]] = []
+        refused: list[tuple[ToolCall, ToolReply]] = []
         for call in calls:
             try:
                 ready.append((call, self._tools.check(call)))
@@ -314,8 +314,8 @@ class Agent:
             await self._store.write(journal.start_tools, turn.id, message.id, begun, self._clock.now())
         try:
             async with asyncio.TaskGroup() as group:
-                for call, outcome in refused:
-                    group.create_task(self._finish(turn, message, call, outcome))
+                for call, reply in refused:
+                    group.create_task(self._finish(turn, message, call, reply))
                 for call, arguments in ready:
                     group.create_task(self._run_call(turn, message, call, arguments), name=f"tool {call.name}")
         except BaseExceptionGroup as group_error:  # tools do not raise: the store did, or the turn is closed
@@ -325,8 +325,8 @@ class Agent:
         context = ToolContext(chat_id=turn.chat_id, lineage_id=turn.lineage_id, turn_id=turn.id, store=self._store)
         await self._finish(turn, message, call, await self._tools.run(call, arguments, context))
 
-    async def _finish(self, turn: RunningTurn, message: Message, call: ToolCall, outcome: ToolOutcome) -> None:
-        result = ToolResult(call_message_id=message.id, call=call, text=outcome.text, state=outcome.state)
+    async def _finish(self, turn: RunningTurn, message: Message, call: ToolCall, reply: ToolReply) -> None:
+        result = ToolResult(call_message_id=message.id, call=call, text=reply.text, state=reply.state)
         await self._store.write(journal.finish_tool, turn.id, result, self._clock.now())
 
 

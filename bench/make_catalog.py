@@ -22,7 +22,7 @@ from genai_prices.data import providers
 from genai_prices.types import ModelInfo, ModelPrice, Provider, StartDateConstraint, TieredPrices, TimeOfDateConstraint
 
 from agent.model.catalog import Price, known_model, spellings
-from agent.model.prices import PriceList
+from agent.model.prices import PriceCatalog
 
 CATALOG: Final = Path(__file__).parent.parent / "agent" / "model" / "catalog.json"
 
@@ -82,19 +82,19 @@ def with_prices(catalog: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def listed(day: date) -> dict[str, dict[str, Any]]:
-    """Price by name, as few names as `PriceList` needs to find all of them."""
+    """Price by name, as few names as `PriceCatalog` needs to find all of them."""
     models: dict[str, dict[str, Any]] = {}
     for provider in providers:
         if provider.id in MAKERS:
             _add(models, _own_prices(provider, day))
-    own = PriceList(_decoded(models))
+    own = PriceCatalog(_decoded(models))
     _add(models, ((name, price) for name, price in _resold_prices(day) if _is_unknown(own.find(name))))
     return models
 
 
 def _add(models: dict[str, dict[str, Any]], named: Iterator[tuple[str, dict[str, Any]]]) -> None:
     for name, price in named:
-        if PriceList(_decoded(models)).find(name) != msgspec.convert(price, Price):
+        if PriceCatalog(_decoded(models)).find(name) != msgspec.convert(price, Price):
             models[name] = price
 
 

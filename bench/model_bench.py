@@ -27,7 +27,7 @@ from agent.model.base import ChatModel, ModelRequest, Payer
 from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings
 from agent.model.catalog import Price
 from agent.model.client import ModelClient
-from agent.model.http import Endpoint
+from agent.model.http import EndpointSettings
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.responses import ResponsesModel
@@ -299,7 +299,7 @@ PROTOCOLS: Final = (
         name="responses",
         path="/v1/responses",
         model="lab-8000k",
-        make=lambda **endpoint: ResponsesModel(Endpoint(**endpoint)),
+        make=lambda **endpoint: ResponsesModel(EndpointSettings(**endpoint)),
         bare=_openai,
         say=_say_response,
     ),

@@ -29,7 +29,7 @@ from agent.context.limits import Limits
 from agent.context.model_handle import ModelInfo, SummaryRoute
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import QUICK_SECONDS, EngineInstance, EngineInstances
+from agent.engines.instances import QUICK_SECONDS, EngineHandle, EngineRegistry
 from agent.engines.mapping import MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
 from agent.engines.timeouts import EngineError
 from agent.handoff import framed
@@ -80,7 +80,7 @@ class PluginEngine:
         self._mark = mark
         self._schemas = tuple(schemas)
         self._compress_seconds = compress_seconds
-        self._instances = EngineInstances(name, make, model=model, quick_seconds=quick_seconds)
+        self._instances = EngineRegistry(name, make, model=model, quick_seconds=quick_seconds)
 
     @property
     def name(self) -> str:
@@ -195,7 +195,7 @@ class PluginEngine:
                 why = f"it could not be read ({type(error).__name__})"
             raise EngineError(f"returned a list that cannot be used: {why}")
 
-    def _acquire(self, job: CompressionJob) -> AbstractAsyncContextManager[EngineInstance]:
+    def _acquire(self, job: CompressionJob) -> AbstractAsyncContextManager[EngineHandle]:
         return self._instances.acquire(job.view.session, job.model, job.limits.context_length)
 
     async def _sent(self, job: CompressionJob) -> SentMessages:
@@ -239,7 +239,7 @@ class PluginEngine:
 
     # ---- when to compress
 
-    async def _decision(self, instance: EngineInstance, job: CompressionJob) -> CompressionRequest | None:
+    async def _decision(self, instance: EngineHandle, job: CompressionJob) -> CompressionRequest | None:
         taken = await self._instances.call(instance, "take_request")
         if isinstance(taken, CompressionRequest):  # a plugin may put anything in its place, and into it
             reason = " ".join(str(taken.reason).split())[:MAX_REASON]
@@ -257,13 +257,13 @@ class PluginEngine:
         has_content = await self._says_of_list(instance, "has_content_to_compress", job, default=True)
         return request if has_content else None
 
-    async def _says_of_list(self, instance: EngineInstance, method: str, job: CompressionJob, *, default: bool) -> bool:
+    async def _says_of_list(self, instance: EngineHandle, method: str, job: CompressionJob, *, default: bool) -> bool:
         """The contract's own answer, `default`, is worth no list."""
         if not instance.overrides(method):
             return default
         return await self._says(instance, method, list((await self._sent(job)).messages))
 
-    async def _says(self, instance: EngineInstance, method: str, about: object) -> bool:
+    async def _says(self, instance: EngineHandle, method: str, about: object) -> bool:
         answer = await self._instances.call(instance, method, about)
         try:
             return bool(answer)

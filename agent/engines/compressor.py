@@ -149,16 +149,16 @@ class ContextCompressor(ContextEngine):
         log.info("compression.not_needed", engine=self.name, why=why, messages=len(messages))
         return list(messages)
 
-    def _sizes(self, rows: "ListRows") -> list[int]:
+    def _sizes(self, rows: "ListTranscript") -> list[int]:
         return self._estimator.each(rows.transcript, _STYLE)
 
-    def _cut(self, rows: "ListRows", sizes: Sequence[int]) -> Cut | SkipReason:
+    def _cut(self, rows: "ListTranscript", sizes: Sequence[int]) -> Cut | SkipReason:
         rules = replace(
             self._settings.cut, protect_first_n=self.protect_first_n, protect_last_n=max(1, self.protect_last_n)
         )
         return find_cut(rows.transcript, sizes, self.limits, rules)
 
-    def _summary(self, rows: "ListRows", cut: Cut, content: int, focus: str | None) -> str:
+    def _summary(self, rows: "ListTranscript", cut: Cut, content: int, focus: str | None) -> str:
         """The text of the handoff for a middle of `content` tokens, by a model where there is one that can."""
         limits = self.limits
         upto = min(cut.tail_start, max(0, len(rows.transcript) - self.protect_last_n))
@@ -190,7 +190,7 @@ class ContextCompressor(ContextEngine):
 
 
 @dataclass(frozen=True, slots=True)
-class ListRows:
+class ListTranscript:
     """A message list as rows, each with the message that it was made from."""
 
     instructions: list[ListMessage] = field(default_factory=list)
@@ -236,9 +236,9 @@ class ListRows:
         return given if given and _ids(given[-1]) == _ids(message) else [message]
 
 
-def rows_of(messages: Sequence[ListMessage], now: Millis) -> ListRows:
+def rows_of(messages: Sequence[ListMessage], now: Millis) -> ListTranscript:
     """A list of any provenance as rows; what is no message is left out. Lists know no times: all is of `now`."""
-    rows = ListRows()
+    rows = ListTranscript()
     for message in messages:
         role = message.get("role") if isinstance(message, dict) else None
         if role in INSTRUCTING and not rows.rows:

@@ -37,7 +37,7 @@ MAX_HUNG_CALLS = 4
 
 
 @dataclass(slots=True)
-class EngineInstance:
+class EngineHandle:
     """One conversation's engine, and where it believes the conversation to be."""
 
     engine: ContextEngine | None = None
@@ -59,7 +59,7 @@ class EngineInstance:
         return getattr(type(self.engine), method, None) is not getattr(ContextEngine, method)
 
 
-class EngineInstances:
+class EngineRegistry:
     """The instances of a plugin's engine, by conversation."""
 
     def __init__(
@@ -70,13 +70,13 @@ class EngineInstances:
         self._make = make
         self._model = model
         self._quick_seconds = quick_seconds
-        self._instances: OrderedDict[LineageId, EngineInstance] = OrderedDict()
+        self._instances: OrderedDict[LineageId, EngineHandle] = OrderedDict()
         self._hung: set[asyncio.Future[Any]] = set()
 
     @asynccontextmanager
     async def acquire(
         self, session: Session, model: ModelInfo | None = None, window: int | None = None, *, waits: bool = False
-    ) -> AsyncIterator[EngineInstance]:
+    ) -> AsyncIterator[EngineHandle]:
         """The engine of the session's conversation for one caller, told where the conversation is now.
 
         `model` and `window`: None for those that it was told last. When the caller is done, the engine is told what
@@ -92,7 +92,7 @@ class EngineInstances:
             await self._deliver(instance)
 
     async def call(
-        self, instance: EngineInstance, method: str, *args: Any, seconds: float | None = None, **kwargs: Any
+        self, instance: EngineHandle, method: str, *args: Any, seconds: float | None = None, **kwargs: Any
     ) -> Any:
         """Calls a method of an acquired instance's engine. Raises `EngineError`."""
         try:
@@ -129,9 +129,9 @@ class EngineInstances:
         if hung:
             await asyncio.wait(hung, timeout=0.1)
 
-    def _instance(self, lineage_id: LineageId) -> EngineInstance:
+    def _instance(self, lineage_id: LineageId) -> EngineHandle:
         """A conversation's instance. The one idle longest is forgotten; none that is in the middle of something."""
-        instance = self._instances.setdefault(lineage_id, EngineInstance())
+        instance = self._instances.setdefault(lineage_id, EngineHandle())
         self._instances.move_to_end(lineage_id)
         for other in list(self._instances)[: max(0, len(self._instances) - MAX_INSTANCES)]:
             if not self._instances[other].lock.locked():
@@ -141,7 +141,7 @@ class EngineInstances:
     # ---- making an engine, and telling it where it is
 
     async def _prepare(
-        self, instance: EngineInstance, session: Session, model: ModelInfo | None = None, window: int | None = None
+        self, instance: EngineHandle, session: Session, model: ModelInfo | None = None, window: int | None = None
     ) -> None:
         """The engine of an instance that is held, made where there is none, told of the model and of the session."""
         if instance.engine is None:
@@ -159,7 +159,7 @@ class EngineInstances:
         if instance.session is None or instance.session.depth < session.depth:
             await self._start(instance, session)
 
-    async def _start(self, instance: EngineInstance, session: Session) -> None:
+    async def _start(self, instance: EngineHandle, session: Session) -> None:
         """The conversation was taken up, or is in another session: after a compression, or one that was taken back."""
         before, instance.session = instance.session, session
         if before is None:
@@ -170,7 +170,7 @@ class EngineInstances:
             reason, parent = "undo" if was_undone else "compression", before.key
         await self.call(instance, "on_session_start", session.key, reason=reason, parent=parent)
 
-    async def _ask_threshold(self, instance: EngineInstance) -> None:
+    async def _ask_threshold(self, instance: EngineHandle) -> None:
         """From the engine's status, for people: one that has none to show is no worse at compressing."""
         try:
             status = await self.call(instance, "get_status")
@@ -184,7 +184,7 @@ class EngineInstances:
 
     # ---- events
 
-    async def _deliver(self, instance: EngineInstance) -> None:
+    async def _deliver(self, instance: EngineHandle) -> None:
         """One by one, so that what a cancellation leaves waits for the next time."""
         while instance.events:
             event = instance.events.popleft()
@@ -193,7 +193,7 @@ class EngineInstances:
             except EngineError as error:
                 log.warning("engine.not_told", engine=self._name, about=type(event).__name__, reason=str(error))
 
-    async def _tell(self, instance: EngineInstance, event: EngineEvent) -> None:
+    async def _tell(self, instance: EngineHandle, event: EngineEvent) -> None:
         await self._prepare(instance, _session_of(event))
         match event:
             case ReplyEvent(usage=usage):

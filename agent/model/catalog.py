@@ -56,7 +56,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     prices_taken_from: str
     prices_taken_on: str
     prices: dict[str, Price]
-    """By name, see `prices.PriceList`."""
+    """By name, see `prices.PriceCatalog`."""
 
 
 @cache

@@ -36,7 +36,7 @@ MAX_BODY_BYTES: Final = 32_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class EndpointSettings:
     """Address of a model, and how long to wait for it; times in seconds."""
 
     model: str
@@ -99,7 +99,7 @@ class Transport(Generic[C]):
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: EndpointSettings,
         base_url: str,
         *,
         sdk_client: Callable[..., C],

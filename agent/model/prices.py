@@ -48,8 +48,8 @@ def price_of(
 
 
 @cache
-def _price_list() -> "PriceList":
-    return PriceList(load_catalog().prices)
+def _price_list() -> "PriceCatalog":
+    return PriceCatalog(load_catalog().prices)
 
 
 def _for_an_hour(price: Price) -> Price:
@@ -77,14 +77,14 @@ def _longest(names: Iterable[str], patterns: Iterable[str]) -> str | None:
     return max(found, key=len, default=None)
 
 
-class PriceList:
+class PriceCatalog:
     """Prices by name, also for names that are not listed but belong to a family that is.
 
     A family is what a name says besides version and date: `gpt-5.4-mini` is of the family `gpt mini`, and so is
     `gpt-6.1-mini`, which takes the price of the newest that is listed.
 
     >>> newest = Price(input=0.75, output=4.5, cache_read=0.075, cache_write=0.75)
-    >>> prices = PriceList({"gpt-4.1-mini": FREE, "gpt-5.4-mini": newest})
+    >>> prices = PriceCatalog({"gpt-4.1-mini": FREE, "gpt-5.4-mini": newest})
     >>> prices.find("openai/gpt-5.4-mini-2026-03-17") == newest
     True
     >>> prices.find("gpt-6.1-mini") == replace(newest, is_estimated=True)

@@ -8,7 +8,7 @@ from openai import AsyncStream
 from agent.model.base import Payer
 from agent.model.client import BaseClient
 from agent.model.errors import OUTCOME_OK, stream_error
-from agent.model.http import Endpoint, read_json
+from agent.model.http import EndpointSettings, read_json
 from agent.model.protocols.openai import openai_transport
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed
@@ -25,7 +25,7 @@ MAX_CHARACTERS: Final = 200_000
 class TranscriptionModel:
     """A model behind `POST /audio/transcriptions`. Close it when done."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: EndpointSettings) -> None:
         self.name = endpoint.model
         self._transport = openai_transport(endpoint)
         self.route = f"transcription:{self._transport.host}"

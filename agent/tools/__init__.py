@@ -1,7 +1,7 @@
 """Tools that a model may call: a function, its JSON schema, and what it may do to the world.
 
 A `ToolRegistry` offers its tools to the model, checks the arguments of a call and runs it; what goes wrong in a tool
-becomes a `ToolOutcome` that the model reads. `recall_tools` are the ones every agent has: they search and open what was
+becomes a `ToolReply` that the model reads. `recall_tools` are the ones every agent has: they search and open what was
 said earlier in the conversation.
 
 >>> from hermes_state.values import ToolCall, ToolEffect
@@ -19,7 +19,7 @@ said earlier in the conversation.
 """
 
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH, recall_tools
-from agent.tools.registry import Tool, ToolContext, ToolFunction, ToolOutcome, ToolRegistry, failed
+from agent.tools.registry import Tool, ToolContext, ToolFunction, ToolRegistry, ToolReply, failed
 
 __all__ = [
     "HISTORY_OPEN",
@@ -27,8 +27,8 @@ __all__ = [
     "Tool",
     "ToolContext",
     "ToolFunction",
-    "ToolOutcome",
     "ToolRegistry",
+    "ToolReply",
     "failed",
     "recall_tools",
 ]

@@ -56,8 +56,8 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolOutcome:
-    """Outcome of a call: `DONE` or `FAILED`, and the text that the model reads."""
+class ToolReply:
+    """Reply of a tool to a call: `DONE` or `FAILED`, and the text that the model reads."""
 
     text: str
     state: ToolRunState
@@ -95,8 +95,8 @@ class ToolRegistry:
             raise ToolError(f"there is no tool named {call.name[:64]!r}; there are: {names or 'none'}")
         return checked_arguments(call.arguments, tool.parameters)
 
-    async def run(self, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> ToolOutcome:
-        """Run a call that `check` has passed. Whatever goes wrong in the tool becomes an outcome."""
+    async def run(self, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> ToolReply:
+        """Run a call that `check` has passed. Whatever goes wrong in the tool becomes a reply."""
         tool = self._tools[call.name]
         try:
             async with asyncio.timeout(tool.timeout_seconds):
@@ -110,9 +110,9 @@ class ToolRegistry:
             return failed(f"the tool broke ({type(error).__name__})")
         if len(text) > (limit := tool.max_result_characters):
             text = f"{text[:limit]}\n[cut here: the result had {len(text):,} characters]"
-        return ToolOutcome(text=text, state=ToolRunState.DONE)
+        return ToolReply(text=text, state=ToolRunState.DONE)
 
 
-def failed(reason: str) -> ToolOutcome:
-    """Outcome of a call that could not be done."""
-    return ToolOutcome(text=f"Error: {reason}", state=ToolRunState.FAILED)
+def failed(reason: str) -> ToolReply:
+    """Reply to a call that could not be done."""
+    return ToolReply(text=f"Error: {reason}", state=ToolRunState.FAILED)

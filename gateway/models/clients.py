@@ -10,7 +10,7 @@ from agent.model.base import ChatModel
 from agent.model.caching import CacheState, CacheTtl, cache_state
 from agent.model.circuit_breaker import CircuitState
 from agent.model.client import ModelClient
-from agent.model.http import Endpoint
+from agent.model.http import EndpointSettings
 from agent.model.protocols import missing_extra
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.offline import OfflineModel
@@ -100,7 +100,7 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
         case "chat_completions":
             return ChatCompletionsModel(ChatCompletionsSettings(**endpoint, cache_ttl=settings.cache_ttl))
         case "responses":
-            return ResponsesModel(Endpoint(**endpoint))
+            return ResponsesModel(EndpointSettings(**endpoint))
         case "anthropic":
             return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl}, capacity_in(route).context_length)
 

@@ -13,7 +13,7 @@ import structlog
 
 from agent.model.base import Payer
 from agent.model.errors import sentence_for
-from agent.model.http import Endpoint
+from agent.model.http import EndpointSettings
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from gateway.config.routes import PartialRoute, completed
 from gateway.config.settings import Config
@@ -143,8 +143,8 @@ def transcription_client(config: Config, costs: Pricing) -> TranscriptionClient:
     return TranscriptionClient(TranscriptionModel(endpoint), **costs.terms(config, endpoint.model))
 
 
-def endpoint_of(config: Config) -> Endpoint:
-    """Endpoint that recordings are sent to. The key of `model` goes along only to the API that it is for."""
+def endpoint_of(config: Config) -> EndpointSettings:
+    """Endpoint settings for recordings. The key of `model` goes along only to the API that it is for."""
     settings, model = config.transcription, config.model
     assert settings.model is not None, "asked only while a model is configured"
     written = PartialRoute(
@@ -154,7 +154,7 @@ def endpoint_of(config: Config) -> Endpoint:
         api_key=settings.api_key,
     )
     route = completed(written, model)
-    return Endpoint(
+    return EndpointSettings(
         model=settings.model,
         api_key=route.api_key.get_secret_value() if route.api_key is not None else "",
         base_url=route.base_url,

@@ -14,7 +14,7 @@ from anthropic import AsyncAnthropic, AsyncStream
 from agent.model import wire
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, supports_cache_control
-from agent.model.http import Endpoint, Transport
+from agent.model.http import EndpointSettings, Transport
 from agent.model.protocols.anthropic_wire import AnthropicReplyBuilder, ReasoningRejected, body_parts, response_error
 from agent.model.protocols.limits import MAX_FETCH_BYTES, bounded_limits, limits_in
 from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, OutputCapTooLarge
@@ -25,7 +25,7 @@ DEFAULT_MAX_TOKENS: Final = 32_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnthropicSettings(Endpoint):
+class AnthropicSettings(EndpointSettings):
     """Address of the model, and what this API has to be told of it."""
 
     default_max_tokens: int = DEFAULT_MAX_TOKENS

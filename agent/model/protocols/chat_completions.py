@@ -16,7 +16,7 @@ from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, supports_cache_control
 from agent.model.errors import stream_error
-from agent.model.http import Endpoint
+from agent.model.http import EndpointSettings
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import ReplyBuilder, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
@@ -26,7 +26,7 @@ from hermes_state.values import Reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCompletionsSettings(Endpoint):
+class ChatCompletionsSettings(EndpointSettings):
     """Address of the model, and what the server there can do."""
 
     sends_cache_key: bool | None = None

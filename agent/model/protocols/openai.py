@@ -17,7 +17,7 @@ from openai import AsyncOpenAI, AsyncStream
 
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.errors import error_text, status_error, stream_error
-from agent.model.http import Endpoint, Transport
+from agent.model.http import EndpointSettings, Transport
 from agent.model.protocols.limits import MAX_FETCH_BYTES, fetch_model_limits
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, ModelNotFound, ModelTimeout, ModelUnavailable
@@ -46,7 +46,7 @@ class RequestFault(StrEnum):
 class OpenAIModel(ABC):
     """A model behind one path of a server. Close it when done."""
 
-    def __init__(self, endpoint: Endpoint, *, protocol: str, path: str) -> None:
+    def __init__(self, endpoint: EndpointSettings, *, protocol: str, path: str) -> None:
         self.name = endpoint.model
         self._streams = endpoint.streams
         self._transport = openai_transport(endpoint)
@@ -109,7 +109,7 @@ def add_options(
         body["prompt_cache_key"] = request.cache_key[:MAX_CACHE_KEY_CHARACTERS]
 
 
-def openai_transport(endpoint: Endpoint) -> Transport[AsyncOpenAI]:
+def openai_transport(endpoint: EndpointSettings) -> Transport[AsyncOpenAI]:
     """Calls to the endpoint through the OpenAI SDK."""
     return Transport(
         endpoint,

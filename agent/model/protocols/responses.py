@@ -15,7 +15,7 @@ import orjson
 from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
 from agent.model.errors import stream_error
-from agent.model.http import Endpoint
+from agent.model.http import EndpointSettings
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
 from agent.model.replies import ReplyBuilder, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
@@ -29,7 +29,7 @@ ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 class ResponsesModel(OpenAIModel):
     """A model behind `POST /responses`. Close it when done."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: EndpointSettings) -> None:
         super().__init__(endpoint, protocol="responses", path="/responses")
 
     def _encoded(self, request: ModelRequest, faults: Collection[RequestFault]) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.model.catalog import Price, known_model, load_catalog
-from agent.model.prices import FREE, PriceList, price_of
+from agent.model.prices import FREE, PriceCatalog, price_of
 from bench import make_catalog
 
 CATALOG = load_catalog()
@@ -57,7 +57,7 @@ def test_the_names_that_others_wrote_are_enough_to_tell() -> None:
 
 # ---- families
 
-CLAUDE = PriceList({"claude-opus-4-6": price(25.0), "claude-opus-4.8": price(24.0), "claude-opus-5": price(20.0)})
+CLAUDE = PriceCatalog({"claude-opus-4-6": price(25.0), "claude-opus-4.8": price(24.0), "claude-opus-5": price(20.0)})
 
 
 @pytest.mark.parametrize(
@@ -107,20 +107,20 @@ def test_what_is_older_local_tuned_or_of_another_family_is_not_guessed(name: str
 
 
 def test_4_20_came_before_4_3() -> None:
-    prices = PriceList({"grok-4.20": price(3.0), "grok-4.3": price(2.0)})
+    prices = PriceCatalog({"grok-4.20": price(3.0), "grok-4.3": price(2.0)})
     assert prices.find("grok-5") == estimate(2.0)
     assert prices.find("grok-4.20-0309-reasoning") == estimate(3.0)
     assert prices.find("grok-4-20") == price(3.0)
 
 
 def test_a_snapshot_with_a_price_of_its_own_keeps_it() -> None:
-    prices = PriceList({"gpt-4o": price(10.0), "gpt-4o-2024-05-13": price(15.0)})
+    prices = PriceCatalog({"gpt-4o": price(10.0), "gpt-4o-2024-05-13": price(15.0)})
     assert prices.find("openai/gpt-4o-2024-05-13") == price(15.0)
     assert prices.find("gpt-4o-2024-11-20") == price(10.0)
 
 
 def test_a_model_without_a_version_takes_that_of_its_newest_snapshot() -> None:
-    prices = PriceList({"codestral-2501": price(2.0), "codestral-2508": price(1.0)})
+    prices = PriceCatalog({"codestral-2501": price(2.0), "codestral-2508": price(1.0)})
     assert prices.find("codestral-latest") == prices.find("codestral-2611") == price(1.0)
 
 

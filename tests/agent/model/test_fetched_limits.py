@@ -9,7 +9,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from agent.model.base import ModelLimits
-from agent.model.http import Endpoint
+from agent.model.http import EndpointSettings
 from agent.model.protocols import limits
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
@@ -150,7 +150,7 @@ async def test_every_protocol_asks_the_provider(server: labkit.Server) -> None:
     url = f"{server.url}/v1"
     for model in (
         ChatCompletionsModel(ChatCompletionsSettings(model="lab-32k", api_key="k", base_url=url)),
-        ResponsesModel(Endpoint(model="lab-32k", api_key="k", base_url=url)),
+        ResponsesModel(EndpointSettings(model="lab-32k", api_key="k", base_url=url)),
         AnthropicModel(AnthropicSettings(model="lab-32k", api_key="k", base_url=server.url)),
     ):
         assert await model.fetch_limits() == said(32_768, 8_192)

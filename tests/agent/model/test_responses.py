@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.model.base import FinishReason
-from agent.model.http import MAX_BODY_BYTES, Endpoint
+from agent.model.http import MAX_BODY_BYTES, EndpointSettings
 from agent.model.protocols.responses import ResponsesModel
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from agent.tools.recall import recall_tools
@@ -59,7 +59,7 @@ async def dial(server: labkit.Server) -> AsyncIterator[Dial]:
 
     def make(**changes: Any) -> ResponsesModel:
         values = {"model": "lab-128k", "api_key": "lab-key", "base_url": f"{server.url}/v1"} | changes
-        made.append(ResponsesModel(Endpoint(**values)))
+        made.append(ResponsesModel(EndpointSettings(**values)))
         return made[-1]
 
     yield make

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from agent.model.base import ChatModel
-from agent.model.http import SLICE_SECONDS, Endpoint, checkpoint
+from agent.model.http import SLICE_SECONDS, EndpointSettings, checkpoint
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.responses import ResponsesModel
@@ -23,7 +23,7 @@ def model(request: pytest.FixtureRequest, server: labkit.Server) -> ChatModel:
                 ChatCompletionsSettings(model="lab-128k", api_key="key", base_url=f"{server.url}/v1")
             )
         case "responses":
-            return ResponsesModel(Endpoint(model="lab-128k", api_key="key", base_url=f"{server.url}/v1"))
+            return ResponsesModel(EndpointSettings(model="lab-128k", api_key="key", base_url=f"{server.url}/v1"))
         case _:
             return AnthropicModel(AnthropicSettings(model="lab-128k", api_key="key", base_url=server.url))
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent.model.base import NO_PAYER
-from agent.model.http import MAX_BODY_BYTES, Endpoint
+from agent.model.http import MAX_BODY_BYTES, EndpointSettings
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from hermes_state.errors import (
     AuthRejected,
@@ -22,7 +22,7 @@ from tests.fakes import fake_llm, labkit
 
 @pytest.fixture
 async def listener(server: labkit.Server) -> AsyncIterator[TranscriptionModel]:
-    model = TranscriptionModel(Endpoint(model="lab-transcribe", api_key="lab-key", base_url=f"{server.url}/v1"))
+    model = TranscriptionModel(EndpointSettings(model="lab-transcribe", api_key="lab-key", base_url=f"{server.url}/v1"))
     yield model
     await model.close()
 
@@ -34,7 +34,7 @@ async def test_words_and_their_tokens_come_back(listener: TranscriptionModel) ->
 
 
 async def test_a_model_that_counts_seconds_reports_no_tokens(server: labkit.Server) -> None:
-    model = TranscriptionModel(Endpoint(model="whisper-1", api_key="lab-key", base_url=f"{server.url}/v1"))
+    model = TranscriptionModel(EndpointSettings(model="whisper-1", api_key="lab-key", base_url=f"{server.url}/v1"))
     assert await model.transcribe(b"SAYS:hi", "recording.ogg") == ("hi", None)
     await model.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.model.base import ChatModel
 from agent.model.errors import sentence_for
-from agent.model.http import Endpoint
+from agent.model.http import EndpointSettings
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.responses import ResponsesModel
@@ -43,7 +43,7 @@ class Way:
 
     @asynccontextmanager
     async def dialled(self, url: str, model: str = "lab-128k", **endpoint: Any) -> AsyncIterator[ChatModel]:
-        """A model on the server at `url`; `endpoint`: settings of `pools.Endpoint`."""
+        """A model on the server at `url`; `endpoint`: settings of `http.EndpointSettings`."""
         values = {"connect_seconds": 20.0, "read_seconds": 20.0} | endpoint
         made = self.make(model=model, api_key="lab-key", base_url=f"{url}{self.root}", streams=self.streams, **values)
         try:
@@ -57,7 +57,7 @@ def _chat_completions(**values: Any) -> ChatModel:
 
 
 def _responses(**values: Any) -> ChatModel:
-    return ResponsesModel(Endpoint(**values))
+    return ResponsesModel(EndpointSettings(**values))
 
 
 def _anthropic(**values: Any) -> ChatModel:

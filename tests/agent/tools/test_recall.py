@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from agent.tools.recall import recall_tools
-from agent.tools.registry import ToolContext, ToolOutcome, ToolRegistry, failed
+from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
 from hermes_state import sessions
 from hermes_state.compressions import SplitPlan, split
 from hermes_state.errors import ToolError
@@ -18,7 +18,7 @@ from tests.agent.conftest import Chat
 TOOLS = ToolRegistry(recall_tools())
 
 
-async def call(chat: Chat, turn: RunningTurn, name: str, /, **arguments: Any) -> ToolOutcome:
+async def call(chat: Chat, turn: RunningTurn, name: str, /, **arguments: Any) -> ToolReply:
     asked = ToolCall(id="c", name=name, arguments=orjson.dumps(arguments).decode())
     context = ToolContext(chat_id=turn.chat_id, lineage_id=turn.lineage_id, turn_id=turn.id, store=chat.store)
     try:
@@ -97,9 +97,9 @@ async def test_a_long_message_is_read_in_parts(chat: Chat) -> None:
 )
 async def test_a_wrong_call_is_told_what_is_wrong(chat: Chat, name: str, arguments: dict[str, Any], told: str) -> None:
     turn = await chat.start("hello")
-    outcome = await call(chat, turn, name, **arguments)
-    assert outcome.state is ToolRunState.FAILED
-    assert told in outcome.text
+    reply = await call(chat, turn, name, **arguments)
+    assert reply.state is ToolRunState.FAILED
+    assert told in reply.text
 
 
 @pytest.mark.parametrize(("since", "found"), [("2026-01-01", True), ("2026-01-02", False), ("2025-12-31T23:00", True)])
@@ -118,7 +118,7 @@ async def test_any_words_may_be_searched_for(chat: Chat, query: str) -> None:
 async def test_a_search_that_could_not_be_done_says_what_may_help(chat: Chat) -> None:
     turn = await chat.start("hello")
     await chat.store.close()
-    outcome = await call(chat, turn, "history_search", query="hello")
-    assert outcome.state is ToolRunState.FAILED
-    assert "took too long" in outcome.text
-    assert "rarer words" in outcome.text
+    reply = await call(chat, turn, "history_search", query="hello")
+    assert reply.state is ToolRunState.FAILED
+    assert "took too long" in reply.text
+    assert "rarer words" in reply.text
