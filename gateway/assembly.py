@@ -10,6 +10,7 @@ from agent.context.commit import PendingCompressions
 from agent.context.engine import Engine
 from agent.context.job import Listener, OnWait
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
+from agent.engines.adapter import PluginEngine
 from agent.engines.loader import load_engine
 from agent.model.catalog import known_model
 from agent.model.sizes import ASSUMED_CONTEXT
@@ -183,7 +184,16 @@ def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Cal
     if engine is None:
         return None
     model, mark = _model_info(loaded.config.model.route), settings_mark(loaded.config)
-    return lambda built_in: engine.around(built_in, model=model, redact=redactor, clock=clock, mark=mark)
+    return lambda built_in: PluginEngine(
+        engine.name,
+        engine.make,
+        model=model,
+        fallback=built_in,
+        redact=redactor,
+        clock=clock,
+        mark=mark,
+        schemas=engine.schemas,
+    )
 
 
 def agent_inputs(config: Config) -> tuple[BaseConfig, ...]:

@@ -11,10 +11,10 @@ built-in engine behind the same contract:
 >>> len(shorter) < len(talk), shorter[-1] is talk[-1]
 (True, True)
 
-Whoever assembles the agent calls `load_engine` for the plugin that `context.engine` names, and puts it `around` the
-built-in engine of stored rows. The result is a `PluginEngine` (adapter.py), an `agent.context.engine.Engine` like that
-one. It keeps one engine object for each conversation (instances.py), gives up calls that take too long (timeouts.py),
-and turns rows into a list and the list into rows (mapping.py).
+Whoever assembles the agent calls `load_engine` for the plugin that `context.engine` names, and puts a `PluginEngine`
+(adapter.py) with it in front of the built-in engine of stored rows, which takes over where the plugin fails. It is an
+`agent.context.engine.Engine` like that one: it keeps a handle on an engine object for each conversation (handle.py),
+gives up calls that take too long (timeouts.py), and turns rows into a list and the list into rows (mapping.py).
 """
 
 from agent.engines.adapter import PluginEngine

@@ -6,6 +6,7 @@ attempt is aborted, and where there is no room to leave things as they are, the 
 
 import asyncio
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -29,7 +30,7 @@ from agent.context.limits import Limits
 from agent.context.model_handle import ModelInfo, SummaryRoute
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import QUICK_SECONDS, EngineHandle, EngineRegistry
+from agent.engines.handle import EngineHandle, session_of
 from agent.engines.mapping import MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
 from agent.engines.timeouts import EngineError
 from agent.handoff import framed
@@ -42,6 +43,10 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, Origi
 
 log = structlog.get_logger()
 
+MAX_HANDLES = 256
+"""Conversations whose engine is kept; those idle longest are let go."""
+QUICK_SECONDS = 5.0
+"""Longest wait for a call that makes no model call, in seconds."""
 COMPRESS_SECONDS = 120.0
 """Longest wait for `compress` and for tools, which may call a model, in seconds."""
 MAX_FOCUS = 500
@@ -80,7 +85,11 @@ class PluginEngine:
         self._mark = mark
         self._schemas = tuple(schemas)
         self._compress_seconds = compress_seconds
-        self._instances = EngineRegistry(name, make, model=model, quick_seconds=quick_seconds)
+        self._hung: set[asyncio.Future[Any]] = set()
+        self._handles: OrderedDict[LineageId, EngineHandle] = OrderedDict()
+        self._new_handle = partial(
+            EngineHandle, name=name, make=make, model=model, quick_seconds=quick_seconds, hung=self._hung
+        )
 
     @property
     def name(self) -> str:
@@ -92,8 +101,8 @@ class PluginEngine:
         """The engine's own decision, and what it asked for; beyond the urgent line nobody decides otherwise."""
         request = None
         try:
-            async with self._acquire(job) as instance:
-                request = await self._decision(instance, job)
+            async with self._acquire(job) as handle:
+                request = await self._decision(handle, job)
         except EngineError:
             if job.limits.is_over_threshold(job.tokens_before):
                 return CompressionRequest(reason="threshold")
@@ -112,7 +121,9 @@ class PluginEngine:
         key, now = self._cooldown_key(job.layer), self._clock.now()
         if job.is_out_of_time:
             return await self._fall_back(replace(job, routes=()), state.failed(key, "timeout", now))
-        if job.must_shrink and (self._instances.was_lost_in(job.view.session) or state.is_cooling(key, now)):
+        handle, session = self._handles.get(job.view.session.lineage_id), job.view.session
+        was_lost = handle is not None and handle.lost_in == session.id
+        if job.must_shrink and (was_lost or state.is_cooling(key, now)):
             return await self._fall_back(job, state)
         await job.begin()
         try:
@@ -141,11 +152,13 @@ class PluginEngine:
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
         """The threshold of its status, and hygiene's line at the latest, where the engine is not asked."""
-        return Tokens(min(self._instances.threshold(lineage_id) or limits.hygiene, limits.hygiene))
+        handle = self._handles.get(lineage_id)
+        known = None if handle is None else handle.threshold
+        return Tokens(min(known or limits.hygiene, limits.hygiene))
 
     async def on_event(self, event: EngineEvent) -> None:
         """Passed on at once, or as soon as the engine is done with what it is doing."""
-        await self._instances.on_event(event)
+        await self._handle(session_of(event).lineage_id).on_event(event)
 
     def tools(self) -> list[Tool]:
         """The engine's tools. A call goes to the engine of the conversation that it is made in."""
@@ -162,24 +175,38 @@ class PluginEngine:
 
     async def _run_tool(self, name: str, arguments: dict[str, Any], context: ToolContext) -> str:
         session = await context.store.read(sessions.load_tip, context.lineage_id)
-        call = partial(self._instances.call, seconds=self._compress_seconds, session_id=session.key)
+        seconds = self._compress_seconds
         try:
-            async with self._instances.acquire(session, waits=True) as instance:
-                result = await call(instance, "handle_tool_call", name, arguments)
+            async with self._handle(session.lineage_id).acquire(session, waits=True) as handle:
+                result = await handle.call("handle_tool_call", name, arguments, seconds=seconds, session_id=session.key)
         except EngineError as error:
             raise ToolError(f"the context engine {self._name} {error}") from error
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
     async def close(self) -> None:
-        await self._instances.close()
+        """Lets go of all engines, and of what can be stopped of their calls."""
+        self._handles.clear()
+        hung = set(self._hung)
+        for running in hung:
+            running.cancel()
+        if hung:
+            await asyncio.wait(hung, timeout=0.1)
+
+    def _handle(self, lineage_id: LineageId) -> EngineHandle:
+        """A conversation's handle. The one idle longest is forgotten; none that is in the middle of something."""
+        handle = self._handles.setdefault(lineage_id, self._new_handle())
+        self._handles.move_to_end(lineage_id)
+        for other in list(self._handles)[: max(0, len(self._handles) - MAX_HANDLES)]:
+            if not self._handles[other].lock.locked():
+                del self._handles[other]
+        return handle
 
     # ---- one compression
 
     async def _compressed(self, job: CompressionJob) -> MappedMessages | None:
-        async with self._acquire(job) as instance:
+        async with self._acquire(job) as handle:
             sent = await self._sent(job)
-            returned = await self._instances.call(
-                instance,
+            returned = await handle.call(
                 "compress",
                 list(sent.messages),
                 seconds=self._compress_seconds,
@@ -196,7 +223,8 @@ class PluginEngine:
             raise EngineError(f"returned a list that cannot be used: {why}")
 
     def _acquire(self, job: CompressionJob) -> AbstractAsyncContextManager[EngineHandle]:
-        return self._instances.acquire(job.view.session, job.model, job.limits.context_length)
+        session = job.view.session
+        return self._handle(session.lineage_id).acquire(session, job.model, job.limits.context_length)
 
     async def _sent(self, job: CompressionJob) -> SentMessages:
         """A list of its own for every call: an engine may do with it what it likes."""
@@ -239,32 +267,32 @@ class PluginEngine:
 
     # ---- when to compress
 
-    async def _decision(self, instance: EngineHandle, job: CompressionJob) -> CompressionRequest | None:
-        taken = await self._instances.call(instance, "take_request")
+    async def _decision(self, handle: EngineHandle, job: CompressionJob) -> CompressionRequest | None:
+        taken = await handle.call("take_request")
         if isinstance(taken, CompressionRequest):  # a plugin may put anything in its place, and into it
             reason = " ".join(str(taken.reason).split())[:MAX_REASON]
             focus = " ".join(str(taken.focus).split())[:MAX_FOCUS] if taken.focus else None
             log.info("engine.requested", engine=self._name, layer=job.layer, reason=reason)
             request = CompressionRequest(reason=reason, focus=focus)
-        elif await self._says(instance, "should_compress", int(job.tokens_before)):
+        elif await self._says(handle, "should_compress", int(job.tokens_before)):
             request = CompressionRequest(reason="threshold")
         elif job.layer == "preflight" and await self._says_of_list(
-            instance, "should_compress_preflight", job, default=False
+            handle, "should_compress_preflight", job, default=False
         ):
             request = CompressionRequest(reason="preflight")
         else:
             return None
-        has_content = await self._says_of_list(instance, "has_content_to_compress", job, default=True)
+        has_content = await self._says_of_list(handle, "has_content_to_compress", job, default=True)
         return request if has_content else None
 
-    async def _says_of_list(self, instance: EngineHandle, method: str, job: CompressionJob, *, default: bool) -> bool:
+    async def _says_of_list(self, handle: EngineHandle, method: str, job: CompressionJob, *, default: bool) -> bool:
         """The contract's own answer, `default`, is worth no list."""
-        if not instance.overrides(method):
+        if not handle.overrides(method):
             return default
-        return await self._says(instance, method, list((await self._sent(job)).messages))
+        return await self._says(handle, method, list((await self._sent(job)).messages))
 
-    async def _says(self, instance: EngineHandle, method: str, about: object) -> bool:
-        answer = await self._instances.call(instance, method, about)
+    async def _says(self, handle: EngineHandle, method: str, about: object) -> bool:
+        answer = await handle.call(method, about)
         try:
             return bool(answer)
         except Exception as error:  # such as an array of answers

@@ -20,14 +20,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final, Literal, TypeAlias
 
-from agent.context.engine import Engine
-from agent.context.model_handle import ModelInfo
-from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
 from agent.model.base import ToolSchema
 from hermes_state.errors import ConfigError
 from hermes_state.text import closest
-from hermes_state.values import Clock
 
 BUILT_IN: Final = "compressor"
 """Name of the built-in engine in `context.engine`."""
@@ -68,24 +64,6 @@ class LoadedEngine:
     make: MakeEngine
     schemas: tuple[ToolSchema, ...] = ()
     """Tools that it gives to the model."""
-
-    def around(
-        self, built_in: Engine, *, model: ModelInfo, redact: Callable[[str], str], clock: Clock, mark: str
-    ) -> PluginEngine:
-        """The engine for all conversations of a model; where it fails, `built_in` takes over.
-
-        `mark` changes with the settings behind both.
-        """
-        return PluginEngine(
-            self.name,
-            self.make,
-            model=model,
-            fallback=built_in,
-            redact=redact,
-            clock=clock,
-            mark=mark,
-            schemas=self.schemas,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

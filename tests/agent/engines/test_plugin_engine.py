@@ -26,10 +26,10 @@ from agent.context.job import (
 from agent.context.limits import LimitSettings, limits_of
 from agent.context.model_handle import ModelInfo, SummaryRoute
 from agent.context.state import ContextState, stored_form
-from agent.engines.adapter import PluginEngine
+from agent.engines.adapter import MAX_HANDLES, PluginEngine
 from agent.engines.compressor import ContextCompressor
 from agent.engines.contract import ContextEngine
-from agent.engines.instances import MAX_HUNG_CALLS, MAX_INSTANCES
+from agent.engines.handle import MAX_HUNG_CALLS
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.client import ModelClient
@@ -181,11 +181,11 @@ async def test_engines_that_rest_longest_are_let_go_and_taken_up_again() -> None
         return made[-1]
 
     engine = plugin(make)
-    for number in range(MAX_INSTANCES + 2):
+    for number in range(MAX_HANDLES + 2):
         at = session(number + 1, lineage_id=LineageId(number + 1), reported_prompt_tokens=1)
         await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
     await engine.on_event(ReplyEvent(session=session(reported_prompt_tokens=1), usage=CanonicalUsage(input=2)))
-    assert len(made) == MAX_INSTANCES + 3
+    assert len(made) == MAX_HANDLES + 3
     assert made[-1].calls == [("start", "s1", "resumed", None), ("usage", 2)]
 
 
