@@ -10,21 +10,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from hermes_state.errors import (
-    AuthRejected,
-    ContentFiltered,
-    ContextOverflow,
-    ModelError,
-    ModelNotFound,
-    ModelRateLimited,
-    ModelTimeout,
-    ModelUnavailable,
-    OutputCapTooLarge,
-    PriceNotFound,
-    QuotaExceeded,
-    ReplyMalformed,
-    SpendingCapExceeded,
-)
+from hermes_state import errors
 from hermes_state.text import dollars
 from hermes_state.values import CanonicalUsage, MicroUsd
 
@@ -33,7 +19,7 @@ from hermes_state.values import CanonicalUsage, MicroUsd
 class Remedy:
     """Consequences of one kind of failure: for the ledger, the retries, the person and the route."""
 
-    kind: type[ModelError]
+    kind: type[errors.ModelError]
     outcome: str
     """Name of the failure in the ledger."""
     attempts: int = 1
@@ -54,84 +40,84 @@ OUTCOME_CANCELLED = "cancelled"
 
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
-        kind=AuthRejected,
+        kind=errors.AuthRejected,
         outcome="auth",
         trouble="is not open to our key",
         sentence="The model provider does not accept the API key; whoever runs this gateway has to check "
         "this model's `api_key`.",
     ),
     Remedy(
-        kind=QuotaExceeded,
+        kind=errors.QuotaExceeded,
         outcome="quota",
         trouble="has no credit left at its provider",
         sentence="The account at the model provider has no credit left; whoever runs this gateway has to top it up.",
     ),
     Remedy(
-        kind=ModelRateLimited,
+        kind=errors.ModelRateLimited,
         outcome="rate_limited",
         trouble="is asked more often than its provider allows",
         attempts=4,
         sentence="The model provider limits how often it may be asked; please send /retry in {wait}.",
     ),
     Remedy(
-        kind=ModelTimeout,
+        kind=errors.ModelTimeout,
         outcome="timeout",
         trouble="does not answer in time",
         attempts=2,  # each attempt may take the whole read timeout
         sentence="The model did not answer in time; /retry asks again.",
     ),
     Remedy(
-        kind=ModelUnavailable,
+        kind=errors.ModelUnavailable,
         outcome="unavailable",
         trouble="cannot be reached",
         attempts=4,
         sentence="The model provider cannot be reached or is overloaded right now; please send /retry in {wait}.",
     ),
     Remedy(
-        kind=ContentFiltered,
+        kind=errors.ContentFiltered,
         outcome="content_filtered",
         sentence="The model provider's content filter stopped this answer; please put the request differently.",
     ),
     Remedy(
-        kind=ModelNotFound,
+        kind=errors.ModelNotFound,
         outcome="not_offered",
         trouble="is not offered by its provider",
         sentence="The model provider does not have this model at this address; whoever runs this gateway has to check "
         "its `name` and `base_url`.",
     ),
     Remedy(
-        kind=ContextOverflow,
+        kind=errors.ContextOverflow,
         outcome="overflow",
         sentence="This conversation no longer fits into the model's memory{window}; /compress makes room in it, /new "
         "starts a fresh one, and /history keeps this one.",
     ),
     Remedy(
-        kind=OutputCapTooLarge,
+        kind=errors.OutputCapTooLarge,
         outcome="output_cap",
         sentence="The configured output limit is above what the model allows{cap}; whoever runs this gateway has to "
         "lower this model's `max_output_tokens`.",
     ),
     Remedy(
-        kind=ReplyMalformed,
+        kind=errors.ReplyMalformed,
         outcome="malformed",
         trouble="gives broken answers",
         attempts=2,  # a second broken reply is no accident any more, and every try costs
         sentence="The model's answer arrived broken or empty; /retry asks again.",
     ),
     Remedy(
-        kind=SpendingCapExceeded,
+        kind=errors.SpendingCapExceeded,
         outcome="capped",
         sentence="{spending} is used up{spent}, so the model was not asked; {opens}, and whoever runs this gateway can "
         "raise `{key}`.",
     ),
     Remedy(
-        kind=PriceNotFound,
+        kind=errors.PriceNotFound,
         outcome="unpriced",
         sentence="Spending is capped here, and what the model{model} costs is not known, so it was not asked; "
         "whoever runs this gateway has to add its price to `costs.prices`.",
     ),
     Remedy(
-        kind=ModelError,
+        kind=errors.ModelError,
         outcome="rejected",
         sentence="The model provider refused the request; whoever runs this gateway should check this model's "
         "`name` and `base_url`.",
@@ -145,7 +131,7 @@ _SPENDING = {
 }
 """Bounded spending and what helps against the cap, by its key in the configuration."""
 
-E = TypeVar("E", bound=ModelError)
+E = TypeVar("E", bound=errors.ModelError)
 
 
 def with_usage(error: E, usage: CanonicalUsage | None, cost: MicroUsd | None = None) -> E:
@@ -154,34 +140,34 @@ def with_usage(error: E, usage: CanonicalUsage | None, cost: MicroUsd | None = N
     return error
 
 
-def remedy_for(error: ModelError) -> Remedy:
+def remedy_for(error: errors.ModelError) -> Remedy:
     """The row of the most specific kind that `error` is."""
     return next(_BY_KIND[kind] for kind in type(error).__mro__ if kind in _BY_KIND)
 
 
-def retry_after_of(error: ModelError) -> float | None:
+def retry_after_of(error: errors.ModelError) -> float | None:
     """Seconds for which the provider asks not to be called; None where it does not say."""
-    return error.retry_after if isinstance(error, (ModelRateLimited, ModelUnavailable)) else None
+    return error.retry_after if isinstance(error, (errors.ModelRateLimited, errors.ModelUnavailable)) else None
 
 
-def sentence_for(error: ModelError) -> str:
+def sentence_for(error: errors.ModelError) -> str:
     """One sentence for the person: what happened and what helps.
 
-    >>> sentence_for(ModelRateLimited("HTTP 429", retry_after=20.0))
+    >>> sentence_for(errors.ModelRateLimited("HTTP 429", retry_after=20.0))
     'The model provider limits how often it may be asked; please send /retry in 20 seconds.'
     """
     wait = window = cap = key = spending = spent = opens = model = ""
-    if isinstance(error, (ModelRateLimited, ModelUnavailable)):
+    if isinstance(error, (errors.ModelRateLimited, errors.ModelUnavailable)):
         wait = _duration_text(retry_after_of(error))
-    if isinstance(error, ContextOverflow) and error.window:
+    if isinstance(error, errors.ContextOverflow) and error.window:
         window = f" of {error.window:,} tokens"
-    if isinstance(error, OutputCapTooLarge) and error.cap:
+    if isinstance(error, errors.OutputCapTooLarge) and error.cap:
         cap = f" ({error.cap:,} tokens)"
-    if isinstance(error, SpendingCapExceeded):
+    if isinstance(error, errors.SpendingCapExceeded):
         key, (spending, opens) = error.cap, _SPENDING[error.cap]
         if error.spent is not None and error.limit is not None:
             spent = f" ({dollars(error.spent)} of {dollars(error.limit)})"
-    if isinstance(error, PriceNotFound):
+    if isinstance(error, errors.PriceNotFound):
         model = " `{}`".format(error.model.replace("`", "'")) if error.model else ""
     return remedy_for(error).sentence.format(
         wait=wait, window=window, cap=cap, key=key, spending=spending, spent=spent, opens=opens, model=model
@@ -203,7 +189,7 @@ MIN_OUTPUT_ROOM = 256
 """Smallest room for an answer, in tokens: a prompt that leaves less is too long, whatever output was asked for."""
 
 
-def status_error(status: int, headers: Mapping[str, str], body: object) -> ModelError:
+def status_error(status: int, headers: Mapping[str, str], body: object) -> errors.ModelError:
     """The kind of error that an HTTP error answer stands for; `body` is the decoded `error` object, or the text.
 
     >>> status_error(429, {"retry-after": "20"}, {"code": "rate_limit_exceeded"}).retry_after
@@ -217,25 +203,25 @@ def status_error(status: int, headers: Mapping[str, str], body: object) -> Model
     named = code or kind
     what = f"HTTP {status} {named}" if _NAME.fullmatch(named) else f"HTTP {status}"
     if code in _QUOTA_CODES or kind in _QUOTA_CODES or status == 402:
-        return QuotaExceeded(what)
+        return errors.QuotaExceeded(what)
     if code in _FILTER_CODES or kind in _FILTER_CODES or (status == 403 and _is_flagged(fields)):
-        return ContentFiltered(what)
+        return errors.ContentFiltered(what)
     if status in (401, 403):
-        return AuthRejected(what)
+        return errors.AuthRejected(what)
     if status in (413, 429) and (allowance := _allowance(text)) is not None:
-        return ContextOverflow(what, window=allowance, is_of_account=True)
+        return errors.ContextOverflow(what, window=allowance, is_of_account=True)
     if status == 429:
-        return ModelRateLimited(what, retry_after=retry_after_seconds(headers))
+        return errors.ModelRateLimited(what, retry_after=retry_after_seconds(headers))
     if status in (400, 422) and _OUTPUT_CAP.search(text) and _WINDOW.search(text) is None:
-        return OutputCapTooLarge(what, cap=_matched_number(_CAP, text))
+        return errors.OutputCapTooLarge(what, cap=_matched_number(_CAP, text))
     if status == 413 or code in _OVERFLOW_CODES or kind in _OVERFLOW_CODES or _is_overflow(status, fields, text):
         return _too_long(what, fields, text)
     if status >= 500 or status in (408, 409, 425):
-        return ModelUnavailable(what, retry_after=retry_after_seconds(headers))
-    return ModelError(what) if status in _REQUEST_FAULTS else ModelNotFound(what)
+        return errors.ModelUnavailable(what, retry_after=retry_after_seconds(headers))
+    return errors.ModelError(what) if status in _REQUEST_FAULTS else errors.ModelNotFound(what)
 
 
-def stream_error(body: object) -> ModelError:
+def stream_error(body: object) -> errors.ModelError:
     """The kind of an error that arrives inside an event stream, after a 200."""
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     code = fields.get("code")
@@ -349,7 +335,7 @@ def _is_overflow(status: int, fields: Mapping[str, Any], text: str) -> bool:
     return (status < 500 or bool(fields)) and _OVERFLOW.search(text) is not None
 
 
-def _too_long(what: str, fields: Mapping[str, Any], text: str) -> ContextOverflow | OutputCapTooLarge:
+def _too_long(what: str, fields: Mapping[str, Any], text: str) -> errors.ContextOverflow | errors.OutputCapTooLarge:
     """Error for prompt and output that are too long together: the output's fault if the prompt leaves room."""
     window = _token_count(fields.get("n_ctx")) or _matched_number(_WINDOW, text)
     prompt = _token_count(fields.get("n_prompt_tokens")) or _matched_number(_PROMPT, text)
@@ -361,8 +347,8 @@ def _too_long(what: str, fields: Mapping[str, Any], text: str) -> ContextOverflo
         # Some providers say "about", and count the answer's frame later.
         room = window - prompt - (16 + prompt // 100)
         if room >= MIN_OUTPUT_ROOM:
-            return OutputCapTooLarge(what, cap=room)
-    return ContextOverflow(what, prompt_tokens=prompt, window=window)
+            return errors.OutputCapTooLarge(what, cap=room)
+    return errors.ContextOverflow(what, prompt_tokens=prompt, window=window)
 
 
 def _matched_number(pattern: re.Pattern[str], text: str) -> int | None:

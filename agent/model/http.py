@@ -46,16 +46,12 @@ class EndpointSettings:
     connect_seconds: float = 5.0
     read_seconds: float = 120.0
     """Longest silence, before the first byte and between two chunks; without streaming, until the reply is whole."""
-    write_seconds: float = 30.0
-    pool_seconds: float = 10.0
     streams: bool = True
     """Streaming; False for servers that cannot: a reply then comes as a whole."""
 
     @property
     def timeout(self) -> httpx2.Timeout:
-        return httpx2.Timeout(
-            connect=self.connect_seconds, read=self.read_seconds, write=self.write_seconds, pool=self.pool_seconds
-        )
+        return httpx2.Timeout(connect=self.connect_seconds, read=self.read_seconds, write=30.0, pool=10.0)
 
 
 S = TypeVar("S", bound="SdkStream")

@@ -124,7 +124,7 @@ def plugin(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> Pl
     return PluginEngine("theirs", make, fallback=built_in, redact=redact, **values)
 
 
-async def drafted(
+async def prepared(
     engine: Engine, wanted: CompressionJob, state: ContextState | None = None
 ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
     return await engine.prepare(wanted, state or ContextState())
@@ -145,7 +145,7 @@ def engine_that(compress: Callable[..., Any], **methods: Any) -> Callable[[], Co
 
 async def test_an_engine_for_lists_compresses_rows() -> None:
     recorder = KeepNewest()
-    result, state = await drafted(plugin(made_once(recorder)), job(focus="foxes"))
+    result, state = await prepared(plugin(made_once(recorder)), job(focus="foxes"))
     assert isinstance(result, PreparedCompression)
     handoff, *rest = result.context
     assert isinstance(handoff, NewMessage)
@@ -161,7 +161,7 @@ async def test_an_engine_for_lists_compresses_rows() -> None:
 
 
 async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too() -> None:
-    result, _ = await drafted(plugin(lambda: ContextCompressor(context_length=8_192)), job())
+    result, _ = await prepared(plugin(lambda: ContextCompressor(context_length=8_192)), job())
     assert isinstance(result, PreparedCompression)
     [handoff] = [item for item in result.context if isinstance(item, NewMessage)]
     assert handoff.text is not None
@@ -169,7 +169,7 @@ async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too()
     assert SUMMARY_PREFIX not in handoff.text
     kept = [item for item in result.context if not isinstance(item, NewMessage)]
     assert kept == sorted(kept)
-    newest = max(place for place, row in enumerate(ROWS) if row.origin is Origin.HUMAN)
+    newest = max(index for index, row in enumerate(ROWS) if row.origin is Origin.HUMAN)
     assert set(kept) >= {row.id for row in ROWS[newest:]}
 
 
@@ -202,12 +202,12 @@ async def test_an_async_engine_is_awaited() -> None:
 
     engine = plugin(Later)
     assert await engine.request(job(tokens=10)) == CompressionRequest(reason="threshold")
-    result, _ = await drafted(engine, job())
+    result, _ = await prepared(engine, job())
     assert isinstance(result, PreparedCompression)
 
 
 async def test_a_factory_that_has_no_name_makes_engines() -> None:
-    result, _ = await drafted(plugin(partial(KeepNewest)), job())
+    result, _ = await prepared(plugin(partial(KeepNewest)), job())
     assert isinstance(result, PreparedCompression)
 
 
@@ -219,7 +219,7 @@ async def test_a_sync_engine_does_not_hold_the_loop_up() -> None:
         assert leave.wait(10)
         return messages[-1:]
 
-    task = asyncio.create_task(drafted(plugin(engine_that(slowly)), job()))
+    task = asyncio.create_task(prepared(plugin(engine_that(slowly)), job()))
     assert await asyncio.to_thread(entered.wait, 10)
     leave.set()
     result, _ = await task
@@ -234,10 +234,10 @@ async def test_an_engine_that_changes_the_list_it_was_given_changes_no_row() -> 
         return messages
 
     before = tuple(row.text for row in ROWS)
-    result, _ = await drafted(plugin(engine_that(ruthless)), job())
+    result, _ = await prepared(plugin(engine_that(ruthless)), job())
     assert tuple(row.text for row in ROWS) == before
     assert isinstance(result, PreparedCompression)
-    newest = max(place for place, row in enumerate(ROWS) if row.origin is Origin.HUMAN)
+    newest = max(index for index, row in enumerate(ROWS) if row.origin is Origin.HUMAN)
     assert ROWS[newest].id in result.context
 
 
@@ -247,7 +247,7 @@ async def test_an_engine_that_changes_the_list_it_was_given_changes_no_row() -> 
 )
 async def test_an_illegal_list_aborts_and_changes_nothing(returned: object) -> None:
     engine = plugin(engine_that(lambda messages: returned))
-    result, state = await drafted(engine, job())
+    result, state = await prepared(engine, job())
     assert isinstance(result, Aborted)
     assert result.kind == "engine"
     assert "theirs returned a list that cannot be used" in result.reason
@@ -261,7 +261,7 @@ async def test_an_engine_that_raises_aborts() -> None:
         raise ValueError("no idea")
 
     for raised in (broken, lambda messages: exec("raise SystemExit"), lambda messages: next(iter(()))):
-        result, _ = await drafted(plugin(engine_that(raised)), job())
+        result, _ = await prepared(plugin(engine_that(raised)), job())
         assert isinstance(result, Aborted)
         assert "broke" in result.reason
 
@@ -271,10 +271,10 @@ async def test_an_engine_that_hangs_is_given_up_and_asked_no_more_when_too_many_
     engine = plugin(engine_that(lambda messages: leave.wait(30)), compress_seconds=0.02)
     try:
         for _ in range(4):
-            result, _ = await drafted(engine, job())
+            result, _ = await prepared(engine, job())
             assert isinstance(result, Aborted)
             assert "did not answer within 0.02 seconds" in result.reason
-        result, _ = await drafted(engine, job())
+        result, _ = await prepared(engine, job())
         assert isinstance(result, Aborted)
         assert "does not come back" in result.reason
         assert await engine.request(job(tokens=10)) is None
@@ -298,13 +298,13 @@ async def test_an_engine_whose_calls_hang_holds_a_bounded_number_of_threads() ->
             at = session(number, lineage_id=LineageId(number))
             assert await engine.request(job(tokens=10, at=at)) is None
             await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
-            result, _ = await drafted(engine, job(at=at))
+            result, _ = await prepared(engine, job(at=at))
             assert isinstance(result, Aborted)
         assert len(entered) == MAX_HUNG_CALLS
     finally:
         leave.set()
     await asyncio.gather(*(asyncio.to_thread(thread.join, 10) for thread in entered))
-    await drafted(engine, job())
+    await prepared(engine, job())
     assert len(entered) > MAX_HUNG_CALLS, "calls that came back do not count any more"
     await engine.close()
 
@@ -313,7 +313,7 @@ async def test_an_async_call_that_cancels_itself_does_not_cancel_its_caller() ->
     async def cancelled(messages: list[Any]) -> list[Any]:
         raise asyncio.CancelledError
 
-    result, _ = await drafted(plugin(engine_that(cancelled)), job())
+    result, _ = await prepared(plugin(engine_that(cancelled)), job())
     assert isinstance(result, Aborted)
     assert "cancelled its own call" in result.reason
 
@@ -330,7 +330,7 @@ async def test_an_async_engine_that_ignores_its_cancellation_is_given_up() -> No
         return messages
 
     engine = plugin(engine_that(stubborn), compress_seconds=0.02)
-    result, _ = await drafted(engine, job())
+    result, _ = await prepared(engine, job())
     assert isinstance(result, Aborted)
     leave.set()
     await engine.close()
@@ -343,13 +343,13 @@ async def test_an_engine_rests_from_when_it_has_failed_not_from_when_it_was_aske
         clock.pass_seconds(110)
         raise RuntimeError("out of order")
 
-    _, state = await drafted(plugin(engine_that(slow), clock=clock), job())
+    _, state = await prepared(plugin(engine_that(slow), clock=clock), job())
     [cooldown] = state.cooldowns.values()
     assert cooldown.until == clock.now() + 60_000
 
 
 async def test_where_there_is_no_room_the_built_in_engine_takes_over() -> None:
-    result, state = await drafted(plugin(engine_that(lambda messages: None)), job(must_shrink=True))
+    result, state = await prepared(plugin(engine_that(lambda messages: None)), job(must_shrink=True))
     assert isinstance(result, PreparedCompression)
     assert result.summary_kind == "deterministic"
     assert any("engine:theirs" in key for key in state.cooldowns)
@@ -358,10 +358,10 @@ async def test_where_there_is_no_room_the_built_in_engine_takes_over() -> None:
 async def test_other_settings_end_an_engines_rest_and_let_it_be_forgotten() -> None:
     broken = engine_that(lambda messages: None)
     before, after = plugin(broken, mark="a1"), plugin(broken, mark="b2")
-    _, state = await drafted(before, job())
+    _, state = await prepared(before, job())
     assert before.is_cooling("in_loop", (), state)
     assert not after.is_cooling("in_loop", (), state)
-    _, state = await drafted(after, job(), state)
+    _, state = await prepared(after, job(), state)
     [(key, cooldown)] = state.cooldowns.items()
     assert (key, cooldown.failures) == ("loop:engine:theirs:b2", 1)
 
@@ -371,16 +371,16 @@ async def test_where_there_is_no_room_the_built_in_engine_does_what_the_engine_c
     def of_no_use(messages: list[Any]) -> list[Any]:
         return messages if returned == "the same" else [{"role": "user", "content": "words " * 9_000}, messages[-1]]
 
-    result, state = await drafted(plugin(engine_that(of_no_use)), job(must_shrink=True))
+    result, state = await prepared(plugin(engine_that(of_no_use)), job(must_shrink=True))
     assert isinstance(result, PreparedCompression)
     assert (result.summary_kind, state.strikes) == ("deterministic", 0)
 
 
 async def test_what_an_engine_has_failed_is_forgotten_when_it_compresses_again() -> None:
     engine = plugin(engine_that(lambda messages: messages[-4:]))
-    _, failed = await drafted(plugin(engine_that(lambda messages: None)), job())
+    _, failed = await prepared(plugin(engine_that(lambda messages: None)), job())
     assert failed.cooldowns
-    result, state = await drafted(engine, job(), failed)
+    result, state = await prepared(engine, job(), failed)
     assert isinstance(result, PreparedCompression)
     assert not state.cooldowns
     assert not result.state.cooldowns
@@ -396,18 +396,18 @@ async def test_an_engine_that_was_cut_off_is_not_asked_again_in_that_session_whe
         return messages
 
     engine = plugin(engine_that(hanging))
-    task = asyncio.create_task(drafted(engine, job(must_shrink=True)))
+    task = asyncio.create_task(prepared(engine, job(must_shrink=True)))
     assert await asyncio.to_thread(entered.wait, 10)
     task.cancel()
     await asyncio.wait({task})
     try:
         for rows in (ROWS, (*ROWS, human("and what now?"))):
             assert await engine.request(job(rows, tokens=10)) is None
-            result, _ = await drafted(engine, job(rows, must_shrink=True))
+            result, _ = await prepared(engine, job(rows, must_shrink=True))
             assert isinstance(result, PreparedCompression)
         assert len(calls) == 1
         leave.set()
-        await drafted(engine, job(at=session(2, parent=1), must_shrink=True))
+        await prepared(engine, job(at=session(2, parent=1), must_shrink=True))
         assert len(calls) == 2, "the next session of the conversation begins anew"
     finally:
         leave.set()
@@ -437,13 +437,13 @@ async def test_a_busy_engine_keeps_nobody_waiting() -> None:
 
     recorder.compress = slowly  # type: ignore[method-assign]
     engine = plugin(made_once(recorder))
-    task = asyncio.create_task(drafted(engine, job()))
+    task = asyncio.create_task(prepared(engine, job()))
     assert await asyncio.to_thread(entered.wait, 10)
     assert await engine.request(job(tokens=10)) is None
     usage = CanonicalUsage(input=11, output=3)
     await engine.on_event(ReplyEvent(session=session(), usage=usage))
     assert recorder.last_prompt_tokens == 0
-    second, _ = await drafted(engine, job())
+    second, _ = await prepared(engine, job())
     assert isinstance(second, Aborted)
     assert "busy" in second.reason
     leave.set()
@@ -454,17 +454,17 @@ async def test_a_busy_engine_keeps_nobody_waiting() -> None:
 
 async def test_a_list_that_is_no_smaller_is_not_taken_and_counts_as_a_strike() -> None:
     same = plugin(engine_that(lambda messages: messages))
-    result, state = await drafted(same, job())
+    result, state = await prepared(same, job())
     assert isinstance(result, NotNeeded)
     assert (result.why, state.strikes) == (SkipReason.NOTHING_BETWEEN, 1)
     longer = plugin(engine_that(lambda messages: [{"role": "user", "content": "words " * 9_000}, messages[-1]]))
-    result, state = await drafted(longer, job())
+    result, state = await prepared(longer, job())
     assert isinstance(result, NotNeeded)
     assert (result.why, state.strikes) == (SkipReason.NOT_SMALLER, 1)
 
 
 async def test_nothing_is_compressed_while_a_tool_runs() -> None:
-    result, _ = await drafted(plugin(), job((*ROWS, human("go"), answer(None, "open"))))
+    result, _ = await prepared(plugin(), job((*ROWS, human("go"), answer(None, "open"))))
     assert isinstance(result, NotNeeded)
     assert result.why is SkipReason.TOOL_RUNS
 
@@ -472,7 +472,7 @@ async def test_nothing_is_compressed_while_a_tool_runs() -> None:
 async def test_a_cut_at_a_certain_message_is_made_by_the_built_in_engine() -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
-    result, _ = await drafted(engine, job(keep_turns=1))
+    result, _ = await prepared(engine, job(keep_turns=1))
     assert isinstance(result, PreparedCompression)
     assert result.summary_kind == "deterministic"
     assert recorder.calls == []
@@ -575,7 +575,7 @@ async def test_a_status_that_says_nothing_is_no_trouble(status: object) -> None:
     assert await engine.request(job(tokens=10)) is None
     assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
     broken = plugin(engine_that(lambda messages: messages[-4:], get_status=lambda self: 1 / 0))
-    result, _ = await drafted(broken, job())
+    result, _ = await prepared(broken, job())
     assert isinstance(result, PreparedCompression)
 
 
@@ -591,7 +591,7 @@ async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() 
 
     engine = plugin(make)
     await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=10, cache_read=60, output=4)))
-    await drafted(engine, job())
+    await prepared(engine, job())
     child = session(2, parent=1)
     await engine.on_event(ContinuedEvent(child=child))
     await engine.on_event(ContinuedEvent(child=child))
@@ -666,7 +666,7 @@ async def test_a_cut_that_the_built_in_engine_made_is_told_as_a_compression() ->
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
     await engine.request(job())
-    result, _ = await drafted(engine, job(keep_turns=1))
+    result, _ = await prepared(engine, job(keep_turns=1))
     assert isinstance(result, PreparedCompression)
     await engine.request(job(at=session(2, parent=1, context_state=stored_form(result.state))))
     assert ("start", "s2", "compression", "s1") in recorder.calls

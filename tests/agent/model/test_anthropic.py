@@ -182,7 +182,7 @@ async def test_failures_are_of_the_kind_that_decides_what_helps(
     if kind is ModelRateLimited:
         assert isinstance(raised.value, ModelRateLimited)
         assert raised.value.retry_after == 3
-    assert len(llm.requests.rows) == 1, "only the line repeats calls"
+    assert len(llm.requests.rows) == 1, "only the client repeats calls"
 
 
 @pytest.mark.parametrize("frames", range(1, 8))

@@ -34,7 +34,7 @@ def said(role: str, content: object, **more: object) -> Json:
 
 
 def marked_places(messages: Sequence[Json]) -> list[int]:
-    return [place for place, message in enumerate(messages) if "cache_control" in json.dumps(message)]
+    return [index for index, message in enumerate(messages) if "cache_control" in json.dumps(message)]
 
 
 # --- the public function

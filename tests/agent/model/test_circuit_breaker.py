@@ -109,36 +109,36 @@ def test_a_provider_that_says_when_is_taken_at_its_word(
     assert circuit.open.seconds == seconds
 
 
-# ---- on the line
+# ---- in a client
 
 
-async def complete(line: ModelClient, within: float | None = None) -> None:
+async def complete(client: ModelClient, within: float | None = None) -> None:
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
-    await line.complete(request, purpose="turn", within=within)
+    await client.complete(request, purpose="turn", within=within)
 
 
 async def test_one_call_with_all_its_repeats_is_one_failure() -> None:
     model = Scripted(*[ModelUnavailable("x")] * 20)
-    line = ModelClient(model, RecordedCalls(), policy=POLICY)
+    client = ModelClient(model, RecordedCalls(), policy=POLICY)
     for done in range(1, MAX_FAILURES + 1):
-        assert line.breaker.open is None
+        assert client.breaker.open is None
         with pytest.raises(ModelUnavailable):
-            await complete(line)
+            await complete(client)
         assert model.calls == 4 * done
-    assert line.breaker.open is not None
+    assert client.breaker.open is not None
 
 
 async def test_on_a_resting_route_a_call_is_made_once_and_its_success_ends_the_rest() -> None:
     model = Scripted(*[AuthRejected("x")] * MAX_FAILURES, ModelUnavailable("x"), GOOD)
-    line = ModelClient(model, RecordedCalls(), policy=POLICY)
+    client = ModelClient(model, RecordedCalls(), policy=POLICY)
     for _ in range(MAX_FAILURES):
         with pytest.raises(AuthRejected):
-            await complete(line)
+            await complete(client)
     with pytest.raises(ModelUnavailable):
-        await complete(line)
+        await complete(client)
     assert model.calls == MAX_FAILURES + 1, "not repeated"
-    await complete(line)
-    assert line.breaker.open is None
+    await complete(client)
+    assert client.breaker.open is None
 
 
 async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
@@ -147,11 +147,11 @@ async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
             await asyncio.Event().wait()
             raise AssertionError("nobody waits so long")
 
-    line = ModelClient(Slow(), RecordedCalls(), policy=POLICY)
+    client = ModelClient(Slow(), RecordedCalls(), policy=POLICY)
     for _ in range(MAX_FAILURES):
         with pytest.raises(ModelTimeout):
-            await complete(line, within=0.01)
-    assert line.breaker.open is None
+            await complete(client, within=0.01)
+    assert client.breaker.open is None
 
 
 async def test_two_routes_share_no_rest() -> None:

@@ -223,8 +223,8 @@ async def _cancelled(ledger: Ledger) -> None:
     """A call that is cut off after 400 characters."""
     model = Hanging()
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
-    line = ModelClient(model, ledger, policy=POLICY, price=PRICE)
-    call = asyncio.create_task(line.complete(request, purpose="turn"))
+    client = ModelClient(model, ledger, policy=POLICY, price=PRICE)
+    call = asyncio.create_task(client.complete(request, purpose="turn"))
     await model.has_begun.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):

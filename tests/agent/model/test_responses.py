@@ -384,12 +384,12 @@ def stream(*events: dict[str, Any], output: tuple[dict[str, Any], ...] = ()) -> 
     return "".join(f"data: {json.dumps(event)}\n\n" for event in (*events, done))
 
 
-def spoken(text: str, place: int = 0) -> dict[str, Any]:
-    return {"type": "response.output_text.delta", "output_index": place, "delta": text}
+def spoken(text: str, index: int = 0) -> dict[str, Any]:
+    return {"type": "response.output_text.delta", "output_index": index, "delta": text}
 
 
-def item(place: int, **fields: Any) -> dict[str, Any]:
-    return {"type": "response.output_item.done", "output_index": place, "item": fields}
+def item(index: int, **fields: Any) -> dict[str, Any]:
+    return {"type": "response.output_item.done", "output_index": index, "item": fields}
 
 
 def call(call_id: str, arguments: Any = "{}") -> dict[str, Any]:
@@ -447,7 +447,7 @@ async def test_what_no_database_can_hold_never_leaves_a_reply(model: ResponsesMo
         [item(0, **(call("a") | {"name": ""}))],
         [item(0, **(call("a") | {"name": None}))],
         [item(0, **(call("a") | {"call_id": 7}))],
-        [item(place, **call(f"c{place}")) for place in range(MAX_CALLS + 1)],
+        [item(index, **call(f"c{index}")) for index in range(MAX_CALLS + 1)],
         [spoken("x" * (MAX_CHARACTERS + 1))],
         [{"type": "response.function_call_arguments.delta", "output_index": 0, "delta": "x" * (MAX_CHARACTERS + 1)}],
         [item(0, type="reasoning", encrypted_content="x" * (MAX_CHARACTERS + 1))],

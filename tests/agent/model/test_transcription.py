@@ -21,14 +21,14 @@ from tests.fakes import fake_llm, labkit
 
 
 @pytest.fixture
-async def listener(server: labkit.Server) -> AsyncIterator[TranscriptionModel]:
+async def model(server: labkit.Server) -> AsyncIterator[TranscriptionModel]:
     model = TranscriptionModel(EndpointSettings(model="lab-transcribe", api_key="lab-key", base_url=f"{server.url}/v1"))
     yield model
     await model.close()
 
 
-async def test_words_and_their_tokens_come_back(listener: TranscriptionModel) -> None:
-    text, usage = await listener.transcribe(b"OggS SAYS: good morning ", "recording.ogg")
+async def test_words_and_their_tokens_come_back(model: TranscriptionModel) -> None:
+    text, usage = await model.transcribe(b"OggS SAYS: good morning ", "recording.ogg")
     assert text == "good morning"
     assert usage == CanonicalUsage(input=10, output=2)
 
@@ -50,28 +50,28 @@ async def test_a_model_that_counts_seconds_reports_no_tokens(server: labkit.Serv
     ],
 )
 async def test_trouble_has_its_kind(
-    listener: TranscriptionModel, llm: fake_llm.LLM, fault: dict[str, object], kind: type[ModelError]
+    model: TranscriptionModel, llm: fake_llm.LLM, fault: dict[str, object], kind: type[ModelError]
 ) -> None:
     llm.faults.add({"match": "transcriptions", **fault})
     with pytest.raises(kind):
-        await listener.transcribe(b"SAYS:hi", "recording.ogg")
+        await model.transcribe(b"SAYS:hi", "recording.ogg")
 
 
-async def test_a_form_that_the_service_does_not_know_is_refused(listener: TranscriptionModel) -> None:
+async def test_a_form_that_the_service_does_not_know_is_refused(model: TranscriptionModel) -> None:
     with pytest.raises(ModelError):
-        await listener.transcribe(b"SAYS:hi", "recording.txt")
+        await model.transcribe(b"SAYS:hi", "recording.txt")
 
 
-async def test_an_answer_without_an_end_is_not_read_to_it(listener: TranscriptionModel, llm: fake_llm.LLM) -> None:
+async def test_an_answer_without_an_end_is_not_read_to_it(model: TranscriptionModel, llm: fake_llm.LLM) -> None:
     body = '{"text": "hi", "more": "' + "x" * MAX_BODY_BYTES + '"}'
     llm.faults.add({"match": "transcriptions", "kind": "status", "status": 200, "body": body})
     with pytest.raises(ReplyMalformed, match="bytes"):
-        await listener.transcribe(b"SAYS:hi", "recording.ogg")
+        await model.transcribe(b"SAYS:hi", "recording.ogg")
 
 
-async def test_nobody_waits_longer_than_they_want(listener: TranscriptionModel, llm: fake_llm.LLM) -> None:
+async def test_nobody_waits_longer_than_they_want(model: TranscriptionModel, llm: fake_llm.LLM) -> None:
     llm.faults.add({"match": "transcriptions", "kind": "hang"})
     ledger = RecordedCalls()
     with pytest.raises(ModelTimeout):
-        await TranscriptionClient(listener, ledger).transcribe(b"SAYS:hi", "recording.ogg", payer=NO_PAYER, within=0.2)
+        await TranscriptionClient(model, ledger).transcribe(b"SAYS:hi", "recording.ogg", payer=NO_PAYER, within=0.2)
     assert [(call.purpose, call.outcome) for call in ledger.calls] == [("transcription", "timeout")]
