@@ -41,9 +41,10 @@ class ReplyBuilder(ABC):
     cost: MicroUsd | None = None
     """Cost that the provider reported itself."""
 
-    def __init__(self, on_text: Callable[[str], None]) -> None:
-        """`on_text` receives the whole text so far, each time it has grown."""
+    def __init__(self, on_text: Callable[[str], None], made_by: str) -> None:
+        """`on_text` receives the whole text so far, each time it has grown. `made_by`: see `Reasoning`."""
         self._on_text = on_text
+        self._made_by = made_by
         self._shown = ""
         self._unshown: list[str] = []
         self._unshown_length = 0

@@ -94,7 +94,7 @@ class AnthropicModel:
             **(parts if cache_ttl is None else with_cache_control(parts, cache_ttl)),
             "stream": self._streams,
         }
-        reply = AnthropicReplyBuilder(on_text, parts=parts, made_by=self._made_by)
+        reply = AnthropicReplyBuilder(on_text, self._made_by, parts=parts)
         return await self._transport.complete("/v1/messages", orjson.dumps(body), reply, streams=self._streams)
 
 

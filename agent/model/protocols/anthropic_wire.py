@@ -162,11 +162,10 @@ _CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded", "pause_turn
 class AnthropicReplyBuilder(ReplyBuilder):
     """A reply made of the events of one stream, or of the message that is whole."""
 
-    def __init__(self, on_text: Callable[[str], None], *, parts: Mapping[str, Any], made_by: str) -> None:
+    def __init__(self, on_text: Callable[[str], None], made_by: str, *, parts: Mapping[str, Any]) -> None:
         """`parts`: those of the request's body, see `body_parts`."""
-        super().__init__(on_text)
+        super().__init__(on_text, made_by)
         self._parts = parts
-        self._made_by = made_by
         self._stop: str | None = None
         self._is_whole = False
         self._has_content = False

@@ -39,7 +39,7 @@ class ChatCompletionsModel(OpenAIModel):
     """A model behind `POST /chat/completions`. Close it when done."""
 
     def __init__(self, settings: ChatCompletionsSettings) -> None:
-        super().__init__(settings, protocol="chat_completions", path="/chat/completions")
+        super().__init__(settings, protocol="chat_completions", path="/chat/completions", new_reply=ChatReplyBuilder)
         is_openai = self.host == OPENAI_HOST
         self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
         is_marked = supports_cache_control(self.name, "chat_completions", self.host)
@@ -50,9 +50,6 @@ class ChatCompletionsModel(OpenAIModel):
         if not self.sends_cache_key:
             request = replace(request, cache_key="")
         return encoded_request(self.name, request, faults, streams=self._streams, cache_ttl=cache_ttl)
-
-    def _new_reply(self, on_text: Callable[[str], None]) -> ReplyBuilder:
-        return ChatReplyBuilder(on_text, self._made_by)
 
 
 def encoded_request(
@@ -90,9 +87,8 @@ class ChatReplyBuilder(ReplyBuilder):
     """A reply made of the chunks of one stream, or of the completion that is whole."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str) -> None:
-        super().__init__(on_text)
+        super().__init__(on_text, made_by)
         self._reasoning = ReasoningBuilder(self.counted)
-        self._made_by = made_by
         self._finish: str | None = None
 
     def read_event(self, event: Any) -> None:

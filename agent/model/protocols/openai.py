@@ -46,11 +46,20 @@ class RequestFault(StrEnum):
 class OpenAIModel(ABC):
     """A model behind one path of a server. Close it when done."""
 
-    def __init__(self, endpoint: EndpointSettings, *, protocol: str, path: str) -> None:
+    def __init__(
+        self,
+        endpoint: EndpointSettings,
+        *,
+        protocol: str,
+        path: str,
+        new_reply: Callable[[Callable[[str], None], str], ReplyBuilder],
+    ) -> None:
+        """`new_reply`: a reply of which nothing has come yet."""
         self.name = endpoint.model
         self._streams = endpoint.streams
         self._transport = openai_transport(endpoint)
         self._path = path
+        self._new_reply = new_reply
         self._faults: frozenset[RequestFault] = frozenset()
         self.host = self._transport.host
         self.route = f"{protocol}:{self.host}"
@@ -71,7 +80,7 @@ class OpenAIModel(ABC):
         faults = self._faults
         payload = self._encoded(request, faults)
         while True:
-            builder = self._new_reply(on_text)
+            builder = self._new_reply(on_text, self._made_by)
             try:
                 reply = await self._transport.complete(self._path, payload, builder, streams=self._streams)
             except ModelError as error:
@@ -89,10 +98,6 @@ class OpenAIModel(ABC):
     @abstractmethod
     def _encoded(self, request: ModelRequest, faults: Collection[RequestFault]) -> bytes:
         """The body of the HTTP request, without these faults."""
-
-    @abstractmethod
-    def _new_reply(self, on_text: Callable[[str], None]) -> ReplyBuilder:
-        """A reply of which nothing has come yet."""
 
 
 def add_options(

@@ -30,13 +30,10 @@ class ResponsesModel(OpenAIModel):
     """A model behind `POST /responses`. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
-        super().__init__(endpoint, protocol="responses", path="/responses")
+        super().__init__(endpoint, protocol="responses", path="/responses", new_reply=ResponsesReplyBuilder)
 
     def _encoded(self, request: ModelRequest, faults: Collection[RequestFault]) -> bytes:
         return encoded_request(self.name, request, faults, streams=self._streams)
-
-    def _new_reply(self, on_text: Callable[[str], None]) -> ReplyBuilder:
-        return ResponsesReplyBuilder(on_text, self._made_by)
 
 
 def encoded_request(
@@ -130,8 +127,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
     """A reply made of the events of one stream, or of the response that is whole; only the latter is of no type."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str) -> None:
-        super().__init__(on_text)
-        self._made_by = made_by
+        super().__init__(on_text, made_by)
         self._streamed: list[object] = []
         """Indexes of messages whose text came in pieces."""
         self._done: set[object] = set()
