@@ -8,16 +8,15 @@ kept out of every text.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import structlog
 
-from agent.context.cuts import Cut, SkipReason, find_cut, middle_of
+from agent.context.cuts import Cut, CutSettings, SkipReason, find_cut, middle_of
 from agent.context.deterministic import deterministic_summary
 from agent.context.estimate import Estimator
 from agent.context.limits import Limits, LimitSettings, limits_of, summary_input_tokens
-from agent.context.model_handle import CompressorSettings
 from agent.context.pruning import prune
 from agent.context.summary import SummaryTask, asking_row, checked_summary, summary_request
 from agent.engines.contract import ContextEngine, ListMessage
@@ -27,9 +26,8 @@ from agent.model.base import ModelReply, ModelRequest
 from agent.model.wire import WireSettings, traced_messages
 from agent.tokens import RowTokenCache
 from hermes_state.errors import ModelError
-from hermes_state.redaction import redact as default_redact
+from hermes_state.redaction import redact
 from hermes_state.values import (
-    Clock,
     Image,
     Message,
     MessageBody,
@@ -47,9 +45,6 @@ log = structlog.get_logger()
 SIZES_KEPT = 4_096
 """Rows whose sizes are remembered, in rows."""
 
-Summarise: TypeAlias = Callable[[ModelRequest], ModelReply]
-"""One model call that is waited for. Raises the kinds of `ModelError`."""
-
 
 class ContextCompressor(ContextEngine):
     """The built-in engine on message lists: cut, prune, a summary by model or a deterministic one, one handoff."""
@@ -63,23 +58,14 @@ class ContextCompressor(ContextEngine):
         model: str = "",
         context_length: int = 128_000,
         *,
-        summarise: Summarise | None = None,
-        limits: LimitSettings | None = None,
-        settings: CompressorSettings | None = None,
-        reserved_output: int = 0,
-        redact: Callable[[str], str] = default_redact,
-        clock: Clock | None = None,
+        summarise: Callable[[ModelRequest], ModelReply] | None = None,
     ) -> None:
-        """Without `summarise` the summary is deterministic. Lengths are in tokens."""
+        """`summarise`: one model call that is waited for, which raises the kinds of `ModelError`.
+
+        Without it the summary is deterministic. `context_length` is in tokens.
+        """
         self._summarise = summarise
-        self._limit_settings = limits or LimitSettings()
-        self._settings = settings or CompressorSettings()
-        self.threshold_percent = self._limit_settings.threshold
-        self.protect_first_n = self._settings.cut.protect_first_n
-        self.protect_last_n = self._settings.cut.protect_last_n
-        self._reserved_output = reserved_output
-        self._redact = redact
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._estimator = Estimator(sizes=RowTokenCache(SIZES_KEPT))
         self.update_model(model, context_length)
 
@@ -90,9 +76,7 @@ class ContextCompressor(ContextEngine):
     @property
     def limits(self) -> Limits:
         """Limits of the model in use, from the same table as everywhere; `threshold_percent` may have changed since."""
-        reserved = min(self._reserved_output, self.context_length // 4)
-        settings = replace(self._limit_settings, threshold=self.threshold_percent)
-        return limits_of(self.context_length, reserved, settings)
+        return limits_of(self.context_length, 0, LimitSettings(threshold=self.threshold_percent))
 
     def update_model(
         self, model: str, context_length: int, base_url: str = "", api_key: str = "", provider: str = ""
@@ -153,16 +137,14 @@ class ContextCompressor(ContextEngine):
         return self._estimator.each(rows.transcript, _STYLE)
 
     def _cut(self, rows: "ListTranscript", sizes: Sequence[int]) -> Cut | SkipReason:
-        rules = replace(
-            self._settings.cut, protect_first_n=self.protect_first_n, protect_last_n=max(1, self.protect_last_n)
-        )
+        rules = CutSettings(protect_first_n=self.protect_first_n, protect_last_n=max(1, self.protect_last_n))
         return find_cut(rows.transcript, sizes, self.limits, rules)
 
     def _summary(self, rows: "ListTranscript", cut: Cut, content: int, focus: str | None) -> str:
         """The text of the handoff for a middle of `content` tokens, by a model where there is one that can."""
         limits = self.limits
         upto = min(cut.tail_start, max(0, len(rows.transcript) - self.protect_last_n))
-        pruned = prune(rows.transcript, upto=upto, redact=self._redact, style=self._settings.prune_style)
+        pruned = prune(rows.transcript, upto=upto, redact=redact)
         middle = middle_of(pruned.transcript, cut)
         previous = middle.previous.text if middle.previous is not None else None
         if self._summarise is not None:
@@ -173,16 +155,14 @@ class ContextCompressor(ContextEngine):
                 target=limits.summary_tokens(content),
                 input_limit=summary_input_tokens(self.context_length),
                 now=self._clock.now(),
-                zone=self._settings.zone,
-                template=self._settings.summary_template,
             )
             try:
-                request = _without_ids(summary_request(task, self._redact))
-                return checked_summary(self._summarise(request), task, self._redact)
+                request = _without_ids(summary_request(task, redact))
+                return checked_summary(self._summarise(request), task, redact)
             except ModelError as error:
                 log.warning("compression.summary_failed", engine=self.name, error=type(error).__name__)
         removed, limit = len(middle.rows), limits.summary_ceiling
-        text = deterministic_summary(middle.rows, previous, redact=self._redact, limit=limit, removed=removed)
+        text = deterministic_summary(middle.rows, previous, redact=redact, limit=limit, removed=removed)
         return _ID_IN_RECAP.sub("", text)
 
 
