@@ -5,6 +5,7 @@ text goes into our errors: it may quote a key or the prompt.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -156,22 +157,21 @@ def sentence_for(error: errors.ModelError) -> str:
     >>> sentence_for(errors.ModelRateLimited("HTTP 429", retry_after=20.0))
     'The model provider limits how often it may be asked; please send /retry in 20 seconds.'
     """
-    wait = window = cap = key = spending = spent = opens = model = ""
-    if isinstance(error, (errors.ModelRateLimited, errors.ModelUnavailable)):
-        wait = _duration_text(retry_after_of(error))
-    if isinstance(error, errors.ContextOverflow) and error.window:
-        window = f" of {error.window:,} tokens"
-    if isinstance(error, errors.OutputCapTooLarge) and error.cap:
-        cap = f" ({error.cap:,} tokens)"
-    if isinstance(error, errors.SpendingCapExceeded):
-        key, (spending, opens) = error.cap, _SPENDING[error.cap]
-        if error.spent is not None and error.limit is not None:
-            spent = f" ({dollars(error.spent)} of {dollars(error.limit)})"
-    if isinstance(error, errors.PriceNotFound):
-        model = " `{}`".format(error.model.replace("`", "'")) if error.model else ""
-    return remedy_for(error).sentence.format(
-        wait=wait, window=window, cap=cap, key=key, spending=spending, spent=spent, opens=opens, model=model
-    )
+    words: defaultdict[str, str] = defaultdict(str)
+    match error:
+        case errors.ModelRateLimited() | errors.ModelUnavailable():
+            words["wait"] = _duration_text(retry_after_of(error))
+        case errors.ContextOverflow(window=window) if window:
+            words["window"] = f" of {window:,} tokens"
+        case errors.OutputCapTooLarge(cap=cap) if cap:
+            words["cap"] = f" ({cap:,} tokens)"
+        case errors.SpendingCapExceeded(cap=key):
+            words["key"], (words["spending"], words["opens"]) = key, _SPENDING[key]
+            if error.spent is not None and error.limit is not None:
+                words["spent"] = f" ({dollars(error.spent)} of {dollars(error.limit)})"
+        case errors.PriceNotFound(model=model) if model:
+            words["model"] = " `{}`".format(model.replace("`", "'"))
+    return remedy_for(error).sentence.format_map(words)
 
 
 def _duration_text(seconds: float | None) -> str:

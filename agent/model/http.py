@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
 import httpx2
 
-from agent.model.base import ModelReply
+from agent.model.base import ModelReply, made_by
 from agent.model.errors import with_usage
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, ReplyMalformed
@@ -181,6 +181,20 @@ class Transport(Generic[C]):
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
+
+
+class HttpModel(Generic[C]):
+    """A model behind an HTTP API. Close it when done."""
+
+    def __init__(self, endpoint: EndpointSettings, protocol: str, transport: Transport[C]) -> None:
+        self.name = endpoint.model
+        self.route = f"{protocol}:{transport.host}"
+        self._made_by = made_by(self.route, self.name)
+        self._streams = endpoint.streams
+        self._transport = transport
+
+    async def close(self) -> None:
+        await self._transport.close()
 
 
 @contextmanager

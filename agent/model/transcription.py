@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Final
 
-from openai import AsyncStream
+from openai import AsyncOpenAI, AsyncStream
 
 from agent.model.base import Payer
 from agent.model.client import BaseClient
 from agent.model.errors import OUTCOME_OK, stream_error
-from agent.model.http import EndpointSettings, read_json
+from agent.model.http import EndpointSettings, HttpModel, read_json
 from agent.model.protocols.openai import openai_transport
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed
@@ -22,16 +22,11 @@ MAX_CHARACTERS: Final = 200_000
 """Longest transcription: people say about 1,000 characters in a minute."""
 
 
-class TranscriptionModel:
+class TranscriptionModel(HttpModel[AsyncOpenAI]):
     """A model behind `POST /audio/transcriptions`. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
-        self.name = endpoint.model
-        self._transport = openai_transport(endpoint)
-        self.route = f"transcription:{self._transport.host}"
-
-    async def close(self) -> None:
-        await self._transport.close()
+        super().__init__(endpoint, "transcription", openai_transport(endpoint))
 
     async def transcribe(self, recording: bytes, name: str) -> tuple[str, CanonicalUsage | None]:
         """Words of a recording, and usage where the provider reports tokens. The end of `name` tells the format.

@@ -12,9 +12,9 @@ import orjson
 from anthropic import AsyncAnthropic, AsyncStream
 
 from agent.model import wire
-from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
-from agent.model.caching import CacheTtl, apply_anthropic_cache_control, supports_cache_control
-from agent.model.http import EndpointSettings, Transport
+from agent.model.base import ModelLimits, ModelReply, ModelRequest
+from agent.model.caching import CacheTtl, apply_anthropic_cache_control, cache_state
+from agent.model.http import EndpointSettings, HttpModel, Transport
 from agent.model.protocols.anthropic_wire import AnthropicReplyBuilder, ReasoningRejected, body_parts, response_error
 from agent.model.protocols.limits import MAX_FETCH_BYTES, bounded_limits, limits_in
 from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, OutputCapTooLarge
@@ -34,14 +34,11 @@ class AnthropicSettings(EndpointSettings):
     """Time to live of cached prompts of Claude models, see `caching`."""
 
 
-class AnthropicModel:
+class AnthropicModel(HttpModel[AsyncAnthropic]):
     """A model behind `POST /v1/messages`. Close it when done."""
 
     def __init__(self, settings: AnthropicSettings) -> None:
-        self.name = settings.model
-        self._streams = settings.streams
-        self._default_max_tokens = settings.default_max_tokens
-        self._transport = Transport(
+        transport = Transport(
             settings,
             # The SDK adds the version to the path itself; people who are used to other SDKs have it in the address.
             re.sub(r"/v1/?$", "", settings.base_url or BASE_URL),
@@ -50,13 +47,9 @@ class AnthropicModel:
             stream_class=AsyncStream[object],
             errors_translated=_errors_translated,
         )
-        host = self._transport.host
-        self.route = f"anthropic:{host}"
-        self._made_by = made_by(self.route, self.name)
-        self._cache_ttl = settings.cache_ttl if supports_cache_control(self.name, "anthropic", host) else None
-
-    async def close(self) -> None:
-        await self._transport.close()
+        super().__init__(settings, "anthropic", transport)
+        self._default_max_tokens = settings.default_max_tokens
+        self._cache_ttl = settings.cache_ttl if cache_state(self.name, self.route).is_on else None
 
     async def fetch_limits(self) -> ModelLimits | None:
         return await bounded_limits(self.name, self._fetched_limits)

@@ -14,7 +14,7 @@ import orjson
 
 from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
-from agent.model.caching import CacheTtl, apply_anthropic_cache_control, supports_cache_control
+from agent.model.caching import CacheTtl, apply_anthropic_cache_control, cache_state
 from agent.model.errors import stream_error
 from agent.model.http import EndpointSettings
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
@@ -40,10 +40,9 @@ class ChatCompletionsModel(OpenAIModel):
 
     def __init__(self, settings: ChatCompletionsSettings) -> None:
         super().__init__(settings, protocol="chat_completions", path="/chat/completions", new_reply=ChatReplyBuilder)
-        is_openai = self.host == OPENAI_HOST
+        is_openai = self._transport.host == OPENAI_HOST
         self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
-        is_marked = supports_cache_control(self.name, "chat_completions", self.host)
-        self._cache_ttl = settings.cache_ttl if is_marked else None
+        self._cache_ttl = settings.cache_ttl if cache_state(self.name, self.route).is_on else None
 
     def _encoded(self, request: ModelRequest, faults: Collection[RequestFault]) -> bytes:
         cache_ttl = self._cache_ttl if request.cache_key else None

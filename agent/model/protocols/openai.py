@@ -15,9 +15,9 @@ from typing import Any, Final
 import openai
 from openai import AsyncOpenAI, AsyncStream
 
-from agent.model.base import ModelLimits, ModelReply, ModelRequest, made_by
+from agent.model.base import ModelLimits, ModelReply, ModelRequest
 from agent.model.errors import error_text, status_error, stream_error
-from agent.model.http import EndpointSettings, Transport
+from agent.model.http import EndpointSettings, HttpModel, Transport
 from agent.model.protocols.limits import MAX_FETCH_BYTES, fetch_model_limits
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, ModelNotFound, ModelTimeout, ModelUnavailable
@@ -43,7 +43,7 @@ class RequestFault(StrEnum):
     """Reasoning that came from there is not taken back: it was made for another account, say."""
 
 
-class OpenAIModel(ABC):
+class OpenAIModel(HttpModel[AsyncOpenAI], ABC):
     """A model behind one path of a server. Close it when done."""
 
     def __init__(
@@ -55,22 +55,14 @@ class OpenAIModel(ABC):
         new_reply: Callable[[Callable[[str], None], str], ReplyBuilder],
     ) -> None:
         """`new_reply`: a reply of which nothing has come yet."""
-        self.name = endpoint.model
-        self._streams = endpoint.streams
-        self._transport = openai_transport(endpoint)
+        super().__init__(endpoint, protocol, openai_transport(endpoint))
         self._path = path
         self._new_reply = new_reply
         self._faults: frozenset[RequestFault] = frozenset()
-        self.host = self._transport.host
-        self.route = f"{protocol}:{self.host}"
-        self._made_by = made_by(self.route, self.name)
 
     async def fetch_limits(self) -> ModelLimits | None:
         fetch_json = partial(self._transport.fetch_json, max_bytes=MAX_FETCH_BYTES)
         return await fetch_model_limits(fetch_json, self.name, self._transport.base_url)
-
-    async def close(self) -> None:
-        await self._transport.close()
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call, see `ChatModel.complete`.
