@@ -103,15 +103,13 @@ def list_plugins(home: Path, active: str) -> list[PluginReport]:
 
     reports = [report(BUILT_IN, "built in", "cuts, prunes and summarises")]
     for plugin in find_plugins(home):
-        failed = partial(PluginReport, name=plugin.name, state="failed", source=plugin.source)
-        if any(plugin.name == known.name for known in reports):
-            by = " by the built-in engine" if plugin.name == BUILT_IN else ""
-            reports.append(failed(why=f"the name is taken{by}"))
-            continue
         try:
+            if any(plugin.name == known.name for known in reports):
+                by = " by the built-in engine" if plugin.name == BUILT_IN else ""
+                raise PluginError(f"the name is taken{by}")
             reports.append(report(plugin.name, plugin.source, loaded(plugin).about))
         except PluginError as error:
-            reports.append(failed(why=str(error)))
+            reports.append(PluginReport(name=plugin.name, state="failed", source=plugin.source, why=str(error)))
     return reports
 
 

@@ -75,15 +75,11 @@ class CacheState:
 
 
 def cache_state(model_name: str, route: str, ttl: CacheTtl = "5m") -> CacheState:
-    """State of prompt caching for a model at a route, as `ChatModel.route` names it."""
-    protocol, _, host = route.partition(":")
-    return CacheState(is_on=supports_cache_control(model_name, protocol, host), route=route, ttl=ttl)
+    """State of prompt caching for a model at a route, as `ChatModel.route` names it.
 
-
-def supports_cache_control(model_name: str, protocol: str, host: str | None) -> bool:
-    """Tells if prompts are marked: for Claude models, by name, where the marks are known to be understood."""
-    if "claude" not in model_name.lower():
-        return False
-    if protocol == "chat_completions":
-        return host is not None and (host.lower() == "openrouter.ai" or host.lower().endswith(".openrouter.ai"))
-    return protocol == "anthropic"
+    Prompts are marked for Claude models, by name, where the marks are known to be understood.
+    """
+    protocol, _, host = route.lower().partition(":")
+    is_openrouter = protocol == "chat_completions" and f".{host}".endswith(".openrouter.ai")
+    is_on = "claude" in model_name.lower() and (is_openrouter or protocol == "anthropic")
+    return CacheState(is_on=is_on, route=route, ttl=ttl)

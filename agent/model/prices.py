@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Final
@@ -40,9 +40,9 @@ def price_of(
     or without the date at its end.
     """
     names = list(spellings(model))
-    pattern = _longest(names, configured)
-    if pattern is not None:
-        return _configured(configured[pattern], "claude" in names[0], keeps_cache_for_an_hour)
+    matching = [pattern for pattern in configured if any(fnmatchcase(name, pattern.lower()) for name in names)]
+    if matching:
+        return _configured(configured[max(matching, key=len)], "claude" in names[0], keeps_cache_for_an_hour)
     price = _price_list().find(model)
     return _for_an_hour(price) if price is not None and keeps_cache_for_an_hour else price
 
@@ -70,11 +70,6 @@ def _configured(given: Mapping[str, float], is_claude: bool, keeps_cache_for_an_
         cache_read=given.get("cache_read", fresh * read),
         cache_write=given.get("cache_write", fresh * write),
     )
-
-
-def _longest(names: Iterable[str], patterns: Iterable[str]) -> str | None:
-    found = [pattern for pattern in patterns if any(fnmatchcase(name, pattern.lower()) for name in names)]
-    return max(found, key=len, default=None)
 
 
 class PriceCatalog:

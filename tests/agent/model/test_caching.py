@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.model import wire
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.caching import CacheState, apply_anthropic_cache_control, cache_state, supports_cache_control
+from agent.model.caching import CacheState, apply_anthropic_cache_control, cache_state
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings, with_cache_control
 from agent.model.protocols.anthropic_wire import body_parts
 from agent.model.protocols.chat_completions import encoded_request
@@ -130,7 +130,8 @@ def _unmarked(message: Json) -> Json:
     ],
 )
 def test_it_is_on_for_claude_where_it_is_understood(name: str, protocol: str, host: str | None, is_on: bool) -> None:
-    assert supports_cache_control(name, protocol, host) is is_on
+    route = protocol if host is None else f"{protocol}:{host}"
+    assert cache_state(name, route).is_on is is_on
 
 
 def test_it_is_described_in_a_few_words() -> None:
