@@ -78,7 +78,7 @@ class PluginEngine:
 
         `mark` changes with the settings behind the engine and the model.
         """
-        self._name = name
+        self.name = name
         self._fallback = fallback
         self._redact = redact
         self._clock = clock
@@ -90,10 +90,6 @@ class PluginEngine:
         self._new_handle = partial(
             EngineHandle, name=name, make=make, model=model, quick_seconds=quick_seconds, hung=self._hung
         )
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     # ---- the seam
 
@@ -129,11 +125,11 @@ class PluginEngine:
         try:
             mapped = await self._compressed(job)
         except EngineError as error:
-            log.warning("engine.failed", engine=self._name, layer=job.layer, reason=str(error))
+            log.warning("engine.failed", engine=self.name, layer=job.layer, reason=str(error))
             state = state.failed(key, FAILED, self._clock.now())
             if job.must_shrink:
                 return await self._fall_back(job, state)
-            reason, until = f"The context engine {self._name} {error}.", state.cooldowns[key].until
+            reason, until = f"The context engine {self.name} {error}.", state.cooldowns[key].until
             return Aborted(kind=FAILED, reason=reason, retry_at=Millis(until)), state
         state = state.answered(key)
         result, judged = self._judged(job, state, mapped)
@@ -180,7 +176,7 @@ class PluginEngine:
             async with self._handle(session.lineage_id).acquire(session, waits=True) as handle:
                 result = await handle.call("handle_tool_call", name, arguments, seconds=seconds, session_id=session.key)
         except EngineError as error:
-            raise ToolError(f"the context engine {self._name} {error}") from error
+            raise ToolError(f"the context engine {self.name} {error}") from error
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
     async def close(self) -> None:
@@ -249,7 +245,7 @@ class PluginEngine:
         prepared = PreparedCompression(
             context=mapped.context,
             summary_kind="model",
-            model=self._name,
+            model=self.name,
             failure=None,
             calls=(),
             state=state.compressed(job.tokens_before),
@@ -262,7 +258,7 @@ class PluginEngine:
         self, job: CompressionJob, state: ContextState
     ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
         """There is no room to leave the conversation as it is until the engine can do better."""
-        log.warning("engine.replaced", engine=self._name, layer=job.layer, by=self._fallback.name)
+        log.warning("engine.replaced", engine=self.name, layer=job.layer, by=self._fallback.name)
         return await self._fallback.prepare(job, state)
 
     # ---- when to compress
@@ -272,7 +268,7 @@ class PluginEngine:
         if isinstance(taken, CompressionRequest):  # a plugin may put anything in its place, and into it
             reason = " ".join(str(taken.reason).split())[:MAX_REASON]
             focus = " ".join(str(taken.focus).split())[:MAX_FOCUS] if taken.focus else None
-            log.info("engine.requested", engine=self._name, layer=job.layer, reason=reason)
+            log.info("engine.requested", engine=self.name, layer=job.layer, reason=reason)
             request = CompressionRequest(reason=reason, focus=focus)
         elif await self._says(handle, "should_compress", int(job.tokens_before)):
             request = CompressionRequest(reason="threshold")
@@ -299,4 +295,4 @@ class PluginEngine:
             raise EngineError(f"says neither yes nor no ({type(error).__name__})") from error
 
     def _cooldown_key(self, layer: Layer) -> CooldownKey:
-        return cooldown_key(layer, f"engine:{self._name}", self._mark)
+        return cooldown_key(layer, f"engine:{self.name}", self._mark)

@@ -179,7 +179,9 @@ class BaseClient(Generic[M]):
         cost: MicroUsd | None = None,
     ) -> ModelCallRecord:
         """A call's row for the ledger. `cost`: as the provider reports it, which wins over the price."""
-        price = self._price if cost is None and usage is not None else None
+        if cost is None and usage is not None:
+            cost = cost_of(usage, self._price)
+            is_estimated = is_estimated or (self._price is not None and self._price.is_estimated)
         return ModelCallRecord(
             purpose=purpose,
             route=self.route,
@@ -187,8 +189,8 @@ class BaseClient(Generic[M]):
             outcome=outcome,
             usage=usage,
             took_ms=took_ms,
-            is_estimated=is_estimated or (price is not None and price.is_estimated),
-            cost=cost_of(usage, price) if cost is None and usage is not None else cost,
+            is_estimated=is_estimated,
+            cost=cost,
         )
 
 

@@ -20,7 +20,6 @@ from hermes_state.values import CanonicalUsage, MicroUsd
 class Remedy:
     """Consequences of one kind of failure: for the ledger, the retries, the person and the route."""
 
-    kind: type[errors.ModelError]
     outcome: str
     """Name of the failure in the ledger."""
     attempts: int = 1
@@ -39,92 +38,78 @@ OUTCOME_OK = "ok"
 OUTCOME_CANCELLED = "cancelled"
 """Outcome of a call for whose reply nobody waits any more: it was stopped, or its time was up."""
 
-REMEDIES: tuple[Remedy, ...] = (
-    Remedy(
-        kind=errors.AuthRejected,
+REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
+    errors.AuthRejected: Remedy(
         outcome="auth",
         trouble="is not open to our key",
         sentence="The model provider does not accept the API key; whoever runs this gateway has to check "
         "this model's `api_key`.",
     ),
-    Remedy(
-        kind=errors.QuotaExceeded,
+    errors.QuotaExceeded: Remedy(
         outcome="quota",
         trouble="has no credit left at its provider",
         sentence="The account at the model provider has no credit left; whoever runs this gateway has to top it up.",
     ),
-    Remedy(
-        kind=errors.ModelRateLimited,
+    errors.ModelRateLimited: Remedy(
         outcome="rate_limited",
         trouble="is asked more often than its provider allows",
         attempts=4,
         sentence="The model provider limits how often it may be asked; please send /retry in {wait}.",
     ),
-    Remedy(
-        kind=errors.ModelTimeout,
+    errors.ModelTimeout: Remedy(
         outcome="timeout",
         trouble="does not answer in time",
         attempts=2,  # each attempt may take the whole read timeout
         sentence="The model did not answer in time; /retry asks again.",
     ),
-    Remedy(
-        kind=errors.ModelUnavailable,
+    errors.ModelUnavailable: Remedy(
         outcome="unavailable",
         trouble="cannot be reached",
         attempts=4,
         sentence="The model provider cannot be reached or is overloaded right now; please send /retry in {wait}.",
     ),
-    Remedy(
-        kind=errors.ContentFiltered,
+    errors.ContentFiltered: Remedy(
         outcome="content_filtered",
         sentence="The model provider's content filter stopped this answer; please put the request differently.",
     ),
-    Remedy(
-        kind=errors.ModelNotFound,
+    errors.ModelNotFound: Remedy(
         outcome="not_offered",
         trouble="is not offered by its provider",
         sentence="The model provider does not have this model at this address; whoever runs this gateway has to check "
         "its `name` and `base_url`.",
     ),
-    Remedy(
-        kind=errors.ContextOverflow,
+    errors.ContextOverflow: Remedy(
         outcome="overflow",
         sentence="This conversation no longer fits into the model's memory{window}; /compress makes room in it, /new "
         "starts a fresh one, and /history keeps this one.",
     ),
-    Remedy(
-        kind=errors.OutputCapTooLarge,
+    errors.OutputCapTooLarge: Remedy(
         outcome="output_cap",
         sentence="The configured output limit is above what the model allows{cap}; whoever runs this gateway has to "
         "lower this model's `max_output_tokens`.",
     ),
-    Remedy(
-        kind=errors.ReplyMalformed,
+    errors.ReplyMalformed: Remedy(
         outcome="malformed",
         trouble="gives broken answers",
         attempts=2,  # a second broken reply is no accident any more, and every try costs
         sentence="The model's answer arrived broken or empty; /retry asks again.",
     ),
-    Remedy(
-        kind=errors.SpendingCapExceeded,
+    errors.SpendingCapExceeded: Remedy(
         outcome="capped",
         sentence="{spending} is used up{spent}, so the model was not asked; {opens}, and whoever runs this gateway can "
         "raise `{key}`.",
     ),
-    Remedy(
-        kind=errors.PriceNotFound,
+    errors.PriceNotFound: Remedy(
         outcome="unpriced",
         sentence="Spending is capped here, and what the model{model} costs is not known, so it was not asked; "
         "whoever runs this gateway has to add its price to `costs.prices`.",
     ),
-    Remedy(
-        kind=errors.ModelError,
+    errors.ModelError: Remedy(
         outcome="rejected",
         sentence="The model provider refused the request; whoever runs this gateway should check this model's "
         "`name` and `base_url`.",
     ),
-)
-_BY_KIND = {remedy.kind: remedy for remedy in REMEDIES}
+}
 _SPENDING = {
     "costs.daily_cap": ("What may be spent in a day", "it opens again tomorrow"),
     "costs.chat_daily_cap": ("What this chat may spend in a day", "it opens again tomorrow"),
@@ -143,7 +128,7 @@ def with_usage(error: E, usage: CanonicalUsage | None, cost: MicroUsd | None = N
 
 def remedy_for(error: errors.ModelError) -> Remedy:
     """The row of the most specific kind that `error` is."""
-    return next(_BY_KIND[kind] for kind in type(error).__mro__ if kind in _BY_KIND)
+    return next(REMEDIES[kind] for kind in type(error).__mro__ if kind in REMEDIES)
 
 
 def retry_after_of(error: errors.ModelError) -> float | None:

@@ -17,7 +17,7 @@ from agent.model.caching import CacheTtl, apply_anthropic_cache_control, cache_s
 from agent.model.http import EndpointSettings, HttpModel, Transport
 from agent.model.protocols.anthropic_wire import AnthropicReplyBuilder, ReasoningRejected, body_parts, response_error
 from agent.model.protocols.limits import MAX_FETCH_BYTES, bounded_limits, limits_in
-from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, OutputCapTooLarge
+from hermes_state.errors import ModelTimeout, ModelUnavailable, OutputCapTooLarge
 
 BASE_URL: Final = "https://api.anthropic.com"
 DEFAULT_MAX_TOKENS: Final = 32_000
@@ -72,11 +72,16 @@ class AnthropicModel(HttpModel[AsyncAnthropic]):
         while True:
             try:
                 return await self._complete(current, on_text)
-            except ModelError as error:
-                changed = _without_fault(current, error, may_lower_cap=request.max_output_tokens is None)
-                if changed is None:
+            except ReasoningRejected:
+                if not current.style.reasoning_of:
                     raise
-                current = changed
+                current = replace(current, style=replace(current.style, reasoning_of=""))
+            except OutputCapTooLarge as error:
+                # Perhaps twice: to what the model writes at most, then to what the prompt leaves of its window.
+                known = current.max_output_tokens
+                if request.max_output_tokens is not None or not error.cap or (known is not None and known <= error.cap):
+                    raise
+                current = replace(current, max_output_tokens=error.cap)
 
     async def _complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         parts = body_parts(wire.chat_messages(request.system, request.transcript, request.style), request)
@@ -97,17 +102,6 @@ def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any
     marked = apply_anthropic_cache_control([*system, *parts["messages"]], ttl, native=True)
     changed = {"messages": marked[len(system) :]}
     return {**parts, **changed} | ({"system": marked[0]["content"]} if system else {})
-
-
-def _without_fault(request: ModelRequest, error: ModelError, *, may_lower_cap: bool) -> ModelRequest | None:
-    """The request as the provider may take it; None where nothing is left to change."""
-    if isinstance(error, ReasoningRejected) and request.style.reasoning_of:
-        return replace(request, style=replace(request.style, reasoning_of=""))
-    if isinstance(error, OutputCapTooLarge) and error.cap and may_lower_cap:
-        # It may be lowered twice: to what the model writes at most, and to what the prompt leaves of its window.
-        known = request.max_output_tokens
-        return replace(request, max_output_tokens=error.cap) if known is None or error.cap < known else None
-    return None
 
 
 @contextmanager

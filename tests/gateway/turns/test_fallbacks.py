@@ -38,7 +38,7 @@ from tests.gateway.turns.test_lanes import tool
 
 TWO = {"name": "scripted", "fallbacks": ["spare"]}
 THREE = {"name": "scripted", "fallbacks": ["spare", "last"]}
-OF_THE_ROUTE = [remedy.kind for remedy in REMEDIES if remedy.trouble is not None]
+OF_THE_ROUTE = [kind for kind, remedy in REMEDIES.items() if remedy.trouble is not None]
 NOT_OF_THE_ROUTE = [ContextOverflow, OutputCapTooLarge, ContentFiltered, SpendingCapExceeded, ModelError]
 
 
