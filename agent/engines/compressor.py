@@ -65,7 +65,6 @@ class ContextCompressor(ContextEngine):
         Without it the summary is deterministic. `context_length` is in tokens.
         """
         self._summarise = summarise
-        self._clock = SystemClock()
         self._estimator = Estimator(sizes=RowTokenCache(SIZES_KEPT))
         self.update_model(model, context_length)
 
@@ -95,10 +94,10 @@ class ContextCompressor(ContextEngine):
         return tokens >= self.threshold_tokens
 
     def should_compress_preflight(self, messages: list[ListMessage]) -> bool:
-        return sum(self._sizes(rows_of(messages, self._clock.now()))) >= self.threshold_tokens
+        return sum(self._sizes(rows_of(messages))) >= self.threshold_tokens
 
     def has_content_to_compress(self, messages: list[ListMessage]) -> bool:
-        rows = rows_of(messages, self._clock.now())
+        rows = rows_of(messages)
         return isinstance(self._cut(rows, self._sizes(rows)), Cut)
 
     def compress(
@@ -109,7 +108,7 @@ class ContextCompressor(ContextEngine):
         `messages` and what is in them are not changed. `current_tokens` is taken for the log only: what is cut
         follows from sizes of messages.
         """
-        rows = rows_of(messages, self._clock.now())
+        rows = rows_of(messages)
         sizes = self._sizes(rows)
         cut = self._cut(rows, sizes)
         if isinstance(cut, SkipReason):
@@ -154,7 +153,7 @@ class ContextCompressor(ContextEngine):
                 focus=focus,
                 target=limits.summary_tokens(content),
                 input_limit=summary_input_tokens(self.context_length),
-                now=self._clock.now(),
+                now=SystemClock().now(),
             )
             try:
                 request = _without_ids(summary_request(task, redact))
@@ -185,10 +184,9 @@ class ListTranscript:
     def compressed(self, cut: Cut, summary: str) -> list[ListMessage]:
         """Head, handoff, what is open, tail: in the order and with the roles that the wire gives them."""
         handoff = msgspec.structs.replace(asking_row(summary, Millis(0)), origin=Origin.SUMMARY)
-        behind = [*(self.rows[index] for index in cut.kept), *self.rows[cut.tail_start :]]
-        rows = [row for row in (*self.rows[: cut.head_end], *behind) if row.origin is not Origin.SUMMARY]
-        rows.insert(sum(row.origin is not Origin.SUMMARY for row in self.rows[: cut.head_end]), handoff)
-        traced = traced_messages("", tuple(rows), WireSettings())
+        kept = (self.rows[: cut.head_end], [*(self.rows[index] for index in cut.kept), *self.rows[cut.tail_start :]])
+        head, tail = ([row for row in rows if row.origin is not Origin.SUMMARY] for rows in kept)
+        traced = traced_messages("", (*head, handoff, *tail), WireSettings())
         messages = list(self.instructions)
         for message, sources in zip(traced.messages, traced.sources, strict=True):
             messages += self._as_given(message, sources)
@@ -216,9 +214,9 @@ class ListTranscript:
         return given if given and _ids(given[-1]) == _ids(message) else [message]
 
 
-def rows_of(messages: Sequence[ListMessage], now: Millis) -> ListTranscript:
-    """A list of any provenance as rows; what is no message is left out. Lists know no times: all is of `now`."""
-    rows = ListTranscript()
+def rows_of(messages: Sequence[ListMessage]) -> ListTranscript:
+    """A list of any provenance as rows; what is no message is left out. Lists know no times: all is of now."""
+    rows, now = ListTranscript(), SystemClock().now()
     for message in messages:
         role = message.get("role") if isinstance(message, dict) else None
         if role in INSTRUCTING and not rows.rows:

@@ -66,7 +66,7 @@ async def _fetched(get: Get, model: str, base_url: str) -> ModelLimits | None:
         return ModelLimits()
     # OpenRouter has another path for the one: its list has more than a megabyte.
     model_path = f"/{'model' if host.endswith('openrouter.ai') else 'models'}/{_quoted(model)}"
-    row: Mapping[str, Any] | None = None
+    row: Mapping[str, Any] = {}
     for path in (model_path, "/models"):
         try:
             row = row_of(await get(base_url + path), model) or row
@@ -74,22 +74,19 @@ async def _fetched(get: Get, model: str, base_url: str) -> ModelLimits | None:
             raise
         except ModelError:
             continue  # not every server knows every path
-        if row is not None and limits_in(row).context_length is not None:
-            return limits_in(row)
-    return await _fetched_from_own_server(get, model, base_url, row or {})
+        described = limits_in(row)
+        if described.context_length is not None:
+            return described
+    fetch_held = _OWN_SERVERS.get(str(row.get("owned_by")))
+    if fetch_held is None:
+        return limits_in(row)
+    held = await fetch_held(get, model, base_url.removesuffix("/v1"))
+    trained = next(_sizes_in(row.get("meta"), ("n_ctx_train",)), None)
+    return held if held is None or held.context_length is not None else replace(limits_in(row), context_length=trained)
 
 
 _FINAL_ERRORS: Final = (AuthRejected, QuotaExceeded, ModelRateLimited, ModelTimeout, ModelUnavailable)
 """Errors that another path would be answered with, too."""
-
-
-async def _fetched_from_own_server(get: Get, model: str, base_url: str, row: Mapping[str, Any]) -> ModelLimits | None:
-    described, fetch_held = limits_in(row), _OWN_SERVERS.get(str(row.get("owned_by")))
-    if fetch_held is None:
-        return described
-    held = await fetch_held(get, model, base_url.removesuffix("/v1"))
-    trained = next(_sizes_in(row.get("meta"), ("n_ctx_train",)), None)
-    return held if held is None or held.context_length is not None else replace(described, context_length=trained)
 
 
 def row_of(answer: object, model: str) -> Mapping[str, Any] | None:
