@@ -21,7 +21,7 @@ from agent.context.job import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import ModelHandle
 from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
-from agent.model.client import Completion, record_cancelled
+from agent.model.client import CompletedCall, record_cancelled
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
 from hermes_state import journal, sessions
@@ -179,7 +179,7 @@ class Agent:
             await self._run_calls(turn, message, message.body.calls)
             view = await self._after_tools(turn, conversation)
 
-    async def _keep_calls(self, turn: RunningTurn, model: ModelHandle, done: Completion) -> Message:
+    async def _keep_calls(self, turn: RunningTurn, model: ModelHandle, done: CompletedCall) -> Message:
         """Store a reply that calls tools. Raises `TurnClosed` when the turn was stopped; then only its cost is kept."""
         step = ModelStep(
             text=done.reply.text,
@@ -230,7 +230,7 @@ class Agent:
         rounds: int,
         refusals: _Refusals,
         sink: PreviewSink,
-    ) -> tuple[MeasuredPrompt, Completion]:
+    ) -> tuple[MeasuredPrompt, CompletedCall]:
         """The model's reply to a view that was given room first. A prompt that does not fit is made smaller."""
         conversation = turn.conversation
         while True:
@@ -249,7 +249,7 @@ class Agent:
                     raise
                 view, prompt = await self._view(conversation), None
 
-    async def _call(self, turn: RunningTurn, prompt: MeasuredPrompt, rounds: int, sink: PreviewSink) -> Completion:
+    async def _call(self, turn: RunningTurn, prompt: MeasuredPrompt, rounds: int, sink: PreviewSink) -> CompletedCall:
         client = prompt.model.client
         request = replace(prompt.request, may_call_tools=rounds < self._settings.max_tool_rounds)
         while True:
@@ -269,7 +269,7 @@ class Agent:
             raise ReplyMalformed(f"the model still calls tools after {self._settings.max_tool_rounds} rounds")
         return done
 
-    async def _answer(self, conversation: ConversationRef, prompt: MeasuredPrompt, done: Completion) -> Answer:
+    async def _answer(self, conversation: ConversationRef, prompt: MeasuredPrompt, done: CompletedCall) -> Answer:
         text, reply = done.reply.text.strip(), done.reply
         if reply.finish is FinishReason.LENGTH:
             text = f"{text}\n\n{CUT_OFF}"

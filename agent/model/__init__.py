@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         ToolSchema,
     )
     from agent.model.circuit_breaker import CircuitBreaker, CircuitState
-    from agent.model.client import Completion, ModelClient, RetryPolicy
+    from agent.model.client import CompletedCall, ModelClient, RetryPolicy
     from agent.model.errors import remedy_for, sentence_for
     from agent.model.usage import normalize_usage
     from agent.model.wire import WireSettings, chat_messages
@@ -42,7 +42,7 @@ __all__ = [
     "ChatModel",
     "CircuitBreaker",
     "CircuitState",
-    "Completion",
+    "CompletedCall",
     "FinishReason",
     "Ledger",
     "ModelClient",

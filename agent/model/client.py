@@ -55,8 +55,8 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A reply, and its row for the ledger."""
+class CompletedCall:
+    """A model call that was answered: its reply, and its row for the ledger."""
 
     reply: ModelReply
     call: ModelCallRecord
@@ -204,7 +204,7 @@ class ModelClient(BaseClient[ChatModel]):
         *,
         purpose: str,
         within: float | None = None,
-    ) -> Completion:
+    ) -> CompletedCall:
         """Call the model until it has answered or trying again is pointless; then raise the last `ModelError`.
 
         Every failed attempt goes into the ledger before anything else happens. The successful one is left to the
@@ -225,7 +225,7 @@ class ModelClient(BaseClient[ChatModel]):
         )
         usage = reply.usage or estimated_reply_usage(request, reply)
         row = self.row(purpose, OUTCOME_OK, took_ms, usage, is_estimated=reply.usage is None, cost=reply.cost)
-        return Completion(reply=reply, call=row)
+        return CompletedCall(reply=reply, call=row)
 
 
 async def _before(deadline: float | None, call: Awaitable[T]) -> T:

@@ -9,7 +9,7 @@ import pytest
 
 from agent.model.base import Caps, FinishReason, Ledger, ModelReply, ModelRequest, Payer
 from agent.model.catalog import Price
-from agent.model.client import RECORD_SECONDS, Completion, ModelClient, RetryPolicy
+from agent.model.client import RECORD_SECONDS, CompletedCall, ModelClient, RetryPolicy
 from agent.model.errors import REMEDIES, remedy_for, sentence_for, with_usage
 from agent.tokens import estimated_text_tokens
 from hermes_state import errors
@@ -64,12 +64,12 @@ class Scripted:
 
 async def run(
     model: Scripted, price: Price | None = None, caps: Caps | None = None
-) -> tuple[Completion | ModelError, Sequence[ModelCallRecord], list[str]]:
+) -> tuple[CompletedCall | ModelError, Sequence[ModelCallRecord], list[str]]:
     ledger = RecordedCalls()
     shown: list[str] = []
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
     try:
-        done: Completion | ModelError = await ModelClient(
+        done: CompletedCall | ModelError = await ModelClient(
             model, ledger, policy=POLICY, price=price, caps=caps
         ).complete(request, shown.append, purpose="turn")
     except ModelError as error:
@@ -103,7 +103,7 @@ async def test_a_failure_is_repeated_as_often_as_its_kind_allows(error: ModelErr
 
 async def test_a_call_that_works_in_the_end_is_left_to_the_caller() -> None:
     done, failures, shown = await run(Scripted(ModelUnavailable("x"), ("half", ReplyMalformed("x")), GOOD))
-    assert isinstance(done, Completion)
+    assert isinstance(done, CompletedCall)
     assert (done.reply, done.call.outcome, done.call.usage) == (GOOD, "ok", GOOD.usage)
     assert [failure.outcome for failure in failures] == ["unavailable", "malformed"]
     assert shown == ["half", "ok"]
@@ -153,7 +153,7 @@ async def test_a_reply_that_cannot_become_a_row_is_a_failure(reply: ModelReply) 
 
 async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
     done, _, _ = await run(Scripted(ModelReply(text="x" * 400, finish=FinishReason.STOP, usage=None)))
-    assert isinstance(done, Completion)
+    assert isinstance(done, CompletedCall)
     assert done.call.is_estimated
     assert done.call.usage is not None
     assert done.call.usage.output == estimated_text_tokens("x" * 400)
@@ -165,7 +165,7 @@ async def test_a_call_that_failed_keeps_what_the_provider_reported() -> None:
     late = with_usage(ModelUnavailable("x"), used)
     empty = ModelReply(text="", finish=FinishReason.STOP, usage=used, cost=MicroUsd(70))
     done, failures, _ = await run(Scripted(late, ModelUnavailable("x"), empty, GOOD), price=PRICE)
-    assert isinstance(done, Completion)
+    assert isinstance(done, CompletedCall)
     assert [(failure.outcome, failure.usage, failure.cost) for failure in failures] == [
         ("unavailable", used, 50),
         ("unavailable", None, None),
@@ -179,7 +179,7 @@ async def test_a_call_that_breaks_off_after_some_text_is_in_the_ledger_with_an_e
     text = "x" * 400
     told = with_usage(ModelUnavailable("x"), used)
     done, (told_row, broken), _ = await run(Scripted((text, told), (text, ReplyMalformed("x")), GOOD), price=PRICE)
-    assert isinstance(done, Completion)
+    assert isinstance(done, CompletedCall)
     assert (told_row.usage, told_row.is_estimated) == (used, False), "who knows it better is believed"
     assert broken.is_estimated
     assert broken.usage is not None
@@ -190,18 +190,18 @@ async def test_a_call_that_breaks_off_after_some_text_is_in_the_ledger_with_an_e
 
 async def test_what_the_provider_says_that_it_costs_wins_over_the_price() -> None:
     done, _, _ = await run(Scripted(replace(GOOD, cost=MicroUsd(7))), price=PRICE)
-    assert isinstance(done, Completion)
+    assert isinstance(done, CompletedCall)
     assert done.call.cost == 7
 
 
 async def test_a_cost_by_an_estimated_price_is_an_estimate_unless_the_provider_says_what_it_is() -> None:
     guessed = msgspec.structs.replace(PRICE, is_estimated=True)
     done, (failure,), _ = await run(Scripted(ModelUnavailable("x"), GOOD), price=guessed)
-    assert isinstance(done, Completion)
+    assert isinstance(done, CompletedCall)
     assert (done.call.cost, done.call.is_estimated) == (50, True)
     assert not failure.is_estimated, "it has used nothing"
     done, _, _ = await run(Scripted(replace(GOOD, cost=MicroUsd(7))), price=guessed)
-    assert isinstance(done, Completion)
+    assert isinstance(done, CompletedCall)
     assert not done.call.is_estimated
 
 
