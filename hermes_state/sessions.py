@@ -70,6 +70,8 @@ MIN_KEY_PREFIX = 4
 _COLUMNS = """id, key, chat_id, parent_session_id, lineage_id, depth, model, title, system_prompt, started_at, ended_at,
 end_reason, version, next_seq, message_count, reported_prompt_tokens, reported_at_seq, context_state,
 chosen_model"""
+LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"
+"""Key of the first session, which may have been removed, of the conversation that the session `s` belongs to."""
 # Purpose: the newest session of a lineage, by the unique index on (lineage_id, depth).
 _TIP = f"SELECT {_COLUMNS} FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1"
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"

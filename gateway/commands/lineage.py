@@ -14,7 +14,6 @@ from gateway.operator.lookups import Redact, SearchLookup, find_place, redacted_
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import (
     CompressionInfo,
-    FoundMessage,
     LookupResult,
     SessionLink,
     load_around,
@@ -25,6 +24,7 @@ from hermes_state.admin.lineage_queries import (
 )
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
+from hermes_state.search.full_text import FoundMessage
 from hermes_state.text import counted, shortened
 from hermes_state.values import Button, ChatId, MessageId, MessageRole, Transcript, recall_id
 
@@ -110,7 +110,7 @@ async def search(invocation: Invocation) -> CommandResult:
     lines = await asyncio.to_thread(_hit_lines, found, lookup.words, _redactor(invocation))
     buttons = [
         Button(label=f"Open {name}", command=f"/session {name}")
-        for name in (recall_id(one.hit.message_id) for one in found)
+        for name in (recall_id(one.message_id) for one in found)
     ]
     return say("\n\n".join(lines), *buttons)
 
@@ -156,10 +156,9 @@ def _role(text: str) -> MessageRole:
 def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> list[str]:
     lines = []
     for one in found:
-        hit = one.hit
-        who = one.sender_name or hit.role
-        head = f"`{recall_id(hit.message_id)}` {format_time(hit.created_at)}, {who} in `{one.chat.name}`"
-        snippet = redacted_texts(hit.text, words, redact)["snippet"]
+        who = one.sender_name or one.role
+        head = f"`{recall_id(one.message_id)}` {format_time(one.created_at)}, {who} in `{one.chat.name}`"
+        snippet = redacted_texts(one.text, words, redact)["snippet"]
         lines.append(f"{head}, session `{short_key(one.session_key)}`\n{snippet}")
     return lines
 

@@ -15,16 +15,14 @@ import msgspec
 
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import (
-    FoundMessage,
     LookupResult,
     load_around,
     load_chat_sessions,
     load_lineage,
-    search_everywhere,
 )
 from hermes_state.chats import load_chat
 from hermes_state.errors import CommandError, LookupFailed, LookupReason
-from hermes_state.search.full_text import Order, snippet_of
+from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
 from hermes_state.sessions import Session, list_conversations, load_active, load_session
 from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.writer import Store
@@ -104,15 +102,15 @@ class SearchLookup(_LookupBase, frozen=True, kw_only=True):
     def read(self, db: Connection) -> list[Row]:
         return [
             {
-                "message": recall_id(found.hit.message_id),
+                "message": recall_id(found.message_id),
                 "session": found.session_key,
                 "lineage": found.lineage_key,
                 "chat": found.chat.name,
-                "role": found.hit.role,
-                "at": found.hit.created_at,
-                "text": found.hit.text,
-                "snippet": found.hit.snippet,
-                "score": found.hit.score,
+                "role": found.role,
+                "at": found.created_at,
+                "text": found.text,
+                "snippet": found.snippet,
+                "score": found.score,
             }
             for found in self.find(db)
         ]
@@ -122,9 +120,7 @@ class SearchLookup(_LookupBase, frozen=True, kw_only=True):
         chat_id = find_chat(db, self.chat, within) if self.chat is not None else within
         since = Millis(self.since) if self.since is not None else None
         limit = min(self.limit, MAX_HITS)
-        return search_everywhere(
-            db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit
-        )
+        return search(db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit)
 
     def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
         """Redacted before the snippet is cut: a secret that the cut has halved looks like none."""

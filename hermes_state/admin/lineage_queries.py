@@ -6,13 +6,10 @@ A caller for somebody who may not see everything passes `within`, the one chat t
 from dataclasses import dataclass
 from sqlite3 import Connection
 
-import msgspec
-
 from hermes_state.chats import KEY_COLUMNS, find_chats_named
 from hermes_state.errors import LookupFailed, LookupReason
-from hermes_state.search.full_text import Hit, Order, search
-from hermes_state.sessions import MIN_KEY_PREFIX, SHORT_KEY_LENGTH, Session, find_sessions, load_session
-from hermes_state.store.sql import select, select_one
+from hermes_state.sessions import LINEAGE_KEY, MIN_KEY_PREFIX, SHORT_KEY_LENGTH, Session, find_sessions, load_session
+from hermes_state.store.sql import select
 from hermes_state.transcripts import load_own_rows
 from hermes_state.values import (
     ChatId,
@@ -20,7 +17,6 @@ from hermes_state.values import (
     EndReason,
     LineageId,
     MessageId,
-    MessageRole,
     Millis,
     SessionId,
     Transcript,
@@ -80,16 +76,6 @@ class LookupResult:
     message_seq: int | None = None
 
 
-class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A search hit with the names of where it was said."""
-
-    hit: Hit
-    session_key: str
-    lineage_key: str
-    chat: ChatKey
-    sender_name: str | None
-
-
 # ---- ids --------------------------------------------------------------------------------------------------------
 
 
@@ -146,13 +132,11 @@ def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Looku
 # ---- chains -----------------------------------------------------------------------------------------------------
 
 
-# The key of a conversation's first session, which may have been removed.
-_LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key) AS lineage_key"
 # Purpose: sessions with their neighbours in the chain and the compression that made them, newest first.
 _LINKS = f"""
 SELECT s.id AS session_id, s.key, p.key AS parent_key,
   (SELECT n.key FROM sessions n WHERE n.lineage_id = s.lineage_id AND n.depth = s.depth + 1) AS child_key,
-  {_LINEAGE_KEY}, s.depth, {KEY_COLUMNS.format("c", "chat")},
+  {LINEAGE_KEY} AS lineage_key, s.depth, {KEY_COLUMNS.format("c", "chat")},
   s.started_at, s.ended_at, s.end_reason, s.message_count,
   CASE WHEN s.depth > 0 AND k.id IS NULL THEN
     (SELECT u.key FROM compressions x JOIN sessions u ON u.id = x.child_id
@@ -187,29 +171,6 @@ def _load_links(db: Connection, scope: str, value: int, limit: int) -> list[Sess
 
 
 # ---- messages ---------------------------------------------------------------------------------------------------
-
-
-# Purpose: the session, the conversation, the chat and the sender of a hit.
-_NAMES = f"""
-SELECT s.key AS session_key, {_LINEAGE_KEY}, {KEY_COLUMNS.format("c", "chat")}, m.sender_name
-FROM messages m JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id WHERE m.id = ?
-"""
-
-
-def search_everywhere(
-    db: Connection,
-    words: str,
-    *,
-    chat_id: ChatId | None = None,
-    role: MessageRole | None = None,
-    since: Millis | None = None,
-    order: Order = "best",
-    limit: int = 20,
-) -> list[FoundMessage]:
-    """`search.search` over all chats, or one, with the names of where each hit was said."""
-    hits = search(db, words, chat_id=chat_id, role=role, since=since, order=order, limit=limit)
-    found = (select_one(db, FoundMessage, _NAMES, (hit.message_id,), hit=hit) for hit in hits)
-    return [one for one in found if one is not None]
 
 
 def load_around(db: Connection, session_id: SessionId, seq: int | None, before: int, limit: int) -> Transcript:

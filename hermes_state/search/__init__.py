@@ -9,7 +9,7 @@ makes an expression of a person's words that SQLite always understands; `store.s
 True
 """
 
-from hermes_state.search.full_text import Hit, Order, search, snippet_of
+from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
 from hermes_state.search.query import Query, parse_query
 
-__all__ = ["Hit", "Order", "Query", "parse_query", "search", "snippet_of"]
+__all__ = ["FoundMessage", "Order", "Query", "parse_query", "search", "snippet_of"]

@@ -10,10 +10,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from hermes_state.chats import KEY_COLUMNS
 from hermes_state.search.query import parse_query
+from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.sql import select
-from hermes_state.values import ChatId, LineageId, MessageId, MessageRole, Millis, Origin, SessionId
+from hermes_state.values import ChatId, ChatKey, LineageId, MessageId, MessageRole, Millis, Origin, SessionId
 
 RANKED_HITS = 1_000
 """Newest matches that are ranked: ranking every match of a common word takes a second per million rows."""
@@ -26,7 +28,12 @@ SHOWN_PIECES = 4
 
 Order: TypeAlias = Literal["best", "newest"]
 
-_BEST = """
+_COLUMNS = f"""m.id AS message_id, m.session_id, s.key AS session_key, m.lineage_id,
+{LINEAGE_KEY} AS lineage_key, m.chat_id, {KEY_COLUMNS.format("c", "chat")}, m.role, m.origin, m.sender_name,
+m.created_at, m.text"""
+_NAMES = "JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id"
+
+_BEST = f"""
 WITH hit AS MATERIALIZED (
   SELECT rowid AS id, bm25(messages_fts, 1.0, 0.0) AS rank FROM messages_fts WHERE messages_fts MATCH :match
   ORDER BY rowid DESC LIMIT :ranked),
@@ -34,31 +41,34 @@ best AS (
   SELECT id, rank FROM hit
   WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since
   ORDER BY rank, id DESC LIMIT :limit)
-SELECT m.id AS message_id, m.session_id, m.lineage_id, m.chat_id, m.role, m.origin, m.created_at, m.text,
-  -best.rank AS score
-FROM best JOIN messages m ON m.id = best.id ORDER BY best.rank, m.id DESC
+SELECT {_COLUMNS}, -best.rank AS score
+FROM best JOIN messages m ON m.id = best.id {_NAMES} ORDER BY best.rank, m.id DESC
 """
 """The best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)"""
 
-_NEWEST = """
+_NEWEST = f"""
 WITH hit AS MATERIALIZED (
   SELECT rowid AS id FROM messages_fts WHERE messages_fts MATCH :match ORDER BY rowid DESC LIMIT :limit)
-SELECT m.id AS message_id, m.session_id, m.lineage_id, m.chat_id, m.role, m.origin, m.created_at, m.text,
-  0.0 AS score
-FROM hit JOIN messages m ON m.id = hit.id WHERE :since IS NULL OR m.created_at >= :since ORDER BY m.id DESC
+SELECT {_COLUMNS}, 0.0 AS score
+FROM hit JOIN messages m ON m.id = hit.id {_NAMES} WHERE :since IS NULL OR m.created_at >= :since ORDER BY m.id DESC
 """
 """The newest matches; ids grow with time, so that the limit may come before `since`."""
 
 
-class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """A row that matches. `score` is higher for a better match and 0 when ordered by time."""
+class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that matches. `score` is higher for a better match and 0 when ordered by time."""
 
     message_id: MessageId
     session_id: SessionId
+    session_key: str
     lineage_id: LineageId
+    lineage_key: str
+    """Key of the conversation's first session."""
     chat_id: ChatId
+    chat: ChatKey
     role: MessageRole
     origin: Origin
+    sender_name: str | None
     created_at: Millis
     text: str
     score: float
@@ -76,7 +86,7 @@ def search(
     since: Millis | None = None,
     order: Order = "best",
     limit: int = 20,
-) -> list[Hit]:
+) -> list[FoundMessage]:
     """The rows that match `query`, any text a person may type; an empty list when it asks for nothing.
 
     `chat_id`, `lineage_id` and `role` narrow the search inside the index, which makes it faster. Run it with a time
@@ -92,7 +102,7 @@ def search(
     ]
     match = " AND ".join([f"text:({parsed.expression})", *scope])
     parameters = {"match": match, "ranked": RANKED_HITS, "since": since, "limit": limit}
-    hits = select(db, Hit, _BEST if order == "best" else _NEWEST, parameters)
+    hits = select(db, FoundMessage, _BEST if order == "best" else _NEWEST, parameters)
     pattern = _pattern(parsed.wanted)
     return [msgspec.structs.replace(hit, snippet=_snippet(hit.text, pattern)) for hit in hits]
 

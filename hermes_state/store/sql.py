@@ -99,8 +99,8 @@ def _mapper(cls: Any, columns: tuple[str, ...]) -> Callable[..., Any]:
                 values[name] = convert(value)
         for name, part, make_part in parts:
             inner = [values.pop(column) for column in part]
-            values[name] = make_part(inner) if any(value is not None for value in inner) else None
-        return cls(**values, **given) if given else cls(**values)
+            values[name] = make_part(inner) if inner.count(None) < len(inner) else None
+        return cls(**values, **given)
 
     return make
 

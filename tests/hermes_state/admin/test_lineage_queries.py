@@ -13,11 +13,11 @@ from hermes_state.admin.lineage_queries import (
     load_chat_sessions,
     load_lineage,
     load_link,
-    search_everywhere,
 )
 from hermes_state.chats import ensure_chat, find_chats_named
 from hermes_state.compressions import SplitPlan, plan_undo, split, undo_compression
 from hermes_state.errors import LookupFailed, LookupReason
+from hermes_state.search.full_text import search
 from hermes_state.sessions import load_session, load_tip, reset
 from hermes_state.transcripts import NewMessage, load_messages, load_view
 from hermes_state.values import (
@@ -177,8 +177,8 @@ def test_a_hit_names_the_session_in_which_it_was_said(db: sqlite3.Connection) ->
     compress(db, lineage)
     tip = load_session(db, undo(db, lineage))
     talk(db, tip.chat_id, "the blue door")
-    found = search_everywhere(db, "door", role=MessageRole.USER, order="newest")
-    assert [(one.hit.text, one.session_key, one.lineage_key) for one in found] == [
+    found = search(db, "door", role=MessageRole.USER, order="newest")
+    assert [(one.text, one.session_key, one.lineage_key) for one in found] == [
         ("the blue door", tip.key, root.key),
         ("the red door", root.key, root.key),
     ]

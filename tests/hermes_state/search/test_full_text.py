@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_state.chats import ensure_chat
-from hermes_state.search.full_text import RANKED_HITS, SNIPPET_CHARACTERS, Hit, search
+from hermes_state.search.full_text import RANKED_HITS, SNIPPET_CHARACTERS, FoundMessage, search
 from hermes_state.search.query import parse_query
 from hermes_state.sessions import Session, ensure_active
 from hermes_state.store.connections import register_functions
@@ -31,7 +31,7 @@ def say(
     return append(db, session.id, NewMessage(role=role, origin=origin, text=text), Millis(at))
 
 
-def texts(hits: list[Hit]) -> list[str]:
+def texts(hits: list[FoundMessage]) -> list[str]:
     return [hit.text for hit in hits]
 
 
@@ -39,13 +39,17 @@ async def test_a_hit_tells_where_it_was_said(store: Store) -> None:
     session = await store.write(start, "a")
     message_id = await store.write(say, session, "the red door", at=7, role=MessageRole.ASSISTANT)
     (hit,) = await store.read(search, "door")
-    assert hit == Hit(
+    assert hit == FoundMessage(
         message_id=message_id,
         session_id=session.id,
+        session_key=session.key,
         lineage_id=session.lineage_id,
+        lineage_key=session.key,
         chat_id=session.chat_id,
+        chat=ChatKey(platform="local", account="local", chat_ref="a"),
         role=MessageRole.ASSISTANT,
         origin=Origin.ASSISTANT,
+        sender_name=None,
         created_at=Millis(7),
         text="the red door",
         snippet="the red door",
