@@ -27,7 +27,7 @@ from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
-from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
+from hermes_state.journal import ModelAnswer, RunningTurn, ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
@@ -181,7 +181,7 @@ class Agent:
 
     async def _keep_calls(self, turn: RunningTurn, model: ModelHandle, done: CompletedCall) -> Message:
         """Store a reply that calls tools. Raises `TurnClosed` when the turn was stopped; then only its cost is kept."""
-        step = ModelStep(
+        step = ModelAnswer(
             text=done.reply.text,
             calls=done.reply.calls,
             call=done.call,

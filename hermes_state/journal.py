@@ -11,7 +11,7 @@ A turn belongs to a lineage and may cross a split: rows go to whatever session i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from sqlite3 import Connection
 
@@ -62,8 +62,7 @@ class InboxMoved(StateError):
     """A row that the turn was to start with is not waiting any more: it was withdrawn or dropped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningTurn:
+class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that has not ended."""
 
     id: TurnId
@@ -99,24 +98,15 @@ class PreparedContent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStep:
-    """A model answer that calls tools."""
+class ModelAnswer:
+    """An answer of the model: it calls tools, or ends the turn."""
 
     text: str
-    calls: tuple[ToolCall, ...]
     call: ModelCallRecord
     reported_prompt_tokens: int | None
+    calls: tuple[ToolCall, ...] = ()
     reasoning: Reasoning | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinalAnswer:
-    """The answer that ends a turn."""
-
-    text: str
-    call: ModelCallRecord
-    reported_prompt_tokens: int | None
-    markdown: str = field(default="")
+    markdown: str = ""
     """Text for the chat where it differs from `text` (a notice below it); empty: the same."""
 
 
@@ -209,7 +199,7 @@ def _bind(
 def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody) -> NewMessage:
     quote = row.payload.quote
     if quote is not None and not _is_newest_answer(db, row.chat_id, quote):
-        body = MessageBody(documents=body.documents, images=body.images, notes=body.notes, quote=quote)
+        body = msgspec.structs.replace(body, quote=quote)
     if row.payload.transcripts:
         body = msgspec.structs.replace(body, notes=(*body.notes, TRANSCRIBED_NOTE))
     return NewMessage(
@@ -251,25 +241,23 @@ ON CONFLICT (call_message_id, tool_call_id) DO UPDATE SET state = excluded.state
 """
 
 
-def append_calls(db: Connection, turn_id: TurnId, step: ModelStep, now: Millis) -> Message:
+def append_calls(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Millis) -> Message:
     """Store a model answer that calls tools, with its place in the ledger. Raises `TurnClosed`."""
-    turn = _require_running(db, turn_id)
-    message = _append_answer(db, turn, step.text or None, MessageBody(calls=step.calls, reasoning=step.reasoning), now)
-    _record_call(db, turn, message, step, now)
+    return _append_answer(db, _require_running(db, turn_id), answer, answer.text or None, now)
+
+
+def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text: str | None, now: Millis) -> Message:
+    message = _append_text(db, turn, text, MessageBody(calls=answer.calls, reasoning=answer.reasoning), now)
+    reported, model = answer.reported_prompt_tokens, answer.call.model
+    ledger.note_report(db, message.session_id, reported, message.seq - 1, model)
+    ledger.record(db, turn.id, turn.lineage_id, answer.call, now)
     return message
 
 
-def _append_answer(db: Connection, turn: RunningTurn, text: str | None, body: MessageBody, now: Millis) -> Message:
+def _append_text(db: Connection, turn: RunningTurn, text: str | None, body: MessageBody, now: Millis) -> Message:
     session_id = load_tip(db, turn.lineage_id).id
     row = NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=text, body=body, turn_id=turn.id)
     return load_message(db, append(db, session_id, row, now))
-
-
-def _record_call(
-    db: Connection, turn: RunningTurn, message: Message, step: ModelStep | FinalAnswer, now: Millis
-) -> None:
-    ledger.note_report(db, message.session_id, step.reported_prompt_tokens, message.seq - 1, step.call.model)
-    ledger.record(db, turn.id, turn.lineage_id, step.call, now)
 
 
 def start_tools(
@@ -312,11 +300,10 @@ def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
 # ---- ending -----------------------------------------------------------------------------------------------------
 
 
-def finish_turn(db: Connection, turn_id: TurnId, answer: FinalAnswer, now: Millis) -> MessageId:
+def finish_turn(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Millis) -> MessageId:
     """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnClosed`."""
     turn = _require_running(db, turn_id)
-    message = _append_answer(db, turn, answer.text, EMPTY_BODY, now)
-    _record_call(db, turn, message, answer, now)
+    message = _append_answer(db, turn, answer, answer.text, now)
     _enqueue_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message.id, now)
     _close(db, turn, TurnState.FINISHED, None, now)
     return message.id
@@ -335,7 +322,7 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
     _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
     text = partial_text.strip()
     if text and text != _newest_text(db, turn_id):
-        message = _append_answer(db, turn, text, MessageBody(was_interrupted=True), now)
+        message = _append_text(db, turn, text, MessageBody(was_interrupted=True), now)
         _enqueue_reply(db, turn, OutboxKind.FINAL, f"{text} …", message.id, now)
     elif turn.preview_ref is not None:
         _enqueue_reply(db, turn, OutboxKind.STATUS, notice, None, now)

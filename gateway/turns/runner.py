@@ -27,7 +27,7 @@ from gateway.turns.titles import TitleWriter
 from hermes_state import journal, outbox, sessions
 from hermes_state.aio import own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
-from hermes_state.journal import FinalAnswer, RunningTurn, TurnClosed
+from hermes_state.journal import ModelAnswer, RunningTurn, TurnClosed
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Clock, Millis, TurnId
@@ -159,13 +159,13 @@ class TurnRunner:
         self.delivery.wake(turn.chat_id)
         return model.route
 
-    def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> FinalAnswer:
+    def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> ModelAnswer:
         """The answer as it is stored; what the chat is shown may have notices below it, the model never sees those."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
         before = self.live.fallbacks.note(turn.lineage_id, done.chosen, done.by)
         notices = [line for line in (change_notice(done, before), pressure) if line]
-        return FinalAnswer(
+        return ModelAnswer(
             text=answer.text,
             call=answer.call,
             reported_prompt_tokens=answer.reported_prompt_tokens,
@@ -177,7 +177,7 @@ class TurnRunner:
 
 
 def _finish_turn(
-    db: Connection, turn_id: TurnId, final: FinalAnswer, pressure: PressureEvent | None, now: Millis
+    db: Connection, turn_id: TurnId, final: ModelAnswer, pressure: PressureEvent | None, now: Millis
 ) -> None:
     """The end of a turn, with what its people know from then on."""
     journal.finish_turn(db, turn_id, final, now)

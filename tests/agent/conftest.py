@@ -12,7 +12,7 @@ from agent.tools.registry import ToolRegistry
 from agent.turn import Answer
 from hermes_state import chats, inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
-from hermes_state.journal import FinalAnswer, RunningTurn
+from hermes_state.journal import ModelAnswer, RunningTurn
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_messages, load_view
 from hermes_state.values import (
@@ -95,7 +95,7 @@ class Chat:
         return await self.store.write(journal.start_turn, await self.id(), ids, {}, self.clock.now())
 
     async def finish(self, turn: RunningTurn, answer: Answer) -> None:
-        final = FinalAnswer(text=answer.text, call=answer.call, reported_prompt_tokens=answer.reported_prompt_tokens)
+        final = ModelAnswer(text=answer.text, call=answer.call, reported_prompt_tokens=answer.reported_prompt_tokens)
         await self.store.write(journal.finish_turn, turn.id, final, self.clock.now())
 
     async def said(self, turn: RunningTurn) -> Transcript:

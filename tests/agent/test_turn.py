@@ -14,7 +14,7 @@ from agent.turn import CUT_OFF, OUTCOME_UNKNOWN
 from hermes_state import journal
 from hermes_state.errors import ContextOverflow, ReplyMalformed, StoreUnavailable, ToolError
 from hermes_state.inbox import InboxMode
-from hermes_state.journal import ModelStep, RunningTurn, ToolResult, ToolRunState, TurnClosed, load_tool_runs
+from hermes_state.journal import ModelAnswer, RunningTurn, ToolResult, ToolRunState, TurnClosed, load_tool_runs
 from hermes_state.transcripts import load_view
 from hermes_state.values import Message, MessageRole, ModelCallRecord, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, Sink, settings
@@ -302,7 +302,7 @@ RECORD = ModelCallRecord(purpose="turn", route="r", model="m", outcome="ok", usa
 async def _asked(chat: Chat, *calls: ToolCall) -> tuple[RunningTurn, Message]:
     """A turn in which the model has asked for `calls`, or else for `CALLS`."""
     turn = await chat.start("go")
-    step = ModelStep(text="", calls=calls or CALLS, call=RECORD, reported_prompt_tokens=None)
+    step = ModelAnswer(text="", calls=calls or CALLS, call=RECORD, reported_prompt_tokens=None)
     return turn, await chat.store.write(journal.append_calls, turn.id, step, chat.clock.now())
 
 

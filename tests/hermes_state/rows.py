@@ -9,7 +9,7 @@ from pathlib import Path
 from hermes_state import inbox, journal
 from hermes_state.chats import ensure_chat
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
-from hermes_state.journal import FinalAnswer, ModelStep, RunningTurn, ToolResult, ToolRunState
+from hermes_state.journal import ModelAnswer, RunningTurn, ToolResult, ToolRunState
 from hermes_state.store.connections import register_functions
 from hermes_state.store.migrate import migrate
 from hermes_state.transcripts import load_view
@@ -104,7 +104,7 @@ def start(db: sqlite3.Connection, chat_id: ChatId, *texts: str, sender: UserRef 
 
 def finish(db: sqlite3.Connection, turn: RunningTurn, text: str, *, at: int = START, tokens: int = 100) -> MessageId:
     """End a turn with an answer."""
-    answer = FinalAnswer(text=text, call=CALL, reported_prompt_tokens=tokens)
+    answer = ModelAnswer(text=text, call=CALL, reported_prompt_tokens=tokens)
     return journal.finish_turn(db, turn.id, answer, Millis(at))
 
 
@@ -118,7 +118,7 @@ def exchange(db: sqlite3.Connection, chat_id: ChatId, question: str, answer: str
 def call_tools(db: sqlite3.Connection, turn: RunningTurn, *ids: str, text: str = "") -> Message:
     """The model answers with one call per id; none is begun."""
     calls = tuple(ToolCall(id=one, name="look", arguments="{}") for one in ids)
-    step = ModelStep(text=text, calls=calls, call=CALL, reported_prompt_tokens=50)
+    step = ModelAnswer(text=text, calls=calls, call=CALL, reported_prompt_tokens=50)
     return journal.append_calls(db, turn.id, step, START)
 
 

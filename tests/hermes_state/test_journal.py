@@ -6,8 +6,8 @@ import pytest
 from hermes_state import inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import (
-    FinalAnswer,
     InboxMoved,
+    ModelAnswer,
     PreparedContent,
     ToolResult,
     ToolRunState,
@@ -216,7 +216,7 @@ def test_an_answer_without_a_report_keeps_the_last_one(db: sqlite3.Connection) -
     chat = make_chat(db)
     exchange(db, chat, "q", "a")
     turn = start(db, chat, "q2")
-    journal.finish_turn(db, turn.id, FinalAnswer(text="a2", call=CALL, reported_prompt_tokens=None), START)
+    journal.finish_turn(db, turn.id, ModelAnswer(text="a2", call=CALL, reported_prompt_tokens=None), START)
     session = load_tip(db, turn.lineage_id)
     assert (session.reported_prompt_tokens, session.reported_at_seq) == (100, 1)
 

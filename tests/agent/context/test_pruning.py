@@ -7,7 +7,7 @@ import pytest
 
 from agent.context.pruning import MAX_DEPTH, PrunedTranscript, PruneStyle, prune
 from hermes_state import journal
-from hermes_state.journal import ModelStep, ToolResult, ToolRunState
+from hermes_state.journal import ModelAnswer, ToolResult, ToolRunState
 from hermes_state.redaction import Redactor
 from hermes_state.values import CanonicalUsage, Message, MessageBody, MessageRole, ModelCallRecord, ToolCall
 from tests.agent.conftest import Chat
@@ -207,7 +207,7 @@ async def test_the_id_in_a_stub_opens_the_whole_result(chat: Chat) -> None:
     used = ModelCallRecord(
         purpose="turn", route="r", model="m", outcome="ok", usage=CanonicalUsage(input=1, output=1), took_ms=1
     )
-    step = ModelStep(text="", calls=(asked_for,), call=used, reported_prompt_tokens=None)
+    step = ModelAnswer(text="", calls=(asked_for,), call=used, reported_prompt_tokens=None)
     asking = await chat.store.write(journal.append_calls, turn.id, step, chat.clock.now())
     await chat.store.write(journal.start_tools, turn.id, asking.id, [asked_for], chat.clock.now())
     original = "".join(f"{number}: 见 {passage}\n" for number, passage in enumerate(PASSAGES * 20))

@@ -97,7 +97,7 @@ class Turn:
 
     async def call_tool(self, text: str) -> MessageId:
         call = ToolCall(id="c1", name="history_search", arguments='{"query": "plan"}')
-        step = journal.ModelStep(text=text, calls=(call,), call=CALL, reported_prompt_tokens=None)
+        step = journal.ModelAnswer(text=text, calls=(call,), call=CALL, reported_prompt_tokens=None)
         message = await self.local.store.write(journal.append_calls, self.id, step, self.local.clock.now())
         return message.id
 
@@ -108,7 +108,7 @@ class Turn:
         await self.local.store.write(journal.finish_tool, self.id, result, self.local.clock.now())
 
     async def finish(self, text: str) -> None:
-        answer = journal.FinalAnswer(text=text, call=CALL, reported_prompt_tokens=None)
+        answer = journal.ModelAnswer(text=text, call=CALL, reported_prompt_tokens=None)
         await self.local.store.write(journal.finish_turn, self.id, answer, self.local.clock.now())
 
     async def deliver(self, *, is_noted: bool = True) -> None:
