@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, tzinfo
 from typing import Any, Protocol
 
+import msgspec
 import structlog
 
 from agent.context.commit import PendingCompressions
@@ -211,7 +212,7 @@ class Agent:
         stored = await self._store.write(
             sessions.set_system_prompt, view.session.id, self.prompts.system_for(conversation)
         )
-        return replace(view, session=replace(view.session, system_prompt=stored))
+        return replace(view, session=msgspec.structs.replace(view.session, system_prompt=stored))
 
     async def _after_tools(self, turn: RunningTurn, conversation: ConversationRef) -> View:
         """The view for the next model call: with the results, and with what people said meanwhile."""

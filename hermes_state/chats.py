@@ -1,8 +1,10 @@
 """Chats: where people talk, which session each one is in, and its history through all its sessions."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from sqlite3 import Connection
+
+import msgspec
 
 from hermes_state.store.sql import select, select_one
 from hermes_state.values import (
@@ -20,8 +22,7 @@ from hermes_state.values import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
+class Chat(msgspec.Struct, frozen=True, kw_only=True):
     """One `chats` row."""
 
     id: ChatId
@@ -141,8 +142,7 @@ def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
 # ---- history ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryRow:
+class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     """One original message of a chat, with what became of it."""
 
     id: MessageId

@@ -6,7 +6,6 @@ key stays for 30 days so that a redelivered event starts nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from sqlite3 import Connection
 
@@ -62,8 +61,7 @@ class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ticket: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewInboxRow:
+class NewInboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """An accepted event, about to be stored."""
 
     platform: str
@@ -80,21 +78,11 @@ class NewInboxRow:
     sent_at: Millis
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InboxRow:
+class InboxRow(NewInboxRow, frozen=True, kw_only=True):
     """One unsettled row."""
 
     id: InboxId
-    chat_id: ChatId
-    kind: InboxKind
-    mode: InboxMode
     state: InboxState
-    sender_ref: UserRef
-    sender_name: str
-    message_ref: str
-    payload: InboxPayload
-    expects_more: bool
-    sent_at: Millis
     received_at: Millis
 
 
@@ -108,13 +96,14 @@ The first half repeats the condition of the index of open rows: without it SQLit
 and reads every row that the chat has had for a month.
 """
 
-_COLUMNS = """id, chat_id, kind, mode, state, sender_ref, sender_name, message_ref, payload, expects_more, sent_at,
-received_at"""
+_EVENT = """platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name, message_ref, payload,
+expects_more, sent_at, received_at"""
+_COLUMNS = f"id, state, {_EVENT}"
 # Purpose: an accepted event, unless it was stored before.
-_INSERT = """
-INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name, message_ref, payload,
-  expects_more, sent_at, received_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+_INSERT = f"""
+INSERT INTO inbox ({_EVENT})
+VALUES (:platform, :account, :event_ref, :chat_id, :kind, :mode, :sender_ref, :sender_name, :message_ref, :payload,
+  :expects_more, :sent_at, :received_at)
 ON CONFLICT (platform, account, event_ref) DO NOTHING
 """
 
@@ -127,14 +116,8 @@ def find_new(db: Connection, platform: str, account: str, event_ref: str) -> Inb
 
 def insert(db: Connection, row: NewInboxRow, now: Millis) -> InboxId | None:
     """Store an event; None when it was stored before."""
-    cursor = db.execute(
-        _INSERT,
-        (
-            *(row.platform, row.account, row.event_ref, row.chat_id, row.kind, row.mode),
-            *(row.sender_ref, row.sender_name, row.message_ref, _encode(row.payload).decode()),
-            *(int(row.expects_more), row.sent_at, now),
-        ),
-    )
+    values = msgspec.structs.asdict(row) | {"payload": _encode(row.payload).decode(), "received_at": now}
+    cursor = db.execute(_INSERT, values)
     return InboxId(cursor.lastrowid) if cursor.rowcount == 1 and cursor.lastrowid is not None else None
 
 
@@ -215,8 +198,7 @@ def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
 # ---- edits and deletions ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditedMessage:
+class EditedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message that an edit is about, as we know it."""
 
     inbox_id: InboxId
@@ -242,7 +224,6 @@ SELECT i.id AS inbox_id, i.state, i.kind, i.sender_ref, m.lineage_id, coalesce(m
 FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
 WHERE i.chat_id = ? AND i.message_ref = ? AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1
 """
-
 # Purpose: what was last told, or waits to be told, about an edit of a platform message.
 _FIND_NOTICE = f"""
 SELECT i.id, i.state, coalesce(m.text, {_PAYLOAD_TEXT}) FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
@@ -258,7 +239,7 @@ def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMess
         return found
     notice_id, state, text = notice
     waiting_notice = InboxId(notice_id) if state == InboxState.NEW else None
-    return replace(found, text=text.removeprefix(EDIT_PREFIX), waiting_notice=waiting_notice)
+    return msgspec.structs.replace(found, text=text.removeprefix(EDIT_PREFIX), waiting_notice=waiting_notice)
 
 
 def replace_text(db: Connection, inbox_id: InboxId, text: str) -> bool:

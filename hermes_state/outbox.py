@@ -55,8 +55,7 @@ class Reply:
     buttons: tuple[Button, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxRow:
+class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """One unsettled row."""
 
     id: OutboxId

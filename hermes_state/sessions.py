@@ -6,16 +6,16 @@ look-up however long the chain is. A reset ends a session and starts another lin
 """
 
 import secrets
-from dataclasses import dataclass
 from sqlite3 import Connection
+
+import msgspec
 
 from hermes_state.errors import LineageMoved, LookupFailed, LookupReason, SessionNotFound
 from hermes_state.store.sql import insert_row, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class Session(msgspec.Struct, frozen=True, kw_only=True):
     """One `sessions` row, without its totals."""
 
     id: SessionId
@@ -48,8 +48,7 @@ class Session:
         return self.key[:SHORT_KEY_LENGTH]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """One lineage as people see it."""
 
     tip: Session

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from sqlite3 import Connection
 
+import msgspec
 import structlog
 
 from agent.context.commit import PendingCompressions, UndoPreview, log_outcome, record_verdict, settle, settle_undo
@@ -246,7 +247,7 @@ class ContextController:
         plan = await self._store.read(plan_undo, conversation.lineage_id)
         if plan is None:
             return None
-        whole = View(session=replace(plan.tip, reported_prompt_tokens=None), transcript=plan.transcript)
+        whole = View(session=msgspec.structs.replace(plan.tip, reported_prompt_tokens=None), transcript=plan.transcript)
         prompt = await self._measure.measure(conversation, model, whole)
         return UndoPreview(plan=plan, tokens=prompt.estimated, limits=prompt.limits)
 
@@ -406,7 +407,8 @@ class ContextController:
         if state is not stored:
             form = stored_form(state)
             await self._store.write(sessions.set_context_state, session.id, form)
-            prompt = replace(prompt, view=replace(prompt.view, session=replace(session, context_state=form)))
+            session = msgspec.structs.replace(session, context_state=form)
+            prompt = replace(prompt, view=replace(prompt.view, session=session))
         if state.is_blocked or state.held_at:
             why = "ineffective" if state.is_blocked else "held_after_undo"
             log.info("compression.held_back", layer=layer, why=why, tokens=prompt.estimated)

@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from agent.context.engine import Engine
 from agent.context.estimate import Estimator, Size
 from agent.context.limits import Limits
@@ -97,7 +99,7 @@ class PromptMeasure:
         """A view that is known."""
         await model.profile.load()
         if view.session.model not in (None, model.profile.model):  # another model's count says nothing here
-            view = replace(view, session=replace(view.session, reported_prompt_tokens=None))
+            view = replace(view, session=msgspec.structs.replace(view.session, reported_prompt_tokens=None))
         limits, estimator = model.limits, model.profile.estimator
         request = await self._prompts.request_for(
             conversation,

@@ -1,7 +1,6 @@
 """`hermes-gateway status | url`: state of the daemon, or of its database at rest; address of the web chat."""
 
-from dataclasses import asdict
-
+import msgspec
 import typer
 
 from gateway.cli.output import Json, print_json, print_tree
@@ -23,7 +22,7 @@ def status(as_json: Json = False) -> None:
         answer = {"running": False, "home": str(state.home)}
         with open_resting(state.database) as db:  # refuses when somebody holds it and does not answer
             if db is not None:
-                answer["database"] = asdict(load_overview(db))
+                answer["database"] = msgspec.structs.asdict(load_overview(db))
     if as_json:
         print_json(answer)
     else:

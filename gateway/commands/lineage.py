@@ -13,7 +13,6 @@ from gateway.config.fields import secrets_of
 from gateway.operator.lookups import Redact, SearchLookup, find_place, redacted_texts
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import (
-    CompressionInfo,
     LookupResult,
     SessionLink,
     load_around,
@@ -67,15 +66,15 @@ def _link_line(link: SessionLink) -> str:
 
 def _begun(link: SessionLink) -> str:
     at = format_time(link.started_at)
-    if link.made_by is not None:
-        return f"{at} {_made_by(link.made_by)}"
+    if link.layer is not None:
+        return f"{at} by {link.layer.replace('_', '-')} compression{_compression_details(link)}"
     if link.undone_key is not None:
         return f"{at} by an undo of the compression that made `{short_key(link.undone_key)}`"
     return at
 
 
-def _made_by(made: CompressionInfo) -> str:
-    """`by hygiene (95,000 → 40,000 tokens, summary by gpt-5-mini, focus “schema”, undone since)`."""
+def _compression_details(made: SessionLink) -> str:
+    """` (95,000 → 40,000 tokens, summary by gpt-5-mini, focus “schema”, undone since)`, empty if nothing is known."""
     details = []
     if made.tokens_before is not None and made.tokens_after is not None:
         details.append(f"{made.tokens_before:,} → {made.tokens_after:,} tokens")
@@ -87,8 +86,7 @@ def _made_by(made: CompressionInfo) -> str:
         details.append(f"focus “{shortened(made.focus)}”")
     if made.was_undone:
         details.append("undone since")
-    layer = made.layer.replace("_", "-")
-    return f"by {layer} compression" + (f" ({', '.join(details)})" if details else "")
+    return f" ({', '.join(details)})" if details else ""
 
 
 def _ended(link: SessionLink) -> str:

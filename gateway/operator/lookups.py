@@ -70,7 +70,6 @@ class LineageLookup(_LookupBase, frozen=True, kw_only=True):
             links = load_lineage(db, place.session.lineage_id, limit)
         else:
             links = load_chat_sessions(db, place.chat_id if place is not None else None, limit)
-        made_by = ("layer", "tokens_before", "tokens_after", "focus", "summary_kind", "model")
         return [
             {
                 "session": link.key,
@@ -83,7 +82,12 @@ class LineageLookup(_LookupBase, frozen=True, kw_only=True):
                 "ended_at": link.ended_at,
                 "end_reason": link.end_reason,
                 "messages": link.message_count,
-                **{name: getattr(link.made_by, name, None) for name in made_by},  # no compression: a root, or an undo's
+                "layer": link.layer,
+                "tokens_before": link.tokens_before,
+                "tokens_after": link.tokens_after,
+                "focus": link.focus,
+                "summary_kind": link.summary_kind,
+                "model": link.model,
             }
             for link in links
         ]

@@ -4,7 +4,7 @@ The reports are what `--json` prints. Money is in US dollars, None where it is n
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date, timedelta
 from sqlite3 import Connection
 from typing import Any, TypeAlias
@@ -150,7 +150,7 @@ def _chat_name(db: Connection, place: LookupResult | None) -> str | None:
 
 def spent_row(spent: CallTotals) -> Report:
     """Row of `--json`. `cost_usd` is None where nothing is known, else `unpriced_calls` come on top of it."""
-    row = asdict(spent)
+    row = msgspec.structs.asdict(spent)
     cost = row.pop("cost")
     derived = {name: getattr(spent, name) for name in ("prompt_tokens", "total_tokens", "cache_percent")}
     return {"cost_usd": cost / MICROS if knows_cost(spent) else None, **row, **derived}

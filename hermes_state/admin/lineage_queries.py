@@ -6,6 +6,8 @@ A caller for somebody who may not see everything passes `within`, the one chat t
 from dataclasses import dataclass
 from sqlite3 import Connection
 
+import msgspec
+
 from hermes_state.chats import KEY_COLUMNS, find_chats_named
 from hermes_state.errors import LookupFailed, LookupReason
 from hermes_state.sessions import LINEAGE_KEY, MIN_KEY_PREFIX, SHORT_KEY_LENGTH, Session, find_sessions, load_session
@@ -29,23 +31,8 @@ MAX_NAME_CHARACTERS = 200
 MAX_CANDIDATES = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionInfo:
-    """The compression that made a session."""
-
-    layer: str
-    tokens_before: int | None
-    tokens_after: int | None
-    focus: str | None
-    summary_kind: str | None
-    """`model` or `deterministic`."""
-    model: str | None
-    was_undone: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLink:
-    """One session in its chain."""
+class SessionLink(msgspec.Struct, frozen=True, kw_only=True):
+    """One session in its chain, and the compression that made it."""
 
     session_id: SessionId
     key: str
@@ -60,8 +47,15 @@ class SessionLink:
     end_reason: EndReason | None
     message_count: int
     """Messages of the session itself."""
-    made_by: CompressionInfo | None
-    """None for the first session of a chain, and for one that an undo made."""
+    layer: str | None
+    """Layer of the compression; None for the first session of a chain, and for one that an undo made."""
+    tokens_before: int | None
+    tokens_after: int | None
+    focus: str | None
+    summary_kind: str | None
+    """`model` or `deterministic`."""
+    model: str | None
+    was_undone: bool
     undone_key: str | None
     """For a session that an undo made: the one that the compression had made which was taken back."""
 
@@ -141,9 +135,7 @@ SELECT s.id AS session_id, s.key, p.key AS parent_key,
   CASE WHEN s.depth > 0 AND k.id IS NULL THEN
     (SELECT u.key FROM compressions x JOIN sessions u ON u.id = x.child_id
      WHERE u.lineage_id = s.lineage_id AND x.undone_by = s.id) END AS undone_key,
-  k.layer AS "made_by.layer", k.tokens_before AS "made_by.tokens_before", k.tokens_after AS "made_by.tokens_after",
-  k.focus AS "made_by.focus", k.summary_kind AS "made_by.summary_kind", k.model AS "made_by.model",
-  CASE WHEN k.id IS NOT NULL THEN k.undone_by IS NOT NULL END AS "made_by.was_undone"
+  k.layer, k.tokens_before, k.tokens_after, k.focus, k.summary_kind, k.model, k.undone_by IS NOT NULL AS was_undone
 FROM sessions s JOIN chats c ON c.id = s.chat_id
 LEFT JOIN sessions p ON p.id = s.parent_session_id
 LEFT JOIN compressions k ON k.child_id = s.id

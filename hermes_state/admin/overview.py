@@ -4,9 +4,10 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
+
+import msgspec
 
 from hermes_state.errors import LockUnavailable
 from hermes_state.store.connections import check_ours, register_functions, unavailable
@@ -14,8 +15,7 @@ from hermes_state.store.lock import holder, is_free
 from hermes_state.store.sql import scalar, select_one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseStatus:
+class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of what is stored."""
 
     schema: int

@@ -2,9 +2,10 @@
 
 import hashlib
 import secrets
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from sqlite3 import Connection
+
+import msgspec
 
 from hermes_state.errors import PairingNotFound
 from hermes_state.store.sql import scalars, select, select_one
@@ -30,8 +31,7 @@ MIN_CODE_AGE_MS = 300_000
 """Age, in milliseconds, before which a code gives way to nobody's: time enough to have it approved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairing:
+class Pairing(msgspec.Struct, frozen=True, kw_only=True):
     """A person who asked for access."""
 
     user_ref: UserRef
@@ -102,7 +102,7 @@ def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Mil
         "UPDATE pairings SET state = 'approved', role = ?, decided_by = ?, decided_at = ? WHERE code_hash = ?",
         (role, decided_by, now, hash_code(code)),
     )
-    return replace(pairing, state=PairingState.APPROVED, role=role, decided_by=decided_by)
+    return msgspec.structs.replace(pairing, state=PairingState.APPROVED, role=role, decided_by=decided_by)
 
 
 def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> Pairing:
@@ -116,7 +116,7 @@ def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> P
         WHERE user_ref = ? AND state <> 'revoked'""",
         (decided_by, now, user_ref),
     )
-    return replace(pairing, state=PairingState.REVOKED, decided_by=decided_by)
+    return msgspec.structs.replace(pairing, state=PairingState.REVOKED, decided_by=decided_by)
 
 
 def list_pairings(db: Connection, now: Millis) -> list[Pairing]:

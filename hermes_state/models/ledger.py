@@ -3,8 +3,9 @@
 Money is in millionths of a US dollar. A call whose price is not known counts among `unpriced`, never as free.
 """
 
-from dataclasses import dataclass, fields
 from sqlite3 import Connection
+
+import msgspec
 
 from hermes_state.sessions import load_tip
 from hermes_state.store.sql import scalar, select, select_one
@@ -83,8 +84,7 @@ def note_report(
 NO_MONEY = MicroUsd(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTotals:
+class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over model calls. Its names are also those of `usage --json`."""
 
     cost: MicroUsd = NO_MONEY
@@ -116,8 +116,8 @@ class CallTotals:
         return self.cache_read_tokens * 100 // self.prompt_tokens if self.prompt_tokens else 0
 
     def __add__(self, other: "CallTotals") -> "CallTotals":
-        names = [one.name for one in fields(CallTotals)]
-        return CallTotals(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        sums = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
+        return CallTotals(**sums)
 
 
 NO_CALLS = CallTotals()
@@ -181,8 +181,7 @@ def cost_after(db: Connection, since: Millis, call_id: int) -> tuple[MicroUsd, i
 # ---- insights ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRow:
+class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one quarter of an hour, chat, model and purpose."""
 
     at: Millis

@@ -26,6 +26,9 @@ def row(
     number = next(_ids)
     return InboxRow(
         id=InboxId(number),
+        platform="t",
+        account="t",
+        event_ref=str(number),
         chat_id=ChatId(1),
         kind=kind,
         mode=mode,
@@ -45,7 +48,7 @@ NOTICE = {"kind": InboxKind.NOTICE}
 
 
 def claimed(rows: list[InboxRow], now: int = LATER, merge: int = MERGE, paste: int = PASTE) -> list[int]:
-    """The places in `rows` that become a turn."""
+    """The indexes in `rows` of what becomes a turn."""
     work = next_work(rows, merge_ms=merge, paste_ms=paste, now=Millis(now))
     assert isinstance(work, Claim)
     return [rows.index(one) for one in work.rows]

@@ -72,15 +72,13 @@ def test_a_chain_is_told_oldest_first_with_what_made_each_session(db: sqlite3.Co
     compress(db, lineage, at=START + 10)
     undo(db, lineage)
     root, child, tip = load_lineage(db, lineage, 10)
-    assert (root.parent_key, root.child_key, root.depth, root.made_by) == (None, child.key, 0, None)
+    assert (root.parent_key, root.child_key, root.depth, root.layer) == (None, child.key, 0, None)
     assert (root.end_reason, root.message_count) == (EndReason.COMPRESSION, 2)
     assert (child.parent_key, child.child_key, child.lineage_key) == (root.key, tip.key, root.key)
     assert child.end_reason is EndReason.UNDO
-    made = child.made_by
-    assert made is not None
-    assert (made.layer, made.tokens_before, made.tokens_after, made.focus) == ("hygiene", 900, 90, "doors")
-    assert (made.summary_kind, made.model, made.was_undone) == ("deterministic", None, True)
-    assert (tip.depth, tip.made_by, tip.ended_at, tip.child_key) == (2, None, None, None)
+    assert (child.layer, child.tokens_before, child.tokens_after, child.focus) == ("hygiene", 900, 90, "doors")
+    assert (child.summary_kind, child.model, child.was_undone) == ("deterministic", None, True)
+    assert (tip.depth, tip.layer, tip.ended_at, tip.child_key) == (2, None, None, None)
     assert load_link(db, child.session_id) == child
     assert load_lineage(db, lineage, 1) == [tip]
 
