@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from sqlite3 import Connection
 
-from hermes_state.store.sql import insert_row
+from hermes_state.store.sql import insert_row, scalars
 from hermes_state.values import AttachmentId, ChatId, Millis
 
 
@@ -28,21 +28,17 @@ def insert(db: Connection, chat_id: ChatId, file: StoredFile, now: Millis) -> At
     return insert_row(db, AttachmentId, query, parameters)
 
 
-# Purpose: distinct files, the longest unused first.
-_FILES_BY_AGE = "SELECT path, max(bytes), max(created_at) AS used_at FROM attachments GROUP BY path ORDER BY used_at"
+# Purpose: files that do not fit beside those that were used later, the longest unused first.
+_SURPLUS = """
+WITH files AS (SELECT path, max(bytes) AS size, max(created_at) AS used_at FROM attachments GROUP BY path),
+  sums AS (SELECT path, used_at, sum(size) OVER (ORDER BY used_at DESC, path DESC) AS total FROM files)
+SELECT path FROM sums WHERE total > ? ORDER BY used_at, path
+"""
 
 
 def load_surplus(db: Connection, max_bytes: int) -> list[str]:
     """Paths of the oldest files that must go so that the rest takes at most `max_bytes`."""
-    files = db.execute(_FILES_BY_AGE).fetchall()
-    excess = sum(size for _, size, _ in files) - max_bytes
-    surplus = []
-    for path, size, _ in files:
-        if excess <= 0:
-            break
-        surplus.append(path)
-        excess -= size
-    return surplus
+    return scalars(db, str, _SURPLUS, (max_bytes,))
 
 
 def forget(db: Connection, paths: list[str]) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, end_session, free_session_key, load_session, load_tip
 from hermes_state.store.sql import insert_row, scalar, scalars
@@ -16,8 +18,7 @@ ContextItem: TypeAlias = MessageId | NewMessage
 """A row that exists, by id, or one made for the child's view (the handoff, a stub)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitPlan:
+class SplitPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A compression about to be committed, and the state of the parent that it was made for."""
 
     parent_id: SessionId
@@ -65,7 +66,8 @@ SELECT (SELECT count(*) FROM session_context WHERE session_id = :session_id)
 _RECORD = """
 INSERT INTO compressions (parent_id, child_id, layer, focus, outcome, summary_kind, model, tokens_before, tokens_after,
   messages_before, messages_after, took_ms, created_at)
-VALUES (?, ?, ?, ?, 'compressed', ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (:parent_id, :child_id, :layer, :focus, 'compressed', :summary_kind, :model, :tokens_before, :tokens_after,
+  :messages_before, :messages_after, :took_ms, :now)
 """
 
 
@@ -83,21 +85,15 @@ def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
         for item in plan.context
     ]
     kept = _write_context(db, child_id, ids, parent.id, plan.watermark_seq)
-    db.execute(
-        _RECORD,
-        (
-            *(parent.id, child_id, plan.layer, plan.focus, plan.summary_kind, plan.model),
-            *(plan.tokens_before, plan.tokens_after, before, kept, plan.took_ms, now),
-        ),
-    )
+    event = {"child_id": child_id, "messages_before": before, "messages_after": kept, "now": now}
+    db.execute(_RECORD, msgspec.structs.asdict(plan) | event)
     return child_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionAttempt:
+class SkippedCompression(msgspec.Struct, frozen=True, kw_only=True):
     """A compression that was asked for and changed nothing."""
 
-    session_id: SessionId
+    parent_id: SessionId
     layer: Layer
     focus: str | None
     outcome: Literal["not_needed", "aborted"]
@@ -107,16 +103,16 @@ class CompressionAttempt:
     took_ms: int
 
 
-def record_attempt(db: Connection, attempt: CompressionAttempt, now: Millis) -> None:
+# Purpose: the event of a compression that changed nothing.
+_RECORD_SKIPPED = """
+INSERT INTO compressions (parent_id, layer, focus, outcome, reason, tokens_before, messages_before, took_ms, created_at)
+VALUES (:parent_id, :layer, :focus, :outcome, :reason, :tokens_before, :messages_before, :took_ms, :now)
+"""
+
+
+def record_skipped(db: Connection, skipped: SkippedCompression, now: Millis) -> None:
     """Record a compression that changed nothing."""
-    db.execute(
-        """INSERT INTO compressions (parent_id, layer, focus, outcome, reason, tokens_before, messages_before, took_ms,
-        created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-        (
-            *(attempt.session_id, attempt.layer, attempt.focus, attempt.outcome, attempt.reason),
-            *(attempt.tokens_before, attempt.messages_before, attempt.took_ms, now),
-        ),
-    )
+    db.execute(_RECORD_SKIPPED, msgspec.structs.asdict(skipped) | {"now": now})
 
 
 def note_verdict(db: Connection, child_id: SessionId, verdict: Literal["effective", "ineffective"]) -> None:

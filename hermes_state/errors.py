@@ -95,20 +95,20 @@ class TokenRejected(PlatformError):
 
 
 class ModelError(HermesError):
-    """A model call failed."""
+    """A model call failed. `retry_after`: seconds for which the provider asks not to be called, where it says so."""
 
     usage: CanonicalUsage | None = None
     """Usage that the provider reported before it failed: the call is paid for."""
     reported_cost: MicroUsd | None = None
     """Cost as the provider stated it."""
 
-
-class ModelUnavailable(ModelError):
-    """Network trouble, or the provider is down or overloaded; `retry_after` as of `ModelRateLimited`."""
-
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class ModelUnavailable(ModelError):
+    """Network trouble, or the provider is down or overloaded."""
 
 
 class ModelTimeout(ModelError):
@@ -116,11 +116,7 @@ class ModelTimeout(ModelError):
 
 
 class ModelRateLimited(ModelError):
-    """Too many requests; `retry_after` is in seconds, None when the provider did not say."""
-
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    """Too many requests."""
 
 
 class AuthRejected(ModelError):

@@ -217,29 +217,24 @@ EDIT_PREFIX = "(changed an earlier message, which now reads) "
 """Beginning of a notice's text."""
 
 # A settled row has no payload; its text is the message's then.
-_PAYLOAD_TEXT = "CASE i.payload WHEN '' THEN '' ELSE json_extract(i.payload, '$.text') END"
-# Purpose: the inbox row of a platform message, and the human row it became.
+_TEXT = "coalesce({1}.text, CASE {0}.payload WHEN '' THEN '' ELSE json_extract({0}.payload, '$.text') END)"
+# Purpose: the inbox row of a platform message, the human row it became, and the newest notice of an edit of it.
 _FIND_EDITED = f"""
-SELECT i.id AS inbox_id, i.state, i.kind, i.sender_ref, m.lineage_id, coalesce(m.text, {_PAYLOAD_TEXT}) AS text
+SELECT i.id AS inbox_id, i.state, i.kind, i.sender_ref, m.lineage_id,
+  CASE WHEN n.id IS NULL THEN {_TEXT.format("i", "m")} ELSE substr({_TEXT.format("n", "t")}, :prefix + 1) END AS text,
+  CASE n.state WHEN 'new' THEN n.id END AS waiting_notice
 FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
-WHERE i.chat_id = ? AND i.message_ref = ? AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1
-"""
-# Purpose: what was last told, or waits to be told, about an edit of a platform message.
-_FIND_NOTICE = f"""
-SELECT i.id, i.state, coalesce(m.text, {_PAYLOAD_TEXT}) FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
-WHERE i.chat_id = ? AND i.message_ref = ? AND i.kind = 'notice' ORDER BY i.id DESC LIMIT 1
+LEFT JOIN inbox n ON n.id = (SELECT max(e.id) FROM inbox e
+  WHERE e.chat_id = i.chat_id AND e.message_ref = i.message_ref AND e.kind = 'notice')
+LEFT JOIN messages t ON t.inbox_id = n.id
+WHERE i.chat_id = :chat_id AND i.message_ref = :ref AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1
 """
 
 
 def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMessage | None:
     """The stored message that has this platform id, None when it never was for us."""
-    found = select_one(db, EditedMessage, _FIND_EDITED, (chat_id, message_ref))
-    notice = db.execute(_FIND_NOTICE, (chat_id, message_ref)).fetchone()
-    if found is None or notice is None:
-        return found
-    notice_id, state, text = notice
-    waiting_notice = InboxId(notice_id) if state == InboxState.NEW else None
-    return msgspec.structs.replace(found, text=text.removeprefix(EDIT_PREFIX), waiting_notice=waiting_notice)
+    parameters = {"chat_id": chat_id, "ref": message_ref, "prefix": len(EDIT_PREFIX)}
+    return select_one(db, EditedMessage, _FIND_EDITED, parameters)
 
 
 def replace_text(db: Connection, inbox_id: InboxId, text: str) -> bool:

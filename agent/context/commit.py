@@ -34,12 +34,12 @@ from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
 from hermes_state import sessions
 from hermes_state.compressions import (
-    CompressionAttempt,
+    SkippedCompression,
     SplitPlan,
     UndoPlan,
     count_compressions,
     note_verdict,
-    record_attempt,
+    record_skipped,
     split,
     undo_compression,
 )
@@ -158,8 +158,8 @@ def _keep_attempt(
     if attempt.state == attempt.before and not events:
         return result
     sessions.set_context_state(db, session_id, stored_form(attempt.state))
-    row = CompressionAttempt(
-        session_id=session_id,
+    row = SkippedCompression(
+        parent_id=session_id,
         layer=job.layer,
         focus=job.focus,
         outcome="aborted" if isinstance(result, Aborted) else "not_needed",
@@ -168,7 +168,7 @@ def _keep_attempt(
         messages_before=job.messages_before,
         took_ms=attempt.took_ms,
     )
-    record_attempt(db, row, now)
+    record_skipped(db, row, now)
     _tell(db, conversation, events, listeners, now)
     return result
 

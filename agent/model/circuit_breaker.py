@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from agent.model.errors import remedy_for, retry_after_of
+from agent.model.errors import remedy_for
 from hermes_state.errors import ModelError
 
 log = structlog.get_logger()
@@ -85,7 +85,7 @@ class CircuitBreaker:
         if not self._times_opened and self._failures < MAX_FAILURES:
             return
         seconds = OPEN_SECONDS[min(self._times_opened, len(OPEN_SECONDS) - 1)]
-        seconds = max(seconds, min(retry_after_of(error) or 0.0, OPEN_SECONDS[-1]))
+        seconds = max(seconds, min(error.retry_after or 0.0, OPEN_SECONDS[-1]))
         self._times_opened += 1
         self._open_until = self._now() + seconds
         log.warning("route.rested", route=self._route, model=self._model, kind=remedy.outcome, seconds=seconds)

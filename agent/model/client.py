@@ -15,7 +15,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from agent.model.base import Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
 from agent.model.catalog import Price
 from agent.model.circuit_breaker import CircuitBreaker
-from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, retry_after_of, with_usage
+from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, with_usage
 from agent.model.prices import cost_of
 from agent.model.usage import estimated_reply_usage
 from hermes_state.aio import Backoff
@@ -161,7 +161,7 @@ class BaseClient(Generic[M]):
 
     def _pause(self, error: ModelError, failures: Counter[str], *, has_text: bool) -> float | None:
         """Seconds until the next attempt; None when there should be none."""
-        remedy, policy, retry_after = remedy_for(error), self._policy, retry_after_of(error)
+        remedy, policy, retry_after = remedy_for(error), self._policy, error.retry_after
         is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.max_attempts
         has_stalled = isinstance(error, ModelTimeout) and has_text  # it takes as long again
         if is_hopeless or has_stalled or (retry_after or 0.0) > policy.max_retry_after:

@@ -131,11 +131,6 @@ def remedy_for(error: errors.ModelError) -> Remedy:
     return next(REMEDIES[kind] for kind in type(error).__mro__ if kind in REMEDIES)
 
 
-def retry_after_of(error: errors.ModelError) -> float | None:
-    """Seconds for which the provider asks not to be called; None where it does not say."""
-    return error.retry_after if isinstance(error, (errors.ModelRateLimited, errors.ModelUnavailable)) else None
-
-
 def sentence_for(error: errors.ModelError) -> str:
     """One sentence for the person: what happened and what helps.
 
@@ -145,7 +140,7 @@ def sentence_for(error: errors.ModelError) -> str:
     words: defaultdict[str, str] = defaultdict(str)
     match error:
         case errors.ModelRateLimited() | errors.ModelUnavailable():
-            words["wait"] = _duration_text(retry_after_of(error))
+            words["wait"] = _duration_text(error.retry_after)
         case errors.ContextOverflow(window=window) if window:
             words["window"] = f" of {window:,} tokens"
         case errors.OutputCapTooLarge(cap=cap) if cap:

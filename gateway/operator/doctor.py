@@ -31,7 +31,7 @@ from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
 from hermes_state.store.connections import check_engine
-from hermes_state.store.lock import holder, is_free
+from hermes_state.store.lock import holder
 
 LOW_DISK_BYTES = 1_000_000_000
 MIN_DISK_BYTES = 100_000_000
@@ -166,8 +166,7 @@ def _database(state: StateDirectory) -> Iterator[CheckResult]:
 
 
 def _resting_database(state: StateDirectory) -> Iterator[CheckResult]:
-    if not is_free(state.lock_file):
-        who = holder(state.lock_file) or "another process"
+    if (who := holder(state.lock_file)) is not None:
         yield failed("daemon", f"The database is held by {who}, which does not answer at {state.control_socket}.")
         return
     yield skipped("daemon", "The daemon is not running.")

@@ -11,7 +11,7 @@ import msgspec
 
 from hermes_state.errors import LockUnavailable
 from hermes_state.store.connections import check_ours, register_functions, unavailable
-from hermes_state.store.lock import holder, is_free
+from hermes_state.store.lock import holder
 from hermes_state.store.sql import scalar, select_one
 
 
@@ -65,8 +65,7 @@ def open_resting(path: Path) -> Iterator[Connection | None]:
     file. `DatabaseRejected`, `SchemaTooNew` and `StoreUnavailable` as `Store.open` does.
     """
     lock = path.with_name(path.name + ".lock")
-    if not is_free(lock):
-        who = str(holder(lock) or "another process")
+    if (who := holder(lock)) is not None:
         raise LockUnavailable(f"the database {path} is in use by {who}", holder=who)
     check_ours(path)
     if not path.exists():

@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -19,20 +18,16 @@ from hermes_state.errors import LockUnavailable, StoreUnavailable
 
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.05
-"""`is_free` holds the lock for an instant; a start at that very moment must not fail because of it."""
+"""`holder` takes the lock for an instant; a start at that very moment must not fail because of it."""
 
 
-class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The process that holds a lock, as it described itself in the lock file."""
 
     pid: int
     command: str
     since: int
     """UTC seconds since the epoch."""
-
-    def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
-        return f"process {self.pid} ({self.command}), since {since}"
 
 
 class FileLock:
@@ -54,9 +49,8 @@ class FileLock:
         except OSError as error:
             raise StoreUnavailable(f"cannot open the lock file {path}: {error.strerror}") from error
         if not _take(descriptor):
-            found = _read_holder(descriptor)
+            who = _read_holder(descriptor)
             os.close(descriptor)
-            who = str(found) if found else "another process"
             raise LockUnavailable(f"{what} is in use by {who}", holder=who)
         _write_holder(descriptor)
         return cls(path, descriptor)
@@ -72,43 +66,27 @@ class FileLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.release()
 
 
-def is_free(path: Path) -> bool:
-    """True while nobody holds the lock at `path`. Creates nothing.
+def holder(path: Path) -> str | None:
+    """The process that holds the lock at `path`, in words; None while it is free. Creates nothing.
 
     Raises `StoreUnavailable` if that cannot be seen: the file belongs to somebody else.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return True
+        return None
     except OSError as error:
         raise StoreUnavailable(f"cannot open the lock file {path}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    else:
-        return True
-    finally:
-        os.close(descriptor)
-
-
-def holder(path: Path) -> LockHolder | None:
-    """The holder of the lock at `path`; None if it is free, or its holder has not written its name yet.
-
-    Raises `StoreUnavailable` as `is_free` does.
-    """
-    if is_free(path):
-        return None
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
         return _read_holder(descriptor)
+    else:
+        return None
     finally:
         os.close(descriptor)
 
@@ -123,16 +101,18 @@ def _take(descriptor: int) -> bool:
     return False
 
 
-def _read_holder(descriptor: int) -> LockHolder | None:
+def _read_holder(descriptor: int) -> str:
     try:
-        return msgspec.json.decode(os.pread(descriptor, 4096, 0), type=LockHolder)
-    except msgspec.DecodeError:
-        return None
+        found = msgspec.json.decode(os.pread(descriptor, 4096, 0), type=ProcessInfo)
+    except msgspec.DecodeError:  # it has not written its name yet
+        return "another process"
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.since))
+    return f"process {found.pid} ({found.command}), since {since}"
 
 
 def _write_holder(descriptor: int) -> None:
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]]).strip() or "python"
-    text = msgspec.json.encode(LockHolder(pid=os.getpid(), command=command, since=int(time.time())))
+    text = msgspec.json.encode(ProcessInfo(pid=os.getpid(), command=command, since=int(time.time())))
     with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, only without a name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text, 0)

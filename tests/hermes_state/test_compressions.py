@@ -3,11 +3,12 @@
 import asyncio
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hermes_state import journal
 from hermes_state.chats import ensure_chat, load_chat
@@ -156,7 +157,11 @@ def test_a_split_forgets_the_reported_tokens_and_reports_figures(db: sqlite3.Con
     session = load_tip(db, lineage)
     assert session.reported_prompt_tokens == 100
     hide(db, session.id, [load_view(db, lineage).transcript[0].id], "undo", START)
-    child = split(db, replace(plan(db, lineage, keep=2), tokens_before=900, tokens_after=90, focus="schema"), START)
+    child = split(
+        db,
+        replace(plan(db, lineage, keep=2), tokens_before=900, tokens_after=90, focus="schema"),
+        START,
+    )
     assert load_tip(db, lineage).reported_prompt_tokens is None
     query = """SELECT parent_id, child_id, layer, focus, outcome, tokens_before, tokens_after,
     messages_before, messages_after FROM compressions"""
