@@ -6,7 +6,7 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.store.sql import select, select_one
+from hermes_state.store.sql import columns, select, select_one
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -32,10 +32,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     active_session_id: SessionId | None
 
 
-KEY_COLUMNS = """{0}.platform AS "{1}.platform", {0}.account AS "{1}.account", {0}.chat_ref AS "{1}.chat_ref",
-{0}.thread_ref AS "{1}.thread_ref", {0}.user_ref AS "{1}.user_ref\""""
-"""Columns of a `ChatKey`: `{0}` is the table, `{1}` the field that holds the key."""
-_COLUMNS = f"id, {KEY_COLUMNS.format('chats', 'key')}, kind, title, active_session_id"
+_COLUMNS = f"id, {columns(ChatKey, 'chats', 'key')}, kind, title, active_session_id"
 
 # Purpose: the row of a chat key, made on first sight; a known chat only learns a new title or kind.
 _ENSURE = """

@@ -11,7 +11,7 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.store.sql import scalar, scalar_or_none, scalars, select, select_one
+from hermes_state.store.sql import columns, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
     ChatId,
     Cursor,
@@ -98,7 +98,7 @@ and reads every row that the chat has had for a month.
 
 _EVENT = """platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name, message_ref, payload,
 expects_more, sent_at, received_at"""
-_COLUMNS = f"id, state, {_EVENT}"
+_COLUMNS = columns(InboxRow, "inbox")
 # Purpose: an accepted event, unless it was stored before.
 _INSERT = f"""
 INSERT INTO inbox ({_EVENT})

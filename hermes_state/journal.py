@@ -18,13 +18,12 @@ from sqlite3 import Connection
 import msgspec
 
 from hermes_state import inbox, outbox
-from hermes_state.chats import KEY_COLUMNS
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow
 from hermes_state.models import ledger
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import ensure_active, load_tip
-from hermes_state.store.sql import insert_row, scalar, scalar_or_none, scalars, select_one
+from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select_one
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append, load_message
 from hermes_state.values import (
     AttachmentId,
@@ -401,7 +400,7 @@ def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | Non
 
 # Purpose: a turn with the message that it answers and the model that its conversation has chosen.
 _TURN = f"""
-SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {KEY_COLUMNS.format("c", "chat")}, c.kind AS chat_kind, t.restarts,
+SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind, t.restarts,
   t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting,
   (SELECT i.message_ref FROM inbox i WHERE i.turn_id = t.id AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1)
     AS question_ref,

@@ -11,7 +11,7 @@ from sqlite3 import Connection
 import msgspec
 
 from hermes_state.errors import LineageMoved, LookupFailed, LookupReason, SessionNotFound
-from hermes_state.store.sql import insert_row, scalar, scalar_or_none, scalars, select, select_one
+from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
 
 
@@ -66,9 +66,7 @@ SHORT_KEY_LENGTH = 8
 MIN_KEY_PREFIX = 4
 """Characters of a key that people must give for it to be looked up."""
 
-_COLUMNS = """id, key, chat_id, parent_session_id, lineage_id, depth, model, title, system_prompt, started_at, ended_at,
-end_reason, version, next_seq, message_count, reported_prompt_tokens, reported_at_seq, context_state,
-chosen_model"""
+_COLUMNS = columns(Session, "sessions")
 LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"
 """Key of the first session, which may have been removed, of the conversation that the session `s` belongs to."""
 # Purpose: the newest session of a lineage, by the unique index on (lineage_id, depth).
@@ -257,37 +255,27 @@ def count_messages(db: Connection, lineage_id: LineageId) -> int:
 
 
 # Purpose: the conversations of a chat, or of all, that hold anything, the most recently used first.
-_CONVERSATIONS = """
-SELECT lineage_id, sum(message_count), count(*), min(started_at), max(last_human_at),
-  max(coalesce(last_human_at, started_at)) AS used_at
-FROM sessions {where} GROUP BY lineage_id HAVING sum(message_count) > 0 ORDER BY used_at DESC LIMIT ?
-"""
-_FIRST_WORDS = """
-SELECT substr(text, 1, 200) FROM messages WHERE lineage_id = ? AND origin = 'human' ORDER BY id LIMIT 1
+_CONVERSATIONS = f"""
+WITH used AS (
+  SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,
+    min(started_at) AS started_at, max(last_human_at) AS last_human_at,
+    max(coalesce(last_human_at, started_at)) AS used_at
+  FROM sessions {{where}} GROUP BY lineage_id HAVING sum(message_count) > 0 ORDER BY used_at DESC LIMIT ?)
+SELECT {columns(Session, "t", "tip")}, u.message_count, u.session_count, u.started_at, u.last_human_at,
+  (SELECT s.title FROM sessions s WHERE s.lineage_id = u.lineage_id AND s.title IS NOT NULL
+    ORDER BY s.depth DESC LIMIT 1) AS title,
+  coalesce((SELECT substr(m.text, 1, 200) FROM messages m WHERE m.lineage_id = u.lineage_id AND m.origin = 'human'
+    ORDER BY m.id LIMIT 1), '') AS first_words,
+  EXISTS (SELECT 1 FROM chats c JOIN sessions a ON a.id = c.active_session_id
+    WHERE c.id = t.chat_id AND a.lineage_id = u.lineage_id) AS is_active
+FROM used u JOIN sessions t ON t.lineage_id = u.lineage_id AND t.depth = u.depth ORDER BY u.used_at DESC
 """
 
 
 def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> list[Conversation]:
     """One entry a lineage, the most recently used first; of all chats when `chat_id` is None."""
     where, scope = ("WHERE chat_id = ?", (chat_id,)) if chat_id is not None else ("", ())
-    rows = db.execute(_CONVERSATIONS.format(where=where), (*scope, limit)).fetchall()
-    found = []
-    for lineage_id, count, sessions, started_at, last_human_at, _ in rows:
-        tip = load_tip(db, lineage_id)
-        active = load_active(db, tip.chat_id)
-        found.append(
-            Conversation(
-                tip=tip,
-                title=load_title(db, lineage_id),
-                first_words=scalar_or_none(db, str, _FIRST_WORDS, (lineage_id,)) or "",
-                message_count=count,
-                session_count=sessions,
-                started_at=started_at,
-                last_human_at=last_human_at,
-                is_active=active is not None and active.lineage_id == lineage_id,
-            )
-        )
-    return found
+    return select(db, Conversation, _CONVERSATIONS.format(where=where), (*scope, limit))
 
 
 # Purpose: open sessions that people left alone, except where a turn runs or a message waits.

@@ -14,7 +14,7 @@ import msgspec
 
 from hermes_state.errors import SessionNotFound
 from hermes_state.sessions import Session, load_tip
-from hermes_state.store.sql import insert_row, scalars
+from hermes_state.store.sql import columns, insert_row, scalars
 from hermes_state.values import (
     InboxId,
     LineageId,
@@ -75,8 +75,7 @@ INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, 
   turn_id, inbox_id, tool_call_id, tool_name, replaces_id, indexed, created_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-_COLUMNS = """m.id, m.session_id, m.seq, m.role, m.origin, m.text, m.body, m.sender_ref, m.sender_name, m.turn_id,
-m.tool_call_id, m.tool_name, m.created_at"""
+_COLUMNS = columns(Message, "m")
 # Purpose: the rows a continuation starts from.
 _CONTEXT_ROWS = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON m.id = c.message_id
 WHERE c.session_id = ? ORDER BY c.pos"""

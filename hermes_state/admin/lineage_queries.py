@@ -8,10 +8,10 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.chats import KEY_COLUMNS, find_chats_named
+from hermes_state.chats import find_chats_named
 from hermes_state.errors import LookupFailed, LookupReason
 from hermes_state.sessions import LINEAGE_KEY, MIN_KEY_PREFIX, SHORT_KEY_LENGTH, Session, find_sessions, load_session
-from hermes_state.store.sql import select
+from hermes_state.store.sql import columns, select
 from hermes_state.transcripts import load_own_rows
 from hermes_state.values import (
     ChatId,
@@ -130,7 +130,7 @@ def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Looku
 _LINKS = f"""
 SELECT s.id AS session_id, s.key, p.key AS parent_key,
   (SELECT n.key FROM sessions n WHERE n.lineage_id = s.lineage_id AND n.depth = s.depth + 1) AS child_key,
-  {LINEAGE_KEY} AS lineage_key, s.depth, {KEY_COLUMNS.format("c", "chat")},
+  {LINEAGE_KEY} AS lineage_key, s.depth, {columns(ChatKey, "c", "chat")},
   s.started_at, s.ended_at, s.end_reason, s.message_count,
   CASE WHEN s.depth > 0 AND k.id IS NULL THEN
     (SELECT u.key FROM compressions x JOIN sessions u ON u.id = x.child_id

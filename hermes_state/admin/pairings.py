@@ -8,7 +8,7 @@ from sqlite3 import Connection
 import msgspec
 
 from hermes_state.errors import PairingNotFound
-from hermes_state.store.sql import scalars, select, select_one
+from hermes_state.store.sql import columns, scalars, select, select_one
 from hermes_state.values import Millis, Sender, UserRef
 
 
@@ -43,7 +43,7 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
     decided_by: str | None
 
 
-_COLUMNS = "user_ref, display_name, state, role, expires_at, created_at, decided_by"
+_COLUMNS = columns(Pairing, "pairings")
 
 # Purpose: make room for another stranger's code.
 _DROP_OLDEST = """DELETE FROM pairings WHERE code_hash = (

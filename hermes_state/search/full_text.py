@@ -10,11 +10,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from hermes_state.chats import KEY_COLUMNS
 from hermes_state.search.query import parse_query
 from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.segment import INDEXED_CHARACTERS
-from hermes_state.store.sql import select
+from hermes_state.store.sql import columns, select
 from hermes_state.values import ChatId, ChatKey, LineageId, MessageId, MessageRole, Millis, Origin, SessionId
 
 RANKED_HITS = 1_000
@@ -29,7 +28,7 @@ SHOWN_PIECES = 4
 Order: TypeAlias = Literal["best", "newest"]
 
 _COLUMNS = f"""m.id AS message_id, m.session_id, s.key AS session_key, m.lineage_id,
-{LINEAGE_KEY} AS lineage_key, m.chat_id, {KEY_COLUMNS.format("c", "chat")}, m.role, m.origin, m.sender_name,
+{LINEAGE_KEY} AS lineage_key, m.chat_id, {columns(ChatKey, "c", "chat")}, m.role, m.origin, m.sender_name,
 m.created_at, m.text"""
 _NAMES = "JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id"
 

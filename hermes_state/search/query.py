@@ -6,6 +6,7 @@ FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so nothing o
 
 import re
 import unicodedata
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -47,9 +48,9 @@ def parse_query(text: str) -> Query | None:
     """
     # Half an emoji and NUL cannot reach SQLite.
     clean = text[:MAX_CHARACTERS].encode("utf-8", "replace").decode("utf-8").replace("\0", " ")
-    parser = _Parser(_limited(_items(clean)))
-    expression = parser.parse_any(depth=0)
-    return None if expression is None else Query(expression, tuple(parser.wanted))
+    wanted: list[str] = []
+    expression = _any(_limited(_items(clean)), wanted)
+    return None if expression is None else Query(expression, tuple(wanted))
 
 
 def _items(text: str) -> Iterator[str | Term]:
@@ -87,8 +88,8 @@ def _has_token(text: str) -> bool:
     return any(category[0] in "LN" or category == "Co" for category in categories)
 
 
-def _limited(items: Iterator[str | Term]) -> list[str | Term]:
-    kept: list[str | Term] = []
+def _limited(items: Iterator[str | Term]) -> deque[str | Term]:
+    kept: deque[str | Term] = deque()
     terms = 0
     for item in items:
         terms += isinstance(item, Term)
@@ -98,62 +99,48 @@ def _limited(items: Iterator[str | Term]) -> list[str | Term]:
     return kept
 
 
-class _Parser:
-    """Recursive descent that skips whatever does not fit.
+# The grammar; whatever does not fit is skipped:
+# any = all { OR all } ;  all = { [NOT] (term | "(" any ")") | AND }
 
-    any = all { OR all } ;  all = { [NOT] (term | "(" any ")") | AND }
-    """
 
-    def __init__(self, items: list[str | Term]) -> None:
-        self._items = items
-        self._next = 0
-        self.wanted: list[str] = []
+def _any(items: deque[str | Term], wanted: list[str], depth: int = 0) -> str | None:
+    """Expression of what stands in front of `items`, which is taken away; `wanted` gets the terms of a match."""
+    parts = [_all(items, wanted, depth)]
+    while items and items[0] == "OR":
+        items.popleft()
+        parts.append(_all(items, wanted, depth))
+    return _joined(" OR ", [part for part in parts if part])
 
-    def parse_any(self, depth: int) -> str | None:
-        parts = []
-        while True:
-            if part := self._parse_all(depth):
-                parts.append(part)
-            if self._peek() != "OR":
-                break
-            self._next += 1
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        return f"({' OR '.join(parts)})"
 
-    def _parse_all(self, depth: int) -> str | None:
-        included: list[str] = []
-        excluded: list[str] = []
-        is_negated = False
-        while (item := self._peek()) is not None and item != "OR" and not (item == ")" and depth):
-            self._next += 1
-            if item == "NOT":
-                is_negated = True
-            elif item != "AND" and item != ")":
-                if part := self._parse_operand(item, depth, is_wanted=not is_negated):
-                    (excluded if is_negated else included).append(part)
-                is_negated = False
-        if not included:
-            return None
-        expression = included[0] if len(included) == 1 else f"({' AND '.join(included)})"
-        for part in excluded:
-            expression = f"({expression} NOT {part})"
-        return expression
+def _all(items: deque[str | Term], wanted: list[str], depth: int) -> str | None:
+    included: list[str] = []
+    excluded: list[str] = []
+    is_negated = False
+    while items and items[0] != "OR" and not (items[0] == ")" and depth):
+        item = items.popleft()
+        if item == "NOT":
+            is_negated = True
+        elif item != "AND" and item != ")":
+            if part := _operand(item, items, [] if is_negated else wanted, depth):
+                (excluded if is_negated else included).append(part)
+            is_negated = False
+    expression = _joined(" AND ", included)
+    for part in excluded if expression else ():
+        expression = f"({expression} NOT {part})"
+    return expression
 
-    def _parse_operand(self, item: str | Term, depth: int, *, is_wanted: bool) -> str | None:
-        if isinstance(item, Term):
-            if is_wanted:
-                self.wanted.append(item.text)
-            return item.expression
-        if depth >= MAX_DEPTH:
-            return None
-        before = len(self.wanted)
-        expression = self.parse_any(depth + 1)
-        if self._peek() == ")":
-            self._next += 1
-        if not is_wanted:
-            del self.wanted[before:]
-        return expression
 
-    def _peek(self) -> str | Term | None:
-        return self._items[self._next] if self._next < len(self._items) else None
+def _operand(item: str | Term, items: deque[str | Term], wanted: list[str], depth: int) -> str | None:
+    if isinstance(item, Term):
+        wanted.append(item.text)
+        return item.expression
+    if depth >= MAX_DEPTH:
+        return None
+    expression = _any(items, wanted, depth + 1)
+    if items and items[0] == ")":
+        items.popleft()
+    return expression
+
+
+def _joined(operator: str, parts: list[str]) -> str | None:
+    return f"({operator.join(parts)})" if len(parts) > 1 else next(iter(parts), None)

@@ -64,6 +64,17 @@ def insert_row(db: Connection, cls: Callable[[Any], T], query: str, parameters: 
     return cls(row_id)
 
 
+def columns(cls: type, table: str, field: str = "") -> str:
+    """The columns of `table` that fill a `cls`, or the `field` that holds one, for a SELECT.
+
+    >>> from hermes_state.values import Cursor
+    >>> columns(Cursor, "c", "cursor")[:68]
+    'c.platform AS "cursor.platform", c.account AS "cursor.account", c.ch'
+    """
+    names = get_type_hints(cls)
+    return ", ".join(f'{table}.{name} AS "{field}.{name}"' if field else f"{table}.{name}" for name in names)
+
+
 @contextmanager
 def nested(db: Connection) -> Iterator[None]:
     """A savepoint: what the block has changed is taken back when it raises, and the transaction goes on."""
