@@ -26,16 +26,8 @@ _OPERATORS = frozenset({"AND", "OR", "NOT"})
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """A word or phrase as it was typed, and the FTS5 phrase that finds it."""
-
-    text: str
-    expression: str
-
-
-@dataclass(frozen=True, slots=True)
 class Query:
-    """A parsed query: the FTS5 expression, and the terms a match contains (for showing where it matched)."""
+    """A parsed query, or one term of it: the FTS5 expression, and what a match contains (to show where it matched)."""
 
     expression: str
     wanted: tuple[str, ...]
@@ -53,7 +45,7 @@ def parse_query(text: str) -> Query | None:
     return None if expression is None else Query(expression, tuple(wanted))
 
 
-def _items(text: str) -> Iterator[str | Term]:
+def _items(text: str) -> Iterator[str | Query]:
     """Operators and brackets as they are, everything else that holds a token as a term."""
     for match in _PIECE.finditer(text):
         if match["bracket"]:
@@ -66,7 +58,7 @@ def _items(text: str) -> Iterator[str | Term]:
             yield from _word(match["word"])
 
 
-def _word(word: str) -> Iterator[str | Term]:
+def _word(word: str) -> Iterator[str | Query]:
     is_excluded = word.startswith("-") and len(word) > 1
     bare = word.removeprefix("-") if is_excluded else word
     for term in _term(bare.rstrip("*"), is_prefix=bare.endswith("*")):
@@ -75,11 +67,11 @@ def _word(word: str) -> Iterator[str | Term]:
         yield term
 
 
-def _term(text: str, *, is_prefix: bool) -> Iterator[Term]:
+def _term(text: str, *, is_prefix: bool) -> Iterator[Query]:
     if _has_token(text):
         expression = phrase(text)
         star = "*" if is_prefix and not expression.endswith("*") else ""
-        yield Term(text, expression + star)
+        yield Query(expression + star, (text,))
 
 
 def _has_token(text: str) -> bool:
@@ -88,11 +80,11 @@ def _has_token(text: str) -> bool:
     return any(category[0] in "LN" or category == "Co" for category in categories)
 
 
-def _limited(items: Iterator[str | Term]) -> deque[str | Term]:
-    kept: deque[str | Term] = deque()
+def _limited(items: Iterator[str | Query]) -> deque[str | Query]:
+    kept: deque[str | Query] = deque()
     terms = 0
     for item in items:
-        terms += isinstance(item, Term)
+        terms += isinstance(item, Query)
         if terms > MAX_TERMS:
             break
         kept.append(item)
@@ -103,7 +95,7 @@ def _limited(items: Iterator[str | Term]) -> deque[str | Term]:
 # any = all { OR all } ;  all = { [NOT] (term | "(" any ")") | AND }
 
 
-def _any(items: deque[str | Term], wanted: list[str], depth: int = 0) -> str | None:
+def _any(items: deque[str | Query], wanted: list[str], depth: int = 0) -> str | None:
     """Expression of what stands in front of `items`, which is taken away; `wanted` gets the terms of a match."""
     parts = [_all(items, wanted, depth)]
     while items and items[0] == "OR":
@@ -112,7 +104,7 @@ def _any(items: deque[str | Term], wanted: list[str], depth: int = 0) -> str | N
     return _joined(" OR ", [part for part in parts if part])
 
 
-def _all(items: deque[str | Term], wanted: list[str], depth: int) -> str | None:
+def _all(items: deque[str | Query], wanted: list[str], depth: int) -> str | None:
     included: list[str] = []
     excluded: list[str] = []
     is_negated = False
@@ -130,9 +122,9 @@ def _all(items: deque[str | Term], wanted: list[str], depth: int) -> str | None:
     return expression
 
 
-def _operand(item: str | Term, items: deque[str | Term], wanted: list[str], depth: int) -> str | None:
-    if isinstance(item, Term):
-        wanted.append(item.text)
+def _operand(item: str | Query, items: deque[str | Query], wanted: list[str], depth: int) -> str | None:
+    if isinstance(item, Query):
+        wanted.extend(item.wanted)
         return item.expression
     if depth >= MAX_DEPTH:
         return None
