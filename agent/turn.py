@@ -37,7 +37,7 @@ from hermes_state.values import (
     ConversationRef,
     Message,
     MessageRole,
-    ModelCallRecord,
+    ModelCall,
     ToolCall,
     ToolEffect,
     Transcript,
@@ -83,7 +83,7 @@ class Answer:
     """Answer of a turn, not stored yet."""
 
     text: str
-    call: ModelCallRecord
+    call: ModelCall
     reported_prompt_tokens: int | None
     """None where the provider reported no usage."""
     pressure: PressureEvent | None = None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.model.base import Payer
-from hermes_state.values import ModelCallRecord
+from hermes_state.values import ModelCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,5 +78,5 @@ def _number(value: float) -> str:
 class NoFailures:
     """A ledger for calls that all work: one that fails ends the benchmark."""
 
-    async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+    async def record(self, payer: Payer, call: ModelCall) -> None:
         raise AssertionError(f"a call failed: {call.outcome}")

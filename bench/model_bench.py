@@ -47,7 +47,7 @@ from hermes_state.values import (
     ChatKey,
     ChatKind,
     MicroUsd,
-    ModelCallRecord,
+    ModelCall,
     SystemClock,
     Tokens,
 )
@@ -204,7 +204,7 @@ class _Shown:
         self.text = text
 
 
-def _record(db: Connection, payer: Payer, call: ModelCallRecord) -> None:
+def _record(db: Connection, payer: Payer, call: ModelCall) -> None:
     ledger.record(db, None, payer.lineage_id, call, SystemClock().now())
 
 
@@ -215,7 +215,7 @@ def _with_earlier_calls(db: Connection) -> Payer:
     chat_id = chats.ensure_chat(db, key, ChatKind.LOCAL, None, now)
     session = ensure_active(db, chat_id, now)
     usage = CanonicalUsage(input=1_000, output=100)
-    call = ModelCallRecord(
+    call = ModelCall(
         purpose="turn", route="bench", model="bench", outcome="ok", usage=usage, took_ms=900, cost=MicroUsd(1_400)
     )
     for _ in range(EARLIER_CALLS):

@@ -38,7 +38,7 @@ from hermes_state.values import (
     MessageId,
     MessageRole,
     Millis,
-    ModelCallRecord,
+    ModelCall,
     Origin,
     Quote,
     Reasoning,
@@ -89,8 +89,8 @@ class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedContent:
-    """Attachments of a message, prepared before its turn starts."""
+class PreparedMessage:
+    """A message with attachments, prepared before its turn starts."""
 
     body: MessageBody = EMPTY_BODY
     attachment_ids: tuple[AttachmentId, ...] = ()
@@ -101,7 +101,7 @@ class ModelAnswer:
     """An answer of the model: it calls tools, or ends the turn."""
 
     text: str
-    call: ModelCallRecord
+    call: ModelCall
     reported_prompt_tokens: int | None
     calls: tuple[ToolCall, ...] = ()
     reasoning: Reasoning | None = None
@@ -134,7 +134,7 @@ def start_turn(
     db: Connection,
     chat_id: ChatId,
     inbox_ids: Sequence[InboxId],
-    prepared: Mapping[InboxId, PreparedContent],
+    prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
 ) -> RunningTurn:
     """Open a turn for waiting rows: bind them and store one human row each.
@@ -180,12 +180,12 @@ def _bind(
     turn_id: TurnId,
     session_id: SessionId,
     rows: Sequence[InboxRow],
-    prepared: Mapping[InboxId, PreparedContent],
+    prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
 ) -> None:
     for row in rows:
         db.execute("UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ?", (turn_id, row.id))
-        ready = prepared.get(row.id, PreparedContent())
+        ready = prepared.get(row.id, PreparedMessage())
         message_id = append(db, session_id, _human_row(db, row, turn_id, ready.body), row.sent_at)
         if row.kind is InboxKind.MESSAGE:
             place = (row.chat_id, row.message_ref, message_id)

@@ -232,7 +232,7 @@ def _messages(rows: Iterable[_Row]) -> Transcript:
 
     Repeated values are held once, which saves a quarter of the memory of a view.
     """
-    once = _InternTable()
+    once = _InternCache()
     return tuple(
         [
             Message(
@@ -255,7 +255,7 @@ def _messages(rows: Iterable[_Row]) -> Transcript:
     )
 
 
-class _InternTable(dict[Any, Any]):
+class _InternCache(dict[Any, Any]):
     """`once[value]` is the first value seen that equals it."""
 
     def __missing__(self, value: Any) -> Any:

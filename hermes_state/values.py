@@ -185,7 +185,7 @@ class InboundMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InboundEdit:
+class EditEvent:
     """A person changed a message that they sent earlier."""
 
     event_ref: str
@@ -197,7 +197,7 @@ class InboundEdit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InboundDeletion:
+class DeletionEvent:
     """A message was deleted on the platform."""
 
     event_ref: str
@@ -206,7 +206,7 @@ class InboundDeletion:
     sent_at: Millis
 
 
-InboundEvent: TypeAlias = InboundMessage | InboundEdit | InboundDeletion
+InboundEvent: TypeAlias = InboundMessage | EditEvent | DeletionEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,7 +396,7 @@ class CanonicalUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCallRecord:
+class ModelCall:
     """One row of the ledger: a model call, failed ones too."""
 
     purpose: str

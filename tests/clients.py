@@ -4,7 +4,7 @@ from agent.model.base import ChatModel, Payer
 from agent.model.caps import StoreLedger
 from agent.model.client import ModelClient, RetryPolicy
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock, ModelCallRecord, SystemClock
+from hermes_state.values import Clock, ModelCall, SystemClock
 
 FAST_RETRY = RetryPolicy(first_pause=0.001, max_pause=0.002)
 
@@ -13,9 +13,9 @@ class RecordedCalls:
     """A ledger in memory."""
 
     def __init__(self) -> None:
-        self.calls: list[ModelCallRecord] = []
+        self.calls: list[ModelCall] = []
 
-    async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+    async def record(self, payer: Payer, call: ModelCall) -> None:
         self.calls.append(call)
 
 

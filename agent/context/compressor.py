@@ -48,7 +48,7 @@ from hermes_state.errors import (
     QuotaExceeded,
     SpendingCapExceeded,
 )
-from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, ModelCallRecord, Origin, Tokens, Transcript
+from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, ModelCall, Origin, Tokens, Transcript
 
 log = structlog.get_logger()
 
@@ -92,7 +92,7 @@ class _Summary:
     kind: SummaryKind
     client: ModelClient | None = None
     failure: str | None = None
-    call: ModelCallRecord | None = None
+    call: ModelCall | None = None
 
 
 class Compressor:

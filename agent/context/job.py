@@ -25,7 +25,7 @@ from hermes_state.values import (
     ConversationRef,
     EstimatedTokens,
     Millis,
-    ModelCallRecord,
+    ModelCall,
     ReportedTokens,
     SessionId,
     Tokens,
@@ -122,7 +122,7 @@ class PreparedCompression:
     """Model that wrote the summary; None for the deterministic one."""
     failure: str | None
     """Reason why no model's summary could be had, in words for people; None when there is one."""
-    calls: tuple[ModelCallRecord, ...]
+    calls: tuple[ModelCall, ...]
     """Successful calls that are not in the ledger yet."""
     state: ContextState
     summarised: int

@@ -12,7 +12,7 @@ from hermes_state.values import (
     ConversationRef,
     LineageId,
     MicroUsd,
-    ModelCallRecord,
+    ModelCall,
     Reasoning,
     Tokens,
     ToolCall,
@@ -58,7 +58,7 @@ NO_PAYER = Payer()
 class Ledger(Protocol):
     """Record of model calls: whom each counts to, what it used and what it cost."""
 
-    async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+    async def record(self, payer: Payer, call: ModelCall) -> None:
         """Store the row of a call. Raises `StoreUnavailable`."""
 
 

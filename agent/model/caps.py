@@ -13,7 +13,7 @@ from hermes_state.models import ledger
 from hermes_state.models.ledger import cost_after, cost_of_chat, cost_of_conversation
 from hermes_state.store.writer import Store
 from hermes_state.text import dollars
-from hermes_state.values import Clock, MicroUsd, Millis, ModelCallRecord
+from hermes_state.values import Clock, MicroUsd, Millis, ModelCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class StoreLedger:
         self._store = store
         self._clock = clock
 
-    async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+    async def record(self, payer: Payer, call: ModelCall) -> None:
         await self._store.write(
             ledger.record, payer.turn_id, payer.lineage_id, call, self._clock.now(), chat_id=payer.chat_id
         )

@@ -20,7 +20,7 @@ from agent.model.prices import cost_of
 from agent.model.usage import estimated_reply_usage
 from hermes_state.aio import Backoff
 from hermes_state.errors import ModelError, ModelTimeout, ReplyMalformed, StateError
-from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord
+from hermes_state.values import CanonicalUsage, MicroUsd, ModelCall
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class CompletedCall:
     """A model call that was answered: its reply, and its row for the ledger."""
 
     reply: ModelReply
-    call: ModelCallRecord
+    call: ModelCall
 
 
 class CalledModel(Protocol):
@@ -177,12 +177,12 @@ class BaseClient(Generic[M]):
         *,
         is_estimated: bool = False,
         cost: MicroUsd | None = None,
-    ) -> ModelCallRecord:
+    ) -> ModelCall:
         """A call's row for the ledger. `cost`: as the provider reports it, which wins over the price."""
         if cost is None and usage is not None:
             cost = cost_of(usage, self._price)
             is_estimated = is_estimated or (self._price is not None and self._price.is_estimated)
-        return ModelCallRecord(
+        return ModelCall(
             purpose=purpose,
             route=self.route,
             model=self.name,
@@ -237,7 +237,7 @@ async def _before(deadline: float | None, call: Awaitable[T]) -> T:
         raise ModelTimeout("the reply took too long") from error
 
 
-async def record_cancelled(ledger: Ledger, payer: Payer, call: ModelCallRecord) -> None:
+async def record_cancelled(ledger: Ledger, payer: Payer, call: ModelCall) -> None:
     """Record a call although whoever waited for it is cancelled, but hold nobody up for it."""
     with suppress(StateError, TimeoutError):
         async with asyncio.timeout(RECORD_SECONDS):

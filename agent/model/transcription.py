@@ -13,7 +13,7 @@ from agent.model.protocols.openai import openai_transport
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed
 from hermes_state.text import well_formed
-from hermes_state.values import CanonicalUsage, ModelCallRecord
+from hermes_state.values import CanonicalUsage, ModelCall
 
 PURPOSE: Final = "transcription"
 """Purpose of such calls in the ledger."""
@@ -59,7 +59,7 @@ class TranscriptionClient(BaseClient[TranscriptionModel]):
 
     async def transcribe(
         self, recording: bytes, name: str, *, payer: Payer, within: float | None = None
-    ) -> tuple[str, ModelCallRecord]:
+    ) -> tuple[str, ModelCall]:
         """Words of a recording, none if nothing was said, and the call's row for the ledger.
 
         `within`: seconds for all attempts together.

@@ -12,8 +12,8 @@ from hermes_state.values import (
     ChatId,
     ChatKey,
     Cursor,
-    InboundDeletion,
-    InboundEdit,
+    DeletionEvent,
+    EditEvent,
     InboundMessage,
     InboxId,
     Millis,
@@ -88,7 +88,7 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
 
 
 def _row(
-    event: InboundMessage | InboundEdit,
+    event: InboundMessage | EditEvent,
     chat_id: ChatId,
     payload: InboxPayload,
     *,
@@ -138,7 +138,7 @@ def _reply(event: AcceptedEvent, chat_id: ChatId, dedupe_key: str, kind: OutboxK
     )
 
 
-def apply_edit(db: Connection, edit: InboundEdit, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:
+def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:
     """Take over an edit: into the waiting row, or as a notice for the next turn. None: it is nothing to us.
 
     A notice is only for the conversation that saw the message, and never starts a turn.
@@ -165,7 +165,7 @@ def apply_edit(db: Connection, edit: InboundEdit, key: ChatKey, cursor: Cursor |
     return chat.id
 
 
-def apply_deletion(db: Connection, deletion: InboundDeletion, cursor: Cursor | None, now: Millis) -> int:
+def apply_deletion(db: Connection, deletion: DeletionEvent, cursor: Cursor | None, now: Millis) -> int:
     """Withdraw a message that still waits; returns how many rows that were."""
     if cursor is not None:
         inbox.advance_cursor(db, cursor)

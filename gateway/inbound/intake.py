@@ -33,8 +33,8 @@ from hermes_state.values import (
     ChatKind,
     Clock,
     Cursor,
-    InboundDeletion,
-    InboundEdit,
+    DeletionEvent,
+    EditEvent,
     InboundEvent,
     InboundMessage,
     Sender,
@@ -72,9 +72,9 @@ class GatewayIntake:
         match event:
             case InboundMessage():
                 await self._accept_message(event, cursor)
-            case InboundEdit():
+            case EditEvent():
                 await self._accept_edit(event, cursor)
-            case InboundDeletion():
+            case DeletionEvent():
                 if await self.store.write(apply_deletion, event, cursor, self.clock.now()):
                     log.info("inbox.withdrawn", chat=event.chat.name)
 
@@ -257,7 +257,7 @@ class GatewayIntake:
         if chat_id is not None:
             self.delivery.wake(chat_id)
 
-    async def _accept_edit(self, edit: InboundEdit, cursor: Cursor | None) -> None:
+    async def _accept_edit(self, edit: EditEvent, cursor: Cursor | None) -> None:
         if self.access.role_of(edit.sender.ref) is None:
             if cursor is not None:
                 await self.mark_seen(cursor)

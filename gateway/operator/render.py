@@ -5,7 +5,7 @@ from datetime import date, timedelta
 from itertools import groupby
 
 from gateway.operator.spending import CapUsage, InsightsReport, UsageReport, knows_cost
-from hermes_state.models.ledger import NO_CALLS, CallTotals
+from hermes_state.models.ledger import NO_CALLS, TotalUsage
 from hermes_state.text import dollars
 from hermes_state.values import MICROS
 
@@ -24,7 +24,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _UNKNOWN = "unknown"
 
 
-def money(spent: CallTotals) -> str:
+def money(spent: TotalUsage) -> str:
     """`$1.23`, `$1.23+` where further calls have no known price, `unknown` where none has."""
     if not knows_cost(spent):
         return _UNKNOWN
@@ -69,7 +69,7 @@ def _of(cap: CapUsage) -> str:
     return f"{dollars(cap.spent)} of {dollars(cap.limit)}{state}, `{cap.key}`"
 
 
-def _cost(spent: CallTotals) -> str:
+def _cost(spent: TotalUsage) -> str:
     if not knows_cost(spent):
         return "unknown, because nobody has told me the model's price (`costs.prices`)"
     cost = f"about {dollars(spent.cost)}" if spent.estimated_calls else dollars(spent.cost)
@@ -78,15 +78,15 @@ def _cost(spent: CallTotals) -> str:
     return f"{cost}, and {_count(spent.unpriced_calls, 'call')} at an unknown price (`costs.prices`)"
 
 
-def _amount(tokens: int, spent: CallTotals) -> str:
+def _amount(tokens: int, spent: TotalUsage) -> str:
     return f"about {tokens:,}" if spent.estimated_calls else f"{tokens:,}"
 
 
-def _reasoning(spent: CallTotals) -> str:
+def _reasoning(spent: TotalUsage) -> str:
     return f", {spent.reasoning_tokens:,} of them reasoning" if spent.reasoning_tokens else ""
 
 
-def _calls(spent: CallTotals) -> str:
+def _calls(spent: TotalUsage) -> str:
     notes = [
         f"{spent.failed_calls:,} failed" if spent.failed_calls else "",
         f"{spent.estimated_calls:,} estimated" if spent.estimated_calls else "",
@@ -101,7 +101,7 @@ def _purposes(usage: UsageReport) -> str:
     return f"; of these {named}" if named else ""
 
 
-def _for(spent: CallTotals) -> str:
+def _for(spent: TotalUsage) -> str:
     """` for $1.23` where the cost is known; that it is not stands above."""
     return f" for {money(spent)}" if knows_cost(spent) else ""
 
@@ -132,7 +132,7 @@ def insights_block(found: InsightsReport) -> str:
     return "\n\n".join(parts)
 
 
-def insights_notes(total: CallTotals) -> list[str]:
+def insights_notes(total: TotalUsage) -> list[str]:
     """Notes on what the figures do not say by themselves."""
     notes = []
     if not knows_cost(total):
@@ -150,7 +150,7 @@ def insights_notes(total: CallTotals) -> list[str]:
     return notes
 
 
-def _spans(days: Sequence[tuple[date, CallTotals]]) -> list[tuple[str, CallTotals]]:
+def _spans(days: Sequence[tuple[date, TotalUsage]]) -> list[tuple[str, TotalUsage]]:
     """Days, weeks or months with their names."""
     if len(days) <= MAX_DAYS:
         return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
@@ -161,11 +161,11 @@ def _spans(days: Sequence[tuple[date, CallTotals]]) -> list[tuple[str, CallTotal
     return [(f"{month:%b %y}", _sum(entries)) for month, entries in months]
 
 
-def _sum(entries: Iterable[tuple[date, CallTotals]]) -> CallTotals:
+def _sum(entries: Iterable[tuple[date, TotalUsage]]) -> TotalUsage:
     return sum((spent for _, spent in entries), NO_CALLS)
 
 
-def _chart(entries: Sequence[tuple[str, CallTotals]], *, by_cost: bool) -> str:
+def _chart(entries: Sequence[tuple[str, TotalUsage]], *, by_cost: bool) -> str:
     sizes = [spent.cost if by_cost else spent.total_tokens for _, spent in entries]
     most = max(sizes, default=0)
     lines = []
@@ -183,7 +183,7 @@ def _bar(size: int, most: int) -> str:
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
 
-def _table(head: str, entries: Sequence[tuple[str, CallTotals]], *, by_cost: bool) -> str:
+def _table(head: str, entries: Sequence[tuple[str, TotalUsage]], *, by_cost: bool) -> str:
     shown, rest = entries[:MAX_ENTRIES], entries[MAX_ENTRIES:]
     rows = [_row(_short(name), _value(spent, by_cost=by_cost), spent.calls) for name, spent in shown]
     if rest:
@@ -197,7 +197,7 @@ def _row(name: str, value: str, calls: int | str) -> str:
     return f"{name:<{NAME}}{value:>{VALUE}} {count:>{WIDTH - NAME - VALUE - 1}}"
 
 
-def _value(spent: CallTotals, *, by_cost: bool) -> str:
+def _value(spent: TotalUsage, *, by_cost: bool) -> str:
     if not by_cost:
         return _shortened(spent.total_tokens)
     text = money(spent)

@@ -21,7 +21,7 @@ from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
 from hermes_state.models.ledger import (
     NO_CALLS,
-    CallTotals,
+    TotalUsage,
     UsageRow,
     is_outdated,
     load_by_purpose,
@@ -81,15 +81,15 @@ class CapUsage:
 class UsageReport:
     """Usage of a conversation, of a chat, or with neither of the whole gateway."""
 
-    by_purpose: Mapping[str, CallTotals]
-    chat_today: CallTotals | None
-    today: CallTotals
+    by_purpose: Mapping[str, TotalUsage]
+    chat_today: TotalUsage | None
+    today: TotalUsage
     caps: tuple[CapUsage, ...]
     compressions: int | None
     """Number of compressions of a conversation; None for anything else."""
 
     @property
-    def spent(self) -> CallTotals:
+    def spent(self) -> TotalUsage:
         return sum(self.by_purpose.values(), NO_CALLS)
 
 
@@ -148,7 +148,7 @@ def _chat_name(db: Connection, place: LookupResult | None) -> str | None:
     return None if place is None else load_chat(db, place.chat_id).key.name
 
 
-def spent_row(spent: CallTotals) -> Report:
+def spent_row(spent: TotalUsage) -> Report:
     """Row of `--json`. `cost_usd` is None where nothing is known, else `unpriced_calls` come on top of it."""
     row = msgspec.structs.asdict(spent)
     cost = row.pop("cost")
@@ -156,7 +156,7 @@ def spent_row(spent: CallTotals) -> Report:
     return {"cost_usd": cost / MICROS if knows_cost(spent) else None, **row, **derived}
 
 
-def knows_cost(spent: CallTotals) -> bool:
+def knows_cost(spent: TotalUsage) -> bool:
     """True where the sum says anything: not when every call that used something has an unknown price."""
     return spent.cost > 0 or not spent.unpriced_calls
 
@@ -168,12 +168,12 @@ def knows_cost(spent: CallTotals) -> bool:
 class InsightsReport:
     """Spending of the last days, cut in four ways; all but the days are sorted by what they cost."""
 
-    days: tuple[tuple[date, CallTotals], ...]
+    days: tuple[tuple[date, TotalUsage], ...]
     """Every day, oldest first, also one on which nothing was spent."""
-    chats: tuple[tuple[str, CallTotals], ...]
-    models: tuple[tuple[str, CallTotals], ...]
-    purposes: tuple[tuple[str, CallTotals], ...]
-    total: CallTotals
+    chats: tuple[tuple[str, TotalUsage], ...]
+    models: tuple[tuple[str, TotalUsage], ...]
+    purposes: tuple[tuple[str, TotalUsage], ...]
+    total: TotalUsage
 
 
 NO_CHAT = "no chat"
@@ -213,19 +213,19 @@ def insights_report(db: Connection, settings: SpendingSettings, days: int) -> Re
     }
 
 
-def _rows(name: str, entries: Iterable[tuple[date | str, CallTotals]]) -> list[Report]:
+def _rows(name: str, entries: Iterable[tuple[date | str, TotalUsage]]) -> list[Report]:
     return [{name: str(key), **spent_row(spent)} for key, spent in entries]
 
 
-def _added(slices: Iterable[UsageRow], key: Callable[[UsageRow], Any]) -> dict[Any, CallTotals]:
-    sums: dict[Any, CallTotals] = {}
+def _added(slices: Iterable[UsageRow], key: Callable[[UsageRow], Any]) -> dict[Any, TotalUsage]:
+    sums: dict[Any, TotalUsage] = {}
     for one in slices:
         name = key(one)
         sums[name] = sums.get(name, NO_CALLS) + one.spent
     return sums
 
 
-def _sorted(sums: Mapping[str, CallTotals]) -> tuple[tuple[str, CallTotals], ...]:
+def _sorted(sums: Mapping[str, TotalUsage]) -> tuple[tuple[str, TotalUsage], ...]:
     return tuple(sorted(sums.items(), key=lambda entry: (-entry[1].cost, -entry[1].total_tokens, entry[0])))
 
 
@@ -274,6 +274,6 @@ def insights_of(report: Report) -> InsightsReport:
     )
 
 
-def spent_of(row: Report) -> CallTotals:
+def spent_of(row: Report) -> TotalUsage:
     """Sums from a row that `spent_row` made."""
-    return msgspec.convert({**row, "cost": micro_usd(row["cost_usd"] or 0.0)}, CallTotals)
+    return msgspec.convert({**row, "cost": micro_usd(row["cost_usd"] or 0.0)}, TotalUsage)

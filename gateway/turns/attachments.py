@@ -27,7 +27,7 @@ from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import FileTooLarge, MessageRejected, PlatformError
 from hermes_state.inbox import InboxRow, InboxState
-from hermes_state.journal import PreparedContent
+from hermes_state.journal import PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.writer import Store
@@ -121,7 +121,7 @@ class AttachmentHandler:
     clock: Clock
     folder: Path
 
-    async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedContent] | None:
+    async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedMessage] | None:
         """Read the files of `rows` into what their turn needs of them.
 
         None when a message held nothing but files that cannot be used: it was answered and settled, and the
@@ -130,7 +130,7 @@ class AttachmentHandler:
         if not any(row.payload.attachments for row in rows):
             return {}
         chat = await self.store.read(load_chat, chat_id)
-        prepared: dict[InboxId, PreparedContent] = {}
+        prepared: dict[InboxId, PreparedMessage] = {}
         is_whole = True
         for row in rows:
             if not row.payload.attachments:
@@ -145,7 +145,7 @@ class AttachmentHandler:
             body = MessageBody(
                 documents=tuple(gathered.documents), images=tuple(gathered.images), notes=tuple(gathered.notes)
             )
-            prepared[row.id] = PreparedContent(body=body, attachment_ids=tuple(gathered.ids))
+            prepared[row.id] = PreparedMessage(body=body, attachment_ids=tuple(gathered.ids))
         return prepared if is_whole else None
 
     async def _gather(self, chat: Chat, row: InboxRow) -> _PreparedParts:

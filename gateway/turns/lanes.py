@@ -23,7 +23,7 @@ from hermes_state import inbox, journal, outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState
-from hermes_state.journal import InboxMoved, PreparedContent, RunningTurn
+from hermes_state.journal import InboxMoved, PreparedMessage, RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.writer import Store
@@ -344,7 +344,7 @@ def _start_turn(
     db: Connection,
     chat_id: ChatId,
     inbox_ids: Sequence[InboxId],
-    prepared: Mapping[InboxId, PreparedContent],
+    prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
 ) -> RunningTurn:
     """Open a turn; where the last conversation has expired, its people are told why this one is new."""

@@ -25,7 +25,7 @@ from hermes_state.journal import RunningTurn
 from hermes_state.models import ledger
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_beginning
-from hermes_state.values import ChatId, Clock, LineageId, Millis, ModelCallRecord, Origin, Transcript
+from hermes_state.values import ChatId, Clock, LineageId, Millis, ModelCall, Origin, Transcript
 
 log = structlog.get_logger()
 
@@ -125,7 +125,7 @@ def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:
     return load_beginning(db, lineage_id, ROWS_READ)
 
 
-def _keep(db: Connection, lineage_id: LineageId, title: str, call: ModelCallRecord, now: Millis) -> bool:
+def _keep(db: Connection, lineage_id: LineageId, title: str, call: ModelCall, now: Millis) -> bool:
     """Pay for a title and give it to its conversation, unless people have named it meanwhile."""
     ledger.record(db, None, lineage_id, call, now)
     return sessions.give_title(db, lineage_id, title)

@@ -31,7 +31,7 @@ from hermes_state.errors import (
 from hermes_state.inbox import InboxRow
 from hermes_state.models import ledger
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCallRecord
+from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCall
 
 log = structlog.get_logger()
 
@@ -99,7 +99,7 @@ class Transcriber:
 
 
 def _keep(
-    db: Connection, row: InboxRow, recording: IncomingAttachment, text: str, call: ModelCallRecord, now: Millis
+    db: Connection, row: InboxRow, recording: IncomingAttachment, text: str, call: ModelCall, now: Millis
 ) -> None:
     ledger.record(db, None, None, call, now, chat_id=row.chat_id)
     if text:

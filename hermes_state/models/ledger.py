@@ -9,7 +9,7 @@ import msgspec
 
 from hermes_state.sessions import load_tip
 from hermes_state.store.sql import scalar, select, select_one
-from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCallRecord, SessionId, TurnId
+from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCall, SessionId, TurnId
 
 # Purpose: a row of the ledger.
 _RECORD_CALL = """
@@ -31,7 +31,7 @@ def record(
     db: Connection,
     turn_id: TurnId | None,
     lineage_id: LineageId | None,
-    call: ModelCallRecord,
+    call: ModelCall,
     now: Millis,
     chat_id: ChatId | None = None,
 ) -> None:
@@ -84,7 +84,7 @@ def note_report(
 NO_MONEY = MicroUsd(0)
 
 
-class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
+class TotalUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over model calls. Its names are also those of `usage --json`."""
 
     cost: MicroUsd = NO_MONEY
@@ -115,12 +115,12 @@ class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
         """Share of the prompts that was read from the provider's cache, in percent."""
         return self.cache_read_tokens * 100 // self.prompt_tokens if self.prompt_tokens else 0
 
-    def __add__(self, other: "CallTotals") -> "CallTotals":
+    def __add__(self, other: "TotalUsage") -> "TotalUsage":
         sums = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
-        return CallTotals(**sums)
+        return TotalUsage(**sums)
 
 
-NO_CALLS = CallTotals()
+NO_CALLS = TotalUsage()
 
 _SUMS = """coalesce(sum(cost_microusd), 0) AS "{0}cost", count(*) AS "{0}calls",
   coalesce(sum(outcome <> 'ok'), 0) AS "{0}failed_calls", coalesce(sum(estimated), 0) AS "{0}estimated_calls",
@@ -129,12 +129,12 @@ _SUMS = """coalesce(sum(cost_microusd), 0) AS "{0}cost", count(*) AS "{0}calls",
   coalesce(sum(cache_read_tokens), 0) AS "{0}cache_read_tokens",
   coalesce(sum(cache_write_tokens), 0) AS "{0}cache_write_tokens",
   coalesce(sum(reasoning_tokens), 0) AS "{0}reasoning_tokens\""""
-"""Columns of `CallTotals`; `{0}` is the prefix of their names."""
+"""Columns of `TotalUsage`; `{0}` is the prefix of their names."""
 
 
 def load_by_purpose(
     db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None
-) -> dict[str, CallTotals]:
+) -> dict[str, TotalUsage]:
     """Totals by purpose of a conversation over all its sessions, or else of a chat, or else of the whole gateway."""
     where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
     if whose is None:
@@ -144,11 +144,11 @@ def load_by_purpose(
     return {one.purpose: one.spent for one in select(db, UsageRow, query, (whose,))}
 
 
-def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> CallTotals:
+def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> TotalUsage:
     """Totals of a chat, or of the whole gateway, since then."""
     query = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ?"
     query, parameters = (query, (since,)) if chat_id is None else (f"{query} AND chat_id = ?", (since, chat_id))
-    return select_one(db, CallTotals, query, parameters) or NO_CALLS
+    return select_one(db, TotalUsage, query, parameters) or NO_CALLS
 
 
 # ---- caps, looked at before every call -------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     chat_id: ChatId | None
     model: str
     purpose: str
-    spent: CallTotals
+    spent: TotalUsage
 
 
 QUARTER_MILLIS = 15 * 60_000

@@ -112,7 +112,7 @@ def snippet_of(text: str, query: str) -> str:
     return _snippet(text, _pattern(parsed.wanted) if parsed is not None else None)
 
 
-class _FoldingTable(dict[int, str]):
+class _FoldingCache(dict[int, str]):
     """Every character to one without case and accent, as the index compares them; positions stay as they are."""
 
     def __missing__(self, code: int) -> str:
@@ -121,7 +121,7 @@ class _FoldingTable(dict[int, str]):
         return folded
 
 
-_folding = _FoldingTable()
+_folding = _FoldingCache()
 _WORD_OR_SIGN = re.compile(r"[^\W_]+|[^\w\s]")
 
 # What may stand before a word, and before a sign such as an emoji. Neither can take in a part of what follows it, and

@@ -16,7 +16,7 @@ import structlog
 
 from hermes_state.aio import Backoff
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, RateLimited, StoreUnavailable
-from hermes_state.values import Clock, Cursor, InboundDeletion, InboundEdit, InboundMessage, Millis
+from hermes_state.values import Clock, Cursor, DeletionEvent, EditEvent, InboundMessage, Millis
 from platforms.base import Intake
 from platforms.discord.inbound import PLATFORM, snowflake_at
 from platforms.discord.priority import PrioritySemaphore
@@ -62,7 +62,7 @@ class ChangeEvent:
     """Edit or deletion; it waits for what came before it in its channel."""
 
     channel_ref: str
-    event: InboundEdit | InboundDeletion
+    event: EditEvent | DeletionEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class EventQueue:
         await self._store(item.event, cursor)
         self._cursors[item.channel_ref] = seen
 
-    async def _store(self, event: InboundMessage | InboundEdit | InboundDeletion | None, cursor: Cursor | None) -> None:
+    async def _store(self, event: InboundMessage | EditEvent | DeletionEvent | None, cursor: Cursor | None) -> None:
         if event is not None:
             self._unstored.pop(event.event_ref, None)
         timer = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._start_listening)

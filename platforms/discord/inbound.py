@@ -14,8 +14,8 @@ from hermes_state.values import (
     ChatKey,
     ChatKind,
     Clock,
-    InboundDeletion,
-    InboundEdit,
+    DeletionEvent,
+    EditEvent,
     InboundMessage,
     IncomingAttachment,
     InputKind,
@@ -78,13 +78,13 @@ class EventReader:
             quote=quote,
         )
 
-    def edit(self, payload: discord.RawMessageUpdateEvent) -> InboundEdit | None:
+    def edit(self, payload: discord.RawMessageUpdateEvent) -> EditEvent | None:
         """Read an edit; None for changes that no person made: our own, and link previews that Discord adds."""
         message = payload.message
         edited_at = message.edited_at
         if edited_at is None or message.author.id == self._bot_id or message.type not in _SPOKEN:
             return None
-        return InboundEdit(
+        return EditEvent(
             event_ref=f"{self._event_ref(message.id)}:edit:{edited_at.isoformat()}",  # to the microsecond
             chat=self._chat(payload.channel_id),
             sender=_author(message),
@@ -93,9 +93,9 @@ class EventReader:
             sent_at=Millis(round(edited_at.timestamp() * 1000)),
         )
 
-    def deletion(self, channel_id: int, message_id: int) -> InboundDeletion:
+    def deletion(self, channel_id: int, message_id: int) -> DeletionEvent:
         """Read a deletion; Discord does not say when or by whom."""
-        return InboundDeletion(
+        return DeletionEvent(
             event_ref=f"{self._event_ref(message_id)}:delete",
             chat=self._chat(channel_id),
             message_ref=str(message_id),

@@ -9,7 +9,7 @@ from hermes_state.values import (
     AttachmentKind,
     ChatKey,
     ChatKind,
-    InboundEdit,
+    EditEvent,
     InboundMessage,
     IncomingAttachment,
     InputKind,
@@ -69,7 +69,7 @@ class ChatMigration:
     new_ref: str
 
 
-Received: TypeAlias = InboundMessage | InboundEdit | ChatMigration
+Received: TypeAlias = InboundMessage | EditEvent | ChatMigration
 
 
 def read_update(update: Update, bot: BotIdentity) -> Received | None:
@@ -111,13 +111,13 @@ def read_message(message: Message, bot: BotIdentity) -> InboundMessage | ChatMig
     )
 
 
-def read_edit(update: Update, message: Message, bot: BotIdentity) -> InboundEdit | None:
+def read_edit(update: Update, message: Message, bot: BotIdentity) -> EditEvent | None:
     """Read an edit; None when no text is left or it is not ours to read."""
     sender = _sender(message)
     raw = message.text or message.caption or ""
     if sender is None or not raw or (addressed := _addressed_text(message, raw, bot)) is None:
         return None
-    return InboundEdit(
+    return EditEvent(
         event_ref=bot.edit_key(update, message),
         chat=chat_key(message, bot.account),
         sender=sender,

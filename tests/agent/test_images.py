@@ -12,7 +12,7 @@ from agent.images import load_image_urls
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import ToolRegistry
 from hermes_state import journal
-from hermes_state.journal import PreparedContent, RunningTurn
+from hermes_state.journal import PreparedMessage, RunningTurn
 from hermes_state.values import Image, MessageBody
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.context.contexts import agent_of, dialled, look, summary_of
@@ -39,7 +39,7 @@ async def test_an_image_is_sent_as_a_data_url(
         clock=chat.clock,
     )
     inbox_id = await chat.receive("what is it?")
-    prepared = {inbox_id: PreparedContent(body=MessageBody(images=(picture(1),)))}
+    prepared = {inbox_id: PreparedMessage(body=MessageBody(images=(picture(1),)))}
     turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], prepared, chat.clock.now())
     await agent.run(turn, Sink())
     [_, image] = llm.requests.rows[0]["body"]["messages"][-1]["content"]
@@ -72,7 +72,7 @@ async def talk_over_pictures(chat: Chat, agent: SingleModelAgent, folder: Path, 
     for number in numbers:
         (folder / f"{number}.png").write_bytes(b"pixels")
         inbox_id = await chat.receive(f"What is in picture {number}?")
-        prepared = {inbox_id: PreparedContent(body=MessageBody(images=(picture(number),)))}
+        prepared = {inbox_id: PreparedMessage(body=MessageBody(images=(picture(number),)))}
         turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], prepared, chat.clock.now())
         await chat.finish(turn, await agent.run(turn, Sink()))
     return turn

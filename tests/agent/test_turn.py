@@ -16,7 +16,7 @@ from hermes_state.errors import ContextOverflow, ReplyMalformed, StoreUnavailabl
 from hermes_state.inbox import InboxMode
 from hermes_state.journal import ModelAnswer, RunningTurn, ToolResult, ToolRunState, TurnClosed, load_tool_runs
 from hermes_state.transcripts import load_view
-from hermes_state.values import Message, MessageRole, ModelCallRecord, Tokens, ToolCall, ToolEffect
+from hermes_state.values import Message, MessageRole, ModelCall, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agents import SingleModelAgent, TurnSettings
 from tests.clients import client_of
@@ -296,7 +296,7 @@ CALLS = (
     ToolCall(id="c2", name="write", arguments='{"n": 2}'),
     ToolCall(id="c3", name="gone", arguments='{"n": 3}'),
 )
-RECORD = ModelCallRecord(purpose="turn", route="r", model="m", outcome="ok", usage=None, took_ms=1)
+RECORD = ModelCall(purpose="turn", route="r", model="m", outcome="ok", usage=None, took_ms=1)
 
 
 async def _asked(chat: Chat, *calls: ToolCall) -> tuple[RunningTurn, Message]:

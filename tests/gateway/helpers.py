@@ -43,8 +43,8 @@ from hermes_state.values import (
     ChatKey,
     ChatKind,
     Cursor,
-    InboundDeletion,
-    InboundEdit,
+    DeletionEvent,
+    EditEvent,
     InboundMessage,
     IncomingAttachment,
     Message,
@@ -445,8 +445,8 @@ class TestGateway:
         await self.intake.accept(message, cursor)
         return message
 
-    async def edit(self, message: InboundMessage, text: str, *, sender: Sender | None = None) -> InboundEdit:
-        edit = InboundEdit(
+    async def edit(self, message: InboundMessage, text: str, *, sender: Sender | None = None) -> EditEvent:
+        edit = EditEvent(
             event_ref=f"{message.event_ref}:edit:{next(_numbers)}",
             chat=message.chat,
             sender=sender or message.sender,
@@ -459,7 +459,7 @@ class TestGateway:
 
     async def delete(self, message: InboundMessage) -> None:
         await self.intake.accept(
-            InboundDeletion(
+            DeletionEvent(
                 event_ref=f"{message.event_ref}:deleted",
                 chat=message.chat,
                 message_ref=message.message_ref,

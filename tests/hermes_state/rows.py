@@ -23,7 +23,7 @@ from hermes_state.values import (
     Message,
     MessageId,
     Millis,
-    ModelCallRecord,
+    ModelCall,
     Quote,
     SessionId,
     ToolCall,
@@ -33,7 +33,7 @@ from hermes_state.values import (
 START = Millis(1_767_225_600_000)  # 2026-01-01 00:00 UTC
 ANN = UserRef("telegram:1")
 BOB = UserRef("telegram:2")
-CALL = ModelCallRecord(
+CALL = ModelCall(
     purpose="turn",
     route="test",
     model="scripted",

@@ -8,7 +8,7 @@ from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import (
     InboxMoved,
     ModelAnswer,
-    PreparedContent,
+    PreparedMessage,
     ToolResult,
     ToolRunState,
     TurnClosed,
@@ -111,7 +111,7 @@ def test_what_became_of_the_attachments_is_stored_with_the_row(db: sqlite3.Conne
         (chat,),
     )
     body = MessageBody(documents=(Document(name="a.txt", text="words"),))
-    prepared = {row: PreparedContent(body=body, attachment_ids=(AttachmentId(5),))}
+    prepared = {row: PreparedMessage(body=body, attachment_ids=(AttachmentId(5),))}
     turn = journal.start_turn(db, chat, [row], prepared, START)
     [message] = load_messages(db, turn.lineage_id, 5)
     assert message.body == body

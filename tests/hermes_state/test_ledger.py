@@ -8,7 +8,7 @@ import pytest
 
 from hermes_state.models import ledger
 from hermes_state.models.ledger import (
-    CallTotals,
+    TotalUsage,
     cost_after,
     cost_of_chat,
     cost_of_conversation,
@@ -77,7 +77,7 @@ def test_conversations_are_apart_and_chats_are_the_sum_of_theirs(db: sqlite3.Con
     assert cost_of_chat(db, chat, Millis(START + 5)) == 250
     assert cost_of_chat(db, ChatId(chat + 1), START) == 0
     assert load_by_purpose(db, lineage_id=second.lineage_id) == {
-        "summary": CallTotals(
+        "summary": TotalUsage(
             calls=1,
             estimated_calls=1,
             input_tokens=10,
@@ -102,8 +102,8 @@ def test_a_day_is_read_once_and_then_only_what_is_new(db: sqlite3.Connection) ->
 
 
 def test_a_share_is_of_everything_that_was_read() -> None:
-    assert CallTotals(input_tokens=25, cache_read_tokens=70, cache_write_tokens=5).cache_percent == 70
-    assert CallTotals().cache_percent == 0
+    assert TotalUsage(input_tokens=25, cache_read_tokens=70, cache_write_tokens=5).cache_percent == 70
+    assert TotalUsage().cache_percent == 0
 
 
 def test_slices_tell_quarters_of_an_hour_chats_models_and_purposes_apart(db: sqlite3.Connection) -> None:

@@ -37,8 +37,8 @@ from hermes_state.values import (
     ChatKey,
     ChatKind,
     Cursor,
-    InboundDeletion,
-    InboundEdit,
+    DeletionEvent,
+    EditEvent,
     InboundEvent,
     InboundMessage,
     InputKind,
@@ -46,7 +46,7 @@ from hermes_state.values import (
 )
 from platforms.base import AdapterState, PlatformAdapter, Preview, SendRequest
 
-Event = TypeVar("Event", InboundMessage, InboundEdit, InboundDeletion)
+Event = TypeVar("Event", InboundMessage, EditEvent, DeletionEvent)
 
 Trouble = Literal["refused", "answer_lost", "flood", "blocked", "rejected"]
 """What goes wrong with the next send: the connection is refused (or the service says that nothing happened);
@@ -365,7 +365,7 @@ class AdapterContract:
             ref = await harness.write("firts")
             await intake.wait_for(1)
             await harness.edit(ref, "first")
-            edit = await intake.next_of(InboundEdit)
+            edit = await intake.next_of(EditEvent)
         assert (edit.message_ref, edit.text, edit.chat) == (ref, "first", harness.direct_chat)
         assert edit.event_ref != intake.messages[0].event_ref
 
@@ -374,7 +374,7 @@ class AdapterContract:
             ref = await harness.write("never mind")
             await intake.wait_for(1)
             await harness.delete(ref)
-            deletion = await intake.next_of(InboundDeletion)
+            deletion = await intake.next_of(DeletionEvent)
         assert (deletion.message_ref, deletion.chat) == (ref, harness.direct_chat)
 
     async def test_a_reply_quotes_what_it_answers(self, harness: AdapterHarness, intake: RecordingIntake) -> None:

@@ -26,7 +26,7 @@ from hermes_state.values import (
     ConversationRef,
     LineageId,
     Millis,
-    ModelCallRecord,
+    ModelCall,
     Origin,
     Tokens,
     ToolEffect,
@@ -42,7 +42,7 @@ CONTEXT = 8_192
 OUTPUT = 2_048
 """Of `lab-8k`: compressed from 4,096 tokens on, by hygiene from 5,530 on, without room from 5,653 on, full at 6,144."""
 WORDS = "The quick brown fox jumps over the lazy dog and runs through the forest. " * 5
-UNPAID = ModelCallRecord(purpose="turn", route="none", model="none", outcome="ok", usage=None, took_ms=0)
+UNPAID = ModelCall(purpose="turn", route="none", model="none", outcome="ok", usage=None, took_ms=0)
 
 
 class SetClock(FixedClock):

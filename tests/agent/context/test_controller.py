@@ -21,7 +21,7 @@ from agent.tools.registry import Tool, ToolContext
 from agent.turn import MAX_OVERFLOWS, Answer
 from hermes_state import journal, sessions
 from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
-from hermes_state.journal import PreparedContent, RunningTurn
+from hermes_state.journal import PreparedMessage, RunningTurn
 from hermes_state.models.profiles import save_calibration
 from hermes_state.values import (
     EstimatedTokens,
@@ -333,7 +333,7 @@ async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
     await fill(chat, agent, 12_000)
     inbox_id = await chat.receive("what is it?")
     body = MessageBody(images=(Image(attachment_id=1, mime="image/png", path="1.png"),))
-    started = {inbox_id: PreparedContent(body=body)}
+    started = {inbox_id: PreparedMessage(body=body)}
     turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], started, chat.clock.now())
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
     await answer(chat, agent, turn)

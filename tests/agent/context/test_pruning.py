@@ -9,7 +9,7 @@ from agent.context.pruning import MAX_DEPTH, PrunedTranscript, PruneStyle, prune
 from hermes_state import journal
 from hermes_state.journal import ModelAnswer, ToolResult, ToolRunState
 from hermes_state.redaction import Redactor
-from hermes_state.values import CanonicalUsage, Message, MessageBody, MessageRole, ModelCallRecord, ToolCall
+from hermes_state.values import CanonicalUsage, Message, MessageBody, MessageRole, ModelCall, ToolCall
 from tests.agent.conftest import Chat
 from tests.agent.context.histories import PASSAGES
 from tests.agent.context.rows import answer, human, result, row
@@ -204,7 +204,7 @@ def test_no_part_of_a_secret_is_left_where_something_is_cut(words: str, style: P
 async def test_the_id_in_a_stub_opens_the_whole_result(chat: Chat) -> None:
     turn = await chat.start("look")
     asked_for = ToolCall(id="a", name="look", arguments='{"path": "/srv/a"}')
-    used = ModelCallRecord(
+    used = ModelCall(
         purpose="turn", route="r", model="m", outcome="ok", usage=CanonicalUsage(input=1, output=1), took_ms=1
     )
     step = ModelAnswer(text="", calls=(asked_for,), call=used, reported_prompt_tokens=None)

@@ -28,7 +28,7 @@ from hermes_state.errors import (
     SpendingCapExceeded,
     StoreUnavailable,
 )
-from hermes_state.values import CanonicalUsage, MicroUsd, ModelCallRecord, ToolCall
+from hermes_state.values import CanonicalUsage, MicroUsd, ModelCall, ToolCall
 from tests.agent.context.rows import human
 from tests.clients import RecordedCalls
 
@@ -64,7 +64,7 @@ class Scripted:
 
 async def run(
     model: Scripted, price: Price | None = None, caps: Caps | None = None
-) -> tuple[CompletedCall | ModelError, Sequence[ModelCallRecord], list[str]]:
+) -> tuple[CompletedCall | ModelError, Sequence[ModelCall], list[str]]:
     ledger = RecordedCalls()
     shown: list[str] = []
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
@@ -244,11 +244,11 @@ async def test_a_call_that_is_cut_off_is_in_the_ledger_with_an_estimate() -> Non
 
 async def test_who_cuts_a_call_off_is_not_held_up_by_a_database_that_takes_nothing() -> None:
     class Refusing(RecordedCalls):
-        async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+        async def record(self, payer: Payer, call: ModelCall) -> None:
             raise StoreUnavailable("locked")
 
     class Hanging(RecordedCalls):
-        async def record(self, payer: Payer, call: ModelCallRecord) -> None:
+        async def record(self, payer: Payer, call: ModelCall) -> None:
             await asyncio.Event().wait()
 
     for ledger in (Refusing(), Hanging()):

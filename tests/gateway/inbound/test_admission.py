@@ -17,8 +17,8 @@ from hermes_state.values import (
     ChatId,
     ChatKind,
     Cursor,
-    InboundDeletion,
-    InboundEdit,
+    DeletionEvent,
+    EditEvent,
     InboundMessage,
     Millis,
     Sender,
@@ -148,8 +148,8 @@ def test_the_same_reason_is_told_once(db: sqlite3.Connection) -> None:
 # ---- edits
 
 
-def edit(text: str, *, number: int = 1, sender: Sender = ANN, event: str = "e") -> InboundEdit:
-    return InboundEdit(
+def edit(text: str, *, number: int = 1, sender: Sender = ANN, event: str = "e") -> EditEvent:
+    return EditEvent(
         event_ref=f"7:{number}:{event}:{text}",
         chat=key_of(),
         sender=sender,
@@ -235,8 +235,8 @@ def test_an_edit_from_another_conversation_is_ignored(db: sqlite3.Connection) ->
 # ---- deletions
 
 
-def deletion(number: int = 1) -> InboundDeletion:
-    return InboundDeletion(event_ref=f"7:{number}:gone", chat=key_of(), message_ref=str(number), sent_at=START)
+def deletion(number: int = 1) -> DeletionEvent:
+    return DeletionEvent(event_ref=f"7:{number}:gone", chat=key_of(), message_ref=str(number), sent_at=START)
 
 
 def test_a_deleted_message_that_waits_is_withdrawn(db: sqlite3.Connection) -> None:

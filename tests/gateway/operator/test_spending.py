@@ -33,7 +33,7 @@ from gateway.operator.spending import (
 )
 from hermes_state.errors import CommandError, SpendingCapExceeded
 from hermes_state.models import ledger
-from hermes_state.models.ledger import CallTotals
+from hermes_state.models.ledger import TotalUsage
 from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, ChatId, MicroUsd, Millis
 from tests.hermes_state.rows import CALL, START, exchange, make_chat, migrated
@@ -181,15 +181,15 @@ def test_what_the_whole_gateway_spends_is_for_those_who_may_know(db: sqlite3.Con
 @pytest.mark.parametrize(
     ("spent", "said"),
     [
-        (CallTotals(), "$0.00"),
-        (CallTotals(cost=MicroUsd(1)), "<$0.0001"),
-        (CallTotals(cost=MicroUsd(4_200)), "$0.0042"),
-        (CallTotals(cost=MicroUsd(12_345_678)), "$12.35"),
-        (CallTotals(unpriced_calls=2), "unknown"),
-        (CallTotals(cost=MicroUsd(1_500_000), unpriced_calls=1), "$1.50+"),
+        (TotalUsage(), "$0.00"),
+        (TotalUsage(cost=MicroUsd(1)), "<$0.0001"),
+        (TotalUsage(cost=MicroUsd(4_200)), "$0.0042"),
+        (TotalUsage(cost=MicroUsd(12_345_678)), "$12.35"),
+        (TotalUsage(unpriced_calls=2), "unknown"),
+        (TotalUsage(cost=MicroUsd(1_500_000), unpriced_calls=1), "$1.50+"),
     ],
 )
-def test_money_is_never_less_than_it_is(spent: CallTotals, said: str) -> None:
+def test_money_is_never_less_than_it_is(spent: TotalUsage, said: str) -> None:
     assert money(spent) == said
 
 
@@ -218,7 +218,7 @@ def test_a_chart_has_a_line_for_every_day_and_bars_as_long_as_what_was_spent(db:
 
 _amounts = st.integers(0, 10**11)
 _spent = st.builds(
-    CallTotals,
+    TotalUsage,
     calls=st.integers(0, 10**8),
     failed_calls=st.integers(0, 100),
     input_tokens=_amounts,
@@ -232,10 +232,10 @@ _named = st.lists(st.tuples(st.text("abc-/:é", min_size=1, max_size=60), _spent
 
 @given(days=st.lists(_spent, min_size=1, max_size=366), chats=_named, models=_named, total=_spent)
 def test_whatever_was_spent_fits_a_phone(
-    days: list[CallTotals],
-    chats: tuple[tuple[str, CallTotals], ...],
-    models: tuple[tuple[str, CallTotals], ...],
-    total: CallTotals,
+    days: list[TotalUsage],
+    chats: tuple[tuple[str, TotalUsage], ...],
+    models: tuple[tuple[str, TotalUsage], ...],
+    total: TotalUsage,
 ) -> None:
     entries = tuple((date(2026, 1, 1) + timedelta(days=number), spent) for number, spent in enumerate(days))
     found = InsightsReport(days=entries, chats=chats, models=models, purposes=(), total=total)
@@ -256,7 +256,7 @@ def test_without_any_price_the_chart_counts_tokens(db: sqlite3.Connection) -> No
 
 
 @given(spent=_spent)
-def test_a_row_tells_everything(spent: CallTotals) -> None:
+def test_a_row_tells_everything(spent: TotalUsage) -> None:
     row = json.loads(json.dumps(spent_row(spent)))
     assert spent_of(row) == spent
 

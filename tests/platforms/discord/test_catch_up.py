@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state.errors import PlatformUnavailable
-from hermes_state.values import ChatKind, InboundDeletion, Millis, SystemClock
+from hermes_state.values import ChatKind, DeletionEvent, Millis, SystemClock
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness
 
@@ -120,10 +120,10 @@ async def test_live_messages_wait_for_the_missed_ones_of_their_channel_only(
         await intake.wait_for(1)
         assert texts(intake) == ["elsewhere"]
         await intake.wait_for(2)
-        await eventually(lambda: len(intake.of(InboundDeletion)) == 1, "the deletion follows")
+        await eventually(lambda: len(intake.of(DeletionEvent)) == 1, "the deletion follows")
     assert "missed" in texts(intake)
     kinds = [type(event).__name__ for event in intake.events if event.chat == harness.direct_chat]
-    assert kinds[-1] == "InboundDeletion"
+    assert kinds[-1] == "DeletionEvent"
 
 
 async def test_the_cursor_passes_nothing_that_was_not_stored(harness: DiscordHarness, intake: RecordingIntake) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hermes_state.errors import MessageRejected, PlatformUnavailable
-from hermes_state.values import AttachmentKind, ChatKind, InboundEdit, InboundMessage, IncomingAttachment
+from hermes_state.values import AttachmentKind, ChatKind, EditEvent, InboundMessage, IncomingAttachment
 from platforms.discord.files import FileRef
 from tests.platforms.contract import RecordingIntake, request, running
 from tests.platforms.discord.harness import ALICE, BOB, BOT, GENERAL, DiscordHarness, chat
@@ -123,10 +123,10 @@ async def test_a_link_preview_is_no_edit(live: DiscordHarness, intake: Recording
     raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
     await live.post("event", {"t": "MESSAGE_UPDATE", "d": {**raw, "embeds": [{"title": "Example", "type": "link"}]}})
     await live.post("edit", {"channel_id": GENERAL, "message_id": message.message_ref, "content": f"<@{BOT}> fixed"})
-    edit = await intake.next_of(InboundEdit)
+    edit = await intake.next_of(EditEvent)
     assert edit.text == "fixed"
     assert edit.sender.id == ALICE
-    assert len(intake.of(InboundEdit)) == 1
+    assert len(intake.of(EditEvent)) == 1
 
 
 async def test_each_edit_is_an_event_of_its_own_and_a_replay_is_not(
@@ -139,7 +139,7 @@ async def test_each_edit_is_an_event_of_its_own_and_a_replay_is_not(
     raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
     await live.post("event", {"t": "MESSAGE_UPDATE", "d": raw})
     await heard(live, intake, "afterwards")
-    assert [edit.text for edit in intake.of(InboundEdit)] == ["two", "three"]
+    assert [edit.text for edit in intake.of(EditEvent)] == ["two", "three"]
 
 
 async def test_a_replayed_message_keeps_its_event_ref(live: DiscordHarness, intake: RecordingIntake) -> None:

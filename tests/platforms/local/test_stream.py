@@ -22,7 +22,7 @@ from hermes_state.values import (
     InboundMessage,
     InboxId,
     MessageId,
-    ModelCallRecord,
+    ModelCall,
     ToolCall,
     TurnId,
 )
@@ -32,7 +32,7 @@ from platforms.local.stream import MAX_EVENTS, ChatStream, encode
 from tests.platforms.contract import RecordingIntake, request, running
 from tests.platforms.local.harness import LocalHarness, Screen
 
-CALL = ModelCallRecord(purpose="turn", route="main", model="m", outcome="ok", usage=None, took_ms=1)
+CALL = ModelCall(purpose="turn", route="main", model="m", outcome="ok", usage=None, took_ms=1)
 
 
 class StoringIntake(RecordingIntake):

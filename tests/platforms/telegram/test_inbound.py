@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from telegram import Update
 
-from hermes_state.values import AttachmentKind, ChatKind, InboundEdit, InboundMessage
+from hermes_state.values import AttachmentKind, ChatKind, EditEvent, InboundMessage
 from platforms.telegram.inbound import BotIdentity, ChatMigration, Received, read_update
 from tests.fakes import tg_markup
 
@@ -232,7 +232,7 @@ def test_another_bot_is_marked_as_one() -> None:
 
 def test_an_edit_carries_the_new_text_and_its_time() -> None:
     received = read("edited_message", text="/title@our_bot New", chat=GROUP, edit_date=1_700_000_100)
-    assert isinstance(received, InboundEdit)
+    assert isinstance(received, EditEvent)
     assert (received.text, received.message_ref) == ("/title New", "7")
     assert received.sent_at == 1_700_000_100_000
 
