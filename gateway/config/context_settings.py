@@ -22,82 +22,45 @@ def _existing_mode(value: object) -> object:
 class CompressionConfig(BaseConfig):
     """Compressing conversations before they outgrow the model's window."""
 
-    enabled: bool = setting(True, text="Compress by itself. Off: only `/compress` does.")
-    mode: Annotated[Literal["blocking"], AnyCase, BeforeValidator(_existing_mode)] = setting(
-        "blocking", text="`blocking`: a compression that is due is finished before the next model call."
-    )
-    threshold: float = setting(
-        0.50,
-        ge=0.001,
-        le=1.0,
-        unit="of the context window",
-        text="Where the agent compresses. At most 75 % of the input window, whatever is set.",
-    )
-    target_ratio: float = setting(
-        0.20,
-        ge=0.10,
-        le=0.80,
-        unit="of the threshold",
-        text="What the newest messages, which stay as they are, may take.",
-    )
-    tail_mode: Annotated[Literal["fraction", "lean"], AnyCase] = setting(
-        "fraction",
-        text="`fraction`: the kept end is `target_ratio` of the threshold. `lean`: 2.5 % of the window, 10,000 to "
-        "25,000 tokens.",
-    )
-    protect_last_n: int = setting(
-        20,
-        ge=1,
-        le=1_000,
-        unit="messages",
-        text="Newest messages that stay, as long as they take no more than half again of their share.",
-    )
-    protect_first_n: int = setting(
-        3, ge=0, le=100, unit="messages", text="First messages that stay, within 4,000 tokens."
-    )
-    protect_first: Annotated[Literal["always", "first"], AnyCase] = setting(
-        "always", text="`first`: the beginning is kept by the first compression only."
-    )
-    minimum_context_length: int = setting(
-        64_000,
-        ge=0,
-        le=20_000_000,
-        unit="tokens",
-        text="The threshold is not below it, on windows at least twice as large.",
-    )
-    maximum_threshold_tokens: int | None = setting(
-        None, ge=1_024, le=20_000_000, unit="tokens", text="The threshold is not above it."
-    )
-    summary_model: str | None = setting(
-        None, text="Model that writes summaries; wins over `auxiliary.compression.model`."
-    )
-    summary_budget: Annotated[Literal["proportional", "stepped"], AnyCase] = setting(
-        "proportional", text="Length of a summary: a fifth of what it stands for, or a share that falls with its size."
-    )
-    summary_max_tokens: int = setting(
-        12_000, ge=256, le=200_000, unit="tokens", text="A summary is not asked to be longer."
-    )
-    summary_template: str | None = setting(
-        None, default_text="thirteen headings", text="Headings and explanations that a summary has to follow instead."
-    )
-    prune_style: Annotated[Literal["stub", "placeholder", "excerpt"], AnyCase] = setting(
-        "stub", text="What a summary is shown of long tool results: one telling line, one bare line, or both ends."
-    )
-    note_in_system: bool = setting(
-        True, text="Add one sentence on compressed parts to the system prompt at the first compression."
-    )
-    abort_on_summary_failure: bool = setting(
-        False,
-        text="While there is room, leave a conversation as it is when no model can summarise it, whatever the reason.",
-    )
-    pressure_levels: Fractions = setting(
-        (), default_text="off", text="Shares of the window, such as `[0.65, 0.75]`, at which a chat is told."
-    )
-    models: dict[str, dict[str, Any]] = setting(
-        {},
-        default_text="none",
-        text="Other values for some models: a pattern such as `gpt-5*`, and below it any of these keys.",
-    )
+    enabled: bool = True
+    """Compress by itself. Off: only `/compress` does."""
+    mode: Annotated[Literal["blocking"], AnyCase, BeforeValidator(_existing_mode)] = "blocking"
+    """`blocking`: a compression that is due is finished before the next model call."""
+    threshold: float = setting(0.50, ge=0.001, le=1.0, unit="of the context window")
+    """Size of the prompt from which on the agent compresses. At most 75 % of the input window, whatever is set."""
+    target_ratio: float = setting(0.20, ge=0.10, le=0.80, unit="of the threshold")
+    """Share of the newest messages, which stay as they are."""
+    tail_mode: Annotated[Literal["fraction", "lean"], AnyCase] = "fraction"
+    """`fraction`: the kept end is `target_ratio` of the threshold. `lean`: 2.5 % of the window, 10,000 to 25,000
+    tokens."""
+    protect_last_n: int = setting(20, ge=1, le=1_000, unit="messages")
+    """Newest messages that stay, as long as they take no more than half again of their share."""
+    protect_first_n: int = setting(3, ge=0, le=100, unit="messages")
+    """First messages that stay, within 4,000 tokens."""
+    protect_first: Annotated[Literal["always", "first"], AnyCase] = "always"
+    """`first`: the beginning is kept by the first compression only."""
+    minimum_context_length: int = setting(64_000, ge=0, le=20_000_000, unit="tokens")
+    """The threshold is not below it, on windows at least twice as large."""
+    maximum_threshold_tokens: int | None = setting(None, ge=1_024, le=20_000_000, unit="tokens")
+    """The threshold is not above it."""
+    summary_model: str | None = None
+    """Model that writes summaries; wins over `auxiliary.compression.model`."""
+    summary_budget: Annotated[Literal["proportional", "stepped"], AnyCase] = "proportional"
+    """Length of a summary: a fifth of what it stands for, or a share that falls with its size."""
+    summary_max_tokens: int = setting(12_000, ge=256, le=200_000, unit="tokens")
+    """A summary is not asked to be longer."""
+    summary_template: str | None = setting(None, default_text="thirteen headings")
+    """Headings and explanations that a summary has to follow instead."""
+    prune_style: Annotated[Literal["stub", "placeholder", "excerpt"], AnyCase] = "stub"
+    """Form in which a summary is shown long tool results: one telling line, one bare line, or both ends."""
+    note_in_system: bool = True
+    """Add one sentence on compressed parts to the system prompt at the first compression."""
+    abort_on_summary_failure: bool = False
+    """While there is room, leave a conversation as it is when no model can summarise it, whatever the reason."""
+    pressure_levels: Fractions = setting((), default_text="off")
+    """Shares of the window, such as `[0.65, 0.75]`, at which a chat is told."""
+    models: dict[str, dict[str, Any]] = setting({}, default_text="none")
+    """Other values for some models: a pattern such as `gpt-5*`, and below it any of these keys."""
 
     @field_validator("models", mode="before")
     @classmethod
@@ -129,23 +92,12 @@ class CompressionConfig(BaseConfig):
 class HygieneConfig(BaseConfig):
     """The gateway's own look at a conversation, before a turn begins."""
 
-    threshold: float = setting(
-        0.85,
-        ge=0.85,
-        le=0.95,
-        unit="of the context window",
-        text="Where it compresses; at 90 % of the input window at the latest.",
-    )
-    hard_message_limit: int = setting(
-        5_000, ge=50, le=1_000_000, unit="messages", text="Compress from so many messages on, whatever their size."
-    )
-    hold_seconds: float = setting(
-        10,
-        ge=0,
-        le=120,
-        unit="seconds",
-        text="How long a turn waits for it that could also begin; the summary is then taken in when it is there.",
-    )
+    threshold: float = setting(0.85, ge=0.85, le=0.95, unit="of the context window")
+    """Size of the prompt from which on it compresses; at 90 % of the input window at the latest."""
+    hard_message_limit: int = setting(5_000, ge=50, le=1_000_000, unit="messages")
+    """Compress from so many messages on, whatever their size."""
+    hold_seconds: float = setting(10, ge=0, le=120, unit="seconds")
+    """Longest wait for it of a turn that could also begin; the summary is then taken in when it is there."""
 
 
 Mode: TypeAlias = Literal["auto", "same-as-main", "custom"]
@@ -159,27 +111,26 @@ def _mode_or_off(value: object) -> object:
 class AuxiliaryTaskConfig(BaseConfig):
     """A model of its own for a task of the gateway."""
 
-    mode: Annotated[Mode | None, AnyCase] = setting(
-        None, default_text="`auxiliary.mode`", text="As `auxiliary.mode`, for this task alone."
-    )
-    model: str | None = setting(
-        None, text="Name or alias of the model that does it; not set: the one that the mode picks."
-    )
+    mode: Annotated[Mode | None, AnyCase] = setting(None, default_text="`auxiliary.mode`")
+    """As `auxiliary.mode`, for this task alone."""
+    model: str | None = None
+    """Name or alias of the model that does it; not set: the one that the mode picks."""
     protocol: Annotated[Protocol | None, AnyCase] = setting(
-        None,
-        default_text="`model.protocol` at the same API, else `chat_completions`",
-        text="How that model is spoken to.",
+        None, default_text="`model.protocol` at the same API, else `chat_completions`"
     )
-    base_url: Url | None = setting(None, default_text="`model.base_url`", text="Root of its API.")
-    api_key: Secret | None = setting(None, default_text="`model.api_key`", text="Key for that API.")
+    """Protocol of that API."""
+    base_url: Url | None = setting(None, default_text="`model.base_url`")
+    """Root of its API."""
+    api_key: Secret | None = setting(None, default_text="`model.api_key`")
+    """Key for that API."""
     context_length: int | None = setting(
         None,
         ge=1_024,
         le=20_000_000,
         unit="tokens",
         default_text="from the built-in list, else `model.context_length`, else 32768",
-        text="Its context window; bounds what it is shown, never where conversations are compressed.",
     )
+    """Its context window; bounds what it is shown, never where conversations are compressed."""
 
 
 class CompressionTaskConfig(AuxiliaryTaskConfig):
@@ -193,22 +144,19 @@ class FlushTaskConfig(AuxiliaryTaskConfig):
 class TitleTaskConfig(AuxiliaryTaskConfig):
     """Model that names conversations without a title; asked once each, after the first answer."""
 
-    mode: Annotated[Mode | Literal["off"] | None, BeforeValidator(_mode_or_off), AnyCase] = setting(  # type: ignore[assignment]  # one word more
-        None,
-        default_text="`auxiliary.mode`",
-        text="As `auxiliary.mode`, for this task alone. `off`: conversations are called what people call them.",
-    )
+    mode: Annotated[Mode | Literal["off"] | None, BeforeValidator(_mode_or_off), AnyCase] = setting(
+        None, default_text="`auxiliary.mode`"
+    )  # type: ignore[assignment]  # one word more
+    """As `auxiliary.mode`, for this task alone. `off`: conversations are called what people call them."""
 
 
 class AuxiliaryConfig(BaseConfig):
     """Models for the gateway's own work, such as summaries."""
 
-    mode: Annotated[Mode, AnyCase] = setting(
-        "auto",
-        text="`auto`: the conversation's own model. `same-as-main`: the one of `model`, whatever `/model` chose. "
-        "`custom`: the one named below; a task that names none has the conversation's own. A model that a task names "
-        "does it in any mode.",
-    )
+    mode: Annotated[Mode, AnyCase] = "auto"
+    """`auto`: the conversation's own model. `same-as-main`: the one of `model`, whatever `/model` chose. `custom`: the
+    one named below; a task that names none has the conversation's own. A model that a task names does it in any
+    mode."""
     compression: CompressionTaskConfig = Field(default_factory=CompressionTaskConfig)
     flush: FlushTaskConfig = Field(default_factory=FlushTaskConfig)
     title: TitleTaskConfig = Field(default_factory=TitleTaskConfig)
@@ -227,14 +175,16 @@ class AuxiliaryConfig(BaseConfig):
 class ContextEngineConfig(BaseConfig):
     """Context engine: the code that compresses."""
 
-    engine: Annotated[str, Trimmed] = setting(
-        "compressor", text="The built-in `compressor`, or a plugin's name; `hermes-gateway plugins list` shows them."
-    )
+    engine: Annotated[str, Trimmed] = "compressor"
+    """The built-in `compressor`, or a plugin's name; `hermes-gateway plugins list` shows them."""
 
 
 class NoticeConfig(BaseConfig):
     """Notices to a chat about the room of its conversation; never to the model."""
 
-    pressure: bool = setting(True, text="At 85 % of the threshold, once each time it is crossed.")
-    accuracy: bool = setting(True, text="From the second compression on: that details may have been lost.")
-    waiting: bool = setting(True, text="After 5 seconds of waiting for a compression that nobody asked for.")
+    pressure: bool = True
+    """At 85 % of the threshold, once each time it is crossed."""
+    accuracy: bool = True
+    """From the second compression on: that details may have been lost."""
+    waiting: bool = True
+    """After 5 seconds of waiting for a compression that nobody asked for."""

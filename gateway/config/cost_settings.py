@@ -46,24 +46,18 @@ def _dollars(key: str, value: object) -> float:
 Prices = Annotated[dict[str, dict[str, float]], BeforeValidator(_price_list)]
 
 
-def _cap(text: str) -> Any:
-    return setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off", text=text)
-
-
 class CostConfig(BaseConfig):
     """Prices of model calls, and caps on spending."""
 
-    prices: Prices = setting(
-        {},
-        default_text="built in for well-known models",
-        text="Price of models, in US dollars for a million tokens: a pattern such as `gpt-5*`, and below it `input`, "
-        "`output` and, where they differ, `cache_read` and `cache_write`. The longest pattern wins.",
-    )
-    daily_cap: OffOrNumber = _cap(
-        "What the whole gateway may spend in a day, which begins at midnight in `agent.time_zone`."
-    )
-    chat_daily_cap: OffOrNumber = _cap("What one chat may spend in a day.")
-    conversation_cap: OffOrNumber = _cap("What one conversation may cost, from `/new` to `/new`.")
+    prices: Prices = setting({}, default_text="built in for well-known models")
+    """Price of models, in US dollars for a million tokens: a pattern such as `gpt-5*`, and below it `input`, `output`
+    and, where they differ, `cache_read` and `cache_write`. The longest pattern wins."""
+    daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
+    """Most that the whole gateway may spend in a day, which begins at midnight in `agent.time_zone`."""
+    chat_daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
+    """Most that one chat may spend in a day."""
+    conversation_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
+    """Most that one conversation may cost, from `/new` to `/new`."""
 
     @property
     def has_caps(self) -> bool:

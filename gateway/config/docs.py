@@ -1,14 +1,16 @@
-"""Documentation of the settings: one row per key, made from the classes so that it cannot drift from them."""
+"""Documentation of the settings: one row per key, made from the classes and the docstrings below their fields."""
 
+import ast
+import inspect
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.config.fields import FIELDS, dotted, needs_restart, variable_name
-from gateway.config.settings import Config
-from gateway.config.types import field_choices, field_notes, field_range, is_secret
+from gateway.config.fields import BLOCKS, FIELDS, dotted, needs_restart, variable_name
+from gateway.config.types import BaseConfig, field_choices, field_notes, field_range, is_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,7 @@ class SettingRow:
 
 def describe_settings() -> tuple[SettingRow, ...]:
     """Every setting, in the order of the file."""
+    texts = {key: _field_docstrings(block) for key, block in BLOCKS.items()}
     return tuple(
         SettingRow(
             key=dotted(key),
@@ -32,7 +35,7 @@ def describe_settings() -> tuple[SettingRow, ...]:
             default=_default(field),
             allowed=_allowed(field),
             needs_restart=needs_restart(key),
-            text=field.description or "",
+            text=texts[key[:-1]][key[-1]],
         )
         for key, field in FIELDS.items()
     )
@@ -42,25 +45,30 @@ def settings_markdown() -> str:
     """The tables of `docs/configuration.md`, a heading and a table for each block."""
     rows = describe_settings()
     parts: list[str] = []
-    for block, text in _blocks(Config).items():
-        parts.append(f"### {block}\n\n{text}\n")
+    for key, block in BLOCKS.items():
+        parts.append(f"### {dotted(key)}\n\n{(block.__doc__ or '').splitlines()[0]}\n")
         parts.append("| key | default | allowed | reload | meaning |\n|---|---|---|---|---|")
         for row in rows:
-            if row.key.rpartition(".")[0] == block:
+            if row.key.rpartition(".")[0] == dotted(key):
                 reload = "restart" if row.needs_restart else "yes"
                 parts.append(f"| `{row.key}` | {row.default} | {row.allowed} | {reload} | {row.text} |")
         parts.append("")
     return "\n".join(parts).strip()
 
 
-def _blocks(model: type[BaseModel], above: str = "") -> dict[str, str]:
-    """Every block with the first line of its class's docstring."""
+def _field_docstrings(block: type[BaseModel]) -> dict[str, str]:
+    """The docstring below each field, in one line.
+
+    From the source, read for the documentation alone: pydantic's own reading of it would slow down every start.
+    """
     found: dict[str, str] = {}
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found[above + name] = (kind.__doc__ or "").strip().splitlines()[0]
-            found.update(_blocks(kind, f"{above}{name}."))
+    for kind in (kind for kind in reversed(block.__mro__) if issubclass(kind, BaseConfig)):
+        [definition] = ast.parse(inspect.getsource(kind)).body
+        assert isinstance(definition, ast.ClassDef), "it is the source of a class"
+        for statements in itertools.pairwise(definition.body):
+            match statements:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
     return found
 
 

@@ -72,19 +72,23 @@ def needs_restart(key: KeyPath) -> bool:
     return bool(field_notes(FIELDS[key])["restart"])
 
 
-def _fields(model: type[BaseModel], above: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
+def _blocks(model: type[BaseModel], above: KeyPath = ()) -> Iterator[tuple[KeyPath, type[BaseModel]]]:
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _fields(kind, (*above, name))
-        else:
-            yield (*above, name), field
+            yield (*above, name), kind
+            yield from _blocks(kind, (*above, name))
 
 
-FIELDS: Mapping[KeyPath, FieldInfo] = dict(_fields(Config))
-"""Every key that can be set, in the order of the documentation."""
+BLOCKS: Mapping[KeyPath, type[BaseModel]] = dict(_blocks(Config))
+"""Every block of keys, in the order of the documentation."""
 
-SECTIONS = {key[:depth] for key in FIELDS for depth in range(1, len(key))}
-"""Every block of keys."""
+FIELDS: Mapping[KeyPath, FieldInfo] = {
+    (*block, name): field
+    for block, kind in BLOCKS.items()
+    for name, field in kind.model_fields.items()
+    if (*block, name) not in BLOCKS
+}
+"""Every key that can be set, in the same order."""
 
 VARIABLES = {variable_name(key): key for key in FIELDS}

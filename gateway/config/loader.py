@@ -24,10 +24,10 @@ from pydantic_core import ErrorDetails
 
 from gateway.config.errors import ConfigRejected, details_of, did_you_mean, problem
 from gateway.config.fields import (
+    BLOCKS,
     DEFAULT_SOURCE,
     FIELDS,
     PREFIX,
-    SECTIONS,
     VARIABLES,
     dotted,
     needs_restart,
@@ -211,7 +211,7 @@ def _is_empty(value: object) -> bool:
 def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     for name, value in values.items():
         key = (*above, str(name))
-        if key in SECTIONS and isinstance(value, Mapping):
+        if key in BLOCKS and isinstance(value, Mapping):
             yield from _leaves(value, key)
         else:
             yield key, value
@@ -251,7 +251,7 @@ def _unknown_keys(file: Path, parsed: YamlFile, values: Mapping[str, Any], above
     for name, value in values.items():
         key = (*above, str(name))
         line = f" line {parsed.lines[key]}" if key in parsed.lines else ""
-        if key in SECTIONS:
+        if key in BLOCKS:
             if isinstance(value, Mapping):
                 yield from _unknown_keys(file, parsed, value, key)
             elif value is not None:
@@ -263,7 +263,7 @@ def _unknown_keys(file: Path, parsed: YamlFile, values: Mapping[str, Any], above
 
 def _suggestion(key: KeyPath) -> str:
     """The most similar key, with a preference for the same block; failing that, what the block may hold."""
-    known = (*FIELDS, *sorted(SECTIONS))
+    known = (*FIELDS, *sorted(BLOCKS))
 
     def likeness(other: KeyPath) -> float:
         same_name = other[-1] == key[-1]

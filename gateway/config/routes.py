@@ -50,47 +50,40 @@ def _protocol(data: dict[str, Any]) -> str:
 class RouteConfig(BaseConfig):
     """Complete route: a model at an API."""
 
-    base_url: Url | None = setting(
-        None,
-        default_text="the protocol's own",
-        text="Root of the API, such as `http://127.0.0.1:11434/v1`; OpenAI's or Anthropic's own where none is given.",
-    )
-    api_key: Secret | None = setting(None, text="Key for that API. Servers on your own machine usually need none.")
+    base_url: Url | None = setting(None, default_text="the protocol's own")
+    """Root of the API, such as `http://127.0.0.1:11434/v1`; OpenAI's or Anthropic's own where none is given."""
+    api_key: Secret | None = None
+    """Key for that API. Servers on your own machine usually need none."""
     name: str | None = setting(
-        default_factory=_model_name,
-        default_text=f"`{DEFAULT_MODEL}` once a key or a base URL is set",
-        text="Name of the model as its provider spells it.",
+        default_factory=_model_name, default_text=f"`{DEFAULT_MODEL}` once a key or a base URL is set"
     )
+    """Name of the model as its provider spells it."""
     protocol: Annotated[Protocol, AnyCase] = setting(
         default_factory=_protocol,
         default_text="`offline` while none of key, base URL and name is set, else `chat_completions`",
-        text="How the model is spoken to. `offline` is built in and says so in every answer.",
     )
+    """Protocol of the API. `offline` is built in and says so in every answer."""
     context_length: int | None = setting(
         None,
-        default_text="as the provider says, else from the built-in list, else 32768",
         ge=1_024,
         le=20_000_000,
         unit="tokens",
-        text="Size of the model's context window.",
+        default_text="as the provider says, else from the built-in list, else 32768",
     )
+    """Size of the model's context window."""
     max_output_tokens: int | None = setting(
         None,
-        default_text="as the provider says, else from the built-in list, at most a third of the context; else the "
-        "smaller of 8192 and 25 % of it",
         ge=1,
         le=10_000_000,
         unit="tokens",
-        text="Room reserved for the answer. The rest of the context is the input window, at least 2048 tokens.",
+        default_text="as the provider says, else from the built-in list, at most a third of the context; else the "
+        "smaller of 8192 and 25 % of it",
     )
-    images: bool | Literal["auto"] = setting(
-        "auto",
-        text="Whether the model sees images. `auto` decides by the name; images for one that does not get a "
-        "friendly refusal.",
-    )
-    streaming: bool = setting(
-        True, text="Let answers come in piece by piece. `false` for servers that cannot: they are shown when whole."
-    )
+    """Room reserved for the answer. The rest of the context is the input window, at least 2048 tokens."""
+    images: bool | Literal["auto"] = "auto"
+    """The model sees images. `auto` decides by the name; images for one that does not get a friendly refusal."""
+    streaming: bool = True
+    """Let answers come in piece by piece. `false` for servers that cannot: they are shown when whole."""
 
     @property
     def sees_images(self) -> bool:

@@ -3,8 +3,8 @@
 `docs/configuration.md` is compared with these classes by a test. How values are found and checked is in
 `loader.py`; nothing else reads a file or the environment.
 
-A field made with `setting()` carries what people read about it: a sentence, the unit, and whether a
-running daemon takes over a changed value (`SIGHUP`) or needs a restart for it.
+The docstring below a field is what people read about it. `setting()` adds the range and the unit, and tells whether
+a running daemon takes over a changed value (`SIGHUP`) or needs a restart for it.
 """
 
 import ipaddress
@@ -38,69 +38,50 @@ from gateway.config.types import (
 class WebhookConfig(BaseConfig):
     """Receive from Telegram by webhook instead of polling."""
 
-    url: Url | None = setting(
-        None,
-        restart=True,
-        text="Public address that Telegram calls; its path is served. Set: webhook mode; not set: long polling.",
-    )
-    secret: WebhookSecret | None = setting(
-        None,
-        restart=True,
-        default_text="made at each start",
-        text="Secret token that Telegram sends along with every call.",
-    )
-    host: str = setting(
-        "127.0.0.1", restart=True, text="Address the webhook listener binds to, usually behind a reverse proxy."
-    )
-    port: int = setting(8443, ge=0, le=65_535, restart=True, text="Port of the webhook listener; 0 picks a free one.")
+    url: Url | None = setting(None, restart=True)
+    """Public address that Telegram calls; its path is served. Set: webhook mode; not set: long polling."""
+    secret: WebhookSecret | None = setting(None, default_text="made at each start", restart=True)
+    """Secret token that Telegram sends along with every call."""
+    host: str = setting("127.0.0.1", restart=True)
+    """Address the webhook listener binds to, usually behind a reverse proxy."""
+    port: int = setting(8443, ge=0, le=65_535, restart=True)
+    """Port of the webhook listener; 0 picks a free one."""
 
 
 class TelegramConfig(BaseConfig):
     """Telegram; on as soon as there is a token."""
 
-    token: Secret | None = setting(None, restart=True, text="Bot token from @BotFather.")
-    base_url: Url = setting(
-        "https://api.telegram.org",
-        restart=True,
-        text="Root of the Bot API server, without `/bot`; set it for a local Bot API server.",
-    )
+    token: Secret | None = setting(None, restart=True)
+    """Bot token from @BotFather."""
+    base_url: Url = setting("https://api.telegram.org", restart=True)
+    """Root of the Bot API server, without `/bot`; set it for a local Bot API server."""
     webhook: WebhookConfig = Field(default_factory=WebhookConfig)
 
 
 class DiscordConfig(BaseConfig):
     """Discord; on as soon as there is a token."""
 
-    token: Secret | None = setting(None, restart=True, text="Bot token from the developer portal.")
-    api_url: Url = setting("https://discord.com", restart=True, text="Root of the REST API; `/api/v10` is appended.")
-    gateway_url: SocketUrl = setting(
-        "wss://gateway.discord.gg", restart=True, text="Address of the gateway (WebSocket)."
-    )
-    catch_up_hours: float = setting(
-        24,
-        ge=0,
-        le=168,
-        unit="hours",
-        restart=True,
-        text="How far back missed messages are fetched and answered after a gap. 0: not at all.",
-    )
-    catch_up_messages: int = setting(
-        200,
-        ge=0,
-        le=5_000,
-        unit="messages",
-        restart=True,
-        text="The most that is fetched per channel after a gap; what lies beyond is announced.",
-    )
+    token: Secret | None = setting(None, restart=True)
+    """Bot token from the developer portal."""
+    api_url: Url = setting("https://discord.com", restart=True)
+    """Root of the REST API; `/api/v10` is appended."""
+    gateway_url: SocketUrl = setting("wss://gateway.discord.gg", restart=True)
+    """Address of the gateway (WebSocket)."""
+    catch_up_hours: float = setting(24, ge=0, le=168, unit="hours", restart=True)
+    """Age up to which missed messages are fetched and answered after a gap. 0: none are."""
+    catch_up_messages: int = setting(200, ge=0, le=5_000, unit="messages", restart=True)
+    """The most that is fetched per channel after a gap; what lies beyond is announced."""
 
 
 class LocalConfig(BaseConfig):
     """The web chat on this machine."""
 
-    enabled: bool = setting(True, restart=True, text="Serve the web chat.")
-    host: str = setting(
-        "127.0.0.1", restart=True, text="Address to bind to. Beyond loopback only when `access` names somebody."
-    )
-    port: int = setting(8765, ge=0, le=65_535, restart=True, text="Port; 0 picks a free one.")
+    enabled: bool = setting(True, restart=True)
+    """Serve the web chat."""
+    host: str = setting("127.0.0.1", restart=True)
+    """Address to bind to. Beyond loopback only when `access` names somebody."""
+    port: int = setting(8765, ge=0, le=65_535, restart=True)
+    """Port; 0 picks a free one."""
 
     @property
     def is_loopback(self) -> bool:
@@ -115,35 +96,20 @@ class LocalConfig(BaseConfig):
 class ModelConfig(RouteConfig):
     """The model that answers."""
 
-    fallbacks: Fallbacks = setting(
-        (),
-        text="Who answers, in this order, when that model fails: aliases, names of models at the same provider, or "
-        "blocks with any of the keys from `base_url` to `streaming`.",
-    )
-    aliases: Aliases = setting(
-        default_factory=lambda _data: {},
-        default_text="none",
-        text="Short names for `/model`: each with the name of a model at the same provider, or with a block as above.",
-    )
-    cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = setting(
-        "5m",
-        text="How long Claude models keep a prompt for the next call; an hour costs more to write. Other providers "
-        "keep what they like.",
-    )
-    turn_seconds: float = setting(
-        900,
-        ge=1,
-        le=86_400,
-        unit="seconds",
-        text="Longest time a whole turn may take, tools included. "
-        "It begins anew when a restart takes the turn up again.",
-    )
-    connect_seconds: float = setting(
-        5, ge=0.1, le=120, unit="seconds", text="Longest wait for a connection to the provider."
-    )
-    read_seconds: float = setting(
-        120, ge=0.1, le=3_600, unit="seconds", text="Longest silence of the provider before a call counts as timed out."
-    )
+    fallbacks: Fallbacks = ()
+    """Models that answer, in this order, when that one fails: aliases, names of models at the same provider, or blocks
+    with any of the keys from `base_url` to `streaming`."""
+    aliases: Aliases = setting({}, default_text="none")
+    """Short names for `/model`: each with the name of a model at the same provider, or with a block as above."""
+    cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = "5m"
+    """Time for which Claude models keep a prompt for the next call; an hour costs more to write. Other providers keep
+    what they like."""
+    turn_seconds: float = setting(900, ge=1, le=86_400, unit="seconds")
+    """Longest time a whole turn may take, tools included. It begins anew when a restart takes the turn up again."""
+    connect_seconds: float = setting(5, ge=0.1, le=120, unit="seconds")
+    """Longest wait for a connection to the provider."""
+    read_seconds: float = setting(120, ge=0.1, le=3_600, unit="seconds")
+    """Longest silence of the provider before a call counts as timed out."""
 
     @property
     def fallback_routes(self) -> tuple[RouteConfig, ...]:
@@ -185,29 +151,23 @@ class ModelConfig(RouteConfig):
 class AgentConfig(BaseConfig):
     """The agent's persona, and how far it goes in one turn."""
 
-    persona: str | None = setting(
-        None, default_text="built in", text="Who the agent is, in the words that open its system prompt."
-    )
-    time_zone: TimeZone | None = setting(
-        None,
-        default_text="the server's",
-        text="Time zone in which messages are stamped for the model, such as `Europe/Berlin`.",
-    )
-    max_tool_rounds: int = setting(
-        50,
-        ge=1,
-        le=1_000,
-        unit="rounds",
-        text="After so many rounds of tool calls the turn has to answer with what it has.",
-    )
+    persona: str | None = setting(None, default_text="built in")
+    """Persona of the agent, in the words that open its system prompt."""
+    time_zone: TimeZone | None = setting(None, default_text="the server's")
+    """Time zone in which messages are stamped for the model, such as `Europe/Berlin`."""
+    max_tool_rounds: int = setting(50, ge=1, le=1_000, unit="rounds")
+    """After so many rounds of tool calls the turn has to answer with what it has."""
 
 
 class AccessConfig(BaseConfig):
     """People who may write to the gateway. Nobody, unless named here or paired."""
 
-    allow_all: bool = setting(False, text="Let everybody in. For bots that nobody else can find.")
-    allow: People = setting((), text="People with the role user, as stable ids.")
-    admins: People = setting((), text="People with the role admin, as stable ids; they need no other entry.")
+    allow_all: bool = False
+    """Let everybody in. For bots that nobody else can find."""
+    allow: People = ()
+    """People with the role user, as stable ids."""
+    admins: People = ()
+    """People with the role admin, as stable ids; they need no other entry."""
 
     @property
     def names_somebody(self) -> bool:
@@ -217,146 +177,87 @@ class AccessConfig(BaseConfig):
 class PairingConfig(BaseConfig):
     """Codes by which strangers ask for access in a direct chat."""
 
-    enabled: bool = setting(
-        True, text="Answer a stranger's direct message with a pairing code that an admin can approve."
-    )
-    code_minutes: float = setting(60, ge=1, le=1_440, unit="minutes", text="How long a code can be approved.")
-    max_pending: int = setting(
-        100,
-        ge=1,
-        le=10_000,
-        unit="codes",
-        text="Most codes waiting for approval at one time. For a further stranger the oldest gives way once it is five "
-        "minutes old; until then they get no answer.",
-    )
+    enabled: bool = True
+    """Answer a stranger's direct message with a pairing code that an admin can approve."""
+    code_minutes: float = setting(60, ge=1, le=1_440, unit="minutes")
+    """Time in which a code can be approved."""
+    max_pending: int = setting(100, ge=1, le=10_000, unit="codes")
+    """Most codes waiting for approval at one time. For a further stranger the oldest gives way once it is five minutes
+    old; until then they get no answer."""
 
 
 class SessionConfig(BaseConfig):
     """Rules by which chats become conversations and turns."""
 
-    groups: Annotated[Literal["shared", "per_user"], AnyCase] = setting(
-        "shared", text="One conversation per group, or one per person in it."
-    )
-    busy_mode: Annotated[Literal["queue", "steer", "interrupt"], AnyCase] = setting(
-        "queue", text="What a message does that arrives during a turn: wait for the next one, join it, or end it."
-    )
-    merge_seconds: float = setting(
-        2, ge=0, le=60, unit="seconds", text="Waiting messages of one sender within this span become one turn. 0: off."
-    )
-    paste_seconds: float = setting(
-        1.5,
-        ge=0,
-        le=10,
-        unit="seconds",
-        text="How long a piece at the platform's length limit waits for the next piece. 0: off.",
-    )
-    max_turns: int = setting(
-        256, ge=1, le=10_000, unit="turns", restart=True, text="Turns running at one time, over all chats."
-    )
-    max_waiting: int = setting(
-        100,
-        ge=1,
-        le=10_000,
-        unit="messages",
-        text="Messages of one sender that may wait; one sentence refuses the next.",
-    )
-    idle_reset_hours: OffOrNumber = setting(
-        None,
-        ge=0.1,
-        le=8_760,
-        unit="hours",
-        default_text="off",
-        text="Silence after which a chat starts a new conversation.",
-    )
+    groups: Annotated[Literal["shared", "per_user"], AnyCase] = "shared"
+    """One conversation per group, or one per person in it."""
+    busy_mode: Annotated[Literal["queue", "steer", "interrupt"], AnyCase] = "queue"
+    """Effect of a message that arrives during a turn: it waits for the next one, joins it, or ends it."""
+    merge_seconds: float = setting(2, ge=0, le=60, unit="seconds")
+    """Waiting messages of one sender within this span become one turn. 0: off."""
+    paste_seconds: float = setting(1.5, ge=0, le=10, unit="seconds")
+    """Time for which a piece at the platform's length limit waits for the next piece. 0: off."""
+    max_turns: int = setting(256, ge=1, le=10_000, unit="turns", restart=True)
+    """Turns running at one time, over all chats."""
+    max_waiting: int = setting(100, ge=1, le=10_000, unit="messages")
+    """Messages of one sender that may wait; one sentence refuses the next."""
+    idle_reset_hours: OffOrNumber = setting(None, ge=0.1, le=8_760, unit="hours", default_text="off")
+    """Silence after which a chat starts a new conversation."""
 
 
 class AttachmentConfig(BaseConfig):
     """Files that people send."""
 
-    max_bytes: int = setting(
-        20_971_520, ge=1_024, le=2_147_483_648, unit="bytes", restart=True, text="Largest file that is fetched."
-    )
-    max_text_chars: int = setting(
-        50_000, ge=100, le=10_000_000, unit="characters", text="How much of a text document is read into the turn."
-    )
-    total_bytes: int = setting(
-        2_147_483_648,
-        ge=1_048_576,
-        le=10_995_116_277_760,
-        unit="bytes",
-        text="Room for stored files; beyond it the oldest go.",
-    )
+    max_bytes: int = setting(20_971_520, ge=1_024, le=2_147_483_648, unit="bytes", restart=True)
+    """Largest file that is fetched."""
+    max_text_chars: int = setting(50_000, ge=100, le=10_000_000, unit="characters")
+    """Longest part of a text document that is read into the turn."""
+    total_bytes: int = setting(2_147_483_648, ge=1_048_576, le=10_995_116_277_760, unit="bytes")
+    """Room for stored files; beyond it the oldest go."""
 
 
 class TranscriptionConfig(BaseConfig):
     """Turning voice messages into words."""
 
-    model: str | None = setting(
-        None, default_text="off", text="Name of a speech-to-text model, such as `whisper-1`; set: recordings are heard."
-    )
-    base_url: Url | None = setting(
-        None, default_text="`model.base_url`", text="Root of the OpenAI-compatible API that has it."
-    )
-    api_key: Secret | None = setting(None, default_text="`model.api_key`", text="Key for that API.")
-    max_seconds: int = setting(
-        600,
-        ge=1,
-        le=14_400,
-        unit="seconds",
-        text="Longest recording that is listened to; `attachments.max_bytes` holds, too.",
-    )
+    model: str | None = setting(None, default_text="off")
+    """Name of a speech-to-text model, such as `whisper-1`; set: recordings are heard."""
+    base_url: Url | None = setting(None, default_text="`model.base_url`")
+    """Root of the OpenAI-compatible API that has it."""
+    api_key: Secret | None = setting(None, default_text="`model.api_key`")
+    """Key for that API."""
+    max_seconds: int = setting(600, ge=1, le=14_400, unit="seconds")
+    """Longest recording that is listened to; `attachments.max_bytes` holds, too."""
 
 
 class StoreConfig(BaseConfig):
     """The database."""
 
-    synchronous: Annotated[Literal["full", "normal"], AnyCase] = setting(
-        "full",
-        restart=True,
-        text="`full`: what was acknowledged survives a power cut. `normal`: faster, may lose the last moments in one.",
-    )
-    readers: int = setting(2, ge=1, le=16, unit="connections", restart=True, text="Connections for reading.")
-    busy_seconds: float = setting(
-        30,
-        ge=1,
-        le=600,
-        unit="seconds",
-        restart=True,
-        text="How long a write waits while another process locks the file.",
-    )
-    settled_days: int = setting(
-        30,
-        ge=1,
-        le=3_650,
-        unit="days",
-        text="How long the keys of settled messages are kept, by which a repeated one is recognised.",
-    )
+    synchronous: Annotated[Literal["full", "normal"], AnyCase] = setting("full", restart=True)
+    """`full`: what was acknowledged survives a power cut. `normal`: faster, may lose the last moments in one."""
+    readers: int = setting(2, ge=1, le=16, unit="connections", restart=True)
+    """Connections for reading."""
+    busy_seconds: float = setting(30, ge=1, le=600, unit="seconds", restart=True)
+    """Longest wait of a write while another process locks the file."""
+    settled_days: int = setting(30, ge=1, le=3_650, unit="days")
+    """Time for which the keys of settled messages are kept, by which a repeated one is recognised."""
 
 
 class LoggingConfig(BaseConfig):
     """Log of the daemon; never message text or secrets."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = setting(
-        "info", text="Least level that is written."
-    )
-    format: Annotated[Literal["auto", "json", "console"], AnyCase] = setting(
-        "auto", restart=True, text="On standard error. `auto`: `console` at a terminal, else `json`."
-    )
-    file: bool = setting(
-        True, restart=True, text="Also write JSON lines to `logs/gateway.log`, rotated at 10 MB, five old files kept."
-    )
+    level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = "info"
+    """Least level that is written."""
+    format: Annotated[Literal["auto", "json", "console"], AnyCase] = setting("auto", restart=True)
+    """On standard error. `auto`: `console` at a terminal, else `json`."""
+    file: bool = setting(True, restart=True)
+    """Also write JSON lines to `logs/gateway.log`, rotated at 10 MB, five old files kept."""
 
 
 class LifecycleConfig(BaseConfig):
     """Starting and stopping."""
 
-    drain_seconds: float = setting(
-        30,
-        ge=0,
-        le=600,
-        unit="seconds",
-        text="How long running turns may finish after SIGTERM; what is left resumes at the next start.",
-    )
+    drain_seconds: float = setting(30, ge=0, le=600, unit="seconds")
+    """Time in which running turns may finish after SIGTERM; what is left resumes at the next start."""
 
 
 class Config(BaseConfig):

@@ -23,22 +23,22 @@ class BaseConfig(BaseModel):
 def setting(
     default: Any = ...,
     *,
-    text: str,
-    unit: str = "",
-    restart: bool = False,
-    default_text: str = "",
-    default_factory: Callable[[dict[str, Any]], Any] | None = None,
     ge: float | None = None,
     le: float | None = None,
+    unit: str = "",
+    default_text: str = "",
+    default_factory: Callable[[dict[str, Any]], Any] | None = None,
+    restart: bool = False,
 ) -> Any:
-    """A documented field. `restart`: a changed value waits for the next start.
+    """Field with a range, a unit, a default in words. `restart`: a changed value waits for the next start.
 
-    Returns Any, as pydantic's `Field` does: the annotation beside it is the type.
+    Returns Any, as pydantic's `Field` does: the annotation beside it is the type. The docstring below the field is
+    what people read about it.
     """
     notes: JsonDict = {"unit": unit, "restart": restart, "default_text": default_text}
     if default_factory is not None:
-        return Field(default_factory=default_factory, description=text, json_schema_extra=notes, ge=ge, le=le)
-    return Field(default, description=text, json_schema_extra=notes, ge=ge, le=le)
+        return Field(default_factory=default_factory, json_schema_extra=notes, ge=ge, le=le)
+    return Field(default, json_schema_extra=notes, ge=ge, le=le)
 
 
 def field_notes(field: FieldInfo) -> Mapping[str, Any]:
