@@ -6,26 +6,19 @@ failed model had only begun to say is forgotten.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
 from agent.model.errors import remedy_for
-from agent.turn import Agent, Answer, PreviewSink
+from agent.turn import Agent, Answer
 from gateway.config.routes import RouteConfig
 from gateway.models.clients import ModelRegistry
 from gateway.turns import hygiene
+from gateway.turns.previews import LivePreview
 from hermes_state.errors import ContentFiltered, HermesError, ModelError, SpendingCapExceeded
 from hermes_state.journal import RunningTurn
 
 log = structlog.get_logger()
-
-
-class Sink(PreviewSink, Protocol):
-    """A preview that can be taken back."""
-
-    def forget(self) -> None:
-        """Take back what was shown: it is no part of an answer any more."""
 
 
 class FallbacksFailedError(HermesError):
@@ -50,7 +43,7 @@ class TurnAnswer:
 
 async def answer_with_fallbacks(
     turn: RunningTurn,
-    sink: Sink,
+    preview: LivePreview,
     agent: Agent,
     models: ModelRegistry,
     chosen: RouteConfig,
@@ -69,14 +62,14 @@ async def answer_with_fallbacks(
     for route in order:
         try:
             model = models.of(route)
-            answer = await agent.run(turn, sink, model, await hygiene.check(agent, turn, model))
+            answer = await agent.run(turn, preview, model, await hygiene.check(agent, turn, model))
         except ModelError as error:
             if not _may_go_on(error, is_chosen=route == chosen) or len(routes) == 1:
                 raise
             failures[route] = error
             why = remedy_for(error).trouble if route == chosen else why
             log.warning("route.failed", route=model.client.route, model=route.label, kind=type(error).__name__)
-            sink.forget()
+            preview.forget()
             continue
         return TurnAnswer(answer=answer, chosen=chosen, by=route, why=None if route == chosen else why)
     first = failures.get(chosen) or next(iter(failures.values()))

@@ -16,7 +16,7 @@ import structlog
 from gateway.access.permissions import AccessControl
 from gateway.models.selection import Runtime
 from gateway.turns.attachments import AttachmentHandler
-from gateway.turns.bursts import Claim, Hold, QueuedCommand, next_work
+from gateway.turns.bursts import held_until, next_burst
 from gateway.turns.previews import LivePreview
 from gateway.turns.runner import MAX_RESTARTS, TurnRunner
 from hermes_state import inbox, journal, outbox
@@ -135,35 +135,30 @@ class Lane:
             await self._dead_letter(rows)
             return True
         sessions = self._lanes.live.config.sessions
-        work = next_work(
-            rows,
-            merge_ms=int(sessions.merge_seconds * 1000),
-            paste_ms=int(sessions.paste_seconds * 1000),
-            now=self._lanes.clock.now(),
-        )
-        match work:
-            case None:
-                return False
-            case Hold(until=until):
-                await self._wait((until - self._lanes.clock.now()) / 1000)
-            case QueuedCommand(row=row):
-                opened = await self._run_command(row)
-                if opened is not None:
-                    async with self._lanes.slots:
-                        await self._execute(opened)
-            case Claim(rows=claimed):
-                await self._start(claimed)
+        merge_ms, paste_ms = int(sessions.merge_seconds * 1000), int(sessions.paste_seconds * 1000)
+        burst = next_burst(rows, merge_ms=merge_ms, paste_ms=paste_ms)
+        if not burst:
+            return False
+        if burst[0].kind is InboxKind.COMMAND:
+            opened = await self._run_command(burst[0])
+            if opened is not None:
+                async with self._lanes.slots:
+                    await self._execute(opened)
+        elif (hold_ms := held_until(burst, rows, paste_ms) - self._lanes.clock.now()) > 0:
+            await self._wait(hold_ms / 1000)
+        else:
+            await self._start(burst)
         return True
 
     async def _wait(self, seconds: float) -> None:
-        await wait_until(self.woken, max(0.0, seconds))
+        await wait_until(self.woken, seconds)
 
     async def _start(self, rows: Sequence[InboxRow]) -> None:
         lanes = self._lanes
         revoked = [row for row in rows if lanes.access.role_of(row.sender_ref) is None]
         if revoked:  # who was let in when they wrote, and is not any more
             await lanes.store.write(_turn_away, revoked, lanes.clock.now())
-            lanes.turns.deliver(self._chat_id)
+            lanes.turns.delivery.wake(self._chat_id)
             return
         prepared = await lanes.attachments.prepare(self._chat_id, rows)
         if prepared is None:
@@ -186,7 +181,7 @@ class Lane:
             dedupe_key = f"inbox:{first.id}:buried"
             args = (first, InboxState.DEAD, DEAD_LETTER_SENTENCE, dedupe_key, self._lanes.clock.now())
             await self._lanes.store.write(_refuse, *args)
-            self._lanes.turns.deliver(self._chat_id)
+            self._lanes.turns.delivery.wake(self._chat_id)
 
     async def _resume(self, turn: RunningTurn) -> None:
         """Take up a turn that is open although nobody works on it."""

@@ -30,7 +30,7 @@ from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import ModelAnswer, RunningTurn, TurnClosed
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, Clock, Millis, TurnId
+from hermes_state.values import Clock, Millis, TurnId
 
 log = structlog.get_logger()
 
@@ -142,10 +142,6 @@ class TurnRunner:
         if stopped:
             log.info("turn.stopped", turn_id=turn.id, chat=turn.chat.name)
         self.delivery.wake(turn.chat_id)
-
-    def deliver(self, chat_id: ChatId) -> None:
-        """Something is owed to a chat."""
-        self.delivery.wake(chat_id)
 
     async def _chosen(self, turn: RunningTurn, model: ModelConfig) -> RouteConfig:
         """The route that the turn's conversation has chosen. One that is gone is forgotten, and its people are told."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.turns.bursts import ARRIVAL_SLACK_MS, PLATFORM_CLOCK_MS, Claim, Hold, QueuedCommand, next_work
+from gateway.turns.bursts import ARRIVAL_SLACK_MS, PLATFORM_CLOCK_MS, held_until, next_burst
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxRow, InboxState
 from hermes_state.values import ChatId, InboxId, Millis, UserRef
 
@@ -48,10 +48,16 @@ NOTICE = {"kind": InboxKind.NOTICE}
 
 
 def claimed(rows: list[InboxRow], now: int = LATER, merge: int = MERGE, paste: int = PASTE) -> list[int]:
-    """The indexes in `rows` of what becomes a turn."""
-    work = next_work(rows, merge_ms=merge, paste_ms=paste, now=Millis(now))
-    assert isinstance(work, Claim)
-    return [rows.index(one) for one in work.rows]
+    """The indexes of the `rows` that become a turn."""
+    burst = next_burst(rows, merge_ms=merge, paste_ms=paste)
+    assert burst[0].kind is not InboxKind.COMMAND
+    assert held_until(burst, rows, paste) <= now
+    return [rows.index(one) for one in burst]
+
+
+def held(rows: list[InboxRow]) -> int:
+    """The time until which the burst in `rows` is held."""
+    return held_until(next_burst(rows, merge_ms=MERGE, paste_ms=PASTE), rows, PASTE)
 
 
 @pytest.mark.parametrize(
@@ -90,20 +96,19 @@ def test_merging_can_be_switched_off_and_pieces_still_join() -> None:
 
 def test_notices_alone_start_nothing() -> None:
     rows = [row(0, kind=InboxKind.NOTICE), row(1, kind=InboxKind.NOTICE)]
-    assert next_work(rows, merge_ms=MERGE, paste_ms=PASTE, now=LATER) is None
-    assert next_work([], merge_ms=MERGE, paste_ms=PASTE, now=LATER) is None
+    assert next_burst(rows, merge_ms=MERGE, paste_ms=PASTE) == []
+    assert next_burst([], merge_ms=MERGE, paste_ms=PASTE) == []
 
 
 def test_a_command_runs_in_its_place() -> None:
     command = row(0, kind=InboxKind.COMMAND)
-    assert next_work([command, row(1)], merge_ms=MERGE, paste_ms=PASTE, now=LATER) == QueuedCommand(row=command)
+    assert next_burst([command, row(1)], merge_ms=MERGE, paste_ms=PASTE) == [command]
 
 
 def test_a_piece_is_held_for_the_next_one_and_no_longer() -> None:
     piece = row(1_000, expects_more=True)
     until = 1_000 + PASTE + ARRIVAL_SLACK_MS
-    assert next_work([piece], merge_ms=MERGE, paste_ms=PASTE, now=Millis(1_000)) == Hold(until=Millis(until))
-    assert next_work([piece], merge_ms=MERGE, paste_ms=PASTE, now=Millis(until - 1)) == Hold(until=Millis(until))
+    assert held([piece]) == until
     assert claimed([piece], now=until) == [0]
 
 
@@ -130,14 +135,15 @@ def test_every_row_gets_its_turn_once_and_in_order(rows: list[InboxRow], merge: 
     rows = sorted(rows, key=lambda one: one.id)
     waiting = list(rows)
     order: list[InboxRow] = []
-    while (work := next_work(waiting, merge_ms=merge, paste_ms=paste, now=LATER)) is not None:
-        assert not isinstance(work, Hold), "nothing is held for ever"
-        taken = list(work.rows) if isinstance(work, Claim) else [work.row]
+    while taken := next_burst(waiting, merge_ms=merge, paste_ms=paste):
+        assert held_until(taken, waiting, paste) < LATER, "nothing is held for ever"
         asked = [one for one in taken if one.kind is not InboxKind.NOTICE]
         assert asked[0] == next(one for one in waiting if one.kind is not InboxKind.NOTICE)
         assert len({one.sender_ref for one in asked}) == 1
         assert taken == sorted(taken, key=lambda one: one.id)
-        if isinstance(work, Claim):
+        if asked[0].kind is InboxKind.COMMAND:
+            assert len(taken) == 1
+        else:
             assert all(one.kind is InboxKind.MESSAGE for one in asked)
             if not any(one.expects_more for one in asked[:-1]) or paste == 0:
                 assert abs(asked[-1].sent_at - asked[0].sent_at) <= merge or len(asked) == 1
@@ -148,9 +154,8 @@ def test_every_row_gets_its_turn_once_and_in_order(rows: list[InboxRow], merge: 
     assert asked_order == [one.id for one in rows if one.kind is not InboxKind.NOTICE]
 
 
-@given(rows=ROWS, now=st.integers(0, 8_000))
-def test_a_hold_ends_within_the_paste_time(rows: list[InboxRow], now: int) -> None:
+@given(rows=ROWS)
+def test_a_hold_ends_within_the_paste_time(rows: list[InboxRow]) -> None:
     rows = sorted(rows, key=lambda one: one.id)
-    work = next_work(rows, merge_ms=MERGE, paste_ms=PASTE, now=Millis(now))
-    if isinstance(work, Hold):
-        assert now < work.until <= max(one.received_at for one in rows) + PASTE + ARRIVAL_SLACK_MS
+    if next_burst(rows, merge_ms=MERGE, paste_ms=PASTE):
+        assert held(rows) <= max(one.received_at for one in rows) + PASTE + ARRIVAL_SLACK_MS
