@@ -25,7 +25,8 @@ from gateway.config.settings import Config
 from gateway.config.types import BaseConfig
 from gateway.models.auxiliary import route_for
 from gateway.models.capacity import capacity_in, configured_limits
-from gateway.models.clients import ClientRegistry, ModelRegistry
+from gateway.models.clients import ClientRegistry
+from gateway.models.selection import ModelRegistry
 from gateway.models.window import context_settings
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
@@ -152,7 +153,7 @@ def _model_info(route: RouteConfig) -> ModelInfo:
         name=route.label,
         context_length=capacity_in(route).context_length,
         base_url=route.base_url or "",
-        api_key=route.api_key.get_secret_value() if route.api_key is not None else "",
+        api_key=route.plain_key,
         provider=route.protocol,
     )
 

@@ -29,22 +29,21 @@ from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
 from gateway.config import ConfigRejected, LoadedConfig, load_config, merge_for_reload, reload_differences
-from gateway.config.context_settings import NoticeConfig
 from gateway.config.files import prepare_home
 from gateway.config.settings import Config
 from gateway.health import Heartbeat
 from gateway.inbound.intake import GatewayIntake
 from gateway.logs import update_logging
-from gateway.models.clients import ClientRegistry, ModelRegistry, caching_of
-from gateway.models.pricing import Pricing, unpriced_models, unpriced_sentence
-from gateway.models.selection import Runtime
+from gateway.models.clients import ClientRegistry, caching_of
+from gateway.models.pricing import SpendingControl, unpriced_models, unpriced_sentence
+from gateway.models.selection import ModelRegistry, Runtime
 from gateway.notify import notify
 from gateway.operator.handlers import OperatorHandler
 from gateway.operator.socket import serve_control
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
-from gateway.outbound.notices import NoticeListener, WaitListener
+from gateway.outbound.notices import NoticeWriter
 from gateway.schedules import ScheduleRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneDispatcher
@@ -126,7 +125,7 @@ class _Daemon:
         self._stopping = asyncio.Event()
         self._stopping_now = asyncio.Event()
         self._reloaded = asyncio.Event()
-        self._pricing = Pricing(store, clock)
+        self._spending = SpendingControl(store, clock)
         self._pending = PendingCompressions(store, clock)
         self._clients: list[ClientRegistry] = []
         self._agents: list[Agent] = []
@@ -134,10 +133,13 @@ class _Daemon:
         self._adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), clock, _announce))
         gates = GateRegistry()
         self._delivery = Delivery(store=store, adapters=self._adapters, gates=gates, clock=clock, group=self._group)
+        self._notices = NoticeWriter(
+            store=store, settings=lambda: self._loaded.config.notices, deliver=self._delivery.wake, clock=clock
+        )
         agent, models = self._assemble(loaded)
         self._live = Runtime(config=loaded.config, agent=agent, models=models)
         self._access = AccessControl(store, self._live)
-        make_client = partial(transcription_client, costs=self._pricing)
+        make_client = partial(transcription_client, spending=self._spending)
         self._transcriber = Transcriber(store=store, live=self._live, clock=clock, make_client=make_client)
         self._titles = TitleWriter(
             store=store, live=self._live, clock=clock, redactor=lambda: Redactor(self._loaded.secrets())
@@ -329,24 +331,19 @@ class _Daemon:
 
     def _assemble(self, loaded: LoadedConfig) -> tuple[Agent, ModelRegistry]:
         """Agent and models of a configuration. A running turn may still use older ones: all are closed at the end."""
-        clients = ClientRegistry(loaded.config, self._pricing)
+        clients = ClientRegistry(loaded.config, self._spending)
         self._clients.append(clients)
         agent = make_agent(
             loaded,
             store=self._store,
             pending=self._pending,
             extra_tools=self._extra_tools,
-            listeners=[NoticeListener(self._notice_settings)],
-            on_wait=WaitListener(
-                store=self._store, settings=self._notice_settings, deliver=self._delivery.wake, clock=self._clock
-            ),
+            listeners=[self._notices.write],
+            on_wait=self._notices.write_waiting,
             clock=self._clock,
         )
         self._agents.append(agent)
         return agent, make_models(loaded, clients, store=self._store, clock=self._clock)
-
-    def _notice_settings(self) -> NoticeConfig:
-        return self._loaded.config.notices
 
 
 def _log_prices_and_caching(config: Config) -> None:

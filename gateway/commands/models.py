@@ -8,7 +8,7 @@ from gateway.commands.registry import Command, CommandKind, CommandResult, Invoc
 from gateway.config.routes import CONFIGURED, RouteConfig
 from gateway.config.settings import ModelConfig
 from gateway.models.capacity import window_from
-from gateway.models.selection import choose, host_of, known_routes, name_of, nearest, route_of
+from gateway.models.selection import choose, known_routes, name_of, nearest, route_of
 from hermes_state import sessions
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.sessions import Session
@@ -99,17 +99,14 @@ async def _listed(invocation: Invocation, session: Session | None) -> CommandRes
 
 def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) -> str:
     marks = [mark for mark, holds in (("current", name == current), ("configured", name == settings.label)) if holds]
-    described = (
-        "" if name == route.label and host_of(route) == host_of(settings) else f": {_described(settings, route)}"
-    )
+    described = "" if name == route.label and route.host == settings.host else f": {_described(settings, route)}"
     marked = f" ({', '.join(marks)})" if marks else ""
     return f"- `{name}`{described}{marked}"
 
 
 def _described(settings: ModelConfig, route: RouteConfig) -> str:
     """Route in words, with its host only if that is another than the configured model's."""
-    host = host_of(route)
-    return route.label if host is None or host == host_of(settings) else f"{route.label} at {host}"
+    return route.label if route.host in (None, settings.host) else f"{route.label} at {route.host}"
 
 
 COMMANDS = (

@@ -101,6 +101,16 @@ class RouteConfig(BaseConfig):
         """Address of the API, the protocol's own where none was given; None for what is built in."""
         return self.base_url or OWN_ADDRESSES.get(self.protocol)
 
+    @property
+    def host(self) -> str | None:
+        """Host that the route leads to; None for what is built in."""
+        return urlsplit(self.address).hostname if self.address is not None else None
+
+    @property
+    def plain_key(self) -> str:
+        """The API's key itself, for its client alone; empty where there is none."""
+        return self.api_key.get_secret_value() if self.api_key is not None else ""
+
     @cached_property
     def route(self) -> "RouteConfig":
         """The route alone, whatever else is set beside it: equal for equal routes."""

@@ -1,10 +1,9 @@
 """Costs by the configuration, as clients of models need them: the price of each, the caps, the ledger."""
 
 from collections.abc import Iterator
-from typing import TypedDict
 from zoneinfo import ZoneInfo
 
-from agent.model.base import Caps, Ledger
+from agent.model.base import Caps
 from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, StoreLedger, UnpricedCaps
 from agent.model.catalog import Price
 from agent.model.prices import FREE, price_of
@@ -14,32 +13,22 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Clock, MicroUsd, micro_usd
 
 
-class ClientOptions(TypedDict):
-    """Options that a client of a model is made with."""
-
-    ledger: Ledger
-    price: Price | None
-    caps: Caps | None
-
-
-class Pricing:
-    """Prices and caps for all clients of a gateway: they look at the same sums, whatever reload they were made by."""
+class SpendingControl:
+    """Ledger and caps for all clients of a gateway: they look at the same sums, whatever reload they were made by."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._day = DailyUsage(store)
-        self._ledger = StoreLedger(store, clock)
+        self.ledger = StoreLedger(store, clock)
 
-    def terms(self, config: Config, name: str | None) -> ClientOptions:
-        """For the model called `name`; None is the built-in one, which costs nothing."""
-        price = price_in(config, name)
-        caps: Caps | None = None
-        if config.costs.has_caps and price is None:
-            caps = UnpricedCaps(name or "")
-        elif config.costs.has_caps:
-            caps = SpendingCaps(self._store, cap_limits(config), self._day, self._clock)
-        return ClientOptions(ledger=self._ledger, price=price, caps=caps)
+    def caps_in(self, config: Config, name: str | None) -> Caps | None:
+        """Caps for the model called `name`; None is the built-in one, which costs nothing."""
+        if not config.costs.has_caps:
+            return None
+        if price_in(config, name) is None:
+            return UnpricedCaps(name or "")
+        return SpendingCaps(self._store, cap_limits(config), self._day, self._clock)
 
 
 def price_in(config: Config, name: str | None) -> Price | None:

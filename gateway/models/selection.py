@@ -1,15 +1,16 @@
 """Selection of models: what people call them, who may choose which, and which one answers a conversation."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
 from agent.context.model_handle import ModelHandle
+from agent.model.circuit_breaker import CircuitState
+from agent.model.client import ModelClient
 from agent.turn import Agent
 from gateway.config.routes import CONFIGURED, RouteConfig, completed
 from gateway.config.settings import Config, ModelConfig
-from gateway.models.clients import ModelRegistry
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.text import closest
@@ -21,6 +22,41 @@ MAX_NAME_CHARACTERS = 200
 """Longest name of a model that may be chosen, in characters."""
 MAX_CONVERSATIONS = 4_096
 """Conversations for which it is remembered that another model answers, so that a change is announced once."""
+
+
+class ModelRegistry:
+    """Models that answer turns, by route: one handle for each in use, made when it is first chosen."""
+
+    def __init__(
+        self,
+        configured: RouteConfig,
+        make: Callable[[RouteConfig], ModelHandle],
+        client_of: Callable[[RouteConfig], ModelClient] | None = None,
+    ) -> None:
+        """`configured`: the route of `model`, whose handle is made at once. Raises what `make` raises for it.
+
+        `client_of`: the client of any model, for one that answers no turns; by default that of its handle.
+        """
+        self._make = make
+        self.client_of = client_of or (lambda route: self.of(route).client)
+        self.configured = make(configured)
+        self._handles = {configured: self.configured}
+
+    def of(self, route: RouteConfig) -> ModelHandle:
+        """The model at the end of a route. Raises `ConfigError` where it cannot be made."""
+        handle = self._handles.get(route)
+        if handle is None:
+            handle = self._handles[route] = self._make(route)
+        return handle
+
+    def open_circuit(self, route: RouteConfig) -> CircuitState | None:
+        """Trouble for which a route is left alone for now; None also for one that nobody has used yet."""
+        handle = self._handles.get(route)
+        return handle.client.breaker.open if handle is not None else None
+
+    def in_use(self) -> list[ModelClient]:
+        """Clients of the models that were chosen so far, the configured one's first."""
+        return [handle.client for handle in self._handles.values()]
 
 
 class FallbackState:
@@ -108,11 +144,6 @@ def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
     if len(written) > MAX_NAME_CHARACTERS or len(written.split()) != 1:
         raise CommandError("A model's name is one word.")
     return _EXACT + written
-
-
-def host_of(route: RouteConfig) -> str | None:
-    """The host that a route leads to; None for what is built in."""
-    return urlsplit(route.address).hostname if route.address is not None else None
 
 
 def nearest(model: ModelConfig, written: str) -> str:

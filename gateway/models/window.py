@@ -1,9 +1,7 @@
 """From configuration to the window that conversations have to fit into. Light: no SDK is loaded for it."""
 
-from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from sqlite3 import Connection
-from urllib.parse import urlsplit
 
 from agent.context.cuts import CutSettings
 from agent.context.limits import Limits, LimitSettings, limits_of
@@ -52,30 +50,22 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Window of the configured model: where conversations with it are compressed."""
+def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limits, SizeSource]:
+    """Where conversations with the configured model are compressed, and who says how large it is.
 
-    limits: Limits
-    window_from: SizeSource
-
-
-def window_of(config: Config, profile: ModelProfile | None = None) -> Window:
-    """By what is configured, and by what is stored of the model."""
+    By what is configured, and by what is stored of the model.
+    """
     profile = profile or ModelProfile()
     capacity = capacity_in(config.model, profile.offer)
     window = profile.window(capacity.context_length)
-    return Window(
-        limits=limits_of(window, capacity.output_in(window), context_settings(config, UTC).limits),
-        window_from=SizeSource.LEARNED if window < capacity.context_length else capacity.context_from,
-    )
+    limits = limits_of(window, capacity.output_in(window), context_settings(config, UTC).limits)
+    return limits, SizeSource.LEARNED if window < capacity.context_length else capacity.context_from
 
 
 def load_configured_profile(db: Connection, config: Config) -> ModelProfile:
     """Stored profile of the configured model."""
     model = config.model
-    host = urlsplit(model.address).hostname if model.address is not None else None
-    return load_profile(db, f"{model.protocol}:{host}", model.label)
+    return load_profile(db, f"{model.protocol}:{model.host}", model.label)
 
 
 def fixed_prompt_tokens(config: Config) -> EstimatedTokens:

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from agent.context.limits import Limits
 from agent.engines.loader import load_engine
 from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import MODEL_SETUP_HINT
+from agent.model.sizes import SizeSource
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.files import StateDirectory, locate_home
 from gateway.config.routes import RouteConfig
@@ -25,7 +27,7 @@ from gateway.config.settings import Config
 from gateway.models.auxiliary import all_routes
 from gateway.models.capacity import window_from
 from gateway.models.pricing import estimated_models, unpriced_models, unpriced_sentence
-from gateway.models.window import Window, fixed_prompt_tokens, load_configured_profile, window_of
+from gateway.models.window import fixed_prompt_tokens, load_configured_profile, window_of
 from gateway.operator.probes import ProbeResult, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
@@ -223,17 +225,16 @@ def _context(loaded: LoadedConfig, done: Sequence[CheckResult]) -> Iterator[Chec
     with suppress(HermesError), open_resting(loaded.database) as db:  # another finding says what is wrong with it
         profile = load_configured_profile(db, loaded.config) if db is not None else None
     name = engine.name if engine is not None else None
-    yield check_context(loaded.config, window_of(loaded.config, profile), name)
+    yield check_context(loaded.config, *window_of(loaded.config, profile), engine=name)
 
 
-def check_context(config: Config, window: Window, engine: str | None) -> CheckResult:
+def check_context(config: Config, limits: Limits, source: SizeSource, *, engine: str | None) -> CheckResult:
     """Report the configured model's window, who says so, and where a plugin's engine or ours compresses."""
-    limits, fixed = window.limits, fixed_prompt_tokens(config)
-    threshold, by = limits.threshold, ""
+    fixed, threshold, by = fixed_prompt_tokens(config), limits.threshold, ""
     if engine is not None:  # when it acts is its own affair; hygiene does not wait for it
         threshold, by = limits.hygiene, f" at the latest, by the context engine {engine}"
     text = (
-        f"The model's window has {limits.context_length:,} tokens, {window_from(window.window_from)}. Conversations "
+        f"The model's window has {limits.context_length:,} tokens, {window_from(source)}. Conversations "
         f"are compressed from {threshold:,} of {limits.input_window:,} tokens on{by}; the system prompt and the tools "
         f"take about {fixed:,} of them."
     )

@@ -11,7 +11,6 @@ from gateway.access.permissions import AccessControl, AccessDecision
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.selection import Runtime
-from gateway.models.window import Window
 from gateway.operator.doctor import CheckResult, check_context, check_database, warning
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up
 from gateway.operator.socket import Handler
@@ -127,9 +126,8 @@ class OperatorHandler:
             if (circuit := one.breaker.open) is not None
         ]
         model, context = self.live.models.configured, self.live.agent.context
-        window = Window(limits=await model.load_limits(), window_from=model.window_from)
-        engine = context.engine if context.engine != BUILT_IN else None
-        window_check = check_context(self.live.config, window, engine)
+        limits, engine = await model.load_limits(), context.engine if context.engine != BUILT_IN else None
+        window_check = check_context(self.live.config, limits, model.window_from, engine=engine)
         return [await self.store.read(check_database), window_check, *circuits]
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:

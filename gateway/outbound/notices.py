@@ -32,17 +32,31 @@ _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
 """Words of the stored dedupe keys by which a notice is told once."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeListener:
-    """Listener to context events that owes the chat a sentence about each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeWriter:
+    """Writes notices to the outbox, as the settings in force say."""
 
+    store: Store
     settings: Callable[[], NoticeConfig]
+    deliver: Callable[[ChatId], None]
+    clock: Clock
 
-    def __call__(self, db: Connection, conversation: ConversationRef, event: ContextEvent, now: Millis) -> None:
+    def write(self, db: Connection, conversation: ConversationRef, event: ContextEvent, now: Millis) -> None:
+        """Owe the chat a sentence about what has just come true; a listener to context events."""
         sentence = self._sentence(event)
         if sentence is not None:
             part = _dedupe_part(event, conversation, now)
             outbox.enqueue(db, _reply(conversation, sentence, _DEDUPE_WORDS[type(event)], part), now)
+
+    async def write_waiting(self, conversation: ConversationRef, view: View) -> None:
+        """Tell a chat that its answer waits for a compression.
+
+        Once for each wait, also when it begins anew after a restart or takes several passes.
+        """
+        if self.settings().waiting:
+            reply = _reply(conversation, WAITING, "waiting", f"{conversation.turn_id}:{view.transcript[-1].id}")
+            await self.store.write(outbox.enqueue, reply, self.clock.now())
+            self.deliver(conversation.chat_id)
 
     def _sentence(self, event: ContextEvent) -> str | None:
         match event:
@@ -78,24 +92,6 @@ class NoticeListener:
         if (accuracy := accuracy_sentence(event, self.settings())) is not None:
             sentences.append(accuracy)
         return " ".join(sentences) or None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitListener:
-    """Listener that tells a chat when its answer has to wait for a compression."""
-
-    store: Store
-    settings: Callable[[], NoticeConfig]
-    deliver: Callable[[ChatId], None]
-    clock: Clock
-
-    async def __call__(self, conversation: ConversationRef, view: View) -> None:
-        """Tell the chat once for each wait, also when it begins anew after a restart or takes several passes."""
-        if not self.settings().waiting:
-            return
-        reply = _reply(conversation, WAITING, "waiting", f"{conversation.turn_id}:{view.transcript[-1].id}")
-        await self.store.write(outbox.enqueue, reply, self.clock.now())
-        self.deliver(conversation.chat_id)
 
 
 def accuracy_sentence(event: Compressed, settings: NoticeConfig) -> str | None:

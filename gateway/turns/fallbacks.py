@@ -12,7 +12,7 @@ import structlog
 from agent.model.errors import remedy_for
 from agent.turn import Agent, Answer
 from gateway.config.routes import RouteConfig
-from gateway.models.clients import ModelRegistry
+from gateway.models.selection import ModelRegistry
 from gateway.turns import hygiene
 from gateway.turns.previews import LivePreview
 from hermes_state.errors import ContentFiltered, HermesError, ModelError, SpendingCapExceeded

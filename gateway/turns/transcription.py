@@ -17,7 +17,7 @@ from agent.model.http import EndpointSettings
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from gateway.config.routes import PartialRoute, completed
 from gateway.config.settings import Config
-from gateway.models.pricing import Pricing
+from gateway.models.pricing import SpendingControl, price_in
 from gateway.models.selection import Runtime
 from hermes_state import inbox
 from hermes_state.errors import (
@@ -137,10 +137,15 @@ def _sentence(error: ModelError) -> str:
     return "I could not listen to your recording right now; please send it again in a minute, or write to me."
 
 
-def transcription_client(config: Config, costs: Pricing) -> TranscriptionClient:
+def transcription_client(config: Config, spending: SpendingControl) -> TranscriptionClient:
     """Client of the configured speech-to-text model."""
     endpoint = endpoint_of(config)
-    return TranscriptionClient(TranscriptionModel(endpoint), **costs.terms(config, endpoint.model))
+    return TranscriptionClient(
+        TranscriptionModel(endpoint),
+        spending.ledger,
+        price=price_in(config, endpoint.model),
+        caps=spending.caps_in(config, endpoint.model),
+    )
 
 
 def endpoint_of(config: Config) -> EndpointSettings:
@@ -156,7 +161,7 @@ def endpoint_of(config: Config) -> EndpointSettings:
     route = completed(written, model)
     return EndpointSettings(
         model=settings.model,
-        api_key=route.api_key.get_secret_value() if route.api_key is not None else "",
+        api_key=route.plain_key,
         base_url=route.base_url,
         connect_seconds=model.connect_seconds,
         read_seconds=model.read_seconds,

@@ -24,12 +24,12 @@ from gateway.commands.table import REGISTRY
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
 from gateway.inbound.intake import GatewayIntake
-from gateway.models.clients import ModelRegistry
-from gateway.models.pricing import Pricing
-from gateway.models.selection import Runtime
+from gateway.models.pricing import SpendingControl
+from gateway.models.selection import ModelRegistry, Runtime
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
+from gateway.outbound.notices import NoticeWriter
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneDispatcher
 from gateway.turns.runner import TurnRunner
@@ -340,6 +340,9 @@ class TestGateway:
         self.adapters = AdapterRegistry({self.adapter.name: self.adapter})
         self.access = AccessControl(store, live)
         self.delivery = Delivery(store=store, adapters=self.adapters, gates=self.gates, clock=clock, group=group)
+        self.notices = NoticeWriter(
+            store=store, settings=lambda: live.config.notices, deliver=self.delivery.wake, clock=clock
+        )
         self.titles = TitleWriter(store=store, live=live, clock=clock, redactor=lambda: redact)
         self.turns = TurnRunner(
             store=store,
@@ -359,7 +362,7 @@ class TestGateway:
                 store=store,
                 live=live,
                 clock=clock,
-                make_client=partial(transcription_client, costs=Pricing(store, clock)),
+                make_client=partial(transcription_client, spending=SpendingControl(store, clock)),
             ),
             clock=clock,
             folder=self._folder / "attachments",

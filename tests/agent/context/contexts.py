@@ -17,7 +17,7 @@ from agent.prompt import DEFAULT_PERSONA
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from agent.turn import Answer
 from gateway.config.context_settings import NoticeConfig
-from gateway.outbound.notices import NoticeListener
+from gateway.outbound.notices import NoticeWriter
 from hermes_state import sessions
 from hermes_state.journal import RunningTurn
 from hermes_state.transcripts import load_view
@@ -106,6 +106,7 @@ def agent_of(
 
     It sees images where `attachments` is given.
     """
+    notices = NoticeWriter(store=chat.store, settings=NoticeConfig, deliver=lambda _: None, clock=chat.clock)
     return SingleModelAgent(
         store=chat.store,
         client=client_of(model, chat.store, chat.clock),
@@ -120,7 +121,7 @@ def agent_of(
         ),
         clock=chat.clock,
         summary_routes=routes,
-        listeners=[NoticeListener(NoticeConfig), *listeners],
+        listeners=[notices.write, *listeners],
         pending=pending,
     )
 

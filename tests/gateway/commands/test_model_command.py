@@ -12,8 +12,7 @@ from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from agent.turn import Agent, AgentSettings
 from gateway.config.routes import RouteConfig
-from gateway.models.clients import ModelRegistry
-from gateway.outbound.notices import NoticeListener
+from gateway.models.selection import ModelRegistry
 from hermes_state.journal import find_open_turn
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Tokens
@@ -173,7 +172,7 @@ class Windows:
             settings=AgentSettings(),
             clock=gateway.clock,
             pending=PendingCompressions(gateway.store, gateway.clock),
-            listeners=[NoticeListener(lambda: gateway.live.config.notices)],
+            listeners=[gateway.notices.write],
         )
         gateway.live.models = ModelRegistry(gateway.live.config.model.route, self.make)
 

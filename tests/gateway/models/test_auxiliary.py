@@ -10,7 +10,7 @@ from gateway.config.routes import RouteConfig, completed
 from gateway.config.settings import Config
 from gateway.models.auxiliary import TASKS, Task, all_routes, route_for
 from gateway.models.clients import ClientRegistry
-from gateway.models.pricing import Pricing, unpriced_models
+from gateway.models.pricing import SpendingControl, unpriced_models
 from gateway.models.selection import route_of
 from gateway.models.window import window_of
 from hermes_state.store.writer import Store
@@ -132,7 +132,7 @@ def test_a_summary_models_window_bounds_its_input_alone(load: Load) -> None:
     route = route_for(config, "compression", config.model.route)
     assert route is not None
     assert route.context_length == 8_192
-    assert window_of(config).limits.threshold == 64_000
+    assert window_of(config)[0].threshold == 64_000
     config = load(MAIN + "auxiliary: {compression: {model: fast, context_length: 9000}, title: {model: fast}}").config
     sizes = [route_for(config, task, live(config)) for task in ("compression", "title")]
     assert [route.context_length for route in sizes if route is not None] == [9_000, 50_000]
@@ -144,7 +144,7 @@ async def test_a_size_that_is_not_given_is_looked_up_and_else_that_of_the_config
 ) -> None:
     yaml = f"model: {{name: m, context_length: 128000}}\nauxiliary: {{compression: {{model: {name}}}}}"
     config = load(yaml).config
-    lines = ClientRegistry(config, Pricing(store, SystemClock()))
+    lines = ClientRegistry(config, SpendingControl(store, SystemClock()))
     named, own = summary_routes(config, config.model.route, lines)
     assert (named.context_length, own.context_length) == (size, None)
     await lines.close()
@@ -164,7 +164,7 @@ async def test_the_conversations_own_model_stands_in_for_a_summariser(
     load: Load, store: Store, yaml: str, chosen: str | None, names: list[str]
 ) -> None:
     config = load(MAIN + yaml).config
-    lines = ClientRegistry(config, Pricing(store, SystemClock()))
+    lines = ClientRegistry(config, SpendingControl(store, SystemClock()))
     route = route_of(config.model, chosen)
     assert route is not None
     found = summary_routes(config, route, lines)
@@ -178,7 +178,7 @@ async def test_named_models_have_their_price_their_caps_and_their_protocol(load:
         "model: {name: gpt-4.1, api_key: k}\ncosts: {daily_cap: 1}\nauxiliary: {compression: {model: claude-sonnet-4-5,"
         " protocol: anthropic, api_key: other}, title: {model: nobody-knows}, flush: {model: gpt-4.1-mini}}"
     ).config
-    lines = ClientRegistry(config, Pricing(store, SystemClock()))
+    lines = ClientRegistry(config, SpendingControl(store, SystemClock()))
     [summariser, *_] = summary_routes(config, config.model.route, lines)
     assert isinstance(summariser.client.model, AnthropicModel)
     assert summariser.client._price == price_of("claude-sonnet-4-5", {})

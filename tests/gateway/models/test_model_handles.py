@@ -15,9 +15,9 @@ from gateway.assembly import make_agent, make_models
 from gateway.config import LoadedConfig
 from gateway.config.routes import completed
 from gateway.config.settings import Config, ModelConfig
-from gateway.models.clients import ClientRegistry, ModelRegistry, make_model
-from gateway.models.pricing import Pricing
-from gateway.models.selection import route_of
+from gateway.models.clients import ClientRegistry, make_model
+from gateway.models.pricing import SpendingControl
+from gateway.models.selection import ModelRegistry, route_of
 from hermes_state.chats import load_chat
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
@@ -49,8 +49,9 @@ async def silence(_conversation: ConversationRef, _view: View) -> None:
 def models_of(store: Store, home: Path, **sections: object) -> Iterator[tuple[ModelRegistry, Config]]:
     config = Config.model_validate({"model": MODEL, **sections})
     clock = SystemClock()
+    clients = ClientRegistry(config, SpendingControl(store, clock))
     yield (
-        make_models(loaded(config, home), ClientRegistry(config, Pricing(store, clock)), store=store, clock=clock),
+        make_models(loaded(config, home), clients, store=store, clock=clock),
         config,
     )
 

@@ -11,7 +11,14 @@ from agent.model.caps import SpendingCaps, SpendingCapSettings, UnpricedCaps, da
 from agent.model.prices import FREE
 from gateway.config import ConfigRejected, load_config
 from gateway.config.settings import Config
-from gateway.models.pricing import Pricing, cap_limits, estimated_models, price_in, unpriced_models, unpriced_sentence
+from gateway.models.pricing import (
+    SpendingControl,
+    cap_limits,
+    estimated_models,
+    price_in,
+    unpriced_models,
+    unpriced_sentence,
+)
 from hermes_state.store.writer import Store
 from hermes_state.values import MicroUsd, Millis, SystemClock
 
@@ -95,25 +102,22 @@ def test_prices_that_make_no_sense_are_named(tmp_path: Path, prices: str, words:
 MODEL = "model: {name: lab-128k, base_url: 'http://127.0.0.1:1/v1'}\n"
 
 
-async def test_a_line_gets_its_price_and_the_caps(tmp_path: Path, store: Store) -> None:
-    costs = Pricing(store, SystemClock())
+async def test_a_client_gets_its_price_and_the_caps(tmp_path: Path, store: Store) -> None:
+    spending = SpendingControl(store, SystemClock())
     free = loaded(tmp_path / "a", MODEL)
-    terms = costs.terms(free, "lab-128k")
-    assert (terms["price"], terms["caps"]) == (None, None)
+    assert (price_in(free, "lab-128k"), spending.caps_in(free, "lab-128k")) == (None, None)
     capped = loaded(tmp_path / "b", MODEL + "costs: {daily_cap: 1, prices: {lab-*: {input: 1, output: 2}}}")
-    terms = costs.terms(capped, "lab-128k")
-    assert terms["price"] is not None
-    assert isinstance(terms["caps"], SpendingCaps)
-    assert isinstance(costs.terms(capped, "another")["caps"], UnpricedCaps)
-    assert costs.terms(capped, None)["price"] == FREE
+    assert price_in(capped, "lab-128k") is not None
+    assert isinstance(spending.caps_in(capped, "lab-128k"), SpendingCaps)
+    assert isinstance(spending.caps_in(capped, "another"), UnpricedCaps)
+    assert price_in(capped, None) == FREE
 
 
 async def test_an_unknown_model_of_a_known_family_is_asked_under_a_cap(tmp_path: Path, store: Store) -> None:
     yaml = "model: {name: claude-opus-99, fallbacks: [gpt-5-mini, gpt-99-mini]}\ncosts: {daily_cap: 1}"
     config = loaded(tmp_path / "home", yaml)
-    terms = Pricing(store, SystemClock()).terms(config, "claude-opus-99")
-    assert terms["price"] is not None
-    assert isinstance(terms["caps"], SpendingCaps)
+    assert price_in(config, "claude-opus-99") is not None
+    assert isinstance(SpendingControl(store, SystemClock()).caps_in(config, "claude-opus-99"), SpendingCaps)
     assert unpriced_models(config) == []
     assert estimated_models(config) == ["claude-opus-99", "gpt-99-mini"]
 

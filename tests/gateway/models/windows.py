@@ -15,8 +15,7 @@ from agent.model.base import ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from gateway.models.clients import ModelRegistry
-from gateway.outbound.notices import NoticeListener, WaitListener
+from gateway.models.selection import ModelRegistry
 from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, Tokens
 from tests.agents import SingleModelAgent, TurnSettings
@@ -83,13 +82,8 @@ async def talking(
             ),
             clock=gateway.clock,
             make_engine=make_engine,
-            listeners=[NoticeListener(lambda: gateway.live.config.notices)],
-            on_wait=WaitListener(
-                store=store,
-                settings=lambda: gateway.live.config.notices,
-                deliver=gateway.delivery.wake,
-                clock=gateway.clock,
-            ),
+            listeners=[gateway.notices.write],
+            on_wait=gateway.notices.write_waiting,
         )
         gateway.live.agent = agent.agent
         gateway.live.models = ModelRegistry(gateway.live.config.model.route, lambda _route: agent.model)
