@@ -1,6 +1,7 @@
 """Blocks of settings that keep conversations inside the window: compression, hygiene, auxiliary models, notices."""
 
 import fnmatch
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
@@ -102,6 +103,8 @@ class HygieneConfig(BaseConfig):
 
 Mode: TypeAlias = Literal["auto", "same-as-main", "custom"]
 
+Task: TypeAlias = Literal["compression", "flush", "title"]
+
 
 def _mode_or_off(value: object) -> object:
     """YAML reads `off` as false."""
@@ -161,13 +164,17 @@ class AuxiliaryConfig(BaseConfig):
     flush: FlushTaskConfig = Field(default_factory=FlushTaskConfig)
     title: TitleTaskConfig = Field(default_factory=TitleTaskConfig)
 
+    @property
+    def tasks(self) -> Mapping[Task, AuxiliaryTaskConfig]:
+        """Every task by its name."""
+        return {"compression": self.compression, "flush": self.flush, "title": self.title}
+
     @model_validator(mode="after")
     def _is_complete(self) -> "AuxiliaryConfig":
-        tasks = {"compression": self.compression, "flush": self.flush, "title": self.title}
-        for name, task in tasks.items():
+        for name, task in self.tasks.items():
             if task.mode == "custom" and task.model is None:
                 raise ValueError(f"auxiliary.{name}.mode custom needs auxiliary.{name}.model")
-        if self.mode == "custom" and all(task.model is None for task in tasks.values()):
+        if self.mode == "custom" and all(task.model is None for task in self.tasks.values()):
             raise ValueError("auxiliary.mode custom needs auxiliary.compression.model, or that of another task")
         return self
 

@@ -27,8 +27,13 @@ MAX_FILE_BYTES = 1_048_576
 class YamlFile:
     """Parsed YAML file. `lines` has the line number, counted from 1, of every key in it."""
 
+    path: Path
     values: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
+
+    def position(self, key: KeyPath) -> str:
+        """`/home/…/config.yaml line 7`; the path alone where the key came out of an alias or a merge."""
+        return f"{self.path} line {self.lines[key]}" if key in self.lines else str(self.path)
 
 
 def read_yaml(path: Path) -> YamlFile:
@@ -38,12 +43,12 @@ def read_yaml(path: Path) -> YamlFile:
     """
     text = _read_text(path)
     if text is None:
-        return YamlFile()
+        return YamlFile(path=path)
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
         if node is None or node.tag == "tag:yaml.org,2002:null":
-            return YamlFile()
+            return YamlFile(path=path)
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{path}: must hold keys and values, such as `local:` and under it `port: 8765`")
         lines = dict(_key_lines(node, (), path))
@@ -54,7 +59,7 @@ def read_yaml(path: Path) -> YamlFile:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     finally:
         loader.dispose()
-    return YamlFile(values=values, lines=lines)
+    return YamlFile(path=path, values=values, lines=lines)
 
 
 def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
@@ -210,12 +215,12 @@ def check_home(home: Path) -> None:
         raise ConfigError(f"{home}: cannot be looked at: {error.strerror or error}") from error
 
 
-def check_config_is_ours(file: Path, values: Mapping[str, Any]) -> None:
+def check_config_is_ours(file: YamlFile) -> None:
     """Check that the file is not hermes-agent's configuration. Raises `ConfigError`."""
-    keys = {str(key) for key in values}
+    keys = {str(key) for key in file.values}
     telling = sorted(keys & _FOREIGN_ALONE) or sorted(keys & _FOREIGN_TOGETHER)
     if keys & _FOREIGN_ALONE or len(telling) >= 2:
         raise ConfigError(
-            f"{file}: is hermes-agent's configuration (it has {', '.join(telling)}). "
+            f"{file.path}: is hermes-agent's configuration (it has {', '.join(telling)}). "
             "Set HERMES_HOME to a directory of its own; nothing was changed"
         )

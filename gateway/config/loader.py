@@ -101,16 +101,15 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     `ConfigError` where a file cannot be read or is not ours.
     """
     state = find_state(environ)
-    file = state.config_file
-    parsed = read_yaml(file)
-    check_config_is_ours(file, parsed.values)
+    file = read_yaml(state.config_file)
+    check_config_is_ours(file)
     env_file, warnings = read_env_file(state.env_file)
     credentials, unknown_credentials = _read_credentials(environ)
     sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
     warnings = (*warnings, *unknown_credentials, *_warn_unknown_variables(sources))
-    chosen = _choose(sources, parsed, file)
-    config, problems = _checked(chosen, parsed, file)
-    unknown = list(_unknown_keys(file, parsed, parsed.values))
+    chosen = _choose(sources, file)
+    config, problems = _checked(chosen, file)
+    unknown = list(_unknown_keys(file, file.values))
     if config is None or unknown:
         raise ConfigRejected([*unknown, *problems], warnings)
     if not (config.telegram.token or config.discord.token or config.local.enabled):
@@ -167,15 +166,15 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
     return found, unknown
 
 
-def _choose(sources: _Sources, parsed: YamlFile, file: Path) -> dict[KeyPath, tuple[Any, str]]:
+def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]:
     """The winning value of each key that somebody set, with its source in words."""
-    in_file = dict(_leaves(parsed.values))
+    in_file = dict(_leaves(file.values))
     customary = _customary(_first(sources, [variable_name(_PROTOCOL)]) or (in_file.get(_PROTOCOL), ""))
     chosen: dict[KeyPath, tuple[Any, str]] = {}
     for key in FIELDS:
         found = _first(sources, [variable_name(key)])
         if found is None and not _is_empty(in_file.get(key)):
-            found = in_file[key], str(file)
+            found = in_file[key], str(file.path)
         if found is None:
             found = _first(sources, customary.get(key, []))
         if found is not None:
@@ -217,9 +216,7 @@ def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Ke
             yield key, value
 
 
-def _checked(
-    chosen: Mapping[KeyPath, tuple[Any, str]], parsed: YamlFile, file: Path
-) -> tuple[Config | None, list[str]]:
+def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> tuple[Config | None, list[str]]:
     """The configuration, or what is wrong with it; nothing of pydantic's own text, which may repeat a secret."""
     nested: dict[str, Any] = {}
     for key, (value, _) in chosen.items():
@@ -230,35 +227,34 @@ def _checked(
     try:
         return Config(**nested), []
     except ValidationError as error:
-        return None, [_explained(detail, chosen, parsed, file) for detail in details_of(error)]
+        return None, [_explained(detail, chosen, file) for detail in details_of(error)]
 
 
-def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], parsed: YamlFile, file: Path) -> str:
+def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> str:
     """One line for one problem: where the value came from, the key, what is wrong with it."""
     location = tuple(str(part) for part in detail["loc"])  # behind a key: an index or a member of a union
     key = next((location[:end] for end in range(len(location), 0, -1) if location[:end] in FIELDS), None)
     if key is None:  # a check over several keys; its sentence names them
         return detail["msg"].removeprefix("Value error, ")
     field, (value, source) = FIELDS[key], chosen.get(key, (None, DEFAULT_SOURCE))
-    where = f"{file} line {parsed.lines[key]}" if source == str(file) and key in parsed.lines else source
+    where = file.position(key) if source == str(file.path) else source
     is_hidden = is_secret(field) or isinstance(value, (dict, list)) or detail["type"] == "value_error"
     shown = "" if is_hidden else redact(f" (is {value!r})")  # an address may carry a password
     return f"{where}: {dotted(key)}: {problem(detail, field)}{shown}"
 
 
-def _unknown_keys(file: Path, parsed: YamlFile, values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[str]:
+def _unknown_keys(file: YamlFile, values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[str]:
     """A line for every key in the file that is no setting, with the nearest one that is."""
     for name, value in values.items():
         key = (*above, str(name))
-        line = f" line {parsed.lines[key]}" if key in parsed.lines else ""
         if key in BLOCKS:
             if isinstance(value, Mapping):
-                yield from _unknown_keys(file, parsed, value, key)
+                yield from _unknown_keys(file, value, key)
             elif value is not None:
                 inner = ", ".join(dotted(known) for known in FIELDS if known[: len(key)] == key)
-                yield f"{file}{line}: {dotted(key)} is a block of keys ({inner}), not a value"
+                yield f"{file.position(key)}: {dotted(key)} is a block of keys ({inner}), not a value"
         elif key not in FIELDS:
-            yield f"{file}{line}: unknown key {dotted(key)}{_suggestion(key)}"
+            yield f"{file.position(key)}: unknown key {dotted(key)}{_suggestion(key)}"
 
 
 def _suggestion(key: KeyPath) -> str:

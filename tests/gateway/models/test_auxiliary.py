@@ -1,14 +1,17 @@
 """Who does the gateway's own work: one rule for all its tasks, and the key of `model` for its own API alone."""
 
+from typing import get_args
+
 import pytest
 
 from agent.model.caps import SpendingCaps
 from agent.model.prices import price_of
 from agent.model.protocols.anthropic import AnthropicModel
 from gateway.assembly import summary_routes
+from gateway.config.context_settings import Task
 from gateway.config.routes import RouteConfig, completed
 from gateway.config.settings import Config
-from gateway.models.auxiliary import TASKS, Task, all_routes, route_for
+from gateway.models.auxiliary import all_routes, route_for
 from gateway.models.clients import ClientRegistry
 from gateway.models.pricing import SpendingControl, unpriced_models
 from gateway.models.selection import route_of
@@ -32,7 +35,7 @@ def who(config: Config, task: Task) -> str | None:
     return None if route is None else route.name
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", get_args(Task))
 @pytest.mark.parametrize(
     ("yaml", "name"),
     [
@@ -56,7 +59,7 @@ def test_a_named_model_does_a_task_and_else_the_one_that_the_mode_picks(
     config = load(MAIN + yaml.replace("TASK", task)).config
     assert who(config, task) == name
     others = "main" if yaml.lower().startswith("auxiliary: {mode: same-as-main") else "chosen"
-    assert [who(config, other) for other in TASKS if other != task] == [others] * 2
+    assert [who(config, other) for other in get_args(Task) if other != task] == [others] * 2
 
 
 @pytest.mark.parametrize(
@@ -78,8 +81,8 @@ def test_the_model_that_compression_names_wins_for_summaries_alone(load: Load, y
 def test_a_custom_model_has_to_be_named(load: Load) -> None:
     assert "auxiliary.mode custom needs auxiliary.compression.model" in refusal(load, "auxiliary: {mode: custom}")
     config = load(MAIN + "auxiliary: {mode: custom, compression: {model: small}}").config
-    assert [who(config, task) for task in TASKS] == ["small", "chosen", "chosen"]
-    for task in TASKS:
+    assert [who(config, task) for task in get_args(Task)] == ["small", "chosen", "chosen"]
+    for task in get_args(Task):
         complaint = f"auxiliary.{task}.mode custom needs auxiliary.{task}.model"
         assert complaint in refusal(load, f"auxiliary: {{{task}: {{mode: custom}}}}")
 
@@ -94,7 +97,7 @@ def test_only_titles_can_be_off(load: Load) -> None:
 
 def test_the_offline_model_does_nothing_but_answer(load: Load) -> None:
     config = load().config
-    assert [route_for(config, task, config.model.route) for task in TASKS] == [None] * 3
+    assert [route_for(config, task, config.model.route) for task in get_args(Task)] == [None] * 3
     config = load("auxiliary: {title: {model: small}}").config
     route = route_for(config, "title", config.model.route)
     assert route is not None
