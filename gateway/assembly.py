@@ -158,17 +158,17 @@ def _model_info(route: RouteConfig) -> ModelInfo:
     )
 
 
-def summary_routes(config: Config, live: RouteConfig, clients: ClientRegistry) -> list[SummaryRoute]:
+def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) -> list[SummaryRoute]:
     """Summary routes of conversations with a model: whoever does that task, then the model itself.
 
     The built-in offline model never is: it cannot write one.
     """
     mark, routes = settings_mark(config), []
-    named = route_for(config, "compression", live)
-    if named is not None and named != live:
+    named = route_for(config, "compression", own)
+    if named is not None and named != own:
         routes.append(SummaryRoute(client=clients.of(named), context_length=_context_of(named, config), mark=mark))
-    if live.protocol != "offline":
-        routes.append(SummaryRoute(client=clients.of(live), mark=mark))
+    if own.protocol != "offline":
+        routes.append(SummaryRoute(client=clients.of(own), mark=mark))
     return routes
 
 

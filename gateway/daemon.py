@@ -46,10 +46,10 @@ from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules import ScheduleRunner
 from gateway.turns.attachments import AttachmentHandler
-from gateway.turns.lanes import LaneDispatcher
+from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
-from gateway.turns.transcription import Transcriber, transcription_client
+from gateway.turns.transcription import TranscriptionHandler, transcription_client
 from hermes_state.aio import run_until
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
@@ -137,17 +137,19 @@ class _Daemon:
             store=store, settings=lambda: self._loaded.config.notices, deliver=self._delivery.wake, clock=clock
         )
         agent, models = self._assemble(loaded)
-        self._live = Runtime(config=loaded.config, agent=agent, models=models)
-        self._access = AccessControl(store, self._live)
+        self._runtime = Runtime(config=loaded.config, agent=agent, models=models)
+        self._access = AccessControl(store, self._runtime)
         make_client = partial(transcription_client, spending=self._spending)
-        self._transcriber = Transcriber(store=store, live=self._live, clock=clock, make_client=make_client)
+        self._transcriber = TranscriptionHandler(
+            store=store, runtime=self._runtime, clock=clock, make_client=make_client
+        )
         self._titles = TitleWriter(
-            store=store, live=self._live, clock=clock, redactor=lambda: Redactor(self._loaded.secrets())
+            store=store, runtime=self._runtime, clock=clock, redactor=lambda: Redactor(self._loaded.secrets())
         )
         self._lanes = self._make_lanes(gates)
         context = CommandContext(
             store=store,
-            live=self._live,
+            live=self._runtime,
             access=self._access,
             lanes=self._lanes,
             clock=clock,
@@ -158,7 +160,7 @@ class _Daemon:
         self._commands = CommandRunner(context, self._delivery, self._group)
         self._intake = GatewayIntake(
             store=store,
-            live=self._live,
+            runtime=self._runtime,
             access=self._access,
             registry=REGISTRY,
             lanes=self._lanes,
@@ -168,20 +170,20 @@ class _Daemon:
         )
         self._heartbeat = Heartbeat(store, self._adapters, environ)
         self._schedules = ScheduleRunner(
-            store=store, live=self._live, clock=clock, attachments_folder=loaded.attachments
+            store=store, runtime=self._runtime, clock=clock, attachments_folder=loaded.attachments
         )
         self._operator = self._make_operator()
 
-    def _make_lanes(self, gates: GateRegistry) -> LaneDispatcher:
+    def _make_lanes(self, gates: GateRegistry) -> LaneRegistry:
         """Make the lanes, with what runs their turns and reads their files."""
-        store, live, clock = self._store, self._live, self._clock
-        return LaneDispatcher(
+        store, runtime, clock = self._store, self._runtime, self._clock
+        return LaneRegistry(
             store=store,
-            live=live,
+            runtime=runtime,
             access=self._access,
             turns=TurnRunner(
                 store=store,
-                live=live,
+                runtime=runtime,
                 adapters=self._adapters,
                 gates=gates,
                 delivery=self._delivery,
@@ -190,7 +192,7 @@ class _Daemon:
             ),
             attachments=AttachmentHandler(
                 store=store,
-                live=live,
+                runtime=runtime,
                 adapters=self._adapters,
                 delivery=self._delivery,
                 transcriber=self._transcriber,
@@ -205,7 +207,7 @@ class _Daemon:
     def _make_operator(self) -> OperatorHandler:
         return OperatorHandler(
             loaded=lambda: self._loaded,
-            live=self._live,
+            live=self._runtime,
             store=self._store,
             access=self._access,
             adapters=self._adapters,
@@ -257,11 +259,11 @@ class _Daemon:
         async with serve_control(self._loaded.control_socket, self._operator.handlers()):
             _freeze_memory()
             notify(self._environ, "READY=1")
-            model = self._live.config.model
+            model = self._runtime.config.model
             log.info("daemon.started", adapters=sorted(self._adapters.supervised), model=model.name or "offline")
             if model.protocol == "offline":
                 log.warning("model.offline", hint=OFFLINE_HINT)
-            _log_prices_and_caching(self._live.config)
+            _log_prices_and_caching(self._runtime.config)
             await self._stopping.wait()
             notify(self._environ, "STOPPING=1")
             await self._drain()
@@ -273,7 +275,7 @@ class _Daemon:
     async def _drain(self) -> None:
         """Drain: let turns finish and answers go out, within bounds; a second signal cuts it short."""
         self._titles.stop()
-        seconds = self._live.config.lifecycle.drain_seconds
+        seconds = self._runtime.config.lifecycle.drain_seconds
         turns = self._lanes.running_count
         log.info("daemon.draining", turns=turns, seconds=seconds, hint="a second signal ends it at once")
         if not await run_until(self._stopping_now, self._drain_within(seconds)):
@@ -318,12 +320,12 @@ class _Daemon:
         merged = merge_for_reload(self._loaded, new)
         if agent_inputs(merged.config) != agent_inputs(self._loaded.config):
             try:
-                self._live.agent, self._live.models = self._assemble(merged)
+                self._runtime.agent, self._runtime.models = self._assemble(merged)
             except ConfigError as error:
                 log.error("config.rejected", error=str(error), kept="the last good configuration")
                 return
         self._loaded = merged
-        self._live.config = merged.config
+        self._runtime.config = merged.config
         self._reloaded.set()
         update_logging(merged.config.logging.level, merged.secrets())
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)

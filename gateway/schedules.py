@@ -27,9 +27,9 @@ LEFTOVER_MILLIS = 24 * 3_600_000
 class ScheduleRunner:
     """Runner of the gateway's own jobs, with APScheduler as a timer; nothing of them is stored."""
 
-    def __init__(self, *, store: Store, live: Runtime, clock: Clock, attachments_folder: Path) -> None:
+    def __init__(self, *, store: Store, runtime: Runtime, clock: Clock, attachments_folder: Path) -> None:
         self._store = store
-        self._live = live
+        self._runtime = runtime
         self._clock = clock
         self._folder = attachments_folder
         # A late job runs once instead of being dropped: the default lets it go after a second.
@@ -47,7 +47,7 @@ class ScheduleRunner:
 
     async def expire_idle(self) -> None:
         """End conversations that nobody has written in for `sessions.idle_reset_hours`; off by default."""
-        hours = self._live.config.sessions.idle_reset_hours
+        hours = self._runtime.config.sessions.idle_reset_hours
         if hours is None:
             return
         now = self._clock.now()
@@ -56,13 +56,13 @@ class ScheduleRunner:
             while ended := await self._store.write(sessions.expire_idle, before, SLICE_ROWS, now):
                 log.info("sessions.expired", count=len(ended), idle_hours=hours)
                 for session_id in ended:
-                    await self._live.agent.context.ended(session_id, was_reset=False)
+                    await self._runtime.agent.context.ended(session_id, was_reset=False)
         except StateError as error:
             log.warning("sessions.expiry_delayed", error=str(error))
 
     async def run_housekeeping(self) -> None:
         """Forget what is settled and old, make room for files, tidy the database."""
-        config = self._live.config
+        config = self._runtime.config
         try:
             # Files first: on a full disk they make the room that everything below needs.
             await asyncio.to_thread(_remove_leftovers, self._folder, self._clock.now())

@@ -11,7 +11,7 @@ from gateway.cli.output import Json, print_json, print_table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
-from gateway.config.routes import PartialRoute
+from gateway.config.routes import PartialRouteConfig
 from gateway.models.auxiliary import all_routes
 from gateway.models.capacity import capacity_in, figure_from
 from hermes_state.errors import ConfigError
@@ -113,7 +113,7 @@ def _shown(value: Any) -> Any:
         return MARK
     if isinstance(value, str):
         return redact(value)
-    if isinstance(value, PartialRoute):
+    if isinstance(value, PartialRouteConfig):
         return _shown(value.written)
     if isinstance(value, Mapping):
         return {name: _shown(inner) for name, inner in value.items()}

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from gateway.access.permissions import AccessControl
 from gateway.commands.tasks import CommandTasks
 from gateway.models.selection import Runtime
-from gateway.turns.lanes import LaneDispatcher
+from gateway.turns.lanes import LaneRegistry
 from hermes_state import outbox
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import Chat
@@ -74,7 +74,7 @@ class CommandContext:
     store: Store
     live: Runtime
     access: AccessControl
-    lanes: LaneDispatcher
+    lanes: LaneRegistry
     clock: Clock
     health: Callable[[], Mapping[str, AdapterHealth]]
     registry: "CommandRegistry"

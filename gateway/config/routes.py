@@ -137,7 +137,7 @@ class RouteConfig(BaseConfig):
         return None
 
 
-class PartialRoute(RouteConfig):
+class PartialRouteConfig(RouteConfig):
     """Route as people write it beside `model`: what is left out, or null, comes from there or has its default."""
 
     @model_validator(mode="before")
@@ -152,10 +152,10 @@ class PartialRoute(RouteConfig):
 
     def __eq__(self, other: object) -> bool:
         """Equal are routes that are written the same: a default that is written down follows `model` no more."""
-        return isinstance(other, PartialRoute) and self.written == other.written
+        return isinstance(other, PartialRouteConfig) and self.written == other.written
 
 
-WrittenRoute: TypeAlias = str | PartialRoute
+WrittenRoute: TypeAlias = str | PartialRouteConfig
 """Name of an alias or of a model, or a block."""
 
 _ALIAS = re.compile(r"[a-z0-9][a-z0-9._:/@+-]{0,63}")
@@ -201,7 +201,7 @@ def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
 def _fallbacks(value: object) -> object:
     """A list of names and blocks, as YAML or JSON, or names with commas between them."""
     rows = listed(value)
-    if isinstance(rows, (dict, PartialRoute)):
+    if isinstance(rows, (dict, PartialRouteConfig)):
         rows = [rows]
     if not isinstance(rows, (list, tuple)):
         raise ValueError("must be a list of models: names, aliases, or blocks with name, base_url and api_key")
@@ -230,19 +230,19 @@ def _aliases(value: object) -> object:
 
 
 def _written(row: object, name: str) -> WrittenRoute:
-    if isinstance(row, PartialRoute):
+    if isinstance(row, PartialRouteConfig):
         return row
     if isinstance(row, str) and row.strip():
         return row.strip()
     if not isinstance(row, Mapping):
         raise ValueError(f"{name} must be the name of a model, or a block with name, base_url and api_key")
     for key in row:
-        if key not in PartialRoute.model_fields:
-            raise ValueError(f"{name}: {unknown_key(key, PartialRoute.model_fields)}")
+        if key not in PartialRouteConfig.model_fields:
+            raise ValueError(f"{name}: {unknown_key(key, PartialRouteConfig.model_fields)}")
     try:
-        block = PartialRoute.model_validate(row)
+        block = PartialRouteConfig.model_validate(row)
     except ValidationError as error:
-        raise ValueError(f"{name}.{first_problem(error, PartialRoute)}") from None
+        raise ValueError(f"{name}.{first_problem(error, PartialRouteConfig)}") from None
     if "name" not in block.written and block.protocol != "offline":
         raise ValueError(f"{name}.name is missing: name the model to use")
     return block

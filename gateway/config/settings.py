@@ -136,9 +136,9 @@ class ModelConfig(RouteConfig):
         complaint = self.complaint("model")
         if complaint is not None:
             raise ValueError(complaint)
-        places = [(f"model.fallbacks[{number}]", written) for number, written in enumerate(self.fallbacks, start=1)]
-        places += [(f"model.aliases.{alias}", written) for alias, written in self.aliases.items()]
-        for key, written in places:
+        routes = [(f"model.fallbacks[{number}]", written) for number, written in enumerate(self.fallbacks, start=1)]
+        routes += [(f"model.aliases.{alias}", written) for alias, written in self.aliases.items()]
+        for key, written in routes:
             try:
                 complaint = self._meant(written).complaint(key)
             except ValueError as error:

@@ -15,11 +15,11 @@ from gateway.access.permissions import AccessControl, AccessDecision
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
 from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, apply_deletion, apply_edit
-from gateway.inbound.offline_commands import OfflineCommands
+from gateway.inbound.offline_commands import OfflineCommandRunner
 from gateway.inbound.rate_limit import TOO_FAST, CommandRateLimiter
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
-from gateway.turns.lanes import LaneDispatcher
+from gateway.turns.lanes import LaneRegistry
 from hermes_state import inbox
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
@@ -55,18 +55,18 @@ class GatewayIntake:
     """Intake that adapters are given; implements `platforms.base.Intake`."""
 
     store: Store
-    live: Runtime
+    runtime: Runtime
     access: AccessControl
     registry: CommandRegistry
-    lanes: LaneDispatcher
+    lanes: LaneRegistry
     commands: CommandRunner
     delivery: Delivery
     clock: Clock
     _rate_limiter: CommandRateLimiter = field(default_factory=CommandRateLimiter, init=False)
-    _offline: OfflineCommands = field(init=False)
+    _offline: OfflineCommandRunner = field(init=False)
 
     def __post_init__(self) -> None:
-        self._offline = OfflineCommands(access=self.access, lanes=self.lanes, commands=self.commands)
+        self._offline = OfflineCommandRunner(access=self.access, lanes=self.lanes, commands=self.commands)
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
         match event:
@@ -164,7 +164,7 @@ class GatewayIntake:
         running: RunningTurn | None,
         cursor: Cursor | None,
     ) -> AcceptedEvent:
-        sessions = self.live.config.sessions
+        sessions = self.runtime.config.sessions
         joins = running.id if running is not None and self._may_join(message, running) else None
         admission = AcceptedEvent(
             message=message,
@@ -194,7 +194,7 @@ class GatewayIntake:
 
     def _interrupts(self, admission: AcceptedEvent, running: RunningTurn) -> bool:
         return (
-            self.live.config.sessions.busy_mode == "interrupt"
+            self.runtime.config.sessions.busy_mode == "interrupt"
             and admission.kind is InboxKind.MESSAGE
             and admission.mode is InboxMode.QUEUE
             and self._may_join(admission.message, running)
@@ -230,13 +230,13 @@ class GatewayIntake:
         return admitted
 
     def _key_of(self, chat: ChatKey, kind: ChatKind, sender: Sender) -> ChatKey:
-        is_per_user = kind.is_shared and self.live.config.sessions.groups == "per_user"
+        is_per_user = kind.is_shared and self.runtime.config.sessions.groups == "per_user"
         return replace(chat, user_ref=sender.id) if is_per_user else chat
 
     # ---- strangers, edits --------------------------------------------------------------------------------------
 
     async def _answer_denied(self, message: InboundMessage, decision: AccessDecision, cursor: Cursor | None) -> None:
-        pairing, now = self.live.config.pairing, self.clock.now()
+        pairing, now = self.runtime.config.pairing, self.clock.now()
         if decision is AccessDecision.STRANGER and pairing.enabled:
             code, minutes = pairings.new_code(), pairing.code_minutes
             sentence = (

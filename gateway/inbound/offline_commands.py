@@ -14,7 +14,7 @@ import structlog
 from gateway.access.permissions import AccessControl
 from gateway.commands.registry import Command
 from gateway.commands.runner import CommandRunner
-from gateway.turns.lanes import ActiveTurn, LaneDispatcher
+from gateway.turns.lanes import ActiveTurn, LaneRegistry
 from hermes_state.admin.pairings import UserRole
 from hermes_state.values import ChatKey, InboundMessage, Millis
 
@@ -53,11 +53,11 @@ class OfflineResult:
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
-class OfflineCommands:
+class OfflineCommandRunner:
     """Runs commands without the database."""
 
     access: AccessControl
-    lanes: LaneDispatcher
+    lanes: LaneRegistry
     commands: CommandRunner
     _results: dict[str, OfflineResult] = field(default_factory=dict, init=False)
     """Newest results by the commands' events."""

@@ -7,7 +7,7 @@ configured one. The offline model does none of it: it cannot.
 from typing import Literal
 
 from gateway.config.context_settings import Mode, Task
-from gateway.config.routes import PartialRoute, RouteConfig, completed
+from gateway.config.routes import PartialRouteConfig, RouteConfig, completed
 from gateway.config.settings import Config
 
 
@@ -42,7 +42,7 @@ def _named(config: Config, task: Task, own: RouteConfig) -> RouteConfig | None:
     if not name:
         return None
     keys = ("protocol", "base_url", "api_key", "context_length")
-    block = PartialRoute.model_validate({"name": name} | {key: getattr(settings, key) for key in keys})
+    block = PartialRouteConfig.model_validate({"name": name} | {key: getattr(settings, key) for key in keys})
     if name.lower() in main.aliases and set(block.written) <= {"name", "context_length"}:
         route = main.alias_route(name.lower())
         size = settings.context_length

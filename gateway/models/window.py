@@ -51,7 +51,7 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
 
 
 def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limits, SizeSource]:
-    """Where conversations with the configured model are compressed, and who says how large it is.
+    """Limits of the configured model, by which its conversations are compressed, and the source of its size.
 
     By what is configured, and by what is stored of the model.
     """

@@ -18,7 +18,7 @@ from gateway.operator.spending import REPORTS, Report, report, spending_settings
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.times import format_time
-from gateway.turns.lanes import LaneDispatcher
+from gateway.turns.lanes import LaneRegistry
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
@@ -37,7 +37,7 @@ class OperatorHandler:
     store: Store
     access: AccessControl
     adapters: AdapterRegistry
-    lanes: LaneDispatcher
+    lanes: LaneRegistry
     delivery: Delivery
     heartbeat: Heartbeat
     clock: Clock

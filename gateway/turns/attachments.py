@@ -21,7 +21,7 @@ import structlog
 from gateway.models.selection import Runtime, route_of
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.turns.transcription import Transcriber, TranscriptionError
+from gateway.turns.transcription import TranscriptionError, TranscriptionHandler
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
@@ -95,7 +95,7 @@ class _AttachmentError(Exception):
 
 
 @dataclass(slots=True)
-class _PreparedParts:
+class _ReadResult:
     """Results of reading one message's files."""
 
     documents: list[Document]
@@ -114,10 +114,10 @@ class AttachmentHandler:
     """Fetches the files of waiting messages before their turn starts."""
 
     store: Store
-    live: Runtime
+    runtime: Runtime
     adapters: AdapterRegistry
     delivery: Delivery
-    transcriber: Transcriber
+    transcriber: TranscriptionHandler
     clock: Clock
     folder: Path
 
@@ -148,8 +148,8 @@ class AttachmentHandler:
             prepared[row.id] = PreparedMessage(body=body, attachment_ids=tuple(gathered.ids))
         return prepared if is_whole else None
 
-    async def _gather(self, chat: Chat, row: InboxRow) -> _PreparedParts:
-        gathered = _PreparedParts(documents=[], images=[], ids=[], refusals=[], hints=[], notes=[], transcripts=[])
+    async def _gather(self, chat: Chat, row: InboxRow) -> _ReadResult:
+        gathered = _ReadResult(documents=[], images=[], ids=[], refusals=[], hints=[], notes=[], transcripts=[])
         for attachment in row.payload.attachments:
             try:
                 await self._read(chat, row, attachment, gathered)
@@ -160,8 +160,8 @@ class AttachmentHandler:
                 gathered.notes.append(f"{attachment.kind} “{name}” was attached but could not be read")
         return gathered
 
-    async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _PreparedParts) -> None:
-        config = self.live.config
+    async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _ReadResult) -> None:
+        config = self.runtime.config
         limit = config.attachments.max_bytes
         if attachment.kind in RECORDINGS and self.transcriber.is_enabled:
             gathered.transcripts.append(await self._transcript(chat, row, attachment, limit))
@@ -195,7 +195,7 @@ class AttachmentHandler:
         """The model that the chat's conversation has chosen sees images."""
         session = await self.store.read(load_active, chat.id)
         choice = session.chosen_model if session is not None and session.ended_at is None else None
-        model = self.live.config.model
+        model = self.runtime.config.model
         return (route_of(model, choice) or model.route).sees_images
 
     async def _transcript(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
@@ -257,7 +257,7 @@ async def _wait_until_ready(adapter: PlatformAdapter) -> None:
         await asyncio.sleep(READY_PAUSE_SECONDS)  # nothing tells when the service is back
 
 
-def _notify_sender(db: Connection, row: InboxRow, gathered: _PreparedParts, is_all: bool, now: Millis) -> None:
+def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all: bool, now: Millis) -> None:
     """Tell the sender; a message that held nothing of use is settled with it."""
     if is_all:
         inbox.settle(db, row.id, InboxState.DONE, now)

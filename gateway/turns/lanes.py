@@ -85,7 +85,7 @@ class Lane:
     """Worker of one chat: claims what waits, runs it, and goes when nothing is left."""
 
     def __init__(
-        self, chat_id: ChatId, lanes: "LaneDispatcher", run_command: RunCommand, *, is_after_restart: bool
+        self, chat_id: ChatId, lanes: "LaneRegistry", run_command: RunCommand, *, is_after_restart: bool
     ) -> None:
         self._chat_id = chat_id
         self._lanes = lanes
@@ -134,7 +134,7 @@ class Lane:
         if self._crashes >= MAX_CRASHES:
             await self._dead_letter(rows)
             return True
-        sessions = self._lanes.live.config.sessions
+        sessions = self._lanes.runtime.config.sessions
         merge_ms, paste_ms = int(sessions.merge_seconds * 1000), int(sessions.paste_seconds * 1000)
         burst = next_burst(rows, merge_ms=merge_ms, paste_ms=paste_ms)
         if not burst:
@@ -220,11 +220,11 @@ class Lane:
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
-class LaneDispatcher:
-    """Dispatches waiting rows to lanes, opening one where a chat has none; also stops and drains running turns."""
+class LaneRegistry:
+    """Lanes by chat, opened where something waits and gone when nothing does; stops and drains running turns."""
 
     store: Store
-    live: Runtime
+    runtime: Runtime
     access: AccessControl
     turns: TurnRunner
     attachments: AttachmentHandler

@@ -52,7 +52,7 @@ class TurnRunner:
     """Runs turns. Each is its own error boundary: what goes wrong in one is told to its chat and nowhere else."""
 
     store: Store
-    live: Runtime
+    runtime: Runtime
     adapters: AdapterRegistry
     gates: GateRegistry
     delivery: Delivery
@@ -99,7 +99,7 @@ class TurnRunner:
             self.delivery.wake(turn.chat_id)
 
     async def _answer(self, turn: RunningTurn, preview: LivePreview) -> None:
-        config, agent, models = self.live.config, self.live.agent, self.live.models
+        config, agent, models = self.runtime.config, self.runtime.agent, self.runtime.models
         preview.open()
         done: TurnAnswer | None = None
         try:
@@ -159,7 +159,7 @@ class TurnRunner:
         """The answer as it is stored; what the chat is shown may have notices below it, the model never sees those."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
-        before = self.live.fallbacks.note(turn.lineage_id, done.chosen, done.by)
+        before = self.runtime.fallbacks.note(turn.lineage_id, done.chosen, done.by)
         notices = [line for line in (change_notice(done, before), pressure) if line]
         return ModelAnswer(
             text=answer.text,

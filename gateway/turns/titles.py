@@ -49,7 +49,7 @@ class TitleWriter:
     """Names conversations, one call each; a failure is told to the log alone."""
 
     store: Store
-    live: Runtime
+    runtime: Runtime
     clock: Clock
     redactor: Callable[[], Callable[[str], str]]
     """Takes out the secrets of the configuration in force."""
@@ -63,7 +63,7 @@ class TitleWriter:
         lineage_id = turn.lineage_id
         if self._is_stopped or lineage_id in self._settled or lineage_id in self._tasks:
             return
-        route = route_for(self.live.config, "title", by)
+        route = route_for(self.runtime.config, "title", by)
         if route is None or len(self._tasks) >= MAX_WAITING:
             return
         work = self._see_to(turn.chat_id, lineage_id, route)
@@ -99,7 +99,7 @@ class TitleWriter:
         rows = await self.store.read(_load_untitled, lineage_id)
         if rows is None:
             return True
-        client = self.live.models.client_of(route)
+        client = self.runtime.models.client_of(route)
         if client.breaker.open is not None or not any(row.origin is Origin.HUMAN for row in rows):
             return False
         redact, payer = self.redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)

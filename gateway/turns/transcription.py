@@ -15,7 +15,7 @@ from agent.model.base import Payer
 from agent.model.errors import sentence_for
 from agent.model.http import EndpointSettings
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
-from gateway.config.routes import PartialRoute, completed
+from gateway.config.routes import PartialRouteConfig, completed
 from gateway.config.settings import Config
 from gateway.models.pricing import SpendingControl, price_in
 from gateway.models.selection import Runtime
@@ -41,11 +41,11 @@ class TranscriptionError(Exception):
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
-class Transcriber:
+class TranscriptionHandler:
     """Transcribes recordings as the configuration in force says."""
 
     store: Store
-    live: Runtime
+    runtime: Runtime
     clock: Clock
     make_client: Callable[[Config], TranscriptionClient]
     _clients: list[TranscriptionClient] = field(default_factory=list, init=False)
@@ -55,11 +55,11 @@ class Transcriber:
     @property
     def is_enabled(self) -> bool:
         """Recordings are transcribed at all."""
-        return self.live.config.transcription.model is not None
+        return self.runtime.config.transcription.model is not None
 
     def refuse_long(self, recording: IncomingAttachment) -> None:
         """Raise `TranscriptionError` for a recording that is known to be longer than `transcription.max_seconds`."""
-        limit = self.live.config.transcription.max_seconds
+        limit = self.runtime.config.transcription.max_seconds
         if recording.seconds is not None and recording.seconds > limit:
             length = f"{limit} seconds" if limit < 120 else f"{limit // 60} minutes"
             raise TranscriptionError(f"I listen to at most {length} at a time; please say it in shorter pieces.")
@@ -72,8 +72,8 @@ class Transcriber:
         if not self.is_enabled:  # a reload may have closed them while the recording was fetched
             raise TranscriptionError("I cannot listen to recordings any more; please write to me instead.")
         try:
-            name, payer, within = _file_name(recording), Payer(chat_id=row.chat_id), self.live.config.model.turn_seconds
-            text, call = await self._client().transcribe(data, name, payer=payer, within=within)
+            name, within = _file_name(recording), self.runtime.config.model.turn_seconds
+            text, call = await self._client().transcribe(data, name, payer=Payer(chat_id=row.chat_id), within=within)
         except ModelError as error:
             log.warning("recording.unheard", error=type(error).__name__, detail=str(error))
             raise TranscriptionError(_sentence(error)) from error
@@ -90,7 +90,7 @@ class Transcriber:
             await client.model.close()
 
     def _client(self) -> TranscriptionClient:
-        config = self.live.config
+        config = self.runtime.config
         inputs = (config.transcription, config.model, config.costs, config.agent.time_zone)
         if inputs != self._inputs:
             self._clients.append(self.make_client(config))
@@ -152,7 +152,7 @@ def endpoint_of(config: Config) -> EndpointSettings:
     """Endpoint settings for recordings. The key of `model` goes along only to the API that it is for."""
     settings, model = config.transcription, config.model
     assert settings.model is not None, "asked only while a model is configured"
-    written = PartialRoute(
+    written = PartialRouteConfig(
         name=settings.model,
         protocol="chat_completions",
         base_url=settings.base_url or model.base_url,

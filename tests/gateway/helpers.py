@@ -31,10 +31,10 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.turns.attachments import AttachmentHandler
-from gateway.turns.lanes import LaneDispatcher
+from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
-from gateway.turns.transcription import Transcriber, transcription_client
+from gateway.turns.transcription import TranscriptionHandler, transcription_client
 from hermes_state.errors import FileTooLarge
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
@@ -343,10 +343,10 @@ class TestGateway:
         self.notices = NoticeWriter(
             store=store, settings=lambda: live.config.notices, deliver=self.delivery.wake, clock=clock
         )
-        self.titles = TitleWriter(store=store, live=live, clock=clock, redactor=lambda: redact)
+        self.titles = TitleWriter(store=store, runtime=live, clock=clock, redactor=lambda: redact)
         self.turns = TurnRunner(
             store=store,
-            live=live,
+            runtime=live,
             adapters=self.adapters,
             gates=self.gates,
             delivery=self.delivery,
@@ -355,21 +355,21 @@ class TestGateway:
         )
         self.files = AttachmentHandler(
             store=store,
-            live=live,
+            runtime=live,
             adapters=self.adapters,
             delivery=self.delivery,
-            transcriber=Transcriber(
+            transcriber=TranscriptionHandler(
                 store=store,
-                live=live,
+                runtime=live,
                 clock=clock,
                 make_client=partial(transcription_client, spending=SpendingControl(store, clock)),
             ),
             clock=clock,
             folder=self._folder / "attachments",
         )
-        self.lanes = LaneDispatcher(
+        self.lanes = LaneRegistry(
             store=store,
-            live=live,
+            runtime=live,
             access=self.access,
             turns=self.turns,
             attachments=self.files,
@@ -390,7 +390,7 @@ class TestGateway:
         self.commands = CommandRunner(context, self.delivery, group)
         self.intake = GatewayIntake(
             store=store,
-            live=live,
+            runtime=live,
             access=self.access,
             registry=self._registry,
             lanes=self.lanes,

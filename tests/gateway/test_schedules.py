@@ -34,7 +34,7 @@ def seen_count(gateway: TestGateway) -> int:
 def schedules(gateway: TestGateway, folder: Path, ahead: int = 0) -> ScheduleRunner:
     clock = LaterClock(gateway, ahead)
     return ScheduleRunner(
-        store=gateway.store, live=gateway.live, clock=clock, attachments_folder=folder / "attachments"
+        store=gateway.store, runtime=gateway.live, clock=clock, attachments_folder=folder / "attachments"
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.config import reload_differences
 from gateway.config.fields import secrets_of
-from gateway.config.routes import PartialRoute, completed
+from gateway.config.routes import PartialRouteConfig, completed
 from gateway.config.settings import ModelConfig
 from tests.gateway.config.test_config import Load, home, load, refusal
 
@@ -22,13 +22,13 @@ def main(**changes: object) -> ModelConfig:
     return ModelConfig.model_validate({"name": "big", "api_key": KEY, **changes})
 
 
-def key_of(written: str | PartialRoute, model: ModelConfig) -> str | None:
+def key_of(written: str | PartialRouteConfig, model: ModelConfig) -> str | None:
     key = completed(written, model).api_key
     return key.get_secret_value() if key is not None else None
 
 
-def block(**values: object) -> PartialRoute:
-    return PartialRoute.model_validate({"name": "small", **values})
+def block(**values: object) -> PartialRouteConfig:
+    return PartialRouteConfig.model_validate({"name": "small", **values})
 
 
 def test_a_name_alone_is_another_model_at_the_same_api() -> None:

@@ -16,8 +16,8 @@ MINUTE = 60_000
 def commands(count: int, *, every: int, first: int = 0) -> list[InboundMessage]:
     """Sent by one person, `every` milliseconds."""
     return [
-        replace(message(number, "/help"), sent_at=Millis(START + place * every))
-        for place, number in enumerate(range(first, first + count))
+        replace(message(number, "/help"), sent_at=Millis(START + index * every))
+        for index, number in enumerate(range(first, first + count))
     ]
 
 
@@ -75,4 +75,4 @@ async def test_every_slash_command_that_is_refused_is_answered_in_its_own_place(
             await gateway.say("/help", ticket=f"t{number}")
         await gateway.quiet()
         refused = [request.ticket for request in gateway.adapter.requests if request.part.text == TOO_FAST]
-        assert refused == [f"t{COMMANDS_PER_MINUTE + place}" for place in range(3)]
+        assert refused == [f"t{COMMANDS_PER_MINUTE + index}" for index in range(3)]

@@ -8,7 +8,7 @@ import pytest
 from agent.model.client import RetryPolicy
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from gateway.config.settings import Config
-from gateway.turns.transcription import Transcriber, TranscriptionError, endpoint_of
+from gateway.turns.transcription import TranscriptionError, TranscriptionHandler, endpoint_of
 from hermes_state import inbox
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, InboxId, IncomingAttachment
@@ -78,7 +78,7 @@ async def test_a_reload_that_moves_what_calls_cost_or_where_days_begin_brings_an
                 TranscriptionModel(endpoint_of(config)), RecordedCalls(), policy=RetryPolicy(max_attempts=1)
             )
 
-        ears = Transcriber(store=store, live=gateway.live, clock=gateway.clock, make_client=make_client)
+        ears = TranscriptionHandler(store=store, runtime=gateway.live, clock=gateway.clock, make_client=make_client)
         await gateway.say("", files=[VOICE])
         row = await store.read(inbox.load, InboxId(1))
         assert row is not None
