@@ -276,7 +276,7 @@ class _Daemon:
         """Drain: let turns finish and answers go out, within bounds; a second signal cuts it short."""
         self._titles.stop()
         seconds = self._runtime.config.lifecycle.drain_seconds
-        turns = self._lanes.running_count
+        turns = len(self._lanes.active)
         log.info("daemon.draining", turns=turns, seconds=seconds, hint="a second signal ends it at once")
         if not await run_until(self._stopping_now, self._drain_within(seconds)):
             await self._drain_within(0.0)

@@ -7,13 +7,14 @@ import typer
 from pydantic import SecretStr
 
 from agent.model.protocols import missing_extra
+from agent.model.sizes import SizeSource
 from gateway.cli.output import Json, print_json, print_table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
 from gateway.config.routes import PartialRouteConfig
 from gateway.models.auxiliary import all_routes
-from gateway.models.capacity import capacity_in, figure_from
+from gateway.models.capacity import capacity_in, window_from
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import MARK, redact
 
@@ -90,11 +91,12 @@ def _sizes(loaded: LoadedConfig) -> Mapping[str, tuple[str, Any, str]]:
         "model.context_length": (model.context_length, capacity.context_length, capacity.context_from),
         "model.max_output_tokens": (model.max_output_tokens, capacity.max_output_tokens, capacity.output_from),
     }
-    return {
-        name: (name, tokens, f"{DEFAULT_SOURCE}: {figure_from(source)}; the provider is asked at its first turn")
-        for name, (configured, tokens, source) in known.items()
-        if configured is None
-    }
+    rows: dict[str, tuple[str, Any, str]] = {}
+    for name, (configured, tokens, source) in known.items():
+        if configured is None:
+            by = "assumed" if source is SizeSource.ASSUMED else window_from(source)
+            rows[name] = (name, tokens, f"{DEFAULT_SOURCE}: {by}; the provider is asked at its first turn")
+    return rows
 
 
 def _summary(loaded: LoadedConfig) -> str:

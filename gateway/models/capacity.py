@@ -44,8 +44,3 @@ _WINDOW_FROM: Final = {
 def window_from(source: SizeSource) -> str:
     """Words for people on who says how large a window is, to go on after a comma."""
     return _WINDOW_FROM[source].format(taken_on=load_catalog().sizes_taken_on)
-
-
-def figure_from(source: SizeSource) -> str:
-    """The same, shorter, for a figure that is one among others."""
-    return "assumed" if source is SizeSource.ASSUMED else window_from(source)

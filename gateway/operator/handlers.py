@@ -64,7 +64,7 @@ class OperatorHandler:
             "model": model.name or "offline",
             "protocol": model.protocol,
             "routes": self._routes(),
-            "turns_running": self.lanes.running_count,
+            "turns_running": len(self.lanes.active),
             "vitals": asdict(self.heartbeat.health()),
             "platforms": {name: self._health(name) for name in self.adapters.supervised},
             "not_stored": {

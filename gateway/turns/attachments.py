@@ -21,7 +21,7 @@ import structlog
 from gateway.models.selection import Runtime, route_of
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.turns.transcription import TranscriptionError, TranscriptionHandler
+from gateway.turns.transcription import AttachmentError, TranscriptionHandler
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
@@ -90,10 +90,6 @@ UNSUPPORTED_SENTENCES = {
 RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 
 
-class _AttachmentError(Exception):
-    """This file cannot be used; the message is the sentence for its sender."""
-
-
 @dataclass(slots=True)
 class _ReadResult:
     """Results of reading one message's files."""
@@ -153,7 +149,7 @@ class AttachmentHandler:
         for attachment in row.payload.attachments:
             try:
                 await self._read(chat, row, attachment, gathered)
-            except _AttachmentError as error:
+            except AttachmentError as error:
                 log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
                 gathered.refusals.append(str(error))
                 name = _quoted_name(attachment)
@@ -168,11 +164,11 @@ class AttachmentHandler:
             return
         is_text = _is_text(attachment)
         if not is_text and attachment.kind is not AttachmentKind.IMAGE:
-            raise _AttachmentError(
+            raise AttachmentError(
                 UNSUPPORTED_SENTENCES.get(attachment.kind) or _unreadable(attachment, await self._sees_images(chat))
             )
         if not is_text and not await self._sees_images(chat):
-            raise _AttachmentError("The model that answers here cannot see images; please describe it in words.")
+            raise AttachmentError("The model that answers here cannot see images; please describe it in words.")
         _refuse_large(attachment, limit)
         if is_text:
             max_chars = config.attachments.max_text_chars
@@ -201,12 +197,9 @@ class AttachmentHandler:
     async def _transcript(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
         """Transcript of a recording, whose bytes are not kept."""
         _refuse_large(recording, limit)
-        try:
-            self.transcriber.refuse_long(recording)
-            data = await self._fetch(chat, recording, limit, Path.read_bytes)
-            return await self.transcriber.transcribe(row, recording, data)
-        except TranscriptionError as error:
-            raise _AttachmentError(str(error)) from error
+        self.transcriber.refuse_long(recording)
+        data = await self._fetch(chat, recording, limit, Path.read_bytes)
+        return await self.transcriber.transcribe(row, recording, data)
 
     async def _fetch_and_keep(
         self, chat: Chat, attachment: IncomingAttachment, limit: int, read: Callable[[Path], T]
@@ -223,12 +216,12 @@ class AttachmentHandler:
         """Fetch a file and let `use`, in a thread, read it; unless moved away, the file is gone afterwards."""
         adapter, name = self.adapters.of(chat.key), _quoted_name(attachment)
         if adapter is None:
-            raise _AttachmentError(f"I could not fetch “{name}” right now; please send it again later.")
+            raise AttachmentError(f"I could not fetch “{name}” right now; please send it again later.")
         try:
             target = await asyncio.to_thread(_new_file, self.folder)
         except OSError as error:
             log.warning("attachment.not_stored", error=type(error).__name__)
-            raise _AttachmentError(f"I cannot store “{name}” right now; please send it again later.") from error
+            raise AttachmentError(f"I cannot store “{name}” right now; please send it again later.") from error
         try:
             for attempt in range(1, FETCH_ATTEMPTS + 1):
                 try:
@@ -236,15 +229,15 @@ class AttachmentHandler:
                         await adapter.download(attachment, target, limit)
                     return await asyncio.to_thread(use, target)
                 except FileTooLarge as error:
-                    raise _AttachmentError(_too_large(attachment, error.limit_bytes)) from error
+                    raise AttachmentError(_too_large(attachment, error.limit_bytes)) from error
                 except MessageRejected as error:
                     sentence = f"“{name}” is not there to be fetched any more; please send it again."
-                    raise _AttachmentError(sentence) from error
+                    raise AttachmentError(sentence) from error
                 except (PlatformError, OSError) as error:  # a full disk, too, must not look like a harmful message
                     log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
                 if attempt < FETCH_ATTEMPTS:
                     await _wait_until_ready(adapter)
-            raise _AttachmentError(f"I could not fetch “{name}”; please send it again.")
+            raise AttachmentError(f"I could not fetch “{name}”; please send it again.")
         finally:
             await asyncio.to_thread(target.unlink, missing_ok=True)
 
@@ -289,7 +282,7 @@ def _quoted_name(attachment: IncomingAttachment) -> str:
 
 def _refuse_large(attachment: IncomingAttachment, limit: int) -> None:
     if attachment.size_bytes is not None and attachment.size_bytes > limit:
-        raise _AttachmentError(_too_large(attachment, limit))
+        raise AttachmentError(_too_large(attachment, limit))
 
 
 def _too_large(attachment: IncomingAttachment, limit: int) -> str:
@@ -341,9 +334,9 @@ def _read_text(path: Path, attachment: IncomingAttachment, max_chars: int) -> Do
         try:
             text = data.decode("utf-16") if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data.decode("cp1252")
         except UnicodeDecodeError as error:
-            raise _AttachmentError(_not_text(attachment)) from error
+            raise AttachmentError(_not_text(attachment)) from error
     if "\0" in text:
-        raise _AttachmentError(_not_text(attachment))
+        raise AttachmentError(_not_text(attachment))
     return Document(name=attachment.name, text=text[:max_chars], was_truncated=len(text) > max_chars)
 
 
@@ -355,6 +348,6 @@ def _image_mime(path: Path, attachment: IncomingAttachment) -> str:
     for signature, mime in IMAGE_SIGNATURES:
         if start.startswith(signature):
             return mime
-    raise _AttachmentError(
+    raise AttachmentError(
         f"“{_quoted_name(attachment)}” is not an image that I can look at; please send it as PNG, JPEG, GIF or WebP."
     )

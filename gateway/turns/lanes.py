@@ -263,11 +263,6 @@ class LaneRegistry:
         active = self.active.get(key)
         return active.turn if active is not None else None
 
-    @property
-    def running_count(self) -> int:
-        """Number of turns that run now."""
-        return len(self.active)
-
     def begin_stop(self, chat_id: ChatId, reason: str) -> ActiveTurn | None:
         """Cancel the chat's running turn, if any. Whoever calls stores the stop, then calls `settle_stop`."""
         active = self._active_in(chat_id)

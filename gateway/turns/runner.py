@@ -61,12 +61,12 @@ class TurnRunner:
 
     def preview_of(self, turn: RunningTurn) -> LivePreview:
         """The preview that shows `turn`; its `text` is the partial answer."""
-
-        async def note(ref: str) -> None:
-            await self.store.write(journal.note_preview, turn.id, ref)
-
         return LivePreview(
-            turn, self.adapters.of(turn.chat), self.gates.of(turn.chat_id), self.gates.flood_of(turn.chat), note
+            turn,
+            adapter=self.adapters.of(turn.chat),
+            gate=self.gates.of(turn.chat_id),
+            flood=self.gates.flood_of(turn.chat),
+            save_ref=lambda ref: self.store.write(journal.note_preview, turn.id, ref),
         )
 
     async def run(self, turn: RunningTurn, preview: LivePreview) -> None:

@@ -36,8 +36,8 @@ from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCall
 log = structlog.get_logger()
 
 
-class TranscriptionError(Exception):
-    """A recording could not be transcribed; the message is the sentence for its sender."""
+class AttachmentError(Exception):
+    """A file that somebody sent cannot be used; the message is the sentence for its sender."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -58,29 +58,29 @@ class TranscriptionHandler:
         return self.runtime.config.transcription.model is not None
 
     def refuse_long(self, recording: IncomingAttachment) -> None:
-        """Raise `TranscriptionError` for a recording that is known to be longer than `transcription.max_seconds`."""
+        """Raise `AttachmentError` for a recording that is known to be longer than `transcription.max_seconds`."""
         limit = self.runtime.config.transcription.max_seconds
         if recording.seconds is not None and recording.seconds > limit:
             length = f"{limit} seconds" if limit < 120 else f"{limit // 60} minutes"
-            raise TranscriptionError(f"I listen to at most {length} at a time; please say it in shorter pieces.")
+            raise AttachmentError(f"I listen to at most {length} at a time; please say it in shorter pieces.")
 
     async def transcribe(self, row: InboxRow, recording: IncomingAttachment, data: bytes) -> str:
         """Transcript of a fetched recording of a waiting message, by now stored with it.
 
-        Raises `TranscriptionError` when nothing could be made out, with the reason.
+        Raises `AttachmentError` when nothing could be made out, with the reason.
         """
         if not self.is_enabled:  # a reload may have closed them while the recording was fetched
-            raise TranscriptionError("I cannot listen to recordings any more; please write to me instead.")
+            raise AttachmentError("I cannot listen to recordings any more; please write to me instead.")
         try:
             name, within = _file_name(recording), self.runtime.config.model.turn_seconds
             text, call = await self._client().transcribe(data, name, payer=Payer(chat_id=row.chat_id), within=within)
         except ModelError as error:
             log.warning("recording.unheard", error=type(error).__name__, detail=str(error))
-            raise TranscriptionError(_sentence(error)) from error
+            raise AttachmentError(_sentence(error)) from error
         await self.store.write(_keep, row, recording, text, call, self.clock.now())
         if not text:
             sentence = "I could not make out any words in your recording; please send it again, or write to me."
-            raise TranscriptionError(sentence)
+            raise AttachmentError(sentence)
         log.info("recording.heard", seconds=recording.seconds, characters=len(text))
         return text
 

@@ -319,7 +319,7 @@ async def test_an_answer_to_a_turn_that_was_stopped_meanwhile_was_paid_for(store
 
         gateway.model.script.append(late)
         await gateway.say("q")
-        await eventually(lambda: gateway.model.requests and not gateway.lanes.running_count, "the end of the turn")
+        await eventually(lambda: gateway.model.requests and not gateway.lanes.active, "the end of the turn")
         assert await gateway.rows("SELECT state FROM turns") == [("stopped",)]
         assert await gateway.rows("SELECT outcome, input_tokens FROM model_calls") == [("ok", 100)]
 
@@ -607,5 +607,5 @@ async def test_idle_lanes_leave_nothing_behind(store: Store, tmp_path: Path) -> 
         assert not gateway.lanes.active
         await eventually(lambda: not gateway.delivery._wakes, "delivery is idle")
         assert len(gateway.gates._gates) == 0
-        assert gateway.lanes.running_count == 0
+        assert not gateway.lanes.active
         assert gateway.lanes.running_in(DIRECT) is None

@@ -8,7 +8,7 @@ import pytest
 from agent.model.client import RetryPolicy
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from gateway.config.settings import Config
-from gateway.turns.transcription import TranscriptionError, TranscriptionHandler, endpoint_of
+from gateway.turns.transcription import AttachmentError, TranscriptionHandler, endpoint_of
 from hermes_state import inbox
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, InboxId, IncomingAttachment
@@ -84,7 +84,7 @@ async def test_a_reload_that_moves_what_calls_cost_or_where_days_begin_brings_an
         assert row is not None
         for config in (gateway.live.config, config_of(transcription=NOBODY_LISTENS, **change)):
             gateway.live.config = config
-            with pytest.raises(TranscriptionError):
+            with pytest.raises(AttachmentError):
                 await ears.transcribe(row, VOICE, b"")
         assert len(made_for) == lines
         await ears.close()
