@@ -117,8 +117,8 @@ def made_by(route: str, model: str) -> str:
     return f"{route.partition(':')[0]}:{model}"
 
 
-class ChatModel(Protocol):
-    """A model at the end of a route."""
+class CalledModel(Protocol):
+    """A model at the end of a route, whatever is asked of it."""
 
     @property
     def route(self) -> str:
@@ -127,6 +127,10 @@ class ChatModel(Protocol):
     @property
     def name(self) -> str:
         """The model's name at its provider."""
+
+
+class ChatModel(CalledModel, Protocol):
+    """A model that answers conversations."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call once. `on_text` receives the whole text so far, each time it has grown.

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
-from agent.model.base import Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
+from agent.model.base import CalledModel, Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
 from agent.model.catalog import Price
 from agent.model.circuit_breaker import CircuitBreaker
 from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, with_usage
@@ -60,16 +60,6 @@ class CompletedCall:
 
     reply: ModelReply
     call: ModelCall
-
-
-class CalledModel(Protocol):
-    """Route and name of a model, whatever is asked of it."""
-
-    @property
-    def route(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
 
 
 M = TypeVar("M", bound=CalledModel)
