@@ -107,14 +107,6 @@ class BaseClient(Generic[M]):
         function that it is given. `within`: seconds for all attempts together. `estimate`: usage of an attempt that
         broke off, by the text that had come.
         """
-        text = ""
-
-        def show(so_far: str) -> None:
-            nonlocal text
-            text = so_far
-            if on_text is not None:
-                on_text(text)
-
         failures: Counter[str] = Counter()
         is_tripped = self.breaker.is_tripped
         loop = asyncio.get_running_loop()
@@ -122,24 +114,12 @@ class BaseClient(Generic[M]):
         while True:
             if self._caps is not None:
                 await self._caps.check(payer)
-            text, started = "", time.perf_counter()
+            partial = PartialText(on_text)
             try:
-                result = await _before(deadline, attempt(show))
-            except asyncio.CancelledError:
-                usage = estimate(text) if estimate is not None else None
-                row = self.row(purpose, OUTCOME_CANCELLED, _elapsed_ms(started), usage, is_estimated=usage is not None)
-                await record_cancelled(self.ledger, payer, row)
-                raise
+                done = await self._recorded(_before(deadline, attempt(partial.show)), partial, payer, purpose, estimate)
             except ModelError as error:
-                usage = error.usage
-                if usage is None and estimate is not None and text:
-                    usage = estimate(text)  # what was written is charged, whatever became of it
-                outcome, is_estimated = remedy_for(error).outcome, usage is not error.usage
-                took_ms, cost = _elapsed_ms(started), error.reported_cost
-                row = self.row(purpose, outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
-                await self.ledger.record(payer, row)
-                failures[outcome] += 1
-                pause = None if is_tripped else self._pause(error, failures, has_text=bool(text))
+                failures[remedy_for(error).outcome] += 1
+                pause = None if is_tripped else self._pause(error, failures, has_text=bool(partial.text))
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
                     if deadline is None or loop.time() < deadline:  # else it is we who did not wait
                         self.breaker.failed(error)
@@ -147,7 +127,34 @@ class BaseClient(Generic[M]):
                 await asyncio.sleep(pause)
             else:
                 self.breaker.succeeded()
-                return result, _elapsed_ms(started)
+                return done
+
+    async def _recorded(
+        self,
+        call: Awaitable[T],
+        partial: "PartialText",
+        payer: Payer,
+        purpose: str,
+        estimate: Callable[[str], CanonicalUsage] | None,
+    ) -> tuple[T, int]:
+        """Result of one attempt, and its milliseconds. One that fails or is cancelled goes into the ledger."""
+        started = time.perf_counter()
+        try:
+            return await call, _elapsed_ms(started)
+        except asyncio.CancelledError:
+            usage = estimate(partial.text) if estimate is not None else None
+            row = self.row(purpose, OUTCOME_CANCELLED, _elapsed_ms(started), usage, is_estimated=usage is not None)
+            await record_cancelled(self.ledger, payer, row)
+            raise
+        except ModelError as error:
+            usage = error.usage
+            if usage is None and estimate is not None and partial.text:
+                usage = estimate(partial.text)  # what was written is charged, whatever became of it
+            outcome, is_estimated = remedy_for(error).outcome, usage is not error.usage
+            took_ms, cost = _elapsed_ms(started), error.reported_cost
+            row = self.row(purpose, outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
+            await self.ledger.record(payer, row)
+            raise
 
     def _pause(self, error: ModelError, failures: Counter[str], *, has_text: bool) -> float | None:
         """Seconds until the next attempt; None when there should be none."""
@@ -216,6 +223,19 @@ class ModelClient(BaseClient[ChatModel]):
         usage = reply.usage or estimated_reply_usage(request, reply)
         row = self.row(purpose, OUTCOME_OK, took_ms, usage, is_estimated=reply.usage is None, cost=reply.cost)
         return CompletedCall(reply=reply, call=row)
+
+
+@dataclass(slots=True)
+class PartialText:
+    """Text of an attempt so far, and who looks at it."""
+
+    on_text: Callable[[str], None] | None
+    text: str = ""
+
+    def show(self, text: str) -> None:
+        self.text = text
+        if self.on_text is not None:
+            self.on_text(text)
 
 
 async def _before(deadline: float | None, call: Awaitable[T]) -> T:
