@@ -143,8 +143,14 @@ class Transport(Generic[C]):
             self._running.append(0)
         self._running[index] += 1
         try:
-            with _http_errors_translated(), self._errors_translated():
+            with self._errors_translated():
                 yield self._clients[index]
+        except httpx2.TimeoutException as error:  # past the SDK, while a body is read
+            raise ModelTimeout("the provider stopped answering") from error
+        except httpx2.HTTPError as error:
+            raise ModelUnavailable("the connection to the provider failed") from error
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ReplyMalformed("the provider's answer is not JSON") from error
         finally:
             self._running[index] -= 1
 
@@ -195,19 +201,6 @@ class HttpModel(Generic[C]):
 
     async def close(self) -> None:
         await self._transport.close()
-
-
-@contextmanager
-def _http_errors_translated() -> Iterator[None]:
-    """Translates what comes past the SDK: errors while a body is read, and JSON that is none."""
-    try:
-        yield
-    except httpx2.TimeoutException as error:
-        raise ModelTimeout("the provider stopped answering") from error
-    except httpx2.HTTPError as error:
-        raise ModelUnavailable("the connection to the provider failed") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ReplyMalformed("the provider's answer is not JSON") from error
 
 
 async def read_json(response: httpx2.Response, max_bytes: int = MAX_BODY_BYTES) -> object:
