@@ -161,21 +161,19 @@ def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
 
 def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) -> bool:
     """Settle a row that is still open; False when it was settled before, so that a replay is a no-op."""
-    cursor = db.execute(
-        "UPDATE inbox SET state = ?, settled_at = ?, payload = '' WHERE id = ? AND state IN ('new','claimed')",
-        (state, now, inbox_id),
-    )
-    return cursor.rowcount == 1
+    return settle_where(db, state, now, "id = ? AND state IN ('new','claimed')", inbox_id) == 1
+
+
+def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *parameters: object) -> int:
+    """Settle the open rows that a condition holds for; returns how many."""
+    query = f"UPDATE inbox SET state = ?, settled_at = ?, payload = '' WHERE {where}"
+    return db.execute(query, (state, now, *parameters)).rowcount
 
 
 def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, now: Millis) -> int:
     """Settle the waiting messages of a chat (of one person, if given) as `dropped`; returns how many."""
-    cursor = db.execute(
-        f"""UPDATE inbox SET state = 'dropped', settled_at = :now, payload = ''
-        WHERE chat_id = :chat AND {WAITS} AND kind <> 'command' AND (:sender IS NULL OR sender_ref = :sender)""",
-        {"now": now, "chat": chat_id, "sender": sender_ref},
-    )
-    return cursor.rowcount
+    where = f"chat_id = ? AND {WAITS} AND kind <> 'command' AND sender_ref = coalesce(?, sender_ref)"
+    return settle_where(db, InboxState.DROPPED, now, where, chat_id, sender_ref)
 
 
 def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
@@ -270,12 +268,8 @@ def _save_payload(db: Connection, inbox_id: InboxId, payload: InboxPayload) -> N
 
 def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> int:
     """Settle the waiting row of a deleted message; returns 0 when no row waits for it."""
-    cursor = db.execute(
-        """UPDATE inbox SET state = 'withdrawn', settled_at = ?, payload = ''
-        WHERE chat_id = ? AND message_ref = ? AND state = 'new'""",
-        (now, chat_id, message_ref),
-    )
-    return cursor.rowcount
+    where = "chat_id = ? AND message_ref = ? AND state = 'new'"
+    return settle_where(db, InboxState.WITHDRAWN, now, where, chat_id, message_ref)
 
 
 # ---- cursors ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import msgspec
 
 from hermes_state import inbox, outbox
 from hermes_state.errors import StateError
-from hermes_state.inbox import InboxKind, InboxRow
+from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.models import ledger
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import ensure_active, load_tip
@@ -40,7 +40,6 @@ from hermes_state.values import (
     Millis,
     ModelCall,
     Origin,
-    Quote,
     Reasoning,
     SessionId,
     ToolCall,
@@ -195,9 +194,16 @@ def _bind(
     db.execute("UPDATE sessions SET last_human_at = ? WHERE id = ?", (now, session_id))
 
 
+# Purpose: whether a quoted platform message is the answer that the model gave last, which needs no quote.
+_NEWEST_ANSWER = """
+SELECT p.message_id = (SELECT max(m.id) FROM messages m WHERE m.lineage_id = q.lineage_id AND m.role = 'assistant')
+FROM platform_messages p JOIN messages q ON q.id = p.message_id WHERE p.chat_id = ? AND p.ref = ?
+"""
+
+
 def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody) -> NewMessage:
     quote = row.payload.quote
-    if quote is not None and not _is_newest_answer(db, row.chat_id, quote):
+    if quote is not None and not any(scalars(db, bool, _NEWEST_ANSWER, (row.chat_id, quote.message_ref))):
         body = msgspec.structs.replace(body, quote=quote)
     if row.payload.transcripts:
         body = msgspec.structs.replace(body, notes=(*body.notes, TRANSCRIBED_NOTE))
@@ -211,17 +217,6 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
         turn_id=turn_id,
         inbox_id=row.id,
     )
-
-
-# Purpose: whether a quoted platform message is the answer that the model gave last, which needs no quote.
-_NEWEST_ANSWER = """
-SELECT p.message_id = (SELECT max(m.id) FROM messages m WHERE m.lineage_id = q.lineage_id AND m.role = 'assistant')
-FROM platform_messages p JOIN messages q ON q.id = p.message_id WHERE p.chat_id = ? AND p.ref = ?
-"""
-
-
-def _is_newest_answer(db: Connection, chat_id: ChatId, quote: Quote) -> bool:
-    return any(scalars(db, bool, _NEWEST_ANSWER, (chat_id, quote.message_ref)))
 
 
 # ---- steps ------------------------------------------------------------------------------------------------------
@@ -308,6 +303,10 @@ def finish_turn(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Milli
     return message.id
 
 
+# Purpose: the last stored step of a turn; while its tools run, a preview still shows just that.
+_NEWEST_TEXT = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
+
+
 def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, now: Millis, *, notice: str) -> bool:
     """End a turn that a person stopped, keeping what was done; False when it had ended by itself.
 
@@ -320,7 +319,8 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
         return False
     _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
     text = partial_text.strip()
-    if text and text != _newest_text(db, turn_id):
+    shown = scalar_or_none(db, str, _NEWEST_TEXT, (turn_id,)) or ""
+    if text and text != shown.strip():
         message = _append_text(db, turn, text, MessageBody(was_interrupted=True), now)
         _enqueue_reply(db, turn, OutboxKind.FINAL, f"{text} …", message.id, now)
     elif turn.preview_ref is not None:
@@ -341,12 +341,6 @@ def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: M
     _enqueue_reply(db, turn, OutboxKind.ERROR, sentence, None, now)
     _close(db, turn, TurnState.FAILED, error, now)
     return True
-
-
-def _newest_text(db: Connection, turn_id: TurnId) -> str:
-    """Text of the turn's last stored step; while its tools run, a preview still shows just that."""
-    query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
-    return (scalar_or_none(db, str, query, (turn_id,)) or "").strip()
 
 
 # Purpose: the answers of a turn that may hold calls.
@@ -389,10 +383,7 @@ def _enqueue_reply(
 
 def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | None, now: Millis) -> None:
     db.execute("UPDATE turns SET state = ?, error = ?, ended_at = ? WHERE id = ?", (state, error, now, turn.id))
-    db.execute(
-        "UPDATE inbox SET state = 'done', settled_at = ?, payload = '' WHERE turn_id = ? AND state = 'claimed'",
-        (now, turn.id),
-    )
+    inbox.settle_where(db, InboxState.DONE, now, "turn_id = ? AND state = 'claimed'", turn.id)
     inbox.queue_late_steers(db, turn.chat_id)
 
 

@@ -17,21 +17,8 @@ import aiosqlite
 
 from hermes_state.aio import Backoff
 from hermes_state.errors import StoreUnavailable
+from hermes_state.store import connections
 from hermes_state.store.batch import WriteRequest, run_batch
-from hermes_state.store.connections import (
-    Synchronous,
-    check_engine,
-    check_ours,
-    connect,
-    ensure_private,
-    is_busy,
-    is_trouble,
-    limit_busy_wait,
-    on_thread,
-    prepare_reader,
-    prepare_writer,
-    unavailable,
-)
 from hermes_state.store.filesystem import refuse_network_disk
 from hermes_state.store.lock import FileLock
 from hermes_state.store.migrate import migrate
@@ -74,7 +61,7 @@ class _Reader:
         self._is_closing = False
 
     def prepare(self, db: sqlite3.Connection, busy_seconds: float) -> None:
-        prepare_reader(db, busy_seconds)
+        connections.prepare_reader(db, busy_seconds)
         db.set_progress_handler(self._is_over, _DEADLINE_CHECK_STEPS)
 
     def run(self, db: sqlite3.Connection, seconds: float, call: Callable[[sqlite3.Connection], T]) -> T:
@@ -119,7 +106,7 @@ class Store:
 
     @classmethod
     async def open(
-        cls, path: Path, *, synchronous: Synchronous = "FULL", readers: int = 2, busy_seconds: float = 30.0
+        cls, path: Path, *, synchronous: connections.Synchronous = "FULL", readers: int = 2, busy_seconds: float = 30.0
     ) -> Self:
         """Open the database at `path`, making or migrating it; takes its lock (`<path>.lock`) until `close`.
 
@@ -128,28 +115,28 @@ class Store:
         Raises `ConfigError` on a network disk, `LockUnavailable` if a living process has the database open,
         `DatabaseRejected` (nothing is touched then), `SchemaTooNew`, or `StoreUnavailable`.
         """
-        check_engine()
+        connections.check_engine()
         refuse_network_disk(path)
-        check_ours(path)
-        ensure_private(path)
+        connections.check_ours(path)
+        connections.ensure_private(path)
         lock = FileLock.acquire(path.with_name(path.name + ".lock"), what=f"the database {path}")
         opened: list[aiosqlite.Connection] = []
         try:
-            opened.append(writer := await connect(path))
-            await on_thread(writer, prepare_writer, path, synchronous, busy_seconds)
-            await on_thread(writer, migrate, path)
-            await on_thread(writer, limit_busy_wait, busy_seconds)
+            opened.append(writer := await connections.connect(path))
+            await connections.on_thread(writer, connections.prepare_writer, path, synchronous, busy_seconds)
+            await connections.on_thread(writer, migrate, path)
+            await connections.on_thread(writer, connections.limit_busy_wait, busy_seconds)
             reading = []
             for _ in range(readers):
-                opened.append(connection := await connect(path))
+                opened.append(connection := await connections.connect(path))
                 reading.append(reader := _Reader(connection))
-                await on_thread(connection, reader.prepare, busy_seconds)
+                await connections.on_thread(connection, reader.prepare, busy_seconds)
         except BaseException as error:
             for connection in reversed(opened):
                 await connection.close()
             lock.release()
-            if is_trouble(error):
-                raise unavailable(path, error) from error
+            if connections.is_trouble(error):
+                raise connections.unavailable(path, error) from error
             raise
         return cls(path, lock, writer, reading, busy_seconds)
 
@@ -208,10 +195,12 @@ class Store:
         reader = min(self._readers, key=lambda one: one.pending)
         reader.pending += 1
         try:
-            return await on_thread(reader.connection, reader.run, seconds, lambda db: fn(db, *args, **kwargs))
+            return await connections.on_thread(
+                reader.connection, reader.run, seconds, lambda db: fn(db, *args, **kwargs)
+            )
         except sqlite3.Error as error:
-            if is_trouble(error):
-                raise unavailable(self.path, error) from error
+            if connections.is_trouble(error):
+                raise connections.unavailable(self.path, error) from error
             raise
         finally:
             reader.pending -= 1
@@ -300,9 +289,10 @@ class Store:
         started = time.monotonic()
         while True:
             try:
-                await on_thread(self._writer, run_batch, batch)
+                await connections.on_thread(self._writer, run_batch, batch)
             except sqlite3.Error as error:
-                if is_busy(error) and time.monotonic() < self._busy_deadline(started):
+                begun = started if self._is_open else min(started, self._closed_at)
+                if connections.is_busy(error) and time.monotonic() < begun + self._busy_seconds:
                     await asyncio.sleep(_BUSY_PAUSE_SECONDS)  # another process's lock: no event tells its end
                     continue
                 failure: Exception = error
@@ -312,7 +302,7 @@ class Store:
                 break
             for write in batch:
                 write.error = failure
-            if is_busy(failure) and not self._is_open:
+            if connections.is_busy(failure) and not self._is_open:
                 self._fail_waiting("closed while another process kept the database locked")
             break
         self._last_commit_seconds = time.monotonic() - started
@@ -325,10 +315,6 @@ class Store:
 
     def _for_caller(self, error: BaseException) -> BaseException:
         """The error as one caller gets it; one that ended the whole batch becomes an exception for each."""
-        if is_trouble(error):
-            return unavailable(self.path, error)
+        if connections.is_trouble(error):
+            return connections.unavailable(self.path, error)
         return StoreUnavailable(*error.args) if type(error) is StoreUnavailable else error
-
-    def _busy_deadline(self, started: float) -> float:
-        begun = started if self._is_open else min(started, self._closed_at)
-        return begun + self._busy_seconds
