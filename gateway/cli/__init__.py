@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import config, doctor, init, lookups, pair, plugins, run, status
-from gateway.cli import usage as costs
+from gateway.cli import config, doctor, init, lookups, pair, plugins, run, status, usage
 from gateway.config import ConfigRejected
 from hermes_state.errors import ConfigError, DatabaseRejected, HermesError, LockUnavailable, SchemaTooNew
 
@@ -27,17 +26,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(run.run)
-app.command("init")(init.init)
-app.command("status")(status.status)
-app.command("url")(status.url)
-app.command("doctor")(doctor.doctor)
-app.command("lineage")(lookups.lineage)
-app.command("search")(lookups.search)
-app.command("history")(lookups.history)
-app.command("sessions")(lookups.sessions)
-app.command("usage")(costs.usage)
-app.command("insights")(costs.insights)
+for command in (
+    *(run.run, init.init, status.status, status.url, doctor.doctor),
+    *(lookups.lineage, lookups.search, lookups.history, lookups.sessions, usage.usage, usage.insights),
+):
+    app.command()(command)
 app.add_typer(config.app, name="config")
 app.add_typer(pair.app, name="pair")
 app.add_typer(plugins.app, name="plugins")

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from agent.model.protocols import missing_extra
 from agent.model.sizes import SizeSource
-from gateway.cli.output import Json, print_json, print_table
+from gateway.cli.output import Json, print_json, show, table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
@@ -41,30 +41,22 @@ def check(as_json: Json = False) -> None:
         warnings = error.warnings if isinstance(error, ConfigRejected) else ()
         print_json({"ok": False, "errors": str(error).splitlines(), "warnings": warnings})
         raise typer.Exit(78) from error
-    if as_json:
-        print_json({"ok": True, "errors": [], "warnings": loaded.warnings, "home": str(loaded.home)})
-        return
-    for warning in loaded.warnings:
-        typer.echo(f"warning: {warning}")
-    typer.echo(f"The configuration is fine. State directory: {loaded.home}")
-    typer.echo(_summary(loaded))
+    lines = [f"The configuration is fine. State directory: {loaded.home}", _summary(loaded)]
+    found = {"ok": True, "errors": [], "warnings": loaded.warnings, "home": str(loaded.home)}
+    show(found, [*_warning_lines(loaded), *lines], as_json=as_json)
 
 
-@app.command()
-def show(as_json: Json = False) -> None:
+@app.command("show")
+def show_settings(as_json: Json = False) -> None:
     """Show every setting, its value and where it comes from. Secrets are masked."""
     loaded = load_config(process_environment())
     rows = [(dotted(key), _shown(value), loaded.sources[dotted(key)]) for key, value in values_of(loaded.config)]
     sizes = _sizes(loaded)
     rows = [sizes.get(name, (name, value, source)) for name, value, source in rows]
-    if as_json:
-        settings = {name: {"value": value, "source": source} for name, value, source in rows}
-        print_json({"home": str(loaded.home), "settings": settings, "warnings": loaded.warnings})
-        return
-    print_table(("SETTING", "VALUE", "FROM"), [(name, _text(value), source) for name, value, source in rows])
-    typer.echo(f"\nState directory: {loaded.home}")
-    for warning in loaded.warnings:
-        typer.echo(f"warning: {warning}")
+    settings = {name: {"value": value, "source": source} for name, value, source in rows}
+    found = {"home": str(loaded.home), "settings": settings, "warnings": loaded.warnings}
+    lines = table(("SETTING", "VALUE", "FROM"), [(name, _text(value), source) for name, value, source in rows])
+    show(found, [*lines, f"\nState directory: {loaded.home}", *_warning_lines(loaded)], as_json=as_json)
 
 
 @app.command()
@@ -82,6 +74,10 @@ def keys(
         for row in describe_settings():
             allowed = f", {row.allowed}" if row.allowed else ""
             typer.echo(f"{row.key} (default {row.default}{allowed})\n    {row.text}")
+
+
+def _warning_lines(loaded: LoadedConfig) -> list[str]:
+    return [f"warning: {warning}" for warning in loaded.warnings]
 
 
 def _sizes(loaded: LoadedConfig) -> Mapping[str, tuple[str, Any, str]]:

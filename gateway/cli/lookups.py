@@ -1,18 +1,18 @@
 """`hermes-gateway lineage | search | history | sessions`: look-ups in everything that was said."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
+from sqlite3 import Connection
 from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.output import Json, print_json, print_table
+from gateway.cli.answers import ask_or_read
+from gateway.cli.output import Json, show, table
 from gateway.config import load_config, process_environment
-from gateway.config.files import find_state
 from gateway.operator.lookups import MAX_HITS, MAX_LINKS, MAX_PAGE_ROWS, Row, look_up_at_rest
-from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import short_key
-from hermes_state.admin.overview import open_resting
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import Redactor
 from hermes_state.text import shortened
@@ -31,15 +31,9 @@ def lineage(
 ) -> None:
     """Show how sessions continue one another, oldest first: those of SESSION's conversation, of a chat, or of all."""
     rows = _look_up("lineage", {"place": place, "limit": limit})
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        typer.echo("There is no session yet.")
-    else:
-        print_table(
-            ("SESSION", "PARENT", "DEPTH", "CHAT", "STARTED", "ENDED", "END", "MESSAGES", "MADE BY"),
-            [_link_cells(row) for row in rows],
-        )
+    head = ("SESSION", "PARENT", "DEPTH", "CHAT", "STARTED", "ENDED", "END", "MESSAGES", "MADE BY")
+    lines = table(head, map(_link_cells, rows)) if rows else ["There is no session yet."]
+    show(rows, lines, as_json=as_json)
 
 
 def _link_cells(row: Row) -> tuple[str, ...]:
@@ -92,17 +86,14 @@ def search(
             "limit": limit,
         },
     )
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        typer.echo("Nothing matches.")
-    else:
-        for row in rows:
-            place = f"{row['chat']}, session {short_key(row['session'])}"
-            typer.echo(
-                f"{row['message']}  {format_time(Millis(row['at']))}  {row['role']}  {place}\n    {row['snippet']}"
-            )
-        typer.echo(f"\n`hermes-gateway history {rows[0]['message']}` shows what was said around the first one.")
+    show(rows, _hit_lines(rows) if rows else ["Nothing matches."], as_json=as_json)
+
+
+def _hit_lines(rows: list[Row]) -> Iterator[str]:
+    for row in rows:
+        place = f"{row['chat']}, session {short_key(row['session'])}"
+        yield f"{row['message']}  {format_time(Millis(row['at']))}  {row['role']}  {place}\n    {row['snippet']}"
+    yield f"\n`hermes-gateway history {rows[0]['message']}` shows what was said around the first one."
 
 
 def history(
@@ -118,12 +109,8 @@ def history(
     CHAT is its conversation, SESSION the whole conversation that it belongs to, MESSAGE what was said around it.
     """
     rows = _load_history(place, limit, is_session_only)
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        typer.echo("Nothing was said there.")
-    else:
-        typer.echo("\n\n".join(_message_text(row) for row in rows))
+    text = "\n\n".join(map(_message_text, rows)) or "Nothing was said there."
+    show(rows, [text], as_json=as_json)
 
 
 def _load_history(place: str, limit: int, is_session_only: bool) -> list[Row]:
@@ -159,15 +146,9 @@ def sessions(
 ) -> None:
     """List conversations, the most recently used first; each by the id of its newest session."""
     rows = _look_up("sessions", {"chat": chat, "limit": limit})
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        typer.echo("There is no conversation yet.")
-    else:
-        print_table(
-            ("SESSION", "CHAT", "USED", "SESSIONS", "MESSAGES", "STATE", "NAME"),
-            [_conversation_cells(row) for row in rows],
-        )
+    head = ("SESSION", "CHAT", "USED", "SESSIONS", "MESSAGES", "STATE", "NAME")
+    lines = table(head, map(_conversation_cells, rows)) if rows else ["There is no conversation yet."]
+    show(rows, lines, as_json=as_json)
 
 
 def _conversation_cells(row: Row) -> tuple[str, ...]:
@@ -185,24 +166,20 @@ def _conversation_cells(row: Row) -> tuple[str, ...]:
 
 
 def _look_up(name: str, args: Mapping[str, Any]) -> list[Row]:
-    """The daemon's answer, or that of the file itself while no daemon has it open."""
-    state = find_state(process_environment())
     # A shell may hand over bytes that are no text; JSON and SQLite take none.
     args = {
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for key, value in args.items()
     }
-    try:
-        rows: list[Row] = ask(state.control_socket, name, args, timeout_seconds=TIMEOUT_SECONDS)
-    except DaemonNotRunningError:
-        with open_resting(state.database) as db:
-            return [] if db is None else look_up_at_rest(db, name, args, _redactor())
+    rows: list[Row] = ask_or_read(name, args, partial(_read, name, args), timeout_seconds=TIMEOUT_SECONDS)
     return rows
 
 
-def _redactor() -> Redactor:
-    """Redactor of the configured secrets; of none where the configuration cannot be read: rows are shown anyway."""
+def _read(name: str, args: Mapping[str, Any], db: Connection | None) -> list[Row]:
+    if db is None:
+        return []
     try:
-        return Redactor(load_config(process_environment()).secrets())
+        redactor = Redactor(load_config(process_environment()).secrets())
     except ConfigError:
-        return Redactor()
+        redactor = Redactor()  # rows are shown anyway
+    return look_up_at_rest(db, name, args, redactor)

@@ -1,6 +1,6 @@
 """Output of the command line: sentences and tables for people, one JSON document for programs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import orjson
@@ -12,25 +12,30 @@ from hermes_state.values import Millis
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
+def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print `value` as JSON, or else `lines`, which tell people the same and are made only then."""
+    if as_json:
+        print_json(value)
+    else:
+        for line in lines:
+            typer.echo(line)
+
+
 def print_json(value: Any) -> None:
     """Print any value that JSON can carry; dataclasses included."""
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode())
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print columns as wide as their widest cell, the last one as it comes."""
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as their widest cell, the last one as it comes."""
+    rows = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def print_tree(value: Mapping[str, Any]) -> None:
-    """Print nested values as indented `name: value` lines."""
-    for line in _lines(value, 0):
-        typer.echo(line)
-
-
-def _lines(value: Mapping[str, Any], depth: int) -> Iterator[str]:
+def tree(value: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
+    """Nested values as indented `name: value` lines."""
     space = "  " * depth
     for name, held in value.items():
         if held == "":
@@ -38,7 +43,7 @@ def _lines(value: Mapping[str, Any], depth: int) -> Iterator[str]:
         label = f"{space}{name.replace('_', ' ')}:"
         if isinstance(held, Mapping) and held:
             yield label
-            yield from _lines(held, depth + 1)
+            yield from tree(held, depth + 1)
         elif isinstance(held, list) and held and isinstance(held[0], Mapping):
             yield label
             for row in held:

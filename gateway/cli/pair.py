@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, pairing_row, revoke_pairing
-from gateway.cli.output import Json, print_json, print_table
+from gateway.cli.answers import ask_or_read
+from gateway.cli.output import Json, show, table
 from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
-from hermes_state.admin.overview import open_resting
 from hermes_state.admin.pairings import Pairing, UserRole, list_pairings
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock, UserRef
@@ -24,21 +24,15 @@ app = typer.Typer(no_args_is_help=True, help="Let people in by code, and see the
 @app.command("list")
 def list_people(as_json: Json = False) -> None:
     """Show who waits for approval and who was let in."""
-    state = find_state(process_environment())
-    try:
-        rows: list[dict[str, Any]] = ask(state.control_socket, "pair.list")
-    except DaemonNotRunningError:
-        with open_resting(state.database) as db:
-            pairings = list_pairings(db, SystemClock().now()) if db is not None else ()
-            rows = [pairing_row(pairing) for pairing in pairings]
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        typer.echo("Nobody waits and nobody was let in by code.")
-    else:
-        shown = ("user", "name", "state", "role", "asked")
-        cells = [(*(row[name] for name in shown), row["expires"] if row["state"] == "pending" else "-") for row in rows]
-        print_table(("PERSON", "NAME", "STATE", "ROLE", "ASKED", "CODE EXPIRES"), cells)
+    rows: list[dict[str, Any]] = ask_or_read("pair.list", {}, _pairing_rows)
+    shown = ("user", "name", "state", "role", "asked")
+    cells = [(*(row[name] for name in shown), row["expires"] if row["state"] == "pending" else "-") for row in rows]
+    lines = table(("PERSON", "NAME", "STATE", "ROLE", "ASKED", "CODE EXPIRES"), cells)
+    show(rows, lines if rows else ["Nobody waits and nobody was let in by code."], as_json=as_json)
+
+
+def _pairing_rows(db: Connection | None) -> list[dict[str, str]]:
+    return [] if db is None else [pairing_row(pairing) for pairing in list_pairings(db, SystemClock().now())]
 
 
 @app.command()
@@ -54,10 +48,7 @@ def approve(
         {"code": code, "role": role},
         lambda db, now: approve_pairing(db, code, role, COMMAND_LINE, now).pairing,
     )
-    if as_json:
-        print_json(answer)
-    else:
-        typer.echo(f"{answer['name']} ({answer['user']}) may write now, as {answer['role']}.")
+    show(answer, [f"{answer['name']} ({answer['user']}) may write now, as {answer['role']}."], as_json=as_json)
 
 
 @app.command()
@@ -69,10 +60,7 @@ def revoke(
     answer = _decide(
         "pair.revoke", {"user": person}, lambda db, now: revoke_pairing(db, UserRef(person), COMMAND_LINE, now)
     )
-    if as_json:
-        print_json(answer)
-    else:
-        typer.echo(f"{answer['name']} ({answer['user']}) has no access any more.")
+    show(answer, [f"{answer['name']} ({answer['user']}) has no access any more."], as_json=as_json)
 
 
 def _decide(request: str, args: dict[str, str], decide: Callable[[Connection, Millis], Pairing]) -> Any:

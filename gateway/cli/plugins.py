@@ -2,7 +2,7 @@
 
 import typer
 
-from gateway.cli.output import Json, print_json, print_table
+from gateway.cli.output import Json, show, table
 from gateway.config import load_config, process_environment
 
 app = typer.Typer(no_args_is_help=True, help="Look at plugins.", rich_markup_mode=None)
@@ -25,12 +25,10 @@ def list_engines(as_json: Json = False) -> None:
         broken = next((report for report in reports if report.name == configured), None)
         known = [report.name for report in reports]
         problem = f"context.engine: {configured}: {broken.why}" if broken else unknown_engine(configured, known)
-    if as_json:
-        print_json({"active": active, "problem": problem, "plugins": reports})
-    else:
-        rows = [(report.name, report.state, report.source, report.why or report.about) for report in reports]
-        print_table(("ENGINE", "STATE", "FROM", "ABOUT"), rows)
-        if problem is not None:
-            typer.echo(f"\n{problem}", err=True)
+    rows = [(report.name, report.state, report.source, report.why or report.about) for report in reports]
+    found = {"active": active, "problem": problem, "plugins": reports}
+    show(found, table(("ENGINE", "STATE", "FROM", "ABOUT"), rows), as_json=as_json)
     if problem is not None:
+        if not as_json:
+            typer.echo(f"\n{problem}", err=True)
         raise typer.Exit(78)

@@ -3,7 +3,7 @@
 import msgspec
 import typer
 
-from gateway.cli.output import Json, print_json, print_tree
+from gateway.cli.output import Json, show, tree
 from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
@@ -23,10 +23,7 @@ def status(as_json: Json = False) -> None:
         with open_resting(state.database) as db:  # refuses when somebody holds it and does not answer
             if db is not None:
                 answer["database"] = msgspec.structs.asdict(load_overview(db))
-    if as_json:
-        print_json(answer)
-    else:
-        print_tree(answer)
+    show(answer, tree(answer), as_json=as_json)
     if not answer["running"]:
         raise typer.Exit(EXIT_NOT_RUNNING)
 
