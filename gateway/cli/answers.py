@@ -2,28 +2,38 @@
 
 from collections.abc import Callable, Mapping
 from sqlite3 import Connection
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import open_resting
+from hermes_state.errors import CommandError
+
+T = TypeVar("T")
 
 
 def ask_or_read(
     request: str,
     args: Mapping[str, Any],
-    read: Callable[[Connection | None], Any],
+    answer: type[T],
+    read: Callable[[Connection | None], object],
     *,
     timeout_seconds: float = 10.0,
-) -> Any:
-    """The daemon's answer (any JSON value), or that of `read`, which gets None where there is no database yet.
+) -> T:
+    """The daemon's answer, or that of `read`, which gets None where there is no database yet; both as JSON has it.
 
-    Raises what `ask` and `open_resting` raise.
+    Raises what `ask` and `open_resting` raise, and `CommandError` for a daemon that answers something else.
     """
     state = find_state(process_environment())
     try:
-        return ask(state.control_socket, request, args, timeout_seconds=timeout_seconds)
+        found = ask(state.control_socket, request, args, timeout_seconds=timeout_seconds)
     except DaemonNotRunningError:
         with open_resting(state.database) as db:
-            return read(db)
+            found = read(db)
+    try:
+        return msgspec.convert(found, answer)
+    except msgspec.ValidationError as error:
+        raise CommandError("the daemon that runs is of another version; restart it") from error

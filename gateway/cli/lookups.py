@@ -171,8 +171,7 @@ def _look_up(name: str, args: Mapping[str, Any]) -> list[Row]:
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for key, value in args.items()
     }
-    rows: list[Row] = ask_or_read(name, args, partial(_read, name, args), timeout_seconds=TIMEOUT_SECONDS)
-    return rows
+    return ask_or_read(name, args, list[Row], partial(_read, name, args), timeout_seconds=TIMEOUT_SECONDS)
 
 
 def _read(name: str, args: Mapping[str, Any], db: Connection | None) -> list[Row]:

@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="Let people in by code, and see the
 @app.command("list")
 def list_people(as_json: Json = False) -> None:
     """Show who waits for approval and who was let in."""
-    rows: list[dict[str, Any]] = ask_or_read("pair.list", {}, _pairing_rows)
+    rows = ask_or_read("pair.list", {}, list[dict[str, str]], _pairing_rows)
     shown = ("user", "name", "state", "role", "asked")
     cells = [(*(row[name] for name in shown), row["expires"] if row["state"] == "pending" else "-") for row in rows]
     lines = table(("PERSON", "NAME", "STATE", "ROLE", "ASKED", "CODE EXPIRES"), cells)

@@ -1,21 +1,32 @@
 """`hermes-gateway usage | insights`: calls of models, their tokens and costs."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from functools import partial
+from sqlite3 import Connection
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from gateway.cli.output import Json, print_json
+from gateway.cli.answers import ask_or_read
+from gateway.cli.output import Json, show
 from gateway.config import load_config, process_environment
-from gateway.config.files import find_state
 from gateway.config.settings import Config
+from gateway.models.pricing import cap_limits
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
-from gateway.operator.socket import DaemonNotRunningError, ask
-from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, Report, insights_of, report, spending_settings, usage_of
+from gateway.operator.spending import (
+    DEFAULT_DAYS,
+    MAX_DAYS,
+    InsightsReport,
+    UsageReport,
+    insights_row,
+    report,
+    usage_row,
+)
 from hermes_state.admin.lineage_queries import short_key
-from hermes_state.admin.overview import open_resting
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.values import SystemClock
+
+T = TypeVar("T", UsageReport, InsightsReport)
 
 TIMEOUT_SECONDS = 30.0
 
@@ -27,21 +38,12 @@ def usage(
     as_json: Json = False,
 ) -> None:
     """Show what was used and what it cost: in SESSION's conversation, in a chat, or in all; and the caps."""
-    found = _look_up("usage", {"place": place})
-    if as_json:
-        print_json(found)
-        return
-    used = usage_of(found)
-    typer.echo(f"{_heading(found)}:")
-    typer.echo("\n".join(usage_lines(used)))
-    typer.echo("\n".join(["", "Today:", *today_lines(used, tells_all=True)]))
-
-
-def _heading(found: Report) -> str:
-    if found["scope"] == "gateway":
-        return "All chats"
-    session = found["session"]
-    return f"Chat {found['chat']}" if session is None else f"Conversation {short_key(session)} of {found['chat']}"
+    used = _look_up("usage", {"place": place}, UsageReport)
+    heading = "All chats" if used.chat is None else f"Chat {used.chat}"
+    if used.session is not None:
+        heading = f"Conversation {short_key(used.session)} of {used.chat}"
+    lines = [f"{heading}:", *usage_lines(used), "", "Today:", *today_lines(used, tells_all=True)]
+    show(usage_row(used), lines, as_json=as_json)
 
 
 def insights(
@@ -49,30 +51,20 @@ def insights(
     as_json: Json = False,
 ) -> None:
     """Show what was spent lately, by day, chat, model and purpose."""
-    found = _look_up("insights", {"days": days})
-    if as_json:
-        print_json(found)
-        return
-    seen = insights_of(found)
-    typer.echo("\n".join([insights_block(seen), "", *insights_notes(seen.total)]).rstrip())
+    found = _look_up("insights", {"days": days}, InsightsReport)
+    text = "\n".join([insights_block(found), "", *insights_notes(found.total)]).rstrip()
+    show(insights_row(found), [text], as_json=as_json)
 
 
-def _look_up(name: str, args: Mapping[str, Any]) -> Report:
-    """The daemon's answer, or that of the file itself while no daemon has it open."""
-    state = find_state(process_environment())
+def _look_up(name: str, args: Mapping[str, Any], answer: type[T]) -> T:
+    return ask_or_read(name, args, answer, partial(_read, name, args), timeout_seconds=TIMEOUT_SECONDS)
+
+
+def _read(name: str, args: Mapping[str, Any], db: Connection | None) -> object:
+    if db is None:
+        raise CommandError("There is no database yet; the first start makes it.")
     try:
-        found: Report = ask(state.control_socket, name, args, timeout_seconds=TIMEOUT_SECONDS)
-    except DaemonNotRunningError:
-        with open_resting(state.database) as db:
-            if db is None:
-                raise CommandError("There is no database yet; the first start makes it.") from None
-            found = report(db, name, spending_settings(_config(), SystemClock().now()), args)
-    return found
-
-
-def _config() -> Config:
-    """The configuration; the defaults where it cannot be read, which leaves the figures the same."""
-    try:
-        return load_config(process_environment()).config
+        config = load_config(process_environment()).config
     except ConfigError:
-        return Config()
+        config = Config()  # which leaves the figures the same
+    return report(db, name, cap_limits(config), SystemClock().now(), args)

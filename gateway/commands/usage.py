@@ -2,8 +2,10 @@
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.commands.status import context_lines
+from gateway.models.pricing import cap_limits
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
-from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, load_insights, load_usage, spending_settings
+from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, load_insights, load_usage
+from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.sessions import load_active
@@ -12,10 +14,9 @@ from hermes_state.sessions import load_active
 async def usage(invocation: Invocation) -> CommandResult:
     """Show this conversation, this chat today, and caps; the whole gateway only to admins, or where it is capped."""
     context, chat = invocation.context, invocation.chat
-    settings = spending_settings(context.live.config, context.clock.now())
     session = await context.store.read(load_active, chat.id)
-    lineage_id = None if session is None else session.lineage_id
-    found = await context.store.read(load_usage, settings, chat.id, lineage_id)
+    place = LookupResult(chat_id=chat.id, session=session)
+    found = await context.store.read(load_usage, cap_limits(context.live.config), context.clock.now(), place)
     lines = []
     if session is None:
         lines.append("This chat has no conversation yet.")
@@ -34,9 +35,9 @@ async def insights(invocation: Invocation) -> CommandResult:
     if days is None or days > MAX_DAYS:
         raise CommandError(f"Write `/insights`, or `/insights 30` for another number of days, at most {MAX_DAYS}.")
     context, chat = invocation.context, invocation.chat
-    settings = spending_settings(context.live.config, context.clock.now())
     within = chat.id if chat.kind.is_shared else None
-    found = await context.store.read(load_insights, settings, days, within)
+    caps, now = cap_limits(context.live.config), context.clock.now()
+    found = await context.store.read(load_insights, caps, now, days, within)
     where = "This chat" if within is not None else "All chats"
     span = "today" if days == 1 else f"the last {days} days"
     notes = "\n".join(insights_notes(found.total))

@@ -10,11 +10,12 @@ from gateway.access.pairing import COMMAND_LINE, approve_pairing, pairing_row, r
 from gateway.access.permissions import AccessControl, AccessDecision
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
+from gateway.models.pricing import cap_limits
 from gateway.models.selection import Runtime
 from gateway.operator.doctor import CheckResult, check_context, check_database, warning
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up
 from gateway.operator.socket import Handler
-from gateway.operator.spending import REPORTS, Report, report, spending_settings
+from gateway.operator.spending import REPORTS, report
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.times import format_time
@@ -134,10 +135,10 @@ class OperatorHandler:
         """Chains of sessions, and messages; see `gateway.operator.lookups`."""
         return await look_up(self.store, name, args, Redactor(self.loaded().secrets()))
 
-    async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Report:
+    async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Row:
         """Usage and costs; see `gateway.operator.spending`."""
-        settings = spending_settings(self.live.config, self.clock.now())
-        return await self.store.read_within(LOOKUP_SECONDS, report, name, settings, args)
+        caps, now = cap_limits(self.live.config), self.clock.now()
+        return await self.store.read_within(LOOKUP_SECONDS, report, name, caps, now, args)
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Address that signs one browser in to the web chat."""

@@ -1,20 +1,19 @@
 """Spending reports for the command line and the chats: the same for the daemon and for a file at rest.
 
-The reports are what `--json` prints. Money is in US dollars, None where it is not known; times are UTC milliseconds.
+Reports cross the control socket field by field; a row of one is what `--json` prints, with money in US dollars, None
+where it is not known. Times are UTC milliseconds.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from sqlite3 import Connection
-from typing import Any, TypeAlias
+from typing import Any, Literal
 
 import msgspec
 
 from agent.model.caps import SpendingCapSettings, day_of, day_start, midnight
-from gateway.config.settings import Config
-from gateway.models.pricing import cap_limits
-from gateway.operator.lookups import find_place
+from gateway.operator.lookups import Row, find_place
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.chats import load_chat
 from hermes_state.compressions import count_compressions
@@ -28,37 +27,30 @@ from hermes_state.models.ledger import (
     load_since,
     load_slices,
 )
-from hermes_state.values import MICROS, ChatId, LineageId, MicroUsd, Millis, micro_usd
-
-Report: TypeAlias = dict[str, Any]
-"""One JSON object."""
+from hermes_state.values import MICROS, ChatId, MicroUsd, Millis
 
 MAX_DAYS = 366
 DEFAULT_DAYS = 7
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpendingSettings:
-    """Point of view of a report: now, and the caps with their time zone."""
-
-    now: Millis
-    limits: SpendingCapSettings
-
-    @property
-    def today(self) -> Millis:
-        return day_start(self.now, self.limits.zone)
+REPORTS = ("usage", "insights")
+"""Names of the reports under which the command line asks."""
 
 
-def spending_settings(config: Config, now: Millis) -> SpendingSettings:
-    return SpendingSettings(now=now, limits=cap_limits(config))
-
-
-def days_in(args: Mapping[str, Any]) -> int:
-    """Number of days that a request asks for. Raises `CommandError`."""
-    days = args.get("days", DEFAULT_DAYS)
-    if type(days) is not int or not 1 <= days <= MAX_DAYS:
-        raise CommandError(f"Between 1 and {MAX_DAYS} days can be looked at.")
-    return days
+def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis, args: Mapping[str, Any]) -> Row:
+    """Load the report that the command line asks for, field by field as JSON has it. Raises `CommandError`."""
+    if is_outdated(db):
+        raise CommandError("The database is an older version's; start the gateway once, which brings it up to date.")
+    if name == "insights":
+        days = args.get("days", DEFAULT_DAYS)
+        if type(days) is not int or not 1 <= days <= MAX_DAYS:
+            raise CommandError(f"Between 1 and {MAX_DAYS} days can be looked at.")
+        insights: Row = msgspec.to_builtins(load_insights(db, settings, now, days))
+        return insights
+    place = args.get("place")
+    if place is not None and not isinstance(place, str):
+        raise CommandError("A place is a chat's name or a session's id.")
+    usage: Row = msgspec.to_builtins(load_usage(db, settings, now, None if place is None else find_place(db, place)))
+    return usage
 
 
 # ---- usage ------------------------------------------------------------------------------------------------------
@@ -79,57 +71,68 @@ class CapUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """Usage of a conversation, of a chat, or with neither of the whole gateway."""
+    """Usage of a conversation, of a chat, or of the whole gateway."""
 
+    chat: str | None
+    """Name of the chat; None for the whole gateway."""
+    session: str | None
+    """Key of the session whose conversation it is."""
     by_purpose: Mapping[str, TotalUsage]
+    compressions: int | None
+    """Number of compressions of a conversation; None for anything else."""
+    reported_prompt_tokens: int | None
+    today_since: Millis
     chat_today: TotalUsage | None
     today: TotalUsage
     caps: tuple[CapUsage, ...]
-    compressions: int | None
-    """Number of compressions of a conversation; None for anything else."""
+
+    @property
+    def scope(self) -> Literal["gateway", "chat", "conversation"]:
+        return "gateway" if self.chat is None else "chat" if self.session is None else "conversation"
 
     @property
     def spent(self) -> TotalUsage:
         return sum(self.by_purpose.values(), NO_CALLS)
 
 
-def load_usage(
-    db: Connection, settings: SpendingSettings, chat_id: ChatId | None, lineage_id: LineageId | None
-) -> UsageReport:
-    """Load what was spent, and how far the caps that matter there are used up."""
+def load_usage(db: Connection, settings: SpendingCapSettings, now: Millis, place: LookupResult | None) -> UsageReport:
+    """Load what was spent in a conversation, a chat or everywhere, and how far the caps that matter are used up."""
+    chat_id, session = (None, None) if place is None else (place.chat_id, place.session)
+    lineage_id = None if session is None else session.lineage_id
     by_purpose = load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
-    today = load_since(db, settings.today)
-    chat_today = None if chat_id is None else load_since(db, settings.today, chat_id)
-    limits, spent = settings.limits, sum(by_purpose.values(), NO_CALLS)
+    today_since = day_start(now, settings.zone)
+    today = load_since(db, today_since)
+    chat_today = None if chat_id is None else load_since(db, today_since, chat_id)
     bounds = (
-        ("costs.conversation_cap", None if lineage_id is None else spent, limits.conversation),
-        ("costs.chat_daily_cap", chat_today, limits.chat_daily),
-        ("costs.daily_cap", today, limits.daily),
+        ("costs.conversation_cap", sum(by_purpose.values(), NO_CALLS) if session else None, settings.conversation),
+        ("costs.chat_daily_cap", chat_today, settings.chat_daily),
+        ("costs.daily_cap", today, settings.daily),
     )
-    caps = [
-        CapUsage(key=key, spent=sums.cost, limit=limit) for key, sums, limit in bounds if sums and limit is not None
-    ]
-    compressions = None if lineage_id is None else count_compressions(db, lineage_id)
     return UsageReport(
-        by_purpose=by_purpose, chat_today=chat_today, today=today, caps=tuple(caps), compressions=compressions
+        chat=None if chat_id is None else load_chat(db, chat_id).key.name,
+        session=None if session is None else session.key,
+        by_purpose=by_purpose,
+        compressions=None if lineage_id is None else count_compressions(db, lineage_id),
+        reported_prompt_tokens=None if session is None else session.reported_prompt_tokens,
+        today_since=today_since,
+        chat_today=chat_today,
+        today=today,
+        caps=tuple(
+            CapUsage(key=key, spent=sums.cost, limit=cap) for key, sums, cap in bounds if sums and cap is not None
+        ),
     )
 
 
-def usage_report(db: Connection, settings: SpendingSettings, name: str | None) -> Report:
-    """Report on a session's conversation, a chat, or everything. Raises `CommandError` for a name that is nothing's."""
-    place = None if name is None else find_place(db, name)
-    session = None if place is None else place.session
-    chat_id = None if place is None else place.chat_id
-    usage = load_usage(db, settings, chat_id, None if session is None else session.lineage_id)
+def usage_row(usage: UsageReport) -> Row:
     return {
-        "scope": "gateway" if place is None else "chat" if session is None else "conversation",
-        "chat": _chat_name(db, place),
-        "session": None if session is None else session.key,
+        "scope": usage.scope,
+        "chat": usage.chat,
+        "session": usage.session,
         **spent_row(usage.spent),
         "by_purpose": {purpose: spent_row(spent) for purpose, spent in usage.by_purpose.items()},
         "compressions": usage.compressions,
-        "reported_prompt_tokens": None if session is None else session.reported_prompt_tokens,
-        "today_since": settings.today,
+        "reported_prompt_tokens": usage.reported_prompt_tokens,
+        "today_since": usage.today_since,
         "chat_today": None if usage.chat_today is None else spent_row(usage.chat_today),
         "today": spent_row(usage.today),
         "caps": [
@@ -144,12 +147,8 @@ def usage_report(db: Connection, settings: SpendingSettings, name: str | None) -
     }
 
 
-def _chat_name(db: Connection, place: LookupResult | None) -> str | None:
-    return None if place is None else load_chat(db, place.chat_id).key.name
-
-
-def spent_row(spent: TotalUsage) -> Report:
-    """Row of `--json`. `cost_usd` is None where nothing is known, else `unpriced_calls` come on top of it."""
+def spent_row(spent: TotalUsage) -> Row:
+    """Row of sums. `cost_usd` is None where nothing is known, else `unpriced_calls` come on top of it."""
     row = msgspec.structs.asdict(spent)
     cost = row.pop("cost")
     derived = {name: getattr(spent, name) for name in ("prompt_tokens", "total_tokens", "cache_percent")}
@@ -180,11 +179,11 @@ NO_CHAT = "no chat"
 
 
 def load_insights(
-    db: Connection, settings: SpendingSettings, days: int, within: ChatId | None = None
+    db: Connection, settings: SpendingCapSettings, now: Millis, days: int, within: ChatId | None = None
 ) -> InsightsReport:
     """Load the spending of so many days, today included. `within`: of one chat alone."""
-    zone = settings.limits.zone
-    first = day_of(settings.now, zone) - timedelta(days=days - 1)
+    zone = settings.zone
+    first = day_of(now, zone) - timedelta(days=days - 1)
     slices = load_slices(db, midnight(first, zone), within)
     by_day = _added(slices, lambda one: day_of(one.at, zone))
     every_day = (first + timedelta(days=number) for number in range(days))
@@ -201,9 +200,7 @@ def load_insights(
     )
 
 
-def insights_report(db: Connection, settings: SpendingSettings, days: int) -> Report:
-    """`load_insights` as JSON."""
-    found = load_insights(db, settings, days)
+def insights_row(found: InsightsReport) -> Row:
     return {
         "days": _rows("day", found.days),
         "chats": _rows("chat", found.chats),
@@ -213,7 +210,7 @@ def insights_report(db: Connection, settings: SpendingSettings, days: int) -> Re
     }
 
 
-def _rows(name: str, entries: Iterable[tuple[date | str, TotalUsage]]) -> list[Report]:
+def _rows(name: str, entries: Iterable[tuple[date | str, TotalUsage]]) -> list[Row]:
     return [{name: str(key), **spent_row(spent)} for key, spent in entries]
 
 
@@ -227,53 +224,3 @@ def _added(slices: Iterable[UsageRow], key: Callable[[UsageRow], Any]) -> dict[A
 
 def _sorted(sums: Mapping[str, TotalUsage]) -> tuple[tuple[str, TotalUsage], ...]:
     return tuple(sorted(sums.items(), key=lambda entry: (-entry[1].cost, -entry[1].total_tokens, entry[0])))
-
-
-# ---- over the control socket and back ---------------------------------------------------------------------------
-
-
-REPORTS = ("usage", "insights")
-"""Names of the reports under which the command line asks."""
-
-
-def report(db: Connection, name: str, settings: SpendingSettings, args: Mapping[str, Any]) -> Report:
-    """Make a report for the command line. Raises `CommandError`."""
-    if is_outdated(db):
-        raise CommandError("The database is an older version's; start the gateway once, which brings it up to date.")
-    if name == "insights":
-        return insights_report(db, settings, days_in(args))
-    place = args.get("place")
-    if place is not None and not isinstance(place, str):
-        raise CommandError("A place is a chat's name or a session's id.")
-    return usage_report(db, settings, place)
-
-
-def usage_of(report: Report) -> UsageReport:
-    """Usage from what `usage_report` made."""
-    chat_today = report["chat_today"]
-    return UsageReport(
-        by_purpose={purpose: spent_of(row) for purpose, row in report["by_purpose"].items()},
-        chat_today=None if chat_today is None else spent_of(chat_today),
-        today=spent_of(report["today"]),
-        caps=tuple(
-            CapUsage(key=row["cap"], spent=micro_usd(row["spent_usd"]), limit=micro_usd(row["limit_usd"]))
-            for row in report["caps"]
-        ),
-        compressions=report["compressions"],
-    )
-
-
-def insights_of(report: Report) -> InsightsReport:
-    """Insights from what `insights_report` made."""
-    return InsightsReport(
-        days=tuple((date.fromisoformat(row["day"]), spent_of(row)) for row in report["days"]),
-        chats=tuple((row["chat"], spent_of(row)) for row in report["chats"]),
-        models=tuple((row["model"], spent_of(row)) for row in report["models"]),
-        purposes=tuple((row["purpose"], spent_of(row)) for row in report["purposes"]),
-        total=spent_of(report["total"]),
-    )
-
-
-def spent_of(row: Report) -> TotalUsage:
-    """Sums from a row that `spent_row` made."""
-    return msgspec.convert({**row, "cost": micro_usd(row["cost_usd"] or 0.0)}, TotalUsage)

@@ -1,7 +1,6 @@
 """Spending as people read it, and that the daemon, the file and the command line tell the same."""
 
 import asyncio
-import json
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +8,8 @@ from datetime import UTC, date, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+import msgspec
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,22 +21,20 @@ from gateway.cli import app
 from gateway.operator.render import WIDTH, insights_block, insights_notes, money, today_lines, usage_lines
 from gateway.operator.spending import (
     InsightsReport,
-    SpendingSettings,
-    insights_of,
-    insights_report,
+    UsageReport,
+    insights_row,
     load_insights,
     load_usage,
     report,
-    spent_of,
-    spent_row,
-    usage_of,
-    usage_report,
+    usage_row,
 )
+from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.errors import CommandError, SpendingCapExceeded
 from hermes_state.models import ledger
 from hermes_state.models.ledger import TotalUsage
+from hermes_state.sessions import load_tip
 from hermes_state.store.writer import Store
-from hermes_state.values import CanonicalUsage, ChatId, MicroUsd, Millis
+from hermes_state.values import CanonicalUsage, ChatId, LineageId, MicroUsd, Millis
 from tests.hermes_state.rows import CALL, START, exchange, make_chat, migrated
 
 PRICED = replace(CALL, cost=MicroUsd(250_000))
@@ -49,9 +48,14 @@ def db() -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def terms(now: int = START, **limits: int) -> SpendingSettings:
+def terms(now: int = START, **limits: int) -> tuple[SpendingCapSettings, Millis]:
     caps = {name: MicroUsd(limit) for name, limit in limits.items()}
-    return SpendingSettings(now=Millis(now), limits=SpendingCapSettings(**caps))
+    return SpendingCapSettings(**caps), Millis(now)
+
+
+def usage_of(db: sqlite3.Connection, chat: ChatId, lineage_id: LineageId | None = None, **limits: int) -> UsageReport:
+    session = None if lineage_id is None else load_tip(db, lineage_id)
+    return load_usage(db, *terms(**limits), LookupResult(chat_id=chat, session=session))
 
 
 # ---- days
@@ -74,9 +78,9 @@ def test_a_day_begins_at_midnight_where_the_agent_lives(now: int, zone: ZoneInfo
 def test_calls_around_midnight_are_counted_to_the_day_that_it_was_there(db: sqlite3.Connection) -> None:
     for at in (START - HOUR - 1, START - HOUR, START - 1, START):
         ledger.record(db, None, None, PRICED, Millis(at))
-    berlin = SpendingSettings(now=Millis(START), limits=SpendingCapSettings(zone=BERLIN))
-    assert [(day.day, spent.calls) for day, spent in load_insights(db, berlin, 2).days] == [(31, 1), (1, 3)]
-    assert [(day.day, spent.calls) for day, spent in load_insights(db, terms(), 2).days] == [(31, 3), (1, 1)]
+    berlin = load_insights(db, SpendingCapSettings(zone=BERLIN), START, 2)
+    assert [(day.day, spent.calls) for day, spent in berlin.days] == [(31, 1), (1, 3)]
+    assert [(day.day, spent.calls) for day, spent in load_insights(db, *terms(), 2).days] == [(31, 3), (1, 1)]
 
 
 # ---- caps
@@ -141,7 +145,7 @@ def test_a_conversations_usage_is_told_with_what_is_unknown_and_estimated(db: sq
     guess = replace(PRICED, purpose="summary", is_estimated=True, usage=CanonicalUsage(input=1_000, cache_read=3_000))
     ledger.record(db, None, turn.lineage_id, guess, START)
     ledger.record(db, None, turn.lineage_id, replace(CALL, outcome="timeout", usage=None), START)
-    usage = load_usage(db, terms(conversation=200_000, daily=10**6), chat, turn.lineage_id)
+    usage = usage_of(db, chat, turn.lineage_id, conversation=200_000, daily=10**6)
     assert usage_lines(usage) == [
         "- Cost: about $0.250, and 1 call at an unknown price (`costs.prices`)",
         "- Read: about 4,015 tokens: 1,010 new, 3,003 from the cache (74 %), 2 written to it",
@@ -169,11 +173,11 @@ def test_what_calls_beside_the_answers_were_for_is_told(
     turn = exchange(db, chat := make_chat(db), "q", "a")
     for purpose, cost in calls:
         ledger.record(db, None, turn.lineage_id, replace(PRICED, purpose=purpose, cost=cost), START)
-    assert usage_lines(load_usage(db, terms(), chat, turn.lineage_id))[-1].endswith(f"; of these {said}")
+    assert usage_lines(usage_of(db, chat, turn.lineage_id))[-1].endswith(f"; of these {said}")
 
 
 def test_what_the_whole_gateway_spends_is_for_those_who_may_know(db: sqlite3.Connection) -> None:
-    usage = load_usage(db, terms(), make_chat(db), None)
+    usage = usage_of(db, make_chat(db))
     assert today_lines(usage, tells_all=False) == ["- This chat today: $0.00"]
     assert today_lines(usage, tells_all=True)[1:] == ["- The whole gateway today: $0.00"]
 
@@ -200,7 +204,7 @@ def test_a_chart_has_a_line_for_every_day_and_bars_as_long_as_what_was_spent(db:
         for _ in range(count):
             ledger.record(db, None, None, PRICED, Millis(at), chat)
     ledger.record(db, None, None, replace(PRICED, cost=MicroUsd(1), model="tiny"), Millis(START + 3 * day))
-    lines = insights_block(load_insights(db, terms(START + 3 * day), 5)).splitlines()
+    lines = insights_block(load_insights(db, *terms(START + 3 * day), 5)).splitlines()
     assert lines[:5] == [
         "Wed 31                                 -",
         "Thu  1 ██████████████████████      $1.00",
@@ -246,7 +250,7 @@ def test_whatever_was_spent_fits_a_phone(
 
 def test_without_any_price_the_chart_counts_tokens(db: sqlite3.Connection) -> None:
     ledger.record(db, None, None, CALL, START)
-    found = load_insights(db, terms(), 1)
+    found = load_insights(db, *terms(), 1)
     assert "20       1" in insights_block(found)
     assert "$" not in insights_block(found)
     assert "costs.prices" in insights_notes(found.total)[0]
@@ -255,22 +259,43 @@ def test_without_any_price_the_chart_counts_tokens(db: sqlite3.Connection) -> No
 # ---- over the control socket and back
 
 
-@given(spent=_spent)
-def test_a_row_tells_everything(spent: TotalUsage) -> None:
-    row = json.loads(json.dumps(spent_row(spent)))
-    assert spent_of(row) == spent
+@given(days=st.lists(st.tuples(st.dates(), _spent)).map(tuple), chats=_named, total=_spent)
+def test_a_report_crosses_the_socket_whole(
+    days: tuple[tuple[date, TotalUsage], ...], chats: tuple[tuple[str, TotalUsage], ...], total: TotalUsage
+) -> None:
+    found = InsightsReport(days=days, chats=chats, models=(), purposes=(), total=total)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=InsightsReport) == found
 
 
 def test_reports_tell_what_the_chat_is_told(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")
     ledger.record(db, turn.id, turn.lineage_id, PRICED, START)
-    limits = terms(daily=10**6, chat_daily=10**5)
+    limits = {"daily": 10**6, "chat_daily": 10**5}
     (key,) = db.execute("SELECT key FROM sessions").fetchone()
-    sent = json.loads(json.dumps(usage_report(db, limits, key)))
-    assert usage_of(sent) == load_usage(db, limits, chat, turn.lineage_id)
-    assert insights_of(json.loads(json.dumps(insights_report(db, limits, 3)))) == load_insights(db, limits, 3)
-    assert usage_report(db, limits, None)["scope"] == "gateway"
+    caps = terms(**limits)
+    usage = usage_of(db, chat, turn.lineage_id, **limits)
+    sent = orjson.loads(orjson.dumps(report(db, "usage", *caps, {"place": key})))
+    assert msgspec.convert(sent, UsageReport) == usage
+    insights = orjson.loads(orjson.dumps(report(db, "insights", *caps, {"days": 3})))
+    assert msgspec.convert(insights, InsightsReport) == load_insights(db, *caps, 3)
+    assert msgspec.convert(report(db, "usage", *caps, {}), UsageReport) == load_usage(db, *caps, None)
+
+
+def test_rows_say_in_dollars_what_the_chat_is_told(db: sqlite3.Connection) -> None:
+    turn = exchange(db, chat := make_chat(db), "q", "a")
+    ledger.record(db, turn.id, turn.lineage_id, PRICED, START)
+    usage = usage_row(usage_of(db, chat, turn.lineage_id, daily=10**6))
+    assert (usage["scope"], usage["chat"], usage["cost_usd"], usage["unpriced_calls"]) == (
+        "conversation",
+        "telegram:42",
+        0.25,
+        1,
+    )
+    assert usage["caps"] == [{"cap": "costs.daily_cap", "limit_usd": 1.0, "spent_usd": 0.25, "is_reached": False}]
+    assert usage_row(load_usage(db, *terms(), None))["scope"] == "gateway"
+    (day,) = insights_row(load_insights(db, *terms(), 1))["days"]
+    assert (day["day"], day["cost_usd"], day["calls"]) == ("2026-01-01", 0.25, 2)
 
 
 @pytest.mark.parametrize(
@@ -282,14 +307,14 @@ def test_reports_tell_what_the_chat_is_told(db: sqlite3.Connection) -> None:
 )
 def test_a_question_that_makes_no_sense_is_refused(db: sqlite3.Connection, name: str, args: dict[str, object]) -> None:
     with pytest.raises(CommandError):
-        report(db, name, terms(), args)
+        report(db, name, *terms(), args)
 
 
 def test_a_database_of_an_older_version_is_explained(db: sqlite3.Connection) -> None:
     db.execute("DROP INDEX model_calls_chat")
     db.execute("ALTER TABLE model_calls RENAME COLUMN chat_id TO unknown")
     with pytest.raises(CommandError, match="older version"):
-        report(db, "usage", terms(), {})
+        report(db, "usage", *terms(), {})
 
 
 @pytest.mark.parametrize("words", [["usage"], ["insights"], ["usage", "--json"]])
