@@ -42,15 +42,6 @@ class PairingReply:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovedPairing:
-    """Pairing that became access."""
-
-    pairing: Pairing
-    notified_chat: ChatId | None
-    """Chat that asked for the code and is owed a welcome now; None when it is not known any more."""
-
-
 def offer_pairing(
     db: Connection, message: InboundMessage, offer: PairingReply, cursor: Cursor | None, now: Millis
 ) -> ChatId | None:
@@ -65,8 +56,13 @@ def offer_pairing(
     return None
 
 
-def approve_pairing(db: Connection, code: str, role: UserRole, decided_by: str, now: Millis) -> ApprovedPairing:
-    """Turn a code into access and owe its holder a welcome. Raises `CommandError` for a code that is not valid."""
+def approve_pairing(
+    db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
+) -> tuple[Pairing, ChatId | None]:
+    """Turn a code into access and owe a welcome to the chat that asked for it, if it is still known.
+
+    Raises `CommandError` for a code that is not valid.
+    """
     try:
         pairing = pairings.approve(db, code, role, decided_by, now)
     except PairingNotFound as error:
@@ -75,7 +71,7 @@ def approve_pairing(db: Connection, code: str, role: UserRole, decided_by: str, 
     if chat_id is not None:
         key = f"welcome:{pairings.hash_code(code)[:16]}"
         outbox.enqueue(db, Reply(chat_id=chat_id, kind=OutboxKind.STATUS, markdown=WELCOME[role], dedupe_key=key), now)
-    return ApprovedPairing(pairing=pairing, notified_chat=chat_id)
+    return pairing, chat_id
 
 
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:

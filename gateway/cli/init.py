@@ -12,7 +12,7 @@ import yaml
 from agent.model.protocols import missing_extra
 from gateway.config import LoadedConfig, load_config, process_environment
 from gateway.config.files import check_home, locate_home, prepare_home
-from gateway.operator.probes import ProbeResult, probe_discord, probe_model, probe_telegram
+from gateway.operator.probes import probe_discord, probe_model, probe_telegram
 from hermes_state.errors import CommandError, ConfigError
 
 TELEGRAM_TOKEN = "HERMES_TELEGRAM__TOKEN"
@@ -146,7 +146,7 @@ def _overlaid(environ: Mapping[str, str], home: Path, answers: Mapping[str, str]
 def _probe_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interactive: bool) -> None:
     """Each service that was answered for. Without a terminal a failure ends here; at one the person decides."""
     config = loaded.config
-    probes: list[Callable[[], ProbeResult]] = []
+    probes: list[Callable[[], str]] = []
     if TELEGRAM_TOKEN in answers:
         probes.append(lambda: probe_telegram(config.telegram))
     if DISCORD_TOKEN in answers:
@@ -154,13 +154,13 @@ def _probe_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interacti
     if any(name in answers for name in (MODEL_NAME, *_MODEL_VARIABLES)) and config.model.protocol != "offline":
         probes.append(lambda: probe_model(config.model, may_call=True))
     for probe in probes:
-        seen = probe()
-        if seen.is_ok:
-            typer.echo(seen.text)
-        elif not is_interactive:
-            raise CommandError(f"{seen.text} Nothing was written; --no-test writes without trying.")
-        elif not typer.confirm(f"{seen.text} Write it all the same?"):
-            raise typer.Abort
+        try:
+            typer.echo(probe())
+        except CommandError as error:
+            if not is_interactive:
+                raise CommandError(f"{error} Nothing was written; --no-test writes without trying.") from error
+            if not typer.confirm(f"{error} Write it all the same?"):
+                raise typer.Abort from error
 
 
 def _write(home: Path, answers: Mapping[str, str]) -> None:

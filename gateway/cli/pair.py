@@ -46,7 +46,7 @@ def approve(
     answer = _decide(
         "pair.approve",
         {"code": code, "role": role},
-        lambda db, now: approve_pairing(db, code, role, COMMAND_LINE, now).pairing,
+        lambda db, now: approve_pairing(db, code, role, COMMAND_LINE, now)[0],
     )
     show(answer, [f"{answer['name']} ({answer['user']}) may write now, as {answer['role']}."], as_json=as_json)
 

@@ -10,14 +10,12 @@ from sqlite3 import Connection
 
 from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
 from gateway.config.fields import secrets_of
-from gateway.operator.lookups import Redact, SearchLookup, find_place, redacted_texts
+from gateway.operator.lookups import Redact, SearchRequest, find_place, load_links, redacted_texts
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import (
     LookupResult,
     SessionLink,
     load_around,
-    load_chat_sessions,
-    load_lineage,
     load_link,
     short_key,
 )
@@ -54,9 +52,7 @@ async def lineage(invocation: Invocation) -> CommandResult:
 
 def _load_links(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[SessionLink]:
     place = find_place(db, argument, within) if argument else LookupResult(chat_id=chat_id)
-    if place.session is not None:
-        return load_lineage(db, place.session.lineage_id, MAX_LINKS + 1)
-    return load_chat_sessions(db, place.chat_id, MAX_LINKS + 1)
+    return load_links(db, place, MAX_LINKS + 1)
 
 
 def _link_line(link: SessionLink) -> str:
@@ -117,7 +113,7 @@ _OPTIONS = {"chat": "chat, such as `telegram:42`,", "role": "role (user, assista
 _DASHES = "\u2013\u2014"
 
 
-def _parse_search(argument: str) -> SearchLookup:
+def _parse_search(argument: str) -> SearchRequest:
     """Parse options as on the command line, wherever they stand; telephones make one dash of two."""
     words: list[str] = []
     options: dict[str, str] = {}
@@ -134,7 +130,7 @@ def _parse_search(argument: str) -> SearchLookup:
             raise CommandError(f"Say which {_OPTIONS[name]} behind --{name}.")
     if not words:
         raise CommandError("Write `/search <words>`, with `--chat`, `--role`, `--since` or `--newest` if you like.")
-    return SearchLookup(
+    return SearchRequest(
         words=" ".join(words),
         chat=options.get("chat"),
         role=_role(options["role"]) if "role" in options else None,

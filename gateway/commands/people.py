@@ -34,9 +34,8 @@ async def pair(invocation: Invocation) -> CommandResult:
 
 
 def _approve(code: str, role: UserRole, decided_by: str, db: Connection, now: Millis) -> CommandReply:
-    approved = approve_pairing(db, code, role, decided_by, now)
-    text = f"{_named(approved.pairing)} has access now, with the role {role}."
-    return CommandReply(markdown=text, other_chat=approved.notified_chat)
+    pairing, chat_id = approve_pairing(db, code, role, decided_by, now)
+    return CommandReply(markdown=f"{_named(pairing)} has access now, with the role {role}.", other_chat=chat_id)
 
 
 def _revoke(person: UserRef, decided_by: str, db: Connection, now: Millis) -> str:

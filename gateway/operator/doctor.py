@@ -11,9 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from agent.context.limits import Limits
 from agent.engines.loader import load_engine
@@ -28,7 +31,7 @@ from gateway.models.auxiliary import all_routes
 from gateway.models.capacity import window_from
 from gateway.models.pricing import estimated_models, unpriced_models, unpriced_sentence
 from gateway.models.window import fixed_prompt_tokens, load_configured_profile, window_of
-from gateway.operator.probes import ProbeResult, probe_discord, probe_model, probe_telegram
+from gateway.operator.probes import probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
@@ -163,8 +166,7 @@ def _database(state: StateDirectory) -> Iterator[CheckResult]:
         yield failed("daemon", f"The daemon runs but could not answer: {error}")
     else:
         yield fine("daemon", "The daemon is running and answers.")
-        for row in answer:
-            yield CheckResult(check=row["check"], verdict=CheckStatus(row["verdict"]), text=row["text"])
+        yield from msgspec.convert(answer, list[CheckResult])
 
 
 def _resting_database(state: StateDirectory) -> Iterator[CheckResult]:
@@ -249,7 +251,7 @@ def _model(loaded: LoadedConfig) -> Iterator[CheckResult]:
     if model.protocol == "offline":
         yield warning("model", f"The built-in offline model answers; for a real one, {MODEL_SETUP_HINT}.")
     else:
-        yield _from_probe("model", probe_model(model))
+        yield _probed("model", partial(probe_model, model))
 
 
 def _routes(loaded: LoadedConfig) -> Iterator[CheckResult]:
@@ -258,9 +260,8 @@ def _routes(loaded: LoadedConfig) -> Iterator[CheckResult]:
     for route in all_routes(loaded.config):
         if route.protocol != "offline" and _api(route) not in seen:
             seen.add(_api(route))
-            probe = probe_model(route)
-            result = fine if probe.is_ok else warning  # a fallback, or a model that is chosen, is not all
-            yield result("route", f"{route.label}: {probe.text}")
+            result = _probed("route", partial(probe_model, route), warning)  # a fallback, or a choice, is not all
+            yield replace(result, text=f"{route.label}: {result.text}")
 
 
 def _api(route: RouteConfig) -> tuple[str | None, str | None]:
@@ -287,16 +288,21 @@ def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
     telegram, discord = loaded.config.telegram, loaded.config.discord
-    if telegram.token is not None:
-        yield _from_probe("telegram", probe_telegram(telegram) if is_online else None)
-    if discord.token is not None:
-        yield _from_probe("discord", probe_discord(discord) if is_online else None)
+    for check, token, probe in (
+        ("telegram", telegram.token, partial(probe_telegram, telegram)),
+        ("discord", discord.token, partial(probe_discord, discord)),
+    ):
+        if token is not None:
+            yield _probed(check, probe) if is_online else skipped(check, "There is a token; --online tries it.")
 
 
-def _from_probe(check: str, probe: ProbeResult | None) -> CheckResult:
-    if probe is None:
-        return skipped(check, "There is a token; --online tries it.")
-    return (fine if probe.is_ok else failed)(check, probe.text)
+def _probed(
+    check: str, probe: Callable[[], str], on_failure: Callable[[str, str], CheckResult] = failed
+) -> CheckResult:
+    try:
+        return fine(check, probe())
+    except CommandError as error:
+        return on_failure(check, str(error))
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:

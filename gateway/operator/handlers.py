@@ -106,11 +106,11 @@ class OperatorHandler:
         except ValueError:
             raise CommandError("A role is user or admin.") from None
         code, now = str(args.get("code", "")), self.clock.now()
-        approved = await self.store.write(approve_pairing, code, role, COMMAND_LINE, now)
+        pairing, chat_id = await self.store.write(approve_pairing, code, role, COMMAND_LINE, now)
         await self.access.load()
-        if approved.notified_chat is not None:
-            self.delivery.wake(approved.notified_chat)
-        return pairing_row(approved.pairing)
+        if chat_id is not None:
+            self.delivery.wake(chat_id)
+        return pairing_row(pairing)
 
     async def revoke(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Revoke the access of `user`, a stable id such as `telegram:42`."""

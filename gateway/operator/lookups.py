@@ -16,6 +16,7 @@ import msgspec
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import (
     LookupResult,
+    SessionLink,
     load_around,
     load_chat_sessions,
     load_lineage,
@@ -51,25 +52,14 @@ MAX_HIT_CHARS = 100_000
 _Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class _LookupBase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
-        """`rows` as they may be shown; takes long for long texts."""
-        return rows
-
-
-class LineageLookup(_LookupBase, frozen=True, kw_only=True):
+class LineageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sessions of a conversation, of a chat or of all chats, oldest first."""
 
     place: str | None = None
     limit: _Limit = MAX_LINKS
 
     def read(self, db: Connection) -> list[Row]:
-        limit = min(self.limit, MAX_LINKS)
         place = find_place(db, self.place) if self.place is not None else None
-        if place is not None and place.session is not None:
-            links = load_lineage(db, place.session.lineage_id, limit)
-        else:
-            links = load_chat_sessions(db, place.chat_id if place is not None else None, limit)
         return [
             {
                 "session": link.key,
@@ -89,11 +79,18 @@ class LineageLookup(_LookupBase, frozen=True, kw_only=True):
                 "summary_kind": link.summary_kind,
                 "model": link.model,
             }
-            for link in links
+            for link in load_links(db, place, min(self.limit, MAX_LINKS))
         ]
 
 
-class SearchLookup(_LookupBase, frozen=True, kw_only=True):
+def load_links(db: Connection, place: LookupResult | None, limit: int) -> list[SessionLink]:
+    """The newest `limit` sessions of a conversation, of a chat, or of all chats, oldest of them first."""
+    if place is not None and place.session is not None:
+        return load_lineage(db, place.session.lineage_id, limit)
+    return load_chat_sessions(db, place.chat_id if place is not None else None, limit)
+
+
+class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Messages that match, from all chats or one."""
 
     words: str
@@ -126,18 +123,17 @@ class SearchLookup(_LookupBase, frozen=True, kw_only=True):
         limit = min(self.limit, MAX_HITS)
         return search(db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit)
 
-    def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
-        """Redacted before the snippet is cut: a secret that the cut has halved looks like none."""
-        return [{**row, **redacted_texts(row["text"], self.words, redact)} for row in rows]
-
 
 def redacted_texts(text: str, words: str, redact: Redact) -> dict[str, str]:
-    """`text` and `snippet` of a hit as they may be shown."""
+    """`text` and `snippet` of a hit as they may be shown.
+
+    Redacted before the snippet is cut: a secret that the cut has halved looks like none.
+    """
     safe = redact(text[:INDEXED_CHARACTERS])
     return {"text": safe[:MAX_HIT_CHARS], "snippet": snippet_of(safe, words)}
 
 
-class HistoryLookup(_LookupBase, frozen=True, kw_only=True):
+class HistoryRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Messages as they were said, oldest first.
 
     A chat stands for its conversation, a session for the whole conversation that it belongs to unless
@@ -195,7 +191,7 @@ def _fitting(rows: Transcript, *, is_newest: bool) -> Transcript:
     return rows[len(rows) - count :] if is_newest else rows[:count]
 
 
-class SessionsLookup(_LookupBase, frozen=True, kw_only=True):
+class SessionsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Conversations of one chat or of all, the most recently used first."""
 
     chat: str | None = None
@@ -224,26 +220,20 @@ class SessionsLookup(_LookupBase, frozen=True, kw_only=True):
             )
         return rows
 
-    def finish(self, rows: list[Row], redact: Redact) -> list[Row]:
-        return [
-            {**row, "title": row["title"] and redact(row["title"]), "first_words": redact(row["first_words"])}
-            for row in rows
-        ]
 
+LookupRequest: TypeAlias = LineageRequest | SearchRequest | HistoryRequest | SessionsRequest
 
-Lookup: TypeAlias = LineageLookup | SearchLookup | HistoryLookup | SessionsLookup
-
-LOOKUPS: Mapping[str, type[Lookup]] = {
-    "lineage": LineageLookup,
-    "search": SearchLookup,
-    "history": HistoryLookup,
-    "sessions": SessionsLookup,
+LOOKUPS: Mapping[str, type[LookupRequest]] = {
+    "lineage": LineageRequest,
+    "search": SearchRequest,
+    "history": HistoryRequest,
+    "sessions": SessionsRequest,
 }
-"""Look-ups by the name under which the command line asks."""
+"""Requests by the name under which the command line asks."""
 
 
-def parse_lookup(name: str, args: Mapping[str, Any]) -> Lookup:
-    """Look-up from its name and arguments. Raises `CommandError`."""
+def parse_request(name: str, args: Mapping[str, Any]) -> LookupRequest:
+    """Request from its name and arguments. Raises `CommandError`."""
     try:
         return msgspec.convert(args, LOOKUPS[name])
     except msgspec.ValidationError as error:
@@ -252,15 +242,27 @@ def parse_lookup(name: str, args: Mapping[str, Any]) -> Lookup:
 
 async def look_up(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
     """Answer from the running daemon's store. Raises `CommandError`, and `StoreUnavailable` when it takes too long."""
-    lookup = parse_lookup(name, args)
-    rows = await store.read_within(LOOKUP_SECONDS, lookup.read)
-    return await asyncio.to_thread(lookup.finish, rows, redact)
+    request = parse_request(name, args)
+    rows = await store.read_within(LOOKUP_SECONDS, request.read)
+    return await asyncio.to_thread(_redacted, request, rows, redact)
 
 
 def look_up_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
     """Answer from a file that no daemon has open. Raises `CommandError`."""
-    lookup = parse_lookup(name, args)
-    return lookup.finish(lookup.read(db), redact)
+    request = parse_request(name, args)
+    return _redacted(request, request.read(db), redact)
+
+
+def _redacted(request: LookupRequest, rows: list[Row], redact: Redact) -> list[Row]:
+    """Rows as they may be shown; takes long for long texts."""
+    if isinstance(request, SearchRequest):
+        return [{**row, **redacted_texts(row["text"], request.words, redact)} for row in rows]
+    if isinstance(request, SessionsRequest):
+        return [
+            {**row, "title": row["title"] and redact(row["title"]), "first_words": redact(row["first_words"])}
+            for row in rows
+        ]
+    return rows
 
 
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
@@ -275,28 +277,23 @@ def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId
         return lineage_queries.find_chat(db, name, within)
 
 
+_REFUSALS = {
+    LookupReason.MALFORMED: "That is too long to be an id.",
+    LookupReason.NOT_FOUND: "No chat, session or message{scope} has the id “{name}”.",
+    LookupReason.NOT_A_CHAT: "“{name}” is no chat; a chat is called like `telegram:42`.",
+    LookupReason.OTHER_CHAT: "Here only this chat can be looked at; ask me in a direct chat for another one.",
+    LookupReason.MESSAGE_NOT_FOUND: "There is no message {name}{scope}.",
+    LookupReason.AMBIGUOUS_CHAT: "More than one chat is called “{name}”: {candidates}.",
+    LookupReason.AMBIGUOUS_SESSION: "More than one session's id starts with “{name}”: {candidates}.",
+}
+
+
 @contextmanager
 def _refused_in_words(within: ChatId | None) -> Iterator[None]:
     try:
         yield
     except LookupFailed as error:
-        raise CommandError(_refusal(error, " of this chat" if within is not None else "")) from error
-
-
-def _refusal(error: LookupFailed, scope: str) -> str:
-    name, candidates = error.name, ", ".join(f"`{candidate}`" for candidate in error.candidates)
-    match error.reason:
-        case LookupReason.MALFORMED:
-            return "That is too long to be an id."
-        case LookupReason.NOT_A_CHAT:
-            return f"“{name}” is no chat; a chat is called like `telegram:42`."
-        case LookupReason.OTHER_CHAT:
-            return "Here only this chat can be looked at; ask me in a direct chat for another one."
-        case LookupReason.MESSAGE_NOT_FOUND:
-            return f"There is no message {name}{scope}."
-        case LookupReason.AMBIGUOUS_CHAT:
-            return f"More than one chat is called “{name}”: {candidates}."
-        case LookupReason.AMBIGUOUS_SESSION:
-            return f"More than one session's id starts with “{name}”: {candidates}."
-        case _:
-            return f"No chat, session or message{scope} has the id “{name}”."
+        candidates = ", ".join(f"`{candidate}`" for candidate in error.candidates)
+        scope = " of this chat" if within is not None else ""
+        text = _REFUSALS[error.reason].format(name=error.name, candidates=candidates, scope=scope)
+        raise CommandError(text) from error

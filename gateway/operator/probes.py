@@ -2,18 +2,20 @@
 
 Plain blocking requests of the standard library: these run in the command line, never in the daemon, and must not
 wait for the SDKs to be imported. Redirects are not followed: the next host would be handed the key.
+
+Each returns one sentence for the operator, which holds no secret, and raises `CommandError` with one for a failure.
 """
 
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import DiscordConfig, TelegramConfig
+from hermes_state.errors import CommandError
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 _ANTHROPIC_VERSION = "2026-10-21"
@@ -23,46 +25,30 @@ _DISCORD_AGENT = "DiscordBot (hermes-gateway, 0)"
 """Discord's edge refuses agents that do not introduce themselves as a bot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
-    """Answer of a service. `text` is one sentence for the operator and holds no secret."""
-
-    is_ok: bool
-    text: str
-    is_rejected: bool = False
-    """The service is there and refuses the key: asking again is no use."""
-
-
-def probe_telegram(settings: TelegramConfig) -> ProbeResult:
+def probe_telegram(settings: TelegramConfig) -> str:
     """Call `getMe` with the configured token."""
     assert settings.token is not None
     status, body = _fetch(f"{settings.base_url}/bot{settings.token.get_secret_value()}/getMe")
     if status == 200 and isinstance(body.get("result"), dict):
-        return ProbeResult(is_ok=True, text=f"Telegram knows this bot as @{body['result'].get('username')}.")
+        return f"Telegram knows this bot as @{body['result'].get('username')}."
     if status in (401, 404):
-        return ProbeResult(
-            is_ok=False, is_rejected=True, text="Telegram does not know this token; @BotFather shows the right one."
-        )
-    return ProbeResult(is_ok=False, text=_trouble("Telegram", settings.base_url, status, body))
+        raise CommandError("Telegram does not know this token; @BotFather shows the right one.")
+    raise CommandError(_trouble("Telegram", settings.base_url, status, body))
 
 
-def probe_discord(settings: DiscordConfig) -> ProbeResult:
+def probe_discord(settings: DiscordConfig) -> str:
     """Call `users/@me` with the configured token."""
     assert settings.token is not None
     headers = {"Authorization": f"Bot {settings.token.get_secret_value()}", "User-Agent": _DISCORD_AGENT}
     status, body = _fetch(f"{settings.api_url}/api/v10/users/@me", headers)
     if status == 200:
-        return ProbeResult(is_ok=True, text=f"Discord knows this bot as {body.get('username')}.")
+        return f"Discord knows this bot as {body.get('username')}."
     if status == 401:
-        return ProbeResult(
-            is_ok=False,
-            is_rejected=True,
-            text="Discord does not accept this token; the developer portal makes a new one.",
-        )
-    return ProbeResult(is_ok=False, text=_trouble("Discord", settings.api_url, status, body))
+        raise CommandError("Discord does not accept this token; the developer portal makes a new one.")
+    raise CommandError(_trouble("Discord", settings.api_url, status, body))
 
 
-def probe_model(settings: RouteConfig, *, may_call: bool = False) -> ProbeResult:
+def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
     """Ask for the list of models; with `may_call`, fall back to a call of one token where there is no such list."""
     base, headers = _model_root(settings)
     status, body = _fetch(f"{base}/models", headers)
@@ -70,15 +56,13 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> ProbeResult
         path, call = _smallest_call(settings)
         status, body = _fetch(f"{base}/{path}", headers, call)
     if status == 200:
-        return ProbeResult(is_ok=True, text=f"The model's server answers at {base}{_listed(body, settings.name)}.")
+        return f"The model's server answers at {base}{_listed(body, settings.name)}."
     if status in (401, 403):
         reason = "does not accept the key" if settings.api_key else "wants a key (api_key)"
-        return ProbeResult(is_ok=False, is_rejected=True, text=f"The model's server at {base} {reason}.")
+        raise CommandError(f"The model's server at {base} {reason}.")
     if status in (404, 405) and not may_call:
-        return ProbeResult(
-            is_ok=True, text=f"The model's server answers at {base}; it lists no models to compare with."
-        )
-    return ProbeResult(is_ok=False, text=_trouble("The model's server", base, status, body))
+        return f"The model's server answers at {base}; it lists no models to compare with."
+    raise CommandError(_trouble("The model's server", base, status, body))
 
 
 def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:

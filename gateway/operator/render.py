@@ -167,19 +167,17 @@ def _sum(entries: Iterable[tuple[date, TotalUsage]]) -> TotalUsage:
 
 def _chart(entries: Sequence[tuple[str, TotalUsage]], *, by_cost: bool) -> str:
     sizes = [spent.cost if by_cost else spent.total_tokens for _, spent in entries]
-    most = max(sizes, default=0)
+    largest = max(sizes, default=0)
     lines = []
     for (label, spent), size in zip(entries, sizes, strict=True):
         value = _value(spent, by_cost=by_cost) if spent.calls else "-"
-        lines.append(f"{label:<{LABEL}}{_bar(size, most):<{BAR}} {value:>{VALUE}}")
+        lines.append(f"{label:<{LABEL}}{_bar(size, largest):<{BAR}} {value:>{VALUE}}")
     return "\n".join(lines)
 
 
-def _bar(size: int, most: int) -> str:
+def _bar(size: int, largest: int) -> str:
     """Bar in eighths of a character; whatever is not nothing can be seen."""
-    eighths = 0 if not most else size * BAR * 8 // most
-    if size and not eighths:
-        eighths = 1
+    eighths = max(1, size * BAR * 8 // largest) if size else 0
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
 

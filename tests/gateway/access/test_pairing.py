@@ -10,16 +10,15 @@ import pytest
 from gateway.access.pairing import (
     STILL_WAITING,
     WELCOME,
-    ApprovedPairing,
     PairingReply,
     approve_pairing,
     offer_pairing,
     revoke_pairing,
 )
-from hermes_state.admin.pairings import PairingState, UserRole
+from hermes_state.admin.pairings import Pairing, PairingState, UserRole
 from hermes_state.errors import CommandError
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, UserRef
+from hermes_state.values import ChatId, ChatKey, UserRef
 from tests.gateway.helpers import BOSS, EVE, PLATFORM, serving
 from tests.gateway.inbound.test_admission import CURSOR, message, owed
 from tests.gateway.operator.test_handlers import operator
@@ -48,15 +47,15 @@ def test_a_stranger_gets_one_code_and_then_a_reminder_now_and_then(db: sqlite3.C
     assert db.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
 
 
-def approve(db: sqlite3.Connection, code: str, role: UserRole = UserRole.USER) -> ApprovedPairing:
+def approve(db: sqlite3.Connection, code: str, role: UserRole = UserRole.USER) -> tuple[Pairing, ChatId | None]:
     return approve_pairing(db, code, role, "x", START)
 
 
 @pytest.mark.parametrize("role", list(UserRole))
 def test_who_is_let_in_is_told_so_once_where_they_asked(db: sqlite3.Connection, role: UserRole) -> None:
     asked = offer_pairing(db, message(1), offer("ABCDEFGH"), None, START)
-    let_in = approve(db, "abcd-efgh", role)
-    assert (let_in.notified_chat, let_in.pairing.state, let_in.pairing.role) == (asked, PairingState.APPROVED, role)
+    pairing, notified_chat = approve(db, "abcd-efgh", role)
+    assert (notified_chat, pairing.state, pairing.role) == (asked, PairingState.APPROVED, role)
     assert owed(db) == ["code ABCDEFGH", WELCOME[role]]
     with pytest.raises(CommandError) as raised:
         approve(db, "ABCDEFGH", role)
@@ -74,7 +73,7 @@ def test_who_was_never_paired_cannot_be_revoked(db: sqlite3.Connection) -> None:
 def test_a_code_whose_chat_is_forgotten_gives_access_all_the_same(db: sqlite3.Connection) -> None:
     offer_pairing(db, message(1), offer("ABCDEFGH"), None, START)
     db.execute("DELETE FROM outbox")
-    assert approve(db, "ABCDEFGH").notified_chat is None
+    assert approve(db, "ABCDEFGH")[1] is None
     assert owed(db) == []
 
 
