@@ -149,7 +149,7 @@ class _Daemon:
         self._lanes = self._make_lanes(gates)
         context = CommandContext(
             store=store,
-            live=self._runtime,
+            runtime=self._runtime,
             access=self._access,
             lanes=self._lanes,
             clock=clock,
@@ -207,7 +207,7 @@ class _Daemon:
     def _make_operator(self) -> OperatorHandler:
         return OperatorHandler(
             loaded=lambda: self._loaded,
-            live=self._runtime,
+            runtime=self._runtime,
             store=self._store,
             access=self._access,
             adapters=self._adapters,

@@ -22,7 +22,7 @@ LOCAL_OWNER = UserRef("local:owner")
 """Person who holds the local web chat's cookie."""
 
 
-class AccessDecision(StrEnum):
+class AccessResult(StrEnum):
     ADMITTED = "admitted"
     UNADDRESSED = "unaddressed"
     """Message in a shared chat that is not meant for us."""
@@ -36,12 +36,12 @@ class AccessDecision(StrEnum):
 class AccessControl:
     """Judges senders by configuration and pairings."""
 
-    def __init__(self, store: Store, live: Runtime) -> None:
+    def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store = store
-        self._live = live
+        self._runtime = runtime
         self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
-        self.counts: dict[AccessDecision, int] = dict.fromkeys(AccessDecision, 0)
+        self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
         """Read the pairings, and keep steers of people who have no access any more out of the turns that run.
@@ -67,14 +67,14 @@ class AccessControl:
 
     def role_of(self, ref: UserRef) -> UserRole | None:
         """The role of a person, None without access."""
-        access = self._live.config.access
+        access = self._runtime.config.access
         if ref == LOCAL_OWNER or ref in access.admins:
             return UserRole.ADMIN
         if ref in self._paired:
             return self._paired[ref]
         return UserRole.USER if access.allow_all or ref in access.allow else None
 
-    def judge(self, message: InboundMessage) -> AccessDecision:
+    def judge(self, message: InboundMessage) -> AccessResult:
         """Judge a message, before anything is stored, and count the verdict."""
         verdict = self._judge(message)
         self.counts[verdict] += 1
@@ -82,13 +82,13 @@ class AccessControl:
 
     def admits(self, message: InboundMessage) -> bool:
         """True for a message that would be admitted; it is counted when it comes to be stored."""
-        return self._judge(message) is AccessDecision.ADMITTED
+        return self._judge(message) is AccessResult.ADMITTED
 
-    def _judge(self, message: InboundMessage) -> AccessDecision:
+    def _judge(self, message: InboundMessage) -> AccessResult:
         if message.sender.is_bot:
-            return AccessDecision.BOT
+            return AccessResult.BOT
         if message.chat_kind.is_shared and not message.is_addressed:
-            return AccessDecision.UNADDRESSED
+            return AccessResult.UNADDRESSED
         if self.role_of(message.sender.ref) is not None:
-            return AccessDecision.ADMITTED
-        return AccessDecision.DENIED if message.chat_kind.is_shared else AccessDecision.STRANGER
+            return AccessResult.ADMITTED
+        return AccessResult.DENIED if message.chat_kind.is_shared else AccessResult.STRANGER

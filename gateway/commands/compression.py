@@ -16,7 +16,7 @@ from agent.context.job import (
     summarize_manual_compression,
 )
 from agent.context.model_handle import ModelHandle
-from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
+from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.context_settings import NoticeConfig
 from gateway.config.fields import secrets_of
 from gateway.outbound.notices import accuracy_sentence
@@ -34,16 +34,16 @@ _HERE = re.compile(r"here\s+(\d{1,6})", re.IGNORECASE)
 _FOCUS = re.compile(r"\A\s*focus\s*:\s*", re.IGNORECASE)
 
 
-async def compress(invocation: Invocation) -> CommandResult:
+async def compress(request: CommandRequest) -> CommandResult:
     """Compress; `preview`, `undo` and `here N` count only as the whole argument, anything else is the focus."""
-    argument = invocation.argument
+    argument = request.argument
     word, here = argument.lower(), _HERE.fullmatch(argument)
-    session = await invocation.context.store.read(sessions.load_active, invocation.chat.id)
+    session = await request.context.store.read(sessions.load_active, request.chat.id)
     if session is None or session.ended_at is not None:
         return say("This chat has no conversation yet.")
-    conversation = invocation.conversation(session)
-    live = invocation.context.live
-    context, model = live.agent.context, live.model_of(session.chosen_model)
+    conversation = request.conversation(session)
+    runtime = request.context.runtime
+    context, model = runtime.agent.context, runtime.model_of(session.chosen_model)
     if word == "preview":
         return say(_preview_text(await context.preview(conversation, model)))
     if word == "undo":
@@ -51,12 +51,12 @@ async def compress(invocation: Invocation) -> CommandResult:
     keep_turns = int(here[1]) if here is not None else None
     if keep_turns == 0:
         raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
-    config = live.config
+    config = runtime.config
     focus = None if here is not None else _focus(argument, Redactor(secrets_of(config)))
     work = context.prepare_by_hand(
-        conversation, model, focus=focus, keep_turns=keep_turns, on_begin=partial(invocation.acknowledge, STARTED)
+        conversation, model, focus=focus, keep_turns=keep_turns, on_begin=partial(request.acknowledge, STARTED)
     )
-    result = await invocation.context.tasks.run(invocation.chat.id, invocation.row.sender_ref, work)
+    result = await request.context.tasks.run(request.chat.id, request.row.sender_ref, work)
     if result is None:
         return say(STOPPED)
     return CommandResult(apply=partial(_settle, context, config.notices, conversation, result))
@@ -136,14 +136,3 @@ def _preview_text(preview: CompressionPreview | NotNeeded) -> str:
             f"{shorter}Nothing was changed.",
         )
     )
-
-
-COMMANDS = (
-    Command(
-        "compress",
-        CommandKind.CHANGE,
-        compress,
-        "shorten what the model sees of this conversation; also `here N`, `preview`, `undo`",
-        argument="[topic]",
-    ),
-)

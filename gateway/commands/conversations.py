@@ -3,7 +3,7 @@
 from functools import partial
 from sqlite3 import Connection
 
-from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
+from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.times import format_time
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LookupFailed, LookupReason
@@ -20,16 +20,16 @@ MAX_HISTORY_CHARS = 280
 MAX_TITLE_CHARS = 100
 
 
-async def new(invocation: Invocation) -> CommandResult:
-    title = _title(invocation.argument) if invocation.argument else None
-    context = invocation.context
-    before = await context.store.read(sessions.load_active, invocation.chat.id)
+async def new(request: CommandRequest) -> CommandResult:
+    title = _title(request.argument) if request.argument else None
+    context = request.context
+    before = await context.store.read(sessions.load_active, request.chat.id)
 
     async def tell_context() -> None:
         if before is not None and before.ended_at is None:
-            await context.live.agent.context.ended(before.id, was_reset=True)
+            await context.runtime.agent.context.ended(before.id, was_reset=True)
 
-    return CommandResult(apply=partial(_new, invocation.chat.id, title), after=tell_context)
+    return CommandResult(apply=partial(_new, request.chat.id, title), after=tell_context)
 
 
 def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str:
@@ -43,11 +43,11 @@ def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str
     return text
 
 
-async def title(invocation: Invocation) -> CommandResult:
-    if invocation.argument:
-        return CommandResult(apply=partial(_set_title, invocation.chat.id, _title(invocation.argument)))
-    session = await invocation.context.store.read(sessions.load_active, invocation.chat.id)
-    current = await invocation.context.store.read(sessions.load_title, session.lineage_id) if session else None
+async def title(request: CommandRequest) -> CommandResult:
+    if request.argument:
+        return CommandResult(apply=partial(_set_title, request.chat.id, _title(request.argument)))
+    session = await request.context.store.read(sessions.load_active, request.chat.id)
+    current = await request.context.store.read(sessions.load_title, session.lineage_id) if session else None
     return say(
         f"This conversation is called “{current}”." if current else "This conversation has no title: `/title <words>`."
     )
@@ -65,8 +65,8 @@ def _title(argument: str) -> str:
     return text
 
 
-async def list_sessions(invocation: Invocation) -> CommandResult:
-    found = await invocation.context.store.read(sessions.list_conversations, invocation.chat.id, MAX_SESSIONS)
+async def list_sessions(request: CommandRequest) -> CommandResult:
+    found = await request.context.store.read(sessions.list_conversations, request.chat.id, MAX_SESSIONS)
     if not found:
         return say("This chat has no conversation yet.")
     lines, buttons = [], []
@@ -95,10 +95,10 @@ _RESUME_REFUSALS = {
 }
 
 
-async def resume(invocation: Invocation) -> CommandResult:
-    if not invocation.argument:
+async def resume(request: CommandRequest) -> CommandResult:
+    if not request.argument:
         raise CommandError("Write `/resume <id>` with an id that /sessions shows.")
-    return CommandResult(apply=partial(_resume, invocation.chat.id, invocation.argument))
+    return CommandResult(apply=partial(_resume, request.chat.id, request.argument))
 
 
 def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> str:
@@ -111,12 +111,12 @@ def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> st
     return f"Back in conversation{called} `{tip.short_key}`, {_messages(sessions.count_messages(db, tip.lineage_id))}."
 
 
-async def history(invocation: Invocation) -> CommandResult:
-    count = invocation.number(DEFAULT_HISTORY)
+async def history(request: CommandRequest) -> CommandResult:
+    count = request.number(DEFAULT_HISTORY)
     if count is None:
         raise CommandError("Write `/history`, or `/history 30` for the last 30 messages.")
     count = min(MAX_HISTORY, count)
-    rows, hidden = await invocation.context.store.read(_load_history, invocation.chat.id, count)
+    rows, hidden = await request.context.store.read(_load_history, request.chat.id, count)
     if not rows:
         return say("Nothing has been said in this conversation yet.")
     return say("\n\n".join(_history_line(row, row.id in hidden) for row in rows))
@@ -140,19 +140,3 @@ def _history_line(row: Message, is_hidden: bool) -> str:
 
 def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count} messages"
-
-
-COMMANDS = (
-    Command(
-        "new",
-        CommandKind.CHANGE,
-        new,
-        "start a new conversation; the old one is kept",
-        aliases=("reset",),
-        argument="[title]",
-    ),
-    Command("title", CommandKind.CHANGE, title, "show or set the conversation's title", argument="[title]"),
-    Command("sessions", CommandKind.READ, list_sessions, "list this chat's conversations"),
-    Command("resume", CommandKind.CHANGE, resume, "go back to a conversation", argument="<id>"),
-    Command("history", CommandKind.READ, history, "what was said, as it was said", argument="[n]"),
-)

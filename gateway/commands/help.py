@@ -1,13 +1,13 @@
 """Commands for who begins: /start /help."""
 
 from agent.model.protocols.offline import MODEL_SETUP_HINT
-from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
+from gateway.commands.registry import CommandRequest, CommandResult, say
 
 
-async def start(invocation: Invocation) -> CommandResult:
+async def start(request: CommandRequest) -> CommandResult:
     offline = (
         f"\n\nFor now the small built-in model answers; for a real one, {MODEL_SETUP_HINT}."
-        if invocation.context.live.config.model.protocol == "offline"
+        if request.context.runtime.config.model.protocol == "offline"
         else ""
     )
     return say(
@@ -16,11 +16,5 @@ async def start(invocation: Invocation) -> CommandResult:
     )
 
 
-async def help_(invocation: Invocation) -> CommandResult:
-    return say(invocation.context.registry.help(invocation.role))
-
-
-COMMANDS = (
-    Command("start", CommandKind.READ, start, "what this is"),
-    Command("help", CommandKind.READ, help_, "list the commands"),
-)
+async def help_(request: CommandRequest) -> CommandResult:
+    return say(request.context.registry.help(request.role))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
 
-from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
+from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.fields import secrets_of
 from gateway.operator.lookups import Redact, SearchRequest, find_place, load_links, redacted_texts
 from gateway.times import format_time, parse_time
@@ -37,10 +37,8 @@ MAX_REDACTED_CHARS = 20_000
 SEARCH_SECONDS = 2.0
 
 
-async def lineage(invocation: Invocation) -> CommandResult:
-    links = await invocation.context.store.read(
-        _load_links, invocation.chat.id, invocation.argument, _reachable_chat(invocation)
-    )
+async def lineage(request: CommandRequest) -> CommandResult:
+    links = await request.context.store.read(_load_links, request.chat.id, request.argument, _reachable_chat(request))
     if not links:
         return say("This chat has no conversation yet.")
     shown = links[-MAX_LINKS:]
@@ -92,16 +90,16 @@ def _ended(link: SessionLink) -> str:
     return f"ended {format_time(link.ended_at)} ({link.end_reason}){follower}"
 
 
-async def search(invocation: Invocation) -> CommandResult:
-    lookup = _parse_search(invocation.argument)
-    store = invocation.context.store
+async def search(request: CommandRequest) -> CommandResult:
+    lookup = _parse_search(request.argument)
+    store = request.context.store
     try:
-        found = await store.read_within(SEARCH_SECONDS, lookup.find, _reachable_chat(invocation))
+        found = await store.read_within(SEARCH_SECONDS, lookup.find, _reachable_chat(request))
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
     if not found:
         return say("Nothing matches.")
-    lines = await asyncio.to_thread(_hit_lines, found, lookup.words, _redactor(invocation))
+    lines = await asyncio.to_thread(_hit_lines, found, lookup.words, _redactor(request))
     buttons = [
         Button(label=f"Open {name}", command=f"/session {name}")
         for name in (recall_id(one.message_id) for one in found)
@@ -169,12 +167,12 @@ class OpenedSession:
     later_id: MessageId | None
 
 
-async def session(invocation: Invocation) -> CommandResult:
+async def session(request: CommandRequest) -> CommandResult:
     """Show a session from its beginning, or around a message that was said in it."""
-    if not invocation.argument:
+    if not request.argument:
         raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
-    opened = await invocation.context.store.read(_open, invocation.argument, _reachable_chat(invocation))
-    lines = await asyncio.to_thread(_row_lines, opened, _redactor(invocation))
+    opened = await request.context.store.read(_open, request.argument, _reachable_chat(request))
+    lines = await asyncio.to_thread(_row_lines, opened, _redactor(request))
     return say("\n\n".join([_session_head(opened.link), *lines]), *_neighbour_buttons(opened))
 
 
@@ -227,33 +225,10 @@ def _neighbour_buttons(opened: OpenedSession) -> list[Button]:
     return [Button(label=label, command=f"/session {name}") for label, name in ways if name]
 
 
-def _reachable_chat(invocation: Invocation) -> ChatId | None:
+def _reachable_chat(request: CommandRequest) -> ChatId | None:
     """Only chat that may be looked at; None: all of them."""
-    return invocation.chat.id if invocation.chat.kind.is_shared else None
+    return request.chat.id if request.chat.kind.is_shared else None
 
 
-def _redactor(invocation: Invocation) -> Redactor:
-    return Redactor(secrets_of(invocation.context.live.config))
-
-
-COMMANDS = (
-    Command(
-        "lineage",
-        CommandKind.READ,
-        lineage,
-        "how the sessions of a chat continue one another",
-        argument="[chat|session]",
-        is_admin_only=True,
-    ),
-    Command(
-        "search", CommandKind.READ, search, "find what was said, in any chat", argument="<words>", is_admin_only=True
-    ),
-    Command(
-        "session",
-        CommandKind.READ,
-        session,
-        "open a session, or the one in which a message was said",
-        argument="<id>",
-        is_admin_only=True,
-    ),
-)
+def _redactor(request: CommandRequest) -> Redactor:
+    return Redactor(secrets_of(request.context.runtime.config))

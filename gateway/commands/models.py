@@ -4,7 +4,7 @@ from functools import partial
 from sqlite3 import Connection
 
 from agent.context.model_handle import ModelHandle
-from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
+from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.routes import CONFIGURED, RouteConfig
 from gateway.config.settings import ModelConfig
 from gateway.models.capacity import window_from
@@ -19,30 +19,30 @@ MAX_NAMES = 30
 """Most names in the list; whoever has more knows them."""
 
 
-async def model(invocation: Invocation) -> CommandResult:
+async def model(request: CommandRequest) -> CommandResult:
     """List the models; with a name, choose it for this conversation from the next turn on."""
-    context, settings = invocation.context, invocation.context.live.config.model
-    session = await context.store.read(sessions.load_active, invocation.chat.id)
+    context, settings = request.context, request.context.runtime.config.model
+    session = await context.store.read(sessions.load_active, request.chat.id)
     if session is not None and session.ended_at is not None:
         session = None
-    if not invocation.argument:
-        return await _listed(invocation, session)
-    choice = choose(settings, invocation.argument, invocation.role)
+    if not request.argument:
+        return await _listed(request, session)
+    choice = choose(settings, request.argument, request.role)
     route = route_of(settings, choice)
     assert route is not None, "a choice that has just been made is known"
     try:
-        handle = context.live.models.of(route)
+        handle = context.runtime.models.of(route)
     except ConfigError as error:
         raise CommandError(f"That model cannot be used here: {error}.") from error
     sentences = [_chosen(settings, choice, route, await _window(handle))]
     if session is not None:
-        sentences += await _size(invocation, session, handle)
+        sentences += await _size(request, session, handle)
     if choice is not None and choice not in known_routes(settings):
         sentences.append(
             f"The configuration does not name it, so whether it exists shows with the next message."
-            f"{nearest(settings, invocation.argument)}"
+            f"{nearest(settings, request.argument)}"
         )
-    return CommandResult(apply=partial(_choose, invocation.chat.id, choice, " ".join(sentences)))
+    return CommandResult(apply=partial(_choose, request.chat.id, choice, " ".join(sentences)))
 
 
 def _choose(chat_id: ChatId, choice: str | None, text: str, db: Connection, now: Millis) -> str:
@@ -67,22 +67,22 @@ def _chosen(settings: ModelConfig, choice: str | None, route: RouteConfig, windo
     )
 
 
-async def _size(invocation: Invocation, session: Session, handle: ModelHandle) -> list[str]:
+async def _size(request: CommandRequest, session: Session, handle: ModelHandle) -> list[str]:
     """Sentence about a conversation that a smaller window will compress; none where it fits."""
-    status = await invocation.context.live.agent.context.status(invocation.conversation(session), handle)
+    status = await request.context.runtime.agent.context.status(request.conversation(session), handle)
     if status.prompt < status.limits.threshold or not handle.context.is_enabled:
         return []
     return [f"This conversation takes about {status.prompt:,} tokens, so it is compressed before the next answer."]
 
 
-async def _listed(invocation: Invocation, session: Session | None) -> CommandResult:
-    live = invocation.context.live
-    settings = live.config.model
+async def _listed(request: CommandRequest, session: Session | None) -> CommandResult:
+    runtime = request.context.runtime
+    settings = runtime.config.model
     choice = session.chosen_model if session is not None else None
     route = route_of(settings, choice)
     if route is None:
         choice, route = None, settings.route
-    lines = [f"Model: {_described(settings, route)}, {await _window(live.model_of(choice))}"]
+    lines = [f"Model: {_described(settings, route)}, {await _window(runtime.model_of(choice))}"]
     current = settings.label if choice is None else name_of(settings, choice)
     known = known_routes(settings)
     lines += [_line(settings, name, one, current) for name, one in list(known.items())[:MAX_NAMES]]
@@ -107,14 +107,3 @@ def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) ->
 def _described(settings: ModelConfig, route: RouteConfig) -> str:
     """Route in words, with its host only if that is another than the configured model's."""
     return route.label if route.host in (None, settings.host) else f"{route.label} at {route.host}"
-
-
-COMMANDS = (
-    Command(
-        "model",
-        CommandKind.CHANGE,
-        model,
-        "which model answers here, and which others there are; with a name: choose one",
-        argument="[name]",
-    ),
-)

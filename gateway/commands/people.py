@@ -4,22 +4,22 @@ from functools import partial
 from sqlite3 import Connection
 
 from gateway.access.pairing import approve_pairing, revoke_pairing
-from gateway.commands.registry import Apply, Command, CommandKind, CommandReply, CommandResult, Invocation, say
+from gateway.commands.registry import Apply, CommandReply, CommandRequest, CommandResult, say
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import Pairing, PairingState, UserRole
 from hermes_state.errors import CommandError
 from hermes_state.values import Millis, UserRef
 
 
-async def whoami(invocation: Invocation) -> CommandResult:
-    row, chat = invocation.row, invocation.chat
-    who = f"You are {row.sender_name}, `{row.sender_ref}`, with the role {invocation.role}."
+async def whoami(request: CommandRequest) -> CommandResult:
+    row, chat = request.row, request.chat
+    who = f"You are {row.sender_name}, `{row.sender_ref}`, with the role {request.role}."
     return say(f"{who}\nThis chat is `{chat.key.name}`.")
 
 
-async def pair(invocation: Invocation) -> CommandResult:
-    decided_by = invocation.row.sender_ref
-    match invocation.argument.split():
+async def pair(request: CommandRequest) -> CommandResult:
+    decided_by = request.row.sender_ref
+    match request.argument.split():
         case [] | ["list"]:
             return CommandResult(apply=_list)
         case ["approve", code] | ["approve", code, "user"]:
@@ -30,7 +30,7 @@ async def pair(invocation: Invocation) -> CommandResult:
             apply = partial(_revoke, UserRef(person), decided_by)
         case _:
             raise CommandError("Write `/pair list`, `/pair approve <code> [admin]` or `/pair revoke <platform:id>`.")
-    return CommandResult(apply=apply, after=invocation.context.access.load)
+    return CommandResult(apply=apply, after=request.context.access.load)
 
 
 def _approve(code: str, role: UserRole, decided_by: str, db: Connection, now: Millis) -> CommandReply:
@@ -58,16 +58,3 @@ def _named(pairing: Pairing) -> str:
     """Person as an admin reads them. The name is a stranger's own choice: no links and no formatting come from it."""
     name = pairing.display_name.replace("`", "'").strip() or "?"
     return f"`{name}` (`{pairing.user_ref}`)"
-
-
-COMMANDS = (
-    Command("whoami", CommandKind.READ, whoami, "your id, your role and this chat's name"),
-    Command(
-        "pair",
-        CommandKind.CONTROL,
-        pair,
-        "see who asks for access, give it or take it away",
-        argument="list|approve|revoke",
-        is_admin_only=True,
-    ),
-)

@@ -8,7 +8,7 @@ from sqlite3 import Connection
 from typing import TypeAlias
 
 from gateway.access.permissions import AccessControl
-from gateway.commands.tasks import CommandTasks
+from gateway.commands.tasks import TaskRegistry
 from gateway.models.selection import Runtime
 from gateway.turns.lanes import LaneRegistry
 from hermes_state import outbox
@@ -72,7 +72,7 @@ class CommandContext:
     """Parts of the gateway that command handlers work with."""
 
     store: Store
-    live: Runtime
+    runtime: Runtime
     access: AccessControl
     lanes: LaneRegistry
     clock: Clock
@@ -80,11 +80,11 @@ class CommandContext:
     registry: "CommandRegistry"
     deliver: Callable[[ChatId], None]
     """Wakes the delivery of a chat that something is owed to."""
-    tasks: CommandTasks = field(default_factory=CommandTasks)
+    tasks: TaskRegistry = field(default_factory=TaskRegistry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
+class CommandRequest:
     """Use of a command: who gave it, where, and with which argument."""
 
     context: CommandContext
@@ -115,18 +115,25 @@ class Invocation:
         """Say that this takes a while, once; the platform says so itself for a slash command."""
         if self.row.payload.ticket is not None:
             return
-        reply = Reply(
-            chat_id=self.chat.id,
-            kind=OutboxKind.STATUS,
-            markdown=markdown,
-            dedupe_key=f"inbox:{self.row.id}:begun",
-            reply_to=self.row.message_ref if self.chat.kind.is_shared else None,
-        )
+        reply = reply_to(self.row, self.chat, CommandReply(markdown=markdown), f"inbox:{self.row.id}:begun")
         await self.context.store.write(outbox.enqueue, reply, self.context.clock.now())
         self.context.deliver(self.chat.id)
 
 
-Handler: TypeAlias = Callable[[Invocation], Awaitable[CommandResult]]
+def reply_to(row: InboxRow, chat: Chat, reply: CommandReply, dedupe_key: str) -> Reply:
+    """Outbox reply to the inbox row of a command."""
+    return Reply(
+        chat_id=chat.id,
+        kind=OutboxKind.STATUS,
+        markdown=reply.markdown,
+        dedupe_key=dedupe_key,
+        reply_to=row.message_ref if chat.kind.is_shared else None,
+        ticket=row.payload.ticket,
+        buttons=reply.buttons,
+    )
+
+
+Handler: TypeAlias = Callable[[CommandRequest], Awaitable[CommandResult]]
 
 
 @dataclass(frozen=True, slots=True)

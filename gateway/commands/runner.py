@@ -13,9 +13,10 @@ from gateway.commands.registry import (
     CommandContext,
     CommandKind,
     CommandReply,
+    CommandRequest,
     CommandResult,
-    Invocation,
     parse,
+    reply_to,
     say,
 )
 from gateway.outbound.delivery import Delivery
@@ -26,7 +27,6 @@ from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import RunningTurn
-from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.sql import nested
 from hermes_state.values import ChatId, ChatKey, InboundMessage, InboxId, Millis
 
@@ -131,9 +131,9 @@ class CommandRunner:
             return say(f"I do not know /{parsed.name}.{hint} /help lists what I know.")
         if command.is_admin_only and role is not UserRole.ADMIN:
             return say(f"/{command.name} is for admins.")
-        invocation = Invocation(context=self._context, row=row, chat=chat, role=role, argument=parsed.argument)
+        request = CommandRequest(context=self._context, row=row, chat=chat, role=role, argument=parsed.argument)
         try:
-            return await command.handler(invocation)
+            return await command.handler(request)
         except CommandError as error:
             return say(str(error))
         except StoreUnavailable:
@@ -159,16 +159,7 @@ def _carry_out(
         return result
     reply = result if isinstance(result, CommandReply) else CommandReply(markdown=result)
     inbox.settle(db, row.id, InboxState.DONE, now)
-    answer = Reply(
-        chat_id=row.chat_id,
-        kind=OutboxKind.STATUS,
-        markdown=reply.markdown,
-        dedupe_key=f"inbox:{row.id}",
-        reply_to=row.message_ref if chat.kind.is_shared else None,
-        ticket=row.payload.ticket,
-        buttons=reply.buttons,
-    )
-    outbox.enqueue(db, answer, now)
+    outbox.enqueue(db, reply_to(row, chat, reply, f"inbox:{row.id}"), now)
     return reply
 
 

@@ -6,7 +6,7 @@ from sqlite3 import Connection
 from agent.engines.loader import BUILT_IN
 from agent.model.caching import cache_state
 from agent.model.protocols.offline import MODEL_SETUP_HINT
-from gateway.commands.registry import Command, CommandContext, CommandKind, CommandResult, Invocation, say
+from gateway.commands.registry import CommandContext, CommandRequest, CommandResult, say
 from gateway.models.capacity import window_from
 from gateway.models.selection import name_of, route_of
 from hermes_state import inbox
@@ -18,8 +18,8 @@ from hermes_state.values import ChatId, ChatKey
 from platforms.base import AdapterState
 
 
-async def status(invocation: Invocation) -> CommandResult:
-    context, chat = invocation.context, invocation.chat
+async def status(request: CommandRequest) -> CommandResult:
+    context, chat = request.context, request.chat
     session, title, messages, waiting = await context.store.read(_load_status, chat.id)
     running = context.lanes.running_turn(chat.id)
     lines = list(_model_lines(context, session.chosen_model if session is not None else None))
@@ -29,7 +29,7 @@ async def status(invocation: Invocation) -> CommandResult:
         name = f"“{title}”, " if title else ""
         lines.append(f"- Conversation: {name}`{session.short_key}`, {counted(messages, 'message')}")
         lines += _fallback_lines(context, session)
-        lines += await context_lines(invocation, session)
+        lines += await context_lines(request, session)
     if running is not None:
         lines.append(_running_line(context, running))
     if waiting:
@@ -50,13 +50,13 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
 
 def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
     """The model of a conversation, and what is known against it."""
-    settings = context.live.config.model
+    settings = context.runtime.config.model
     known = route_of(settings, choice)
     choice, route = (None, settings.route) if known is None else (choice, known)
     if route.protocol == "offline":
         yield f"- Model: the built-in offline model, which does not think; for a real one, {MODEL_SETUP_HINT}"
         return
-    line = context.live.model_of(choice).client
+    line = context.runtime.model_of(choice).client
     name = name_of(settings, choice)
     called = f"{name} ({route.label})" if name != route.label else name
     cache = cache_state(line.name, line.route, settings.cache_ttl)
@@ -69,9 +69,9 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
 
 
 def _fallback_lines(context: CommandContext, session: Session) -> Iterator[str]:
-    settings = context.live.config.model
+    settings = context.runtime.config.model
     chosen = route_of(settings, session.chosen_model) or settings.route
-    by = context.live.fallbacks.of(session.lineage_id, chosen)
+    by = context.runtime.fallbacks.of(session.lineage_id, chosen)
     if by is not None:
         yield f"- The last answer came from {by.label}, in place of {chosen.label}"
 
@@ -88,11 +88,11 @@ def _connection_lines(context: CommandContext) -> Iterator[str]:
         yield f"- {name}: {'connected' if is_good else health.state.value.replace('_', ' ')}{detail}"
 
 
-async def context_lines(invocation: Invocation, session: Session) -> list[str]:
+async def context_lines(request: CommandRequest, session: Session) -> list[str]:
     """How full the conversation is, how large its window is, and what is wrong with that."""
-    live = invocation.context.live
-    model, engine = live.model_of(session.chosen_model), live.agent.context.engine
-    status = await live.agent.context.status(invocation.conversation(session), model)
+    runtime = request.context.runtime
+    model, engine = runtime.model_of(session.chosen_model), runtime.agent.context.engine
+    status = await runtime.agent.context.status(request.conversation(session), model)
     limits, times = status.limits, status.compressions
     percent = status.prompt * 100 // limits.input_window
     acts = f"compressed from {status.threshold:,} on"
@@ -121,10 +121,3 @@ def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str |
     messages = count_messages(db, session.lineage_id) if session is not None else 0
     waiting = sum(row.kind is InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
     return session, title, messages, waiting
-
-
-COMMANDS = (
-    Command(
-        "status", CommandKind.CONTROL, status, "model, conversation, context and connections", unstored=status_unstored
-    ),
-)

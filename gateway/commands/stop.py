@@ -3,7 +3,7 @@
 from functools import partial
 from sqlite3 import Connection
 
-from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation
+from gateway.commands.registry import CommandRequest, CommandResult
 from gateway.turns.lanes import ActiveTurn
 from gateway.turns.runner import STOPPED_NOTICE
 from hermes_state import inbox, journal
@@ -17,18 +17,18 @@ from hermes_state.values import Millis, UserRef
 STOPPED = "stopped by the person"
 
 
-async def stop(invocation: Invocation) -> CommandResult:
+async def stop(request: CommandRequest) -> CommandResult:
     """Cancel the work at once; then one transaction stores the stop and answers."""
-    lanes, store, chat_id = invocation.context.lanes, invocation.context.store, invocation.chat.id
-    argument = invocation.argument.lower()
+    lanes, store, chat_id = request.context.lanes, request.context.store, request.chat.id
+    argument = request.argument.lower()
     if argument not in ("", "all"):
         raise CommandError("Say /stop to end the running turn, or /stop all to drop what waits as well.")
     running = lanes.running_turn(chat_id)
     stopping = None
-    if running is not None and _is_meant(invocation, running):
-        _check_may_stop(invocation, running.started_by, "started", "turn")
+    if running is not None and _is_meant(request, running):
+        _check_may_stop(request, running.started_by, "started", "turn")
         stopping = lanes.begin_stop(chat_id, STOPPED)
-    has_ended_task = running is None and _stop_task(invocation)
+    has_ended_task = running is None and _stop_task(request)
 
     async def settle() -> None:
         if stopping is not None:
@@ -42,44 +42,44 @@ async def stop(invocation: Invocation) -> CommandResult:
                 late.settle_stop()
         lanes.wake(chat_id)  # a turn that waited had no lane to go on with what waits behind it
 
-    return CommandResult(apply=partial(_stop, invocation, stopping, argument == "all", has_ended_task), after=settle)
+    return CommandResult(apply=partial(_stop, request, stopping, argument == "all", has_ended_task), after=settle)
 
 
-def _check_may_stop(invocation: Invocation, started_by: UserRef | None, did: str, what: str) -> None:
+def _check_may_stop(request: CommandRequest, started_by: UserRef | None, did: str, what: str) -> None:
     """Raises `CommandError` in a shared chat, unless the sender started the work or is an admin."""
-    if not invocation.is_in_charge and started_by != invocation.row.sender_ref:
+    if not request.is_in_charge and started_by != request.row.sender_ref:
         raise CommandError(f"Only whoever {did} this {what}, or an admin, can stop it.")
 
 
-def _stop_task(invocation: Invocation) -> bool:
+def _stop_task(request: CommandRequest) -> bool:
     """End the work of a command such as /compress; whether there was any."""
-    tasks, chat_id = invocation.context.tasks, invocation.chat.id
+    tasks, chat_id = request.context.tasks, request.chat.id
     started_by = tasks.started_by(chat_id)
     if started_by is None:
         return False
-    _check_may_stop(invocation, started_by, "gave", "command")
+    _check_may_stop(request, started_by, "gave", "command")
     return tasks.stop(chat_id)
 
 
 def _stop(
-    invocation: Invocation,
+    request: CommandRequest,
     stopping: ActiveTurn | None,
     is_all: bool,
     has_ended_task: bool,
     db: Connection,
     now: Millis,
 ) -> str:
-    chat_id = invocation.chat.id
+    chat_id = request.chat.id
     turn = journal.find_open_turn(db, chat_id)
-    if turn is not None and _is_meant(invocation, turn):
-        _check_may_stop(invocation, turn.started_by, "started", "turn")
+    if turn is not None and _is_meant(request, turn):
+        _check_may_stop(request, turn.started_by, "started", "turn")
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else ""
         has_stopped = journal.stop_turn(db, turn.id, partial_text, STOPPED, now, notice=STOPPED_NOTICE)
     else:
-        has_stopped = has_ended_task or stopping is not None or _was_stopped(db, invocation)
+        has_stopped = has_ended_task or stopping is not None or _was_stopped(db, request)
     dropped = 0
     if is_all:
-        sender = None if invocation.is_in_charge else invocation.row.sender_ref
+        sender = None if request.is_in_charge else request.row.sender_ref
         dropped = inbox.drop_waiting(db, chat_id, sender, now)
     waiting = sum(row.kind is InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
     text = "Stopped." if has_stopped else "Nothing was running."
@@ -90,17 +90,12 @@ def _stop(
     return text
 
 
-def _was_stopped(db: Connection, invocation: Invocation) -> bool:
+def _was_stopped(db: Connection, request: CommandRequest) -> bool:
     """True for a `/stop` that acted before it could be stored: its lane has stored the end of the turn already."""
-    session = load_active(db, invocation.chat.id)
-    return session is not None and journal.was_stopped(db, session.lineage_id, invocation.row.received_at)
+    session = load_active(db, request.chat.id)
+    return session is not None and journal.was_stopped(db, session.lineage_id, request.row.received_at)
 
 
-def _is_meant(invocation: Invocation, turn: RunningTurn) -> bool:
+def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
     """A `/stop` that could not be stored at once must not hit a turn that began after it was sent."""
-    return turn.started_at <= invocation.row.received_at
-
-
-COMMANDS = (
-    Command("stop", CommandKind.CONTROL, stop, "end the running turn; `all` also drops what waits", argument="[all]"),
-)
+    return turn.started_at <= request.row.received_at

@@ -9,7 +9,7 @@ from hermes_state.values import ChatId, UserRef
 T = TypeVar("T")
 
 
-class CommandTasks:
+class TaskRegistry:
     """Running tasks of commands by chat; one at a time in each, for they change it under its lock."""
 
     def __init__(self) -> None:

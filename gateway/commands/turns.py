@@ -3,7 +3,7 @@
 from functools import partial
 from sqlite3 import Connection
 
-from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, say
+from gateway.commands.registry import CommandRequest, CommandResult, say
 from hermes_state import inbox, journal
 from hermes_state.errors import CommandError
 from hermes_state.inbox import InboxKind
@@ -16,31 +16,31 @@ from hermes_state.values import ChatId, Message, Millis, Origin
 BEFORE_IS_COMPRESSED = "What came before is compressed; `/compress undo` brings it back first."
 
 
-async def retry(invocation: Invocation) -> CommandResult:
-    return CommandResult(apply=partial(_retry, invocation))
+async def retry(request: CommandRequest) -> CommandResult:
+    return CommandResult(apply=partial(_retry, request))
 
 
-def _retry(invocation: Invocation, db: Connection, now: Millis) -> RunningTurn:
-    view = _active_view(db, invocation.chat.id)
+def _retry(request: CommandRequest, db: Connection, now: Millis) -> RunningTurn:
+    view = _active_view(db, request.chat.id)
     exchanges = _exchanges(view)
     if not exchanges:
         raise CommandError("There is no message to try again.")
     newest = exchanges[-1]
     answers = [message.id for message in newest if message.origin in (Origin.ASSISTANT, Origin.TOOL)]
     hide(db, view.session.id, answers, "retry", now)
-    row = invocation.row
-    return journal.start_retry(db, row.id, invocation.chat.id, row.sender_ref, now)
+    row = request.row
+    return journal.start_retry(db, row.id, request.chat.id, row.sender_ref, now)
 
 
-async def undo(invocation: Invocation) -> CommandResult:
-    count = invocation.number(1)
+async def undo(request: CommandRequest) -> CommandResult:
+    count = request.number(1)
     if count is None:
         raise CommandError("Write `/undo`, or `/undo 3` to take back three exchanges.")
-    return CommandResult(apply=partial(_undo, invocation, count))
+    return CommandResult(apply=partial(_undo, request, count))
 
 
-def _undo(invocation: Invocation, count: int, db: Connection, now: Millis) -> str:
-    view = _active_view(db, invocation.chat.id)
+def _undo(request: CommandRequest, count: int, db: Connection, now: Millis) -> str:
+    view = _active_view(db, request.chat.id)
     exchanges = _since_summary(_exchanges(view))
     is_compressed = any(message.origin is Origin.SUMMARY for message in view.transcript)
     if not exchanges:
@@ -79,33 +79,19 @@ def _since_summary(exchanges: list[list[Message]]) -> list[list[Message]]:
     return exchanges[max(compressed, default=0) :]
 
 
-async def queue(invocation: Invocation) -> CommandResult:
+async def queue(request: CommandRequest) -> CommandResult:
     """List what waits. With words behind it the command is a message and never comes here."""
-    rows = await invocation.context.store.read(inbox.load_waiting, invocation.chat.id)
+    rows = await request.context.store.read(inbox.load_waiting, request.chat.id)
     waiting = [row for row in rows if row.kind is InboxKind.MESSAGE]
     if not waiting:
         return say("Nothing is waiting. `/queue <message>` makes a message wait for the next turn.")
     lines = []
     for number, row in enumerate(waiting[:20], start=1):
-        who = f"{row.sender_name}: " if invocation.chat.kind.is_shared else ""
+        who = f"{row.sender_name}: " if request.chat.kind.is_shared else ""
         lines.append(f"{number}. {who}{shortened(row.payload.text) or '(a file)'}")
     more = f"\n… and {len(waiting) - 20} more" if len(waiting) > 20 else ""
     return say("Waiting for the next turn:\n" + "\n".join(lines) + more)
 
 
-async def steer(_invocation: Invocation) -> CommandResult:
+async def steer(_request: CommandRequest) -> CommandResult:
     raise CommandError("Write `/steer <message>`: it joins the answer that is being worked on.")
-
-
-COMMANDS = (
-    Command("retry", CommandKind.CHANGE, retry, "answer the last message again"),
-    Command("undo", CommandKind.CHANGE, undo, "take back the last exchange, or the last n", argument="[n]"),
-    Command(
-        "queue",
-        CommandKind.MESSAGE,
-        queue,
-        "let a message wait for the next turn; alone: what waits",
-        argument="[message]",
-    ),
-    Command("steer", CommandKind.MESSAGE, steer, "add a message to the running turn", argument="<message>"),
-)

@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.engines.loader import BUILT_IN
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, pairing_row, revoke_pairing
-from gateway.access.permissions import AccessControl, AccessDecision
+from gateway.access.permissions import AccessControl, AccessResult
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.pricing import cap_limits
@@ -34,7 +34,7 @@ class OperatorHandler:
     """Answers for the commands of `hermes-gateway` that ask the daemon."""
 
     loaded: Callable[[], LoadedConfig]
-    live: Runtime
+    runtime: Runtime
     store: Store
     access: AccessControl
     adapters: AdapterRegistry
@@ -71,14 +71,14 @@ class OperatorHandler:
             "not_stored": {
                 verdict.value: count
                 for verdict, count in self.access.counts.items()
-                if verdict is not AccessDecision.ADMITTED
+                if verdict is not AccessResult.ADMITTED
             },
         }
 
     def _routes(self) -> list[Mapping[str, Any]]:
         """Models in use, and which of them are left alone for now."""
         found: list[Mapping[str, Any]] = []
-        for client in self.live.models.in_use():
+        for client in self.runtime.models.in_use():
             row: dict[str, Any] = {"model": client.name, "route": client.route}
             if (circuit := client.breaker.open) is not None:
                 row |= {"rests_seconds": round(circuit.seconds), "trouble": circuit.why}
@@ -123,12 +123,12 @@ class OperatorHandler:
         """Checks that only the running daemon can make: its database, its models' windows and open circuits."""
         circuits = [
             warning("route", f"{one.name} ({one.route}) {circuit.why}; it is left alone for {circuit.seconds:.0f} s.")
-            for one in self.live.models.in_use()
+            for one in self.runtime.models.in_use()
             if (circuit := one.breaker.open) is not None
         ]
-        model, context = self.live.models.configured, self.live.agent.context
+        model, context = self.runtime.models.configured, self.runtime.agent.context
         limits, engine = await model.load_limits(), context.engine if context.engine != BUILT_IN else None
-        window_check = check_context(self.live.config, limits, model.window_from, engine=engine)
+        window_check = check_context(self.runtime.config, limits, model.window_from, engine=engine)
         return [await self.store.read(check_database), window_check, *circuits]
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
@@ -137,7 +137,7 @@ class OperatorHandler:
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Row:
         """Usage and costs; see `gateway.operator.spending`."""
-        caps, now = cap_limits(self.live.config), self.clock.now()
+        caps, now = cap_limits(self.runtime.config), self.clock.now()
         return await self.store.read_within(LOOKUP_SECONDS, report, name, caps, now, args)
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -379,7 +379,7 @@ class TestGateway:
         )
         context = CommandContext(
             store=store,
-            live=live,
+            runtime=live,
             access=self.access,
             lanes=self.lanes,
             clock=clock,

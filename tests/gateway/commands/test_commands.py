@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.model.protocols.offline import MODEL_SETUP_HINT
-from gateway.commands.registry import Command, CommandKind, CommandResult, Invocation, parse
+from gateway.commands.registry import Command, CommandKind, CommandRequest, CommandResult, parse
 from gateway.commands.runner import CRASH_SENTENCE
 from gateway.commands.table import REGISTRY
 from gateway.inbound.intake import AFTER_THIS_ANSWER, STEERED
@@ -539,10 +539,10 @@ async def test_a_command_stored_before_a_crash_is_carried_out_at_the_start(store
 
 
 async def test_a_command_that_crashes_is_told_and_blocks_nobody(store: Store, tmp_path: Path) -> None:
-    async def crash(_invocation: Invocation) -> CommandResult:
+    async def crash(_request: CommandRequest) -> CommandResult:
         raise ValueError("bug")
 
-    async def crash_inside(_invocation: Invocation) -> CommandResult:
+    async def crash_inside(_request: CommandRequest) -> CommandResult:
         return CommandResult(apply=lambda db, _now: str(db.execute("SELECT nothing").fetchall()))
 
     broken = type(REGISTRY)(

@@ -18,7 +18,7 @@ def operator(gateway: TestGateway, adapters: AdapterRegistry | None = None) -> O
     loaded = LoadedConfig(config=gateway.live.config, home=Path("/nowhere"), warnings=(), sources={})
     return OperatorHandler(
         loaded=lambda: loaded,
-        live=gateway.live,
+        runtime=gateway.live,
         store=gateway.store,
         access=gateway.access,
         adapters=adapters or gateway.adapters,
