@@ -54,16 +54,12 @@ A returned turn was opened by the command and is bound to its inbox row; it is r
 """
 
 
-async def _nothing() -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
     """Effect of a command, decided: reads and network work are over by then."""
 
     apply: Apply
-    after: Callable[[], Awaitable[None]] = _nothing
+    after: Callable[[], Awaitable[None]] | None = None
     """Step behind the transaction, also when that failed."""
 
 
@@ -140,16 +136,24 @@ Handler: TypeAlias = Callable[[CommandRequest], Awaitable[CommandResult]]
 class Command:
     """Command: its name, help and handler."""
 
-    name: str
+    syntax: str
+    """The name and the argument that it takes, such as `session <id>`."""
     kind: CommandKind
     handler: Handler
     description: str
     _: KW_ONLY
-    argument: str | None = None
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False
-    unstored: "Callable[[CommandContext, ChatKey], str] | None" = None
+    unstored: Callable[[CommandContext, ChatKey], str] | None = None
     """Answer from memory while nothing can be stored; None: the command waits until something can."""
+
+    @property
+    def name(self) -> str:
+        return self.syntax.partition(" ")[0]
+
+    @property
+    def argument(self) -> str | None:
+        return self.syntax.partition(" ")[2] or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +185,10 @@ class CommandRegistry:
         self.commands = tuple(commands)
         self._by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
 
-    def find(self, name: str) -> Command | None:
-        return self._by_name.get(name)
-
     def resolve(self, text: str) -> tuple[ParsedCommand | None, Command | None]:
         """The command line in a message and the command it names; None twice for an ordinary message."""
         parsed = parse(text)
-        return parsed, self.find(parsed.name) if parsed is not None else None
+        return parsed, self._by_name.get(parsed.name) if parsed is not None else None
 
     def closest(self, name: str) -> str | None:
         """The known name that a misspelt one most likely meant."""
@@ -211,8 +212,7 @@ class CommandRegistry:
         for command in self.commands:
             if command.is_admin_only and role is not UserRole.ADMIN:
                 continue
-            argument = f" {command.argument}" if command.argument else ""
             also = "".join(f", `/{alias}`" for alias in command.aliases)
             admin = " (admins)" if command.is_admin_only else ""
-            lines.append(f"- `/{command.name}{argument}`{also}: {command.description}{admin}")
+            lines.append(f"- `/{command.syntax}`{also}: {command.description}{admin}")
         return "\n".join(lines)

@@ -92,7 +92,8 @@ class CommandRunner:
                 outcome = await self._carry_out(row, chat, effect)
                 self._delivery.wake(row.chat_id)
             finally:
-                await effect.after()
+                if effect.after is not None:
+                    await effect.after()
             if isinstance(outcome, CommandReply) and outcome.other_chat is not None:
                 self._delivery.wake(outcome.other_chat)  # after `after`: who was let in may answer at once
             log.info("command.done", command=_name_of(row))

@@ -548,9 +548,9 @@ async def test_a_command_that_crashes_is_told_and_blocks_nobody(store: Store, tm
     broken = type(REGISTRY)(
         [
             *REGISTRY.commands,
-            Command(name="boom", kind=CommandKind.READ, description="x", handler=crash),
-            Command(name="bang", kind=CommandKind.CHANGE, description="x", handler=crash_inside),
-            Command(name="clang", kind=CommandKind.READ, description="x", handler=crash_inside),
+            Command(syntax="boom", kind=CommandKind.READ, description="x", handler=crash),
+            Command(syntax="bang", kind=CommandKind.CHANGE, description="x", handler=crash_inside),
+            Command(syntax="clang", kind=CommandKind.READ, description="x", handler=crash_inside),
         ]
     )
     async with serving(store, tmp_path, registry=broken) as gateway:
