@@ -4,9 +4,9 @@ What a person is told stands in the transaction that decided it, so that it is t
 chat, the command line through the running daemon, or the command line alone while there is none.
 """
 
-from dataclasses import dataclass
 from sqlite3 import Connection
 
+from gateway.config.settings import PairingConfig
 from gateway.times import format_time
 from hermes_state import inbox, outbox
 from hermes_state.admin import pairings
@@ -19,6 +19,10 @@ from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis,
 MIN_NOTICE_INTERVAL_MS = 300_000
 """Shortest time between two notices that a code still waits, in milliseconds."""
 
+OFFER = (
+    "You have no access yet. Your pairing code is `{code}`, valid for {minutes:g} minutes: whoever runs this bot can "
+    "let you in with `hermes-gateway pair approve {code}`, and an admin with `/pair approve {code}`."
+)
 STILL_WAITING = (
     "You have no access yet: the code that I gave you still waits for whoever runs this bot, or for an admin."
 )
@@ -32,22 +36,14 @@ WELCOME = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairingReply:
-    """New code for somebody who asks for access."""
-
-    code: str
-    lifetime_ms: int
-    max_pending: int
-    sentence: str
-
-
 def offer_pairing(
-    db: Connection, message: InboundMessage, offer: PairingReply, cursor: Cursor | None, now: Millis
+    db: Connection, message: InboundMessage, code: str, config: PairingConfig, cursor: Cursor | None, now: Millis
 ) -> ChatId | None:
     """Give a stranger a code, or tell one who has a code that it still waits; None when there is nothing to say."""
-    if pairings.offer(db, message.sender, offer.code, offer.lifetime_ms, offer.max_pending, now):
-        return refuse(db, message, message.chat, _offer_key(offer.code), offer.sentence, cursor, now)
+    minutes = config.code_minutes
+    if pairings.offer(db, message.sender, code, int(minutes * 60_000), config.max_pending, now):
+        text = OFFER.format(code=code, minutes=minutes)
+        return refuse(db, message, message.chat, _offer_key(code), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
         moment = now // MIN_NOTICE_INTERVAL_MS
         return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from gateway.access.pairing import PairingReply, offer_pairing, refuse
+from gateway.access.pairing import offer_pairing, refuse
 from gateway.access.permissions import AccessControl, AccessResult
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
@@ -238,16 +238,8 @@ class GatewayIntake:
     async def _answer_denied(self, message: InboundMessage, decision: AccessResult, cursor: Cursor | None) -> None:
         pairing, now = self.runtime.config.pairing, self.clock.now()
         if decision is AccessResult.STRANGER and pairing.enabled:
-            code, minutes = pairings.new_code(), pairing.code_minutes
-            sentence = (
-                f"You have no access yet. Your pairing code is `{code}`, valid for {minutes:g} minutes: whoever runs "
-                f"this bot can let you in with `hermes-gateway pair approve {code}`, "
-                f"and an admin with `/pair approve {code}`."
-            )
-            offer = PairingReply(
-                code=code, lifetime_ms=int(minutes * 60_000), max_pending=pairing.max_pending, sentence=sentence
-            )
-            chat_id = await self.store.write(offer_pairing, message, offer, cursor, now)
+            code = pairings.new_code()
+            chat_id = await self.store.write(offer_pairing, message, code, pairing, cursor, now)
         else:
             # Once a day is enough; a slash command must be answered each time, or its sender sees it hang.
             which = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{now // 86_400_000}"

@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 from gateway.access.pairing import (
+    OFFER,
     STILL_WAITING,
     WELCOME,
-    PairingReply,
     approve_pairing,
     offer_pairing,
     revoke_pairing,
 )
+from gateway.config.settings import PairingConfig
 from hermes_state.admin.pairings import Pairing, PairingState, UserRole
 from hermes_state.errors import CommandError
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, ChatKey, UserRef
+from hermes_state.values import ChatId, ChatKey, Cursor, UserRef
 from tests.gateway.helpers import BOSS, EVE, PLATFORM, serving
 from tests.gateway.inbound.test_admission import CURSOR, message, owed
 from tests.gateway.operator.test_handlers import operator
@@ -34,15 +35,15 @@ def db() -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def offer(code: str) -> PairingReply:
-    return PairingReply(code=code, lifetime_ms=1_000, max_pending=10, sentence=f"code {code}")
+def offer(db: sqlite3.Connection, number: int, code: str, cursor: Cursor | None = None) -> ChatId | None:
+    return offer_pairing(db, message(number), code, PairingConfig(code_minutes=1), cursor, START)
 
 
 def test_a_stranger_gets_one_code_and_then_a_reminder_now_and_then(db: sqlite3.Connection) -> None:
-    assert offer_pairing(db, message(1), offer("ABCDEFGH"), CURSOR, START) is not None
-    assert offer_pairing(db, message(2), offer("HGFEDCBA"), replace(CURSOR, seen_ref="100"), START) is not None
-    assert offer_pairing(db, message(3), offer("HGFEDCBB"), replace(CURSOR, seen_ref="101"), START) is None
-    assert owed(db) == ["code ABCDEFGH", STILL_WAITING]
+    assert offer(db, 1, "ABCDEFGH", CURSOR) is not None
+    assert offer(db, 2, "HGFEDCBA", replace(CURSOR, seen_ref="100")) is not None
+    assert offer(db, 3, "HGFEDCBB", replace(CURSOR, seen_ref="101")) is None
+    assert owed(db) == [OFFER.format(code="ABCDEFGH", minutes=1), STILL_WAITING]
     assert db.execute("SELECT seen_ref FROM cursors").fetchall() == [("101",)]
     assert db.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
 
@@ -53,10 +54,10 @@ def approve(db: sqlite3.Connection, code: str, role: UserRole = UserRole.USER) -
 
 @pytest.mark.parametrize("role", list(UserRole))
 def test_who_is_let_in_is_told_so_once_where_they_asked(db: sqlite3.Connection, role: UserRole) -> None:
-    asked = offer_pairing(db, message(1), offer("ABCDEFGH"), None, START)
+    asked = offer(db, 1, "ABCDEFGH")
     pairing, notified_chat = approve(db, "abcd-efgh", role)
     assert (notified_chat, pairing.state, pairing.role) == (asked, PairingState.APPROVED, role)
-    assert owed(db) == ["code ABCDEFGH", WELCOME[role]]
+    assert owed(db) == [OFFER.format(code="ABCDEFGH", minutes=1), WELCOME[role]]
     with pytest.raises(CommandError) as raised:
         approve(db, "ABCDEFGH", role)
     assert str(raised.value) == "That code is not valid: it was used, has expired, or was never given out."
@@ -71,7 +72,7 @@ def test_who_was_never_paired_cannot_be_revoked(db: sqlite3.Connection) -> None:
 
 
 def test_a_code_whose_chat_is_forgotten_gives_access_all_the_same(db: sqlite3.Connection) -> None:
-    offer_pairing(db, message(1), offer("ABCDEFGH"), None, START)
+    offer(db, 1, "ABCDEFGH")
     db.execute("DELETE FROM outbox")
     assert approve(db, "ABCDEFGH")[1] is None
     assert owed(db) == []

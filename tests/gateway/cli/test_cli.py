@@ -19,8 +19,9 @@ from typing import Any, TypeAlias
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.access.pairing import WELCOME, PairingReply, offer_pairing
+from gateway.access.pairing import WELCOME, offer_pairing
 from gateway.cli import app
+from gateway.config.settings import PairingConfig
 from gateway.operator.socket import serve_control
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
@@ -322,9 +323,8 @@ async def test_pairing_is_decided_without_a_daemon_too_and_the_person_is_told_at
         sent_at=Millis(0),
         is_addressed=True,
     )
-    offer = PairingReply(code=code, lifetime_ms=60_000, max_pending=10, sentence="your code")
     store = await Store.open(home / "state.db")
-    await store.write(offer_pairing, message, offer, None, SystemClock().now())
+    await store.write(offer_pairing, message, code, PairingConfig(), None, SystemClock().now())
     await store.close()
     done = await threaded(run, "pair", "approve", code)
     assert "Ada (telegram:42) may write now, as user." in done.output
