@@ -4,6 +4,7 @@ Every check is a small function that returns findings; each finding that is not 
 """
 
 import os
+import re
 import shutil
 import sqlite3
 import stat
@@ -86,7 +87,9 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
         if isinstance(error, ConfigRejected):  # else what lies there may not be ours
             yield from _state(StateDirectory(home=locate_home(environ)))
         return
-    yield fine("config", _sources(loaded))
+    places = sorted({source for source in loaded.sources.values() if source != "default"})
+    where = f"Settings from {', '.join(places)}." if places else "Nothing is configured; defaults are in use."
+    yield fine("config", where)
     yield from _warnings(loaded.warnings)
     yield from _home(loaded.home)
     state = list(_state(loaded))
@@ -103,7 +106,10 @@ def _warnings(warnings: Sequence[str]) -> Iterator[CheckResult]:
 
 
 def _state(state: StateDirectory) -> Iterator[CheckResult]:
-    yield from _disk(state.home)
+    existing = next(path for path in (state.home, *state.home.parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    result = failed if free < MIN_DISK_BYTES else warning if free < LOW_DISK_BYTES else fine
+    yield result("disk", f"{free / 1e9:.1f} GB free at {existing}.")
     yield from _database(state)
 
 
@@ -117,11 +123,6 @@ def _engine() -> Iterator[CheckResult]:
         yield fine("engine", f"Python {version}, SQLite {sqlite3.sqlite_version} with full-text search.")
 
 
-def _sources(loaded: LoadedConfig) -> str:
-    places = sorted({source for source in loaded.sources.values() if source != "default"})
-    return f"Settings from {', '.join(places)}." if places else "Nothing is configured; defaults are in use."
-
-
 def _home(home: Path) -> Iterator[CheckResult]:
     if not home.is_dir():
         if home.exists():
@@ -131,7 +132,7 @@ def _home(home: Path) -> Iterator[CheckResult]:
     if not os.access(home, os.W_OK | os.X_OK):
         yield failed("home", f"{home} cannot be written by this user.")
         return
-    is_fine = True
+    us, problems = os.geteuid(), []
     for path, wanted in ((home, 0o700), *((home / name, 0o600) for name in ("config.yaml", ".env", "state.db"))):
         try:
             status = path.stat()
@@ -139,21 +140,13 @@ def _home(home: Path) -> Iterator[CheckResult]:
             continue
         mode = stat.S_IMODE(status.st_mode)
         if mode & ~wanted & 0o077:
-            is_fine = False
-            yield warning("home", f"{path} is open to other users (mode {mode:04o}): chmod {wanted:04o} {path}")
-        if status.st_uid != os.geteuid():
-            is_fine = False
-            us = os.geteuid()
-            yield warning("home", f"{path} belongs to user id {status.st_uid}, not to the one running this ({us}).")
-    if is_fine:
+            problems.append(f"{path} is open to other users (mode {mode:04o}): chmod {wanted:04o} {path}")
+        if status.st_uid != us:
+            problems.append(f"{path} belongs to user id {status.st_uid}, not to the one running this ({us}).")
+    for problem in problems:
+        yield warning("home", problem)
+    if not problems:
         yield fine("home", f"{home} is ours and closed to others.")
-
-
-def _disk(home: Path) -> Iterator[CheckResult]:
-    existing = next(path for path in (home, *home.parents) if path.is_dir())
-    free = shutil.disk_usage(existing).free
-    result = failed if free < MIN_DISK_BYTES else warning if free < LOW_DISK_BYTES else fine
-    yield result("disk", f"{free / 1e9:.1f} GB free at {existing}.")
 
 
 def _database(state: StateDirectory) -> Iterator[CheckResult]:
@@ -337,20 +330,16 @@ def _with_drop_ins(unit: Path) -> str:
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in (unit, *added))
 
 
+_STOP_TIMEOUT = re.compile(r"^[ \t]*TimeoutStopSec[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_TIME_SPAN = re.compile(r"(\d+\.?\d*|\.\d+)[ \t]*(s|sec|min|m|h|)")
 _SYSTEMD_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 
 
 def stop_timeout_seconds(unit: str) -> float | None:
     """Last `TimeoutStopSec` of a unit's text, in seconds; None when it is not given or in a form we do not read."""
-    seconds = None
-    for line in unit.splitlines():
-        name, equals, value = line.strip().partition("=")
-        if equals and name.strip() == "TimeoutStopSec":
-            number = value.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
-            factor = _SYSTEMD_UNITS.get(value.strip()[len(number) :].strip())
-            is_number = number.strip().replace(".", "", 1).isdecimal()
-            seconds = float(number) * factor if factor is not None and is_number else None
-    return seconds
+    given = _STOP_TIMEOUT.findall(unit)
+    span = _TIME_SPAN.fullmatch(given[-1]) if given else None
+    return float(span[1]) * _SYSTEMD_UNITS[span[2]] if span is not None else None
 
 
 def _lingers(environ: Mapping[str, str]) -> bool | None:

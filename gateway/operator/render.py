@@ -21,13 +21,12 @@ MAX_DAYS = 31
 MAX_WEEK_DAYS = 182
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_UNKNOWN = "unknown"
 
 
 def money(spent: TotalUsage) -> str:
     """`$1.23`, `$1.23+` where further calls have no known price, `unknown` where none has."""
     if not knows_cost(spent):
-        return _UNKNOWN
+        return "unknown"
     return f"{dollars(spent.cost)}+" if spent.unpriced_calls else dollars(spent.cost)
 
 
@@ -39,12 +38,13 @@ def usage_lines(usage: UsageReport) -> list[str]:
     spent = usage.spent
     if not spent.calls:
         return ["- No model was asked yet."]
+    reasoning = f", {spent.reasoning_tokens:,} of them reasoning" if spent.reasoning_tokens else ""
     return [
         f"- Cost: {_cost(spent)}",
         f"- Read: {_amount(spent.prompt_tokens, spent)} tokens: {spent.input_tokens:,} new, "
         f"{spent.cache_read_tokens:,} from the cache ({spent.cache_percent} %), "
         f"{spent.cache_write_tokens:,} written to it",
-        f"- Written: {_amount(spent.output_tokens, spent)} tokens{_reasoning(spent)}",
+        f"- Written: {_amount(spent.output_tokens, spent)} tokens{reasoning}",
         f"- Calls: {_calls(spent)}{_purposes(usage)}",
     ]
 
@@ -82,10 +82,6 @@ def _amount(tokens: int, spent: TotalUsage) -> str:
     return f"about {tokens:,}" if spent.estimated_calls else f"{tokens:,}"
 
 
-def _reasoning(spent: TotalUsage) -> str:
-    return f", {spent.reasoning_tokens:,} of them reasoning" if spent.reasoning_tokens else ""
-
-
 def _calls(spent: TotalUsage) -> str:
     notes = [
         f"{spent.failed_calls:,} failed" if spent.failed_calls else "",
@@ -96,14 +92,13 @@ def _calls(spent: TotalUsage) -> str:
 
 
 def _purposes(usage: UsageReport) -> str:
-    others = {purpose: spent for purpose, spent in usage.by_purpose.items() if purpose != "turn"}
-    named = ", ".join(f"{_count(spent.calls, purpose)}{_for(spent)}" for purpose, spent in others.items())
-    return f"; of these {named}" if named else ""
-
-
-def _for(spent: TotalUsage) -> str:
-    """` for $1.23` where the cost is known; that it is not stands above."""
-    return f" for {money(spent)}" if knows_cost(spent) else ""
+    """Calls beside the answers, with their costs where these are known; that they are not stands above."""
+    named = [
+        _count(spent.calls, purpose) + (f" for {money(spent)}" if knows_cost(spent) else "")
+        for purpose, spent in usage.by_purpose.items()
+        if purpose != "turn"
+    ]
+    return f"; of these {', '.join(named)}" if named else ""
 
 
 _PLURALS = {"summary": "summaries", "flush": "flushes"}

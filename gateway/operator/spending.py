@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from sqlite3 import Connection
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -87,10 +87,6 @@ class UsageReport:
     caps: tuple[CapUsage, ...]
 
     @property
-    def scope(self) -> Literal["gateway", "chat", "conversation"]:
-        return "gateway" if self.chat is None else "chat" if self.session is None else "conversation"
-
-    @property
     def spent(self) -> TotalUsage:
         return sum(self.by_purpose.values(), NO_CALLS)
 
@@ -125,7 +121,7 @@ def load_usage(db: Connection, settings: SpendingCapSettings, now: Millis, place
 
 def usage_row(usage: UsageReport) -> Row:
     return {
-        "scope": usage.scope,
+        "scope": "gateway" if usage.chat is None else "chat" if usage.session is None else "conversation",
         "chat": usage.chat,
         "session": usage.session,
         **spent_row(usage.spent),
