@@ -1,4 +1,4 @@
-"""The command `hermes-gateway`. One module per command; what they share is in `output.py`.
+"""The command `hermes-gateway`. A module per kind of command; they share `answers.py` and `output.py`.
 
 Exit codes that scripts and systemd rely on: 0 clean, 75 token or database held by another process, 78 configuration.
 1 is any other failure, 2 a wrong command line, 3 `status` of a gateway that is not running.
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import config, doctor, init, lookups, pair, plugins, run, status, usage
+from gateway.cli import config, daemon, init, lookups, pair, plugins, usage
 from gateway.config import ConfigRejected
 from hermes_state.errors import ConfigError, DatabaseRejected, HermesError, LockUnavailable, SchemaTooNew
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    *(run.run, init.init, status.status, status.url, doctor.doctor),
+    *(daemon.run, init.init, daemon.status, daemon.url, daemon.doctor),
     *(lookups.lineage, lookups.search, lookups.history, lookups.sessions, usage.usage, usage.insights),
 ):
     app.command()(command)

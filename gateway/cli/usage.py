@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from sqlite3 import Connection
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -12,21 +12,12 @@ from gateway.cli.output import Json, show
 from gateway.config import load_config, process_environment
 from gateway.config.settings import Config
 from gateway.models.pricing import cap_limits
+from gateway.operator import spending
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
-from gateway.operator.spending import (
-    DEFAULT_DAYS,
-    MAX_DAYS,
-    InsightsReport,
-    UsageReport,
-    insights_row,
-    report,
-    usage_row,
-)
+from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, InsightsReport, UsageReport
 from hermes_state.admin.lineage_queries import short_key
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.values import SystemClock
-
-T = TypeVar("T", UsageReport, InsightsReport)
 
 TIMEOUT_SECONDS = 30.0
 
@@ -38,12 +29,13 @@ def usage(
     as_json: Json = False,
 ) -> None:
     """Show what was used and what it cost: in SESSION's conversation, in a chat, or in all; and the caps."""
-    used = _look_up("usage", {"place": place}, UsageReport)
+    args = {"place": place}
+    used = ask_or_read("usage", args, UsageReport, partial(_read, "usage", args), timeout_seconds=TIMEOUT_SECONDS)
     heading = "All chats" if used.chat is None else f"Chat {used.chat}"
     if used.session is not None:
         heading = f"Conversation {short_key(used.session)} of {used.chat}"
     lines = [f"{heading}:", *usage_lines(used), "", "Today:", *today_lines(used, tells_all=True)]
-    show(usage_row(used), lines, as_json=as_json)
+    show(spending.usage_row(used), lines, as_json=as_json)
 
 
 def insights(
@@ -51,13 +43,11 @@ def insights(
     as_json: Json = False,
 ) -> None:
     """Show what was spent lately, by day, chat, model and purpose."""
-    found = _look_up("insights", {"days": days}, InsightsReport)
+    args = {"days": days}
+    read = partial(_read, "insights", args)
+    found = ask_or_read("insights", args, InsightsReport, read, timeout_seconds=TIMEOUT_SECONDS)
     text = "\n".join([insights_block(found), "", *insights_notes(found.total)]).rstrip()
-    show(insights_row(found), [text], as_json=as_json)
-
-
-def _look_up(name: str, args: Mapping[str, Any], answer: type[T]) -> T:
-    return ask_or_read(name, args, answer, partial(_read, name, args), timeout_seconds=TIMEOUT_SECONDS)
+    show(spending.insights_row(found), [text], as_json=as_json)
 
 
 def _read(name: str, args: Mapping[str, Any], db: Connection | None) -> object:
@@ -67,4 +57,4 @@ def _read(name: str, args: Mapping[str, Any], db: Connection | None) -> object:
         config = load_config(process_environment()).config
     except ConfigError:
         config = Config()  # which leaves the figures the same
-    return report(db, name, cap_limits(config), SystemClock().now(), args)
+    return spending.report(db, name, cap_limits(config), SystemClock().now(), args)

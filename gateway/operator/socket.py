@@ -139,6 +139,10 @@ def _encoded(answer: Mapping[str, Any]) -> bytes:
     return orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS) + b"\n"
 
 
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
 def _bound(path: Path) -> socket.socket:
     """A socket that only this user can connect to, from its first moment on."""
     _remove(path)
@@ -153,11 +157,6 @@ def _bound(path: Path) -> socket.socket:
     finally:
         os.umask(before)
     return listener
-
-
-def _remove(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        path.unlink()
 
 
 @contextmanager

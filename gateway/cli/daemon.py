@@ -1,0 +1,75 @@
+"""`hermes-gateway run | status | url | doctor`: the daemon in the foreground, its state, its address, its checks."""
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from gateway.cli.output import Json, print_json, show, tree
+from gateway.config import process_environment
+from gateway.config.files import find_state
+from gateway.operator.socket import DaemonNotRunningError, ask
+from hermes_state.admin.overview import load_overview, open_resting
+from hermes_state.errors import CommandError
+
+EXIT_NOT_RUNNING = 3
+
+_SIGNS = {"fine": "ok", "skipped": "--", "warning": "!!", "failed": "XX"}
+"""Marks before the lines of `doctor`, by `CheckStatus`."""
+
+
+def run() -> None:
+    """Run the gateway in the foreground until SIGTERM or Ctrl-C.
+
+    With nothing configured it serves the web chat on 127.0.0.1 with the offline model. SIGHUP reloads the
+    configuration. Exit codes: 0 clean, 75 token or database held by another process, 78 configuration.
+    """
+    from gateway.process import serve  # what writes the logs takes longer to import than all of the command line
+
+    raise typer.Exit(serve(process_environment()))
+
+
+def status(as_json: Json = False) -> None:
+    """Show whether the gateway runs and how it does. Exit code 3 when it does not run."""
+    state = find_state(process_environment())
+    try:
+        answer = {"running": True, **ask(state.control_socket, "status")}
+    except DaemonNotRunningError:
+        answer = {"running": False, "home": str(state.home)}
+        with open_resting(state.database) as db:  # refuses when somebody holds it and does not answer
+            if db is not None:
+                answer["database"] = msgspec.structs.asdict(load_overview(db))
+    show(answer, tree(answer), as_json=as_json)
+    if not answer["running"]:
+        raise typer.Exit(EXIT_NOT_RUNNING)
+
+
+def url() -> None:
+    """Print a fresh address of the web chat; it signs one browser in, once."""
+    answer = ask(find_state(process_environment()).control_socket, "local.url")
+    if answer["url"] is None:
+        raise CommandError("the web chat is switched off (local.enabled)")
+    typer.echo(answer["url"])
+
+
+def doctor(
+    is_online: Annotated[bool, typer.Option("--online", help="Also try the Telegram and Discord tokens.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check configuration, files, database, model and service, and say what to do.
+
+    Changes nothing and is safe beside a running gateway. A configured model's server is asked for its list of
+    models. Exit code 1 when something failed, 78 when it is the configuration.
+    """
+    from gateway.operator.doctor import CheckStatus, run_checks  # which take the agent with them
+
+    findings = []
+    for finding in run_checks(process_environment(), is_online=is_online):
+        findings.append(finding)
+        if not as_json:
+            typer.echo(f"{_SIGNS[finding.verdict]}  {finding.check:<12} {finding.text}".replace("\n", "\n" + " " * 17))
+    if as_json:
+        print_json(findings)
+    failed = {finding.check for finding in findings if finding.verdict is CheckStatus.FAILED}
+    if failed:
+        raise typer.Exit(78 if "config" in failed else 1)
