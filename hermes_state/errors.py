@@ -211,7 +211,6 @@ class LookupReason(StrEnum):
     MESSAGE_NOT_FOUND = "message_not_found"
     AMBIGUOUS_CHAT = "ambiguous_chat"
     AMBIGUOUS_SESSION = "ambiguous_session"
-    NOT_A_CHAT = "not_a_chat"
     OTHER_CHAT = "other_chat"
     """It names another chat than the one that may be looked at."""
     ALREADY_ACTIVE = "already_active"

@@ -12,13 +12,8 @@ from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.fields import secrets_of
 from gateway.operator.lookups import Redact, SearchRequest, find_place, load_links, redacted_texts
 from gateway.times import format_time, parse_time
-from hermes_state.admin.lineage_queries import (
-    LookupResult,
-    SessionLink,
-    load_around,
-    load_link,
-    short_key,
-)
+from hermes_state.admin import lineage_queries
+from hermes_state.admin.lineage_queries import LookupResult, SessionLink, short_key
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
 from hermes_state.search.full_text import FoundMessage
@@ -162,9 +157,9 @@ class OpenedSession:
     link: SessionLink
     rows: Transcript
     message_id: MessageId | None
-    earlier_id: MessageId | None
-    """Message whose opening shows the page before this one."""
-    later_id: MessageId | None
+    """Message that was asked for."""
+    buttons: list[Button]
+    """To what was said before and after, and to the neighbours in the chain."""
 
 
 async def session(request: CommandRequest) -> CommandResult:
@@ -173,7 +168,7 @@ async def session(request: CommandRequest) -> CommandResult:
         raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
     opened = await request.context.store.read(_open, request.argument, _reachable_chat(request))
     lines = await asyncio.to_thread(_row_lines, opened, _redactor(request))
-    return say("\n\n".join([_session_head(opened.link), *lines]), *_neighbour_buttons(opened))
+    return say("\n\n".join([_session_head(opened.link), *lines]), *opened.buttons)
 
 
 def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
@@ -181,15 +176,21 @@ def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
     if place.session is None:
         raise CommandError(f"“{name}” is a chat; `/lineage {name}` lists its sessions.")
     start = max(1, (place.message_seq or 1) - ROWS_BEFORE)
-    rows = load_around(db, place.session.id, start, MAX_ROWS - ROWS_BEFORE, 2 * MAX_ROWS)
+    rows = lineage_queries.load_around(db, place.session.id, start, MAX_ROWS - ROWS_BEFORE, 2 * MAX_ROWS)
     first = next((number for number, row in enumerate(rows) if row.seq >= start), 0)
     following = rows[first + MAX_ROWS : first + MAX_ROWS + 1]
+    link = lineage_queries.load_link(db, place.session.id)
+    neighbours = {
+        "Earlier": recall_id(rows[0].id) if first else None,
+        "Later": recall_id(following[0].id) if following else None,
+        "Parent": link.parent_key,
+        "Child": link.child_key,
+    }
     return OpenedSession(
-        link=load_link(db, place.session.id),
+        link=link,
         rows=rows[first : first + MAX_ROWS],
         message_id=place.message_id,
-        earlier_id=rows[0].id if first else None,
-        later_id=following[0].id if following else None,
+        buttons=[Button(label=label, command=f"/session {name}") for label, name in neighbours.items() if name],
     )
 
 
@@ -212,17 +213,6 @@ def _row_lines(opened: OpenedSession, redact: Redact) -> list[str]:
         head = f"**{who}**, {format_time(row.created_at)}, `{recall_id(row.id)}`{mark}"
         lines.append(f"{head}\n{shortened(text, size)}")
     return lines
-
-
-def _neighbour_buttons(opened: OpenedSession) -> list[Button]:
-    """Buttons to what was said before and after, and to the neighbours in the chain."""
-    ways = (
-        ("Earlier", opened.earlier_id and recall_id(opened.earlier_id)),
-        ("Later", opened.later_id and recall_id(opened.later_id)),
-        ("Parent", opened.link.parent_key),
-        ("Child", opened.link.child_key),
-    )
-    return [Button(label=label, command=f"/session {name}") for label, name in ways if name]
 
 
 def _reachable_chat(request: CommandRequest) -> ChatId | None:

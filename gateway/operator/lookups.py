@@ -5,8 +5,7 @@ lineage by that of its first session; a message by its recall id, such as `m123`
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cache
 from sqlite3 import Connection
 from typing import Annotated, Any, TypeAlias
@@ -14,13 +13,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from hermes_state.admin import lineage_queries
-from hermes_state.admin.lineage_queries import (
-    LookupResult,
-    SessionLink,
-    load_around,
-    load_chat_sessions,
-    load_lineage,
-)
+from hermes_state.admin.lineage_queries import LookupResult, SessionLink
 from hermes_state.chats import load_chat
 from hermes_state.errors import CommandError, LookupFailed, LookupReason
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
@@ -86,8 +79,8 @@ class LineageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def load_links(db: Connection, place: LookupResult | None, limit: int) -> list[SessionLink]:
     """The newest `limit` sessions of a conversation, of a chat, or of all chats, oldest of them first."""
     if place is not None and place.session is not None:
-        return load_lineage(db, place.session.lineage_id, limit)
-    return load_chat_sessions(db, place.chat_id if place is not None else None, limit)
+        return lineage_queries.load_lineage(db, place.session.lineage_id, limit)
+    return lineage_queries.load_chat_sessions(db, place.chat_id if place is not None else None, limit)
 
 
 class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,7 +168,7 @@ class HistoryRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def _load(self, db: Connection, place: LookupResult, session: Session) -> Transcript:
         limit = min(self.limit, MAX_PAGE_ROWS)
         if place.message_id is not None:
-            return load_around(db, session.id, place.message_seq, limit // 2, limit)
+            return lineage_queries.load_around(db, session.id, place.message_seq, limit // 2, limit)
         before = MessageId(self.before) if self.before is not None else None
         return load_messages(db, session.lineage_id, limit, before, session.id if self.is_session_only else None)
 
@@ -265,22 +258,9 @@ def _redacted(request: LookupRequest, rows: list[Row], redact: Redact) -> list[R
     return rows
 
 
-def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
-    """`lineage_queries.find_place` for people. Raises `CommandError`."""
-    with _refused_in_words(within):
-        return lineage_queries.find_place(db, name, within)
-
-
-def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
-    """`lineage_queries.find_chat` for people. Raises `CommandError`."""
-    with _refused_in_words(within):
-        return lineage_queries.find_chat(db, name, within)
-
-
 _REFUSALS = {
     LookupReason.MALFORMED: "That is too long to be an id.",
     LookupReason.NOT_FOUND: "No chat, session or message{scope} has the id “{name}”.",
-    LookupReason.NOT_A_CHAT: "“{name}” is no chat; a chat is called like `telegram:42`.",
     LookupReason.OTHER_CHAT: "Here only this chat can be looked at; ask me in a direct chat for another one.",
     LookupReason.MESSAGE_NOT_FOUND: "There is no message {name}{scope}.",
     LookupReason.AMBIGUOUS_CHAT: "More than one chat is called “{name}”: {candidates}.",
@@ -288,12 +268,20 @@ _REFUSALS = {
 }
 
 
-@contextmanager
-def _refused_in_words(within: ChatId | None) -> Iterator[None]:
+def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
+    """`lineage_queries.find_place` for people. Raises `CommandError`."""
     try:
-        yield
+        return lineage_queries.find_place(db, name, within)
     except LookupFailed as error:
         candidates = ", ".join(f"`{candidate}`" for candidate in error.candidates)
         scope = " of this chat" if within is not None else ""
         text = _REFUSALS[error.reason].format(name=error.name, candidates=candidates, scope=scope)
         raise CommandError(text) from error
+
+
+def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
+    """The chat that people mean by a name. Raises `CommandError`."""
+    place = find_place(db, name, within)
+    if place.session is not None:
+        raise CommandError(f"“{name}” is no chat; a chat is called like `telegram:42`.")
+    return place.chat_id

@@ -18,15 +18,8 @@ from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.chats import load_chat
 from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
-from hermes_state.models.ledger import (
-    NO_CALLS,
-    TotalUsage,
-    UsageRow,
-    is_outdated,
-    load_by_purpose,
-    load_since,
-    load_slices,
-)
+from hermes_state.models import ledger
+from hermes_state.models.ledger import NO_CALLS, TotalUsage, UsageRow
 from hermes_state.values import MICROS, ChatId, MicroUsd, Millis
 
 MAX_DAYS = 366
@@ -38,7 +31,7 @@ REPORTS = ("usage", "insights")
 
 def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis, args: Mapping[str, Any]) -> Row:
     """Load the report that the command line asks for, field by field as JSON has it. Raises `CommandError`."""
-    if is_outdated(db):
+    if ledger.is_outdated(db):
         raise CommandError("The database is an older version's; start the gateway once, which brings it up to date.")
     if name == "insights":
         days = args.get("days", DEFAULT_DAYS)
@@ -95,10 +88,10 @@ def load_usage(db: Connection, settings: SpendingCapSettings, now: Millis, place
     """Load what was spent in a conversation, a chat or everywhere, and how far the caps that matter are used up."""
     chat_id, session = (None, None) if place is None else (place.chat_id, place.session)
     lineage_id = None if session is None else session.lineage_id
-    by_purpose = load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
+    by_purpose = ledger.load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
     today_since = day_start(now, settings.zone)
-    today = load_since(db, today_since)
-    chat_today = None if chat_id is None else load_since(db, today_since, chat_id)
+    today = ledger.load_since(db, today_since)
+    chat_today = None if chat_id is None else ledger.load_since(db, today_since, chat_id)
     bounds = (
         ("costs.conversation_cap", sum(by_purpose.values(), NO_CALLS) if session else None, settings.conversation),
         ("costs.chat_daily_cap", chat_today, settings.chat_daily),
@@ -180,7 +173,7 @@ def load_insights(
     """Load the spending of so many days, today included. `within`: of one chat alone."""
     zone = settings.zone
     first = day_of(now, zone) - timedelta(days=days - 1)
-    slices = load_slices(db, midnight(first, zone), within)
+    slices = ledger.load_slices(db, midnight(first, zone), within)
     by_day = _added(slices, lambda one: day_of(one.at, zone))
     every_day = (first + timedelta(days=number) for number in range(days))
     by_chat = {

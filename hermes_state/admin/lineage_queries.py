@@ -95,14 +95,6 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Looku
     return LookupResult(chat_id=chats[0].id)
 
 
-def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
-    """The chat that people mean by a name. Raises `LookupFailed` as `find_place` does."""
-    place = find_place(db, name, within)
-    if place.session is not None:
-        raise LookupFailed(LookupReason.NOT_A_CHAT, name)
-    return place.chat_id
-
-
 def _place_of_message(db: Connection, message_id: MessageId, within: ChatId | None) -> LookupResult:
     query = "SELECT session_id, seq FROM messages WHERE id = ? AND seq > 0"
     session_id, seq = db.execute(query, (message_id,)).fetchone() or (None, None)

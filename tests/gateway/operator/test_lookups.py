@@ -350,6 +350,7 @@ def test_a_name_that_cannot_be_looked_up_is_refused_in_words(
         mine = ensure_chat(db, key_of("9"), ChatKind.DIRECT, None, START)
         ensure_chat(db, ChatKey(platform="discord", account="discord", chat_ref="9"), ChatKind.DIRECT, None, START)
         keys = [start_session(db, mine, START).key, start_session(db, mine, START).key]
+        assert find_chat(db, "telegram:9") == mine
         names = {"first": keys[0], "second": keys[1], "common": keys[0][:4]}
         find = find_chat if is_chat else find_place
         with pytest.raises(CommandError) as raised:

@@ -7,7 +7,6 @@ import pytest
 
 from hermes_state.admin.lineage_queries import (
     LookupResult,
-    find_chat,
     find_place,
     load_around,
     load_chat_sessions,
@@ -106,9 +105,6 @@ def test_a_name_stands_for_a_chat_a_session_or_a_message(db: sqlite3.Connection)
         assert find_place(db, name) == LookupResult(chat_id=chat, session=session)
     place = find_place(db, f"m{said[1].id}")
     assert (place.session, place.message_id, place.message_seq) == (session, said[1].id, 2)
-    assert find_chat(db, "telegram:42") == chat
-    with pytest.raises(LookupFailed, match=LookupReason.NOT_A_CHAT):
-        find_chat(db, session.key)
 
 
 @pytest.mark.parametrize(
