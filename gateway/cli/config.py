@@ -50,12 +50,13 @@ def check(as_json: Json = False) -> None:
 def show_settings(as_json: Json = False) -> None:
     """Show every setting, its value and where it comes from. Secrets are masked."""
     loaded = load_config(process_environment())
-    rows = [(dotted(key), _shown(value), loaded.sources[dotted(key)]) for key, value in values_of(loaded.config)]
-    sizes = _sizes(loaded)
-    rows = [sizes.get(name, (name, value, source)) for name, value, source in rows]
-    settings = {name: {"value": value, "source": source} for name, value, source in rows}
+    rows = {dotted(key): (_shown(value), loaded.sources[dotted(key)]) for key, value in values_of(loaded.config)}
+    rows |= _sizes(loaded)
+    settings = {name: {"value": value, "source": source} for name, (value, source) in rows.items()}
     found = {"home": str(loaded.home), "settings": settings, "warnings": loaded.warnings}
-    lines = table(("SETTING", "VALUE", "FROM"), [(name, _text(value), source) for name, value, source in rows])
+    lines = table(
+        ("SETTING", "VALUE", "FROM"), [(name, _text(value), source) for name, (value, source) in rows.items()]
+    )
     show(found, [*lines, f"\nState directory: {loaded.home}", *_warning_lines(loaded)], as_json=as_json)
 
 
@@ -80,18 +81,18 @@ def _warning_lines(loaded: LoadedConfig) -> list[str]:
     return [f"warning: {warning}" for warning in loaded.warnings]
 
 
-def _sizes(loaded: LoadedConfig) -> Mapping[str, tuple[str, Any, str]]:
-    """Rows for the model's sizes that are not configured, as they hold until its provider is asked."""
+def _sizes(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:
+    """Values and sources of the model's sizes that are not configured, as they hold until its provider is asked."""
     model, capacity = loaded.config.model, capacity_in(loaded.config.model)
     known = {
         "model.context_length": (model.context_length, capacity.context_length, capacity.context_from),
         "model.max_output_tokens": (model.max_output_tokens, capacity.max_output_tokens, capacity.output_from),
     }
-    rows: dict[str, tuple[str, Any, str]] = {}
+    rows: dict[str, tuple[Any, str]] = {}
     for name, (configured, tokens, source) in known.items():
         if configured is None:
             by = "assumed" if source is SizeSource.ASSUMED else window_from(source)
-            rows[name] = (name, tokens, f"{DEFAULT_SOURCE}: {by}; the provider is asked at its first turn")
+            rows[name] = (tokens, f"{DEFAULT_SOURCE}: {by}; the provider is asked at its first turn")
     return rows
 
 
