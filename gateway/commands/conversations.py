@@ -3,7 +3,7 @@
 from functools import partial
 from sqlite3 import Connection
 
-from gateway.commands.registry import CommandRequest, CommandResult, say
+from gateway.commands.registry import CommandRequest, CommandResult, say, transaction
 from gateway.times import format_time
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LookupFailed, LookupReason
@@ -95,15 +95,12 @@ _RESUME_REFUSALS = {
 }
 
 
-async def resume(request: CommandRequest) -> CommandResult:
+@transaction
+def resume(request: CommandRequest, db: Connection, now: Millis) -> str:
     if not request.argument:
         raise CommandError("Write `/resume <id>` with an id that /sessions shows.")
-    return CommandResult(apply=partial(_resume, request.chat.id, request.argument))
-
-
-def _resume(chat_id: ChatId, key_prefix: str, db: Connection, now: Millis) -> str:
     try:
-        tip = sessions.resume(db, chat_id, key_prefix, now)
+        tip = sessions.resume(db, request.chat.id, request.argument, now)
     except LookupFailed as error:
         raise CommandError(_RESUME_REFUSALS[error.reason].format(name=error.name)) from error
     name = sessions.load_title(db, tip.lineage_id)

@@ -1,4 +1,4 @@
-"""Commands for who begins: /start /help."""
+"""First commands of a newcomer: /start /help."""
 
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.commands.registry import CommandRequest, CommandResult, say

@@ -33,24 +33,23 @@ SEARCH_SECONDS = 2.0
 
 
 async def lineage(request: CommandRequest) -> CommandResult:
-    links = await request.context.store.read(_load_links, request.chat.id, request.argument, _reachable_chat(request))
+    links = await request.context.store.read(_load_links, request.chat.id, request.argument, request.reachable_chat)
     if not links:
         return say("This chat has no conversation yet.")
     shown = links[-MAX_LINKS:]
     head = f"Sessions of `{links[-1].chat.name}`, oldest first"
     head += f" (the newest {MAX_LINKS}; the command line shows all):" if len(links) > MAX_LINKS else ":"
-    lines = "\n".join(_link_line(link) for link in shown)
+    lines = "\n".join(
+        f"- `{short_key(link.key)}`, depth {link.depth}, {_begun(link)}, {counted(link.message_count, 'message')}, "
+        f"{_ended(link)}"
+        for link in shown
+    )
     return say(f"{head}\n{lines}\n\n`/session <id>` opens one.")
 
 
 def _load_links(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[SessionLink]:
     place = find_place(db, argument, within) if argument else LookupResult(chat_id=chat_id)
     return load_links(db, place, MAX_LINKS + 1)
-
-
-def _link_line(link: SessionLink) -> str:
-    count = counted(link.message_count, "message")
-    return f"- `{short_key(link.key)}`, depth {link.depth}, {_begun(link)}, {count}, {_ended(link)}"
 
 
 def _begun(link: SessionLink) -> str:
@@ -89,7 +88,7 @@ async def search(request: CommandRequest) -> CommandResult:
     lookup = _parse_search(request.argument)
     store = request.context.store
     try:
-        found = await store.read_within(SEARCH_SECONDS, lookup.find, _reachable_chat(request))
+        found = await store.read_within(SEARCH_SECONDS, lookup.find, request.reachable_chat)
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
     if not found:
@@ -123,21 +122,17 @@ def _parse_search(argument: str) -> SearchRequest:
             raise CommandError(f"Say which {_OPTIONS[name]} behind --{name}.")
     if not words:
         raise CommandError("Write `/search <words>`, with `--chat`, `--role`, `--since` or `--newest` if you like.")
+    role = options["role"].lower() if "role" in options else None
+    if role is not None and role not in tuple(MessageRole):
+        raise CommandError("A role is user, assistant or tool.")
     return SearchRequest(
         words=" ".join(words),
         chat=options.get("chat"),
-        role=_role(options["role"]) if "role" in options else None,
+        role=MessageRole(role) if role is not None else None,
         since=parse_time(options["since"]) if "since" in options else None,
         order="newest" if "newest" in options else "best",
         limit=MAX_HITS,
     )
-
-
-def _role(text: str) -> MessageRole:
-    try:
-        return MessageRole(text.lower())
-    except ValueError:
-        raise CommandError("A role is user, assistant or tool.") from None
 
 
 def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> list[str]:
@@ -166,7 +161,7 @@ async def session(request: CommandRequest) -> CommandResult:
     """Show a session from its beginning, or around a message that was said in it."""
     if not request.argument:
         raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
-    opened = await request.context.store.read(_open, request.argument, _reachable_chat(request))
+    opened = await request.context.store.read(_open, request.argument, request.reachable_chat)
     lines = await asyncio.to_thread(_row_lines, opened, _redactor(request))
     return say("\n\n".join([_session_head(opened.link), *lines]), *opened.buttons)
 
@@ -213,11 +208,6 @@ def _row_lines(opened: OpenedSession, redact: Redact) -> list[str]:
         head = f"**{who}**, {format_time(row.created_at)}, `{recall_id(row.id)}`{mark}"
         lines.append(f"{head}\n{shortened(text, size)}")
     return lines
-
-
-def _reachable_chat(request: CommandRequest) -> ChatId | None:
-    """Only chat that may be looked at; None: all of them."""
-    return request.chat.id if request.chat.kind.is_shared else None
 
 
 def _redactor(request: CommandRequest) -> Redactor:

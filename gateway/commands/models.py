@@ -11,7 +11,6 @@ from gateway.models.capacity import window_from
 from gateway.models.selection import choose, known_routes, name_of, nearest, route_of
 from hermes_state import sessions
 from hermes_state.errors import CommandError, ConfigError
-from hermes_state.sessions import Session
 from hermes_state.values import Button, ChatId, Millis
 
 MAX_BUTTONS = 8
@@ -67,7 +66,7 @@ def _chosen(settings: ModelConfig, choice: str | None, route: RouteConfig, windo
     )
 
 
-async def _size(request: CommandRequest, session: Session, handle: ModelHandle) -> list[str]:
+async def _size(request: CommandRequest, session: sessions.Session, handle: ModelHandle) -> list[str]:
     """Sentence about a conversation that a smaller window will compress; none where it fits."""
     status = await request.context.runtime.agent.context.status(request.conversation(session), handle)
     if status.prompt < status.limits.threshold or not handle.context.is_enabled:
@@ -75,7 +74,7 @@ async def _size(request: CommandRequest, session: Session, handle: ModelHandle) 
     return [f"This conversation takes about {status.prompt:,} tokens, so it is compressed before the next answer."]
 
 
-async def _listed(request: CommandRequest, session: Session | None) -> CommandResult:
+async def _listed(request: CommandRequest, session: sessions.Session | None) -> CommandResult:
     runtime = request.context.runtime
     settings = runtime.config.model
     choice = session.chosen_model if session is not None else None

@@ -4,6 +4,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
+from functools import partial
 from sqlite3 import Connection
 from typing import TypeAlias
 
@@ -95,6 +96,11 @@ class CommandRequest:
         """True where all of the chat is the sender's to decide: in a chat of their own, and for admins."""
         return self.role is UserRole.ADMIN or not self.chat.kind.is_shared
 
+    @property
+    def reachable_chat(self) -> ChatId | None:
+        """The one chat that others may be shown here, where others can read; None: all chats."""
+        return self.chat.id if self.chat.kind.is_shared else None
+
     def conversation(self, session: Session) -> ConversationRef:
         """One of this chat's conversations, as the agent's context names it."""
         chat = self.chat
@@ -176,6 +182,15 @@ def parse(text: str) -> ParsedCommand | None:
 def say(markdown: str, *buttons: Button) -> CommandResult:
     """The effect of a command that only answers."""
     return CommandResult(apply=lambda _db, _now: CommandReply(markdown=markdown, buttons=buttons))
+
+
+def transaction(apply: Callable[[CommandRequest, Connection, Millis], CommandReply | str | RunningTurn]) -> Handler:
+    """The handler of a command that is one transaction and needs nothing before it."""
+
+    async def handle(request: CommandRequest) -> CommandResult:
+        return CommandResult(apply=partial(apply, request))
+
+    return handle
 
 
 class CommandRegistry:

@@ -10,7 +10,6 @@ from gateway.commands.registry import CommandContext, CommandRequest, CommandRes
 from gateway.models.capacity import window_from
 from gateway.models.selection import name_of, route_of
 from hermes_state import inbox
-from hermes_state.inbox import InboxKind
 from hermes_state.journal import RunningTurn
 from hermes_state.sessions import Session, count_messages, load_active, load_title
 from hermes_state.text import counted
@@ -119,5 +118,5 @@ def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str |
     session = load_active(db, chat_id)
     title = load_title(db, session.lineage_id) if session is not None else None
     messages = count_messages(db, session.lineage_id) if session is not None else 0
-    waiting = sum(row.kind is InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
+    waiting = sum(row.kind is inbox.InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
     return session, title, messages, waiting

@@ -8,7 +8,6 @@ from gateway.turns.lanes import ActiveTurn
 from gateway.turns.runner import STOPPED_NOTICE
 from hermes_state import inbox, journal
 from hermes_state.errors import CommandError
-from hermes_state.inbox import InboxKind
 from hermes_state.journal import RunningTurn
 from hermes_state.sessions import load_active
 from hermes_state.text import counted
@@ -81,7 +80,7 @@ def _stop(
     if is_all:
         sender = None if request.is_in_charge else request.row.sender_ref
         dropped = inbox.drop_waiting(db, chat_id, sender, now)
-    waiting = sum(row.kind is InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
+    waiting = sum(row.kind is inbox.InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
     text = "Stopped." if has_stopped else "Nothing was running."
     if dropped:
         text += f" Dropped {counted(dropped, 'waiting message')}."

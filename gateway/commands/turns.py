@@ -1,12 +1,10 @@
 """Commands about the turns of a chat: /retry /undo, and /queue and /steer, whose words go into a turn."""
 
-from functools import partial
 from sqlite3 import Connection
 
-from gateway.commands.registry import CommandRequest, CommandResult, say
+from gateway.commands.registry import CommandRequest, CommandResult, say, transaction
 from hermes_state import inbox, journal
 from hermes_state.errors import CommandError
-from hermes_state.inbox import InboxKind
 from hermes_state.journal import RunningTurn
 from hermes_state.sessions import load_active
 from hermes_state.text import counted, shortened
@@ -16,11 +14,8 @@ from hermes_state.values import ChatId, Message, Millis, Origin
 BEFORE_IS_COMPRESSED = "What came before is compressed; `/compress undo` brings it back first."
 
 
-async def retry(request: CommandRequest) -> CommandResult:
-    return CommandResult(apply=partial(_retry, request))
-
-
-def _retry(request: CommandRequest, db: Connection, now: Millis) -> RunningTurn:
+@transaction
+def retry(request: CommandRequest, db: Connection, now: Millis) -> RunningTurn:
     view = _active_view(db, request.chat.id)
     exchanges = _exchanges(view)
     if not exchanges:
@@ -32,14 +27,11 @@ def _retry(request: CommandRequest, db: Connection, now: Millis) -> RunningTurn:
     return journal.start_retry(db, row.id, request.chat.id, row.sender_ref, now)
 
 
-async def undo(request: CommandRequest) -> CommandResult:
+@transaction
+def undo(request: CommandRequest, db: Connection, now: Millis) -> str:
     count = request.number(1)
     if count is None:
         raise CommandError("Write `/undo`, or `/undo 3` to take back three exchanges.")
-    return CommandResult(apply=partial(_undo, request, count))
-
-
-def _undo(request: CommandRequest, count: int, db: Connection, now: Millis) -> str:
     view = _active_view(db, request.chat.id)
     exchanges = _since_summary(_exchanges(view))
     is_compressed = any(message.origin is Origin.SUMMARY for message in view.transcript)
@@ -82,7 +74,7 @@ def _since_summary(exchanges: list[list[Message]]) -> list[list[Message]]:
 async def queue(request: CommandRequest) -> CommandResult:
     """List what waits. With words behind it the command is a message and never comes here."""
     rows = await request.context.store.read(inbox.load_waiting, request.chat.id)
-    waiting = [row for row in rows if row.kind is InboxKind.MESSAGE]
+    waiting = [row for row in rows if row.kind is inbox.InboxKind.MESSAGE]
     if not waiting:
         return say("Nothing is waiting. `/queue <message>` makes a message wait for the next turn.")
     lines = []

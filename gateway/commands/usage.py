@@ -34,8 +34,8 @@ async def insights(request: CommandRequest) -> CommandResult:
     days = request.number(DEFAULT_DAYS)
     if days is None or days > MAX_DAYS:
         raise CommandError(f"Write `/insights`, or `/insights 30` for another number of days, at most {MAX_DAYS}.")
-    context, chat = request.context, request.chat
-    within = chat.id if chat.kind.is_shared else None
+    context = request.context
+    within = request.reachable_chat
     caps, now = cap_limits(context.runtime.config), context.clock.now()
     found = await context.store.read(load_insights, caps, now, days, within)
     where = "This chat" if within is not None else "All chats"

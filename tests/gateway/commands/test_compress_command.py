@@ -147,9 +147,9 @@ async def test_here_keeps_the_newest_messages_and_nothing_else_of_the_end(store:
         told = await compress(gateway, "here 4")
         assert "Compressed: " in told
         after = await view_of(gateway)
-        place = next(at for at, row in enumerate(after) if row.origin is Origin.SUMMARY)
-        assert after[place + 1 :] == before[-8:]
-        assert said(after[place + 1 :]) == [f"TICKET-{number}" for number in range(COUNT - 4, COUNT)]
+        index = next(index for index, row in enumerate(after) if row.origin is Origin.SUMMARY)
+        assert after[index + 1 :] == before[-8:]
+        assert said(after[index + 1 :]) == [f"TICKET-{number}" for number in range(COUNT - 4, COUNT)]
 
 
 async def test_here_wants_a_number_of_at_least_one(store: Store, tmp_path: Path) -> None:
