@@ -30,8 +30,10 @@ def shortened(text: str, limit: int = 60) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 message`, `1,200 messages`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    """`1 message`, `1,200 messages`, `2 summaries`."""
+    if number != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("sh") else f"{noun}s"
+    return f"{number:,} {noun}"
 
 
 def dollars(amount: MicroUsd) -> str:

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from gateway.operator.spending import CapUsage, InsightsReport, UsageReport, knows_cost
 from hermes_state.models.ledger import NO_CALLS, TotalUsage
-from hermes_state.text import dollars
+from hermes_state.text import counted, dollars
 from hermes_state.values import MICROS
 
 WIDTH = 40
@@ -75,7 +75,7 @@ def _cost(spent: TotalUsage) -> str:
     cost = f"about {dollars(spent.cost)}" if spent.estimated_calls else dollars(spent.cost)
     if not spent.unpriced_calls:
         return cost
-    return f"{cost}, and {_count(spent.unpriced_calls, 'call')} at an unknown price (`costs.prices`)"
+    return f"{cost}, and {counted(spent.unpriced_calls, 'call')} at an unknown price (`costs.prices`)"
 
 
 def _amount(tokens: int, spent: TotalUsage) -> str:
@@ -94,18 +94,11 @@ def _calls(spent: TotalUsage) -> str:
 def _purposes(usage: UsageReport) -> str:
     """Calls beside the answers, with their costs where these are known; that they are not stands above."""
     named = [
-        _count(spent.calls, purpose) + (f" for {money(spent)}" if knows_cost(spent) else "")
+        counted(spent.calls, purpose) + (f" for {money(spent)}" if knows_cost(spent) else "")
         for purpose, spent in usage.by_purpose.items()
         if purpose != "turn"
     ]
     return f"; of these {', '.join(named)}" if named else ""
-
-
-_PLURALS = {"summary": "summaries", "flush": "flushes"}
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun if number == 1 else _PLURALS.get(noun, f'{noun}s')}"
 
 
 # ---- insights ---------------------------------------------------------------------------------------------------
@@ -133,15 +126,15 @@ def insights_notes(total: TotalUsage) -> list[str]:
     if not knows_cost(total):
         notes.append("The price of these models is not known (`costs.prices`), so this counts tokens.")
     elif total.unpriced_calls:
-        notes.append(f"+: {_count(total.unpriced_calls, 'call')} at an unknown price come on top (`costs.prices`).")
+        notes.append(f"+: {counted(total.unpriced_calls, 'call')} at an unknown price come on top (`costs.prices`).")
     if total.prompt_tokens:
         notes.append(f"{total.cache_percent} % of what models read came from a cache.")
     if total.failed_calls:
         notes.append(
-            f"{_count(total.failed_calls, 'call')} failed or {'was' if total.failed_calls == 1 else 'were'} cut off."
+            f"{counted(total.failed_calls, 'call')} failed or {'was' if total.failed_calls == 1 else 'were'} cut off."
         )
     if total.estimated_calls:
-        notes.append(f"Of {_count(total.estimated_calls, 'call')} the tokens or the price are an estimate.")
+        notes.append(f"Of {counted(total.estimated_calls, 'call')} the tokens or the price are an estimate.")
     return notes
 
 

@@ -164,9 +164,6 @@ class InsightsReport:
     total: TotalUsage
 
 
-NO_CHAT = "no chat"
-
-
 def load_insights(
     db: Connection, settings: SpendingCapSettings, now: Millis, days: int, within: ChatId | None = None
 ) -> InsightsReport:
@@ -177,7 +174,7 @@ def load_insights(
     by_day = _added(slices, lambda one: day_of(one.at, zone))
     every_day = (first + timedelta(days=number) for number in range(days))
     by_chat = {
-        NO_CHAT if chat_id is None else load_chat(db, chat_id).key.name: spent
+        "no chat" if chat_id is None else load_chat(db, chat_id).key.name: spent
         for chat_id, spent in _added(slices, lambda one: one.chat_id).items()
     }
     return InsightsReport(
