@@ -83,6 +83,11 @@ def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis
     return pairing
 
 
+def load_pairing_rows(db: Connection, now: Millis) -> list[dict[str, str]]:
+    """Rows of everybody who waits for access or has it by code."""
+    return [pairing_row(pairing) for pairing in pairings.list_pairings(db, now)]
+
+
 def pairing_row(pairing: Pairing) -> dict[str, str]:
     """Row of a pairing for the command line, whether the daemon or the database answers."""
     return {

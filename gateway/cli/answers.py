@@ -19,20 +19,26 @@ def ask_or_read(
     request: str,
     args: Mapping[str, Any],
     answer: type[T],
-    read: Callable[[Connection | None], object],
+    read: Callable[[Connection, str, Mapping[str, Any]], object],
     *,
-    timeout_seconds: float = 10.0,
+    empty: T | None = None,
+    timeout_seconds: float = 30.0,
 ) -> T:
-    """The daemon's answer, or that of `read`, which gets None where there is no database yet; both as JSON has it.
+    """The daemon's answer, or that of `read` to the same request; `empty` where there is no database yet.
 
-    Raises what `ask` and `open_resting` raise, and `CommandError` for a daemon that answers something else.
+    `read` answers as JSON has it: with mappings, lists, text and numbers.
+
+    Raises what `ask` and `open_resting` raise, and `CommandError` for a daemon that answers something else, or where
+    there is neither a database nor `empty`.
     """
     state = find_state(process_environment())
     try:
         found = ask(state.control_socket, request, args, timeout_seconds=timeout_seconds)
     except DaemonNotRunningError:
         with open_resting(state.database) as db:
-            found = read(db)
+            if db is None and empty is None:
+                raise CommandError("There is no database yet; the first start makes it.") from None
+            found = empty if db is None else read(db, request, args)
     try:
         return msgspec.convert(found, answer)
     except msgspec.ValidationError as error:

@@ -1,7 +1,6 @@
 """`hermes-gateway lineage | search | history | sessions`: look-ups in everything that was said."""
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from sqlite3 import Connection
 from typing import Annotated, Any
 
@@ -18,7 +17,6 @@ from hermes_state.redaction import Redactor
 from hermes_state.text import shortened
 from hermes_state.values import MessageRole, Millis, parse_recall_id
 
-TIMEOUT_SECONDS = 30.0
 MAX_TOOL_CHARS = 300
 
 
@@ -171,12 +169,10 @@ def _look_up(name: str, args: Mapping[str, Any]) -> list[Row]:
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for key, value in args.items()
     }
-    return ask_or_read(name, args, list[Row], partial(_read, name, args), timeout_seconds=TIMEOUT_SECONDS)
+    return ask_or_read(name, args, list[Row], _read, empty=[])
 
 
-def _read(name: str, args: Mapping[str, Any], db: Connection | None) -> list[Row]:
-    if db is None:
-        return []
+def _read(db: Connection, name: str, args: Mapping[str, Any]) -> list[Row]:
     try:
         redactor = Redactor(load_config(process_environment()).secrets())
     except ConfigError:

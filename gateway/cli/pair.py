@@ -1,20 +1,20 @@
 """`hermes-gateway pair list | approve | revoke`: access by code."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Annotated, Any
 
 import typer
 
-from gateway.access.pairing import COMMAND_LINE, approve_pairing, pairing_row, revoke_pairing
+from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
 from gateway.cli.answers import ask_or_read
 from gateway.cli.output import Json, show, table
 from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
-from hermes_state.admin.pairings import Pairing, UserRole, list_pairings
+from hermes_state.admin.pairings import Pairing, UserRole
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock, UserRef
 
@@ -24,15 +24,15 @@ app = typer.Typer(no_args_is_help=True, help="Let people in by code, and see the
 @app.command("list")
 def list_people(as_json: Json = False) -> None:
     """Show who waits for approval and who was let in."""
-    rows = ask_or_read("pair.list", {}, list[dict[str, str]], _pairing_rows)
+    rows = ask_or_read("pair.list", {}, list[dict[str, str]], _read_rows, empty=[], timeout_seconds=10.0)
     shown = ("user", "name", "state", "role", "asked")
     cells = [(*(row[name] for name in shown), row["expires"] if row["state"] == "pending" else "-") for row in rows]
     lines = table(("PERSON", "NAME", "STATE", "ROLE", "ASKED", "CODE EXPIRES"), cells)
     show(rows, lines if rows else ["Nobody waits and nobody was let in by code."], as_json=as_json)
 
 
-def _pairing_rows(db: Connection | None) -> list[dict[str, str]]:
-    return [] if db is None else [pairing_row(pairing) for pairing in list_pairings(db, SystemClock().now())]
+def _read_rows(db: Connection, _request: str, _args: Mapping[str, Any]) -> list[dict[str, str]]:
+    return load_pairing_rows(db, SystemClock().now())
 
 
 @app.command()

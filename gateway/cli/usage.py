@@ -1,7 +1,6 @@
 """`hermes-gateway usage | insights`: calls of models, their tokens and costs."""
 
 from collections.abc import Mapping
-from functools import partial
 from sqlite3 import Connection
 from typing import Annotated, Any
 
@@ -16,10 +15,8 @@ from gateway.operator import spending
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
 from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, InsightsReport, UsageReport
 from hermes_state.admin.lineage_queries import short_key
-from hermes_state.errors import CommandError, ConfigError
+from hermes_state.errors import ConfigError
 from hermes_state.values import SystemClock
-
-TIMEOUT_SECONDS = 30.0
 
 
 def usage(
@@ -29,8 +26,7 @@ def usage(
     as_json: Json = False,
 ) -> None:
     """Show what was used and what it cost: in SESSION's conversation, in a chat, or in all; and the caps."""
-    args = {"place": place}
-    used = ask_or_read("usage", args, UsageReport, partial(_read, "usage", args), timeout_seconds=TIMEOUT_SECONDS)
+    used = ask_or_read("usage", {"place": place}, UsageReport, _read)
     heading = "All chats" if used.chat is None else f"Chat {used.chat}"
     if used.session is not None:
         heading = f"Conversation {short_key(used.session)} of {used.chat}"
@@ -43,16 +39,12 @@ def insights(
     as_json: Json = False,
 ) -> None:
     """Show what was spent lately, by day, chat, model and purpose."""
-    args = {"days": days}
-    read = partial(_read, "insights", args)
-    found = ask_or_read("insights", args, InsightsReport, read, timeout_seconds=TIMEOUT_SECONDS)
+    found = ask_or_read("insights", {"days": days}, InsightsReport, _read)
     text = "\n".join([insights_block(found), "", *insights_notes(found.total)]).rstrip()
     show(spending.insights_row(found), [text], as_json=as_json)
 
 
-def _read(name: str, args: Mapping[str, Any], db: Connection | None) -> object:
-    if db is None:
-        raise CommandError("There is no database yet; the first start makes it.")
+def _read(db: Connection, name: str, args: Mapping[str, Any]) -> object:
     try:
         config = load_config(process_environment()).config
     except ConfigError:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from agent.engines.loader import BUILT_IN
-from gateway.access.pairing import COMMAND_LINE, approve_pairing, pairing_row, revoke_pairing
+from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
 from gateway.access.permissions import AccessControl, AccessResult
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
@@ -20,12 +20,12 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.times import format_time
 from gateway.turns.lanes import LaneRegistry
-from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis, UserRef
+from platforms.base import AdapterHealth
 from platforms.local import LocalAdapter
 
 
@@ -67,7 +67,7 @@ class OperatorHandler:
             "routes": self._routes(),
             "turns_running": len(self.lanes.active),
             "vitals": asdict(self.heartbeat.health()),
-            "platforms": {name: self._health(name) for name in self.adapters.supervised},
+            "platforms": {name: _health_row(health) for name, health in self.adapters.health().items()},
             "not_stored": {
                 verdict.value: count
                 for verdict, count in self.access.counts.items()
@@ -85,19 +85,9 @@ class OperatorHandler:
             found.append(row)
         return found
 
-    def _health(self, name: str) -> Mapping[str, Any]:
-        health = self.adapters.supervised[name].health()
-        at = health.last_progress_at
-        return {
-            "state": health.state.value,
-            "detail": health.detail,
-            "last_progress": format_time(at) if at is not None else None,
-        }
-
-    async def list_pairings(self, _args: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    async def list_pairings(self, _args: Mapping[str, Any]) -> list[dict[str, str]]:
         """People who wait for access or have it by code."""
-        found = await self.store.read(pairings.list_pairings, self.clock.now())
-        return [pairing_row(pairing) for pairing in found]
+        return await self.store.read(load_pairing_rows, self.clock.now())
 
     async def approve(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Approve the pairing `code`, with `role` (by default user)."""
@@ -145,3 +135,12 @@ class OperatorHandler:
         local = self.adapters.supervised.get("local")
         adapter = local.adapter if local is not None else None
         return {"url": adapter.mint_url() if isinstance(adapter, LocalAdapter) else None}
+
+
+def _health_row(health: AdapterHealth) -> Mapping[str, Any]:
+    at = health.last_progress_at
+    return {
+        "state": health.state.value,
+        "detail": health.detail,
+        "last_progress": format_time(at) if at is not None else None,
+    }
