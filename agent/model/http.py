@@ -31,6 +31,8 @@ event loop a call; pools of 32 keep it under 2.
 CONNECTION_LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=CALLS_PER_POOL)
 """`sessions.max_turns` is the limit on concurrent calls; another one here would be hidden."""
 
+MAX_FETCH_BYTES: Final = 4_000_000
+"""Largest description of models, in bytes. The longest lists have a few hundred with a kilobyte or two for each."""
 MAX_BODY_BYTES: Final = 32_000_000
 """Largest reply that comes as a whole, in bytes: several times the longest reply, with what stands around it."""
 
@@ -154,12 +156,12 @@ class Transport(Generic[C]):
         finally:
             self._running[index] -= 1
 
-    async def fetch_json(self, address: str, max_bytes: int) -> object:
+    async def fetch_json(self, address: str) -> object:
         """The JSON at an address of the provider's host. Raises the kinds of `ModelError`."""
         with self.client() as client:
             stream = await client.get(address, cast_to=object, stream=True, stream_cls=self._stream_class)
             async with stream:
-                return await read_json(stream.response, max_bytes)
+                return await read_json(stream.response, MAX_FETCH_BYTES)
 
     async def complete(self, path: str, payload: bytes, reply: ReplyBuilder, *, streams: bool) -> ModelReply:
         """Send a request and read its reply, whatever the protocol. Cancelling it closes the connection.

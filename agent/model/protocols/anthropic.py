@@ -16,7 +16,7 @@ from agent.model.base import ModelLimits, ModelReply, ModelRequest
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, cache_state
 from agent.model.http import EndpointSettings, HttpModel, Transport
 from agent.model.protocols.anthropic_wire import AnthropicReplyBuilder, ReasoningRejected, body_parts, response_error
-from agent.model.protocols.limits import MAX_FETCH_BYTES, bounded_limits, limits_in
+from agent.model.protocols.limits import bounded_limits, limits_in
 from hermes_state.errors import ModelTimeout, ModelUnavailable, OutputCapTooLarge
 
 BASE_URL: Final = "https://api.anthropic.com"
@@ -55,7 +55,7 @@ class AnthropicModel(HttpModel[AsyncAnthropic]):
         return await bounded_limits(self.name, self._fetched_limits)
 
     async def _fetched_limits(self) -> ModelLimits:
-        answer = await self._transport.fetch_json(f"/v1/models/{quote(self.name, safe='/:@')}", MAX_FETCH_BYTES)
+        answer = await self._transport.fetch_json(f"/v1/models/{quote(self.name, safe='/:@')}")
         if not isinstance(answer, Mapping):
             return ModelLimits()
         return limits_in(

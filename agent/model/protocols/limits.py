@@ -28,8 +28,6 @@ log = structlog.get_logger()
 
 MAX_FETCH_SECONDS: Final = 5.0
 """Longest time for all requests together, in seconds: somebody waits for the answer to a message."""
-MAX_FETCH_BYTES: Final = 4_000_000
-"""Largest answer, in bytes. The longest lists have a few hundred models with a kilobyte or two for each."""
 
 _CONTEXT_NAMES: Final = ("context_length", "max_model_len", "context_window", "max_context_length", "max_input_tokens")
 _OUTPUT_NAMES: Final = ("max_completion_tokens", "max_output_tokens", "max_output_length")

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from typing import Any, Final
 
 import openai
@@ -18,7 +17,7 @@ from openai import AsyncOpenAI, AsyncStream
 from agent.model.base import ModelLimits, ModelReply, ModelRequest
 from agent.model.errors import error_text, status_error, stream_error
 from agent.model.http import EndpointSettings, HttpModel, Transport
-from agent.model.protocols.limits import MAX_FETCH_BYTES, fetch_model_limits
+from agent.model.protocols.limits import fetch_model_limits
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, ModelNotFound, ModelTimeout, ModelUnavailable
 
@@ -61,8 +60,7 @@ class OpenAIModel(HttpModel[AsyncOpenAI], ABC):
         self._faults: frozenset[RequestFault] = frozenset()
 
     async def fetch_limits(self) -> ModelLimits | None:
-        fetch_json = partial(self._transport.fetch_json, max_bytes=MAX_FETCH_BYTES)
-        return await fetch_model_limits(fetch_json, self.name, self._transport.base_url)
+        return await fetch_model_limits(self._transport.fetch_json, self.name, self._transport.base_url)
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call, see `ChatModel.complete`.
