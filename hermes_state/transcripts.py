@@ -80,8 +80,7 @@ _COLUMNS = columns(Message, "m")
 _CONTEXT_ROWS = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON m.id = c.message_id
 WHERE c.session_id = ? ORDER BY c.pos"""
 # Purpose: what was said in the session itself.
-_OWN_ROWS = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq > 0 ORDER BY m.seq"
-_OWN_ROWS_SINCE = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq >= ? ORDER BY m.seq LIMIT ?"
+_OWN_ROWS = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq >= ? ORDER BY m.seq LIMIT ?"
 _EDITS = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?"
 
 
@@ -122,7 +121,7 @@ def load_view(db: Connection, lineage_id: LineageId) -> View:
 def load_session_view(db: Connection, session_id: SessionId) -> Transcript:
     """The rows the model sees of one session."""
     stored = db.execute(_CONTEXT_ROWS, (session_id,)).fetchall()
-    stored += db.execute(_OWN_ROWS, (session_id,)).fetchall()
+    stored += db.execute(_OWN_ROWS, (session_id, 1, -1)).fetchall()
     return edited(db, session_id, _messages(stored))
 
 
@@ -143,7 +142,7 @@ def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcrip
 
 def load_own_rows(db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None) -> Transcript:
     """Messages of a session from `since_seq` on, at most `limit`, without its view edits."""
-    rows = db.execute(_OWN_ROWS_SINCE, (session_id, since_seq, -1 if limit is None else limit)).fetchall()
+    rows = db.execute(_OWN_ROWS, (session_id, since_seq, -1 if limit is None else limit)).fetchall()
     return _messages(rows)
 
 
@@ -153,12 +152,9 @@ def load_message(db: Connection, message_id: MessageId) -> Message:
 
 
 def _load_rows(db: Connection, ids: list[int]) -> dict[int, Message]:
-    found: dict[int, Message] = {}
-    for message_id in ids:
-        row = db.execute(f"SELECT {_COLUMNS} FROM messages m WHERE m.id = ?", (message_id,)).fetchone()
-        if row is not None:
-            found[message_id] = _messages([row])[0]
-    return found
+    query = f"SELECT {_COLUMNS} FROM messages m WHERE m.id = ?"
+    stored = [row for message_id in ids for row in db.execute(query, (message_id,)).fetchall()]
+    return {row.id: row for row in _messages(stored)}
 
 
 def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId], reason: str, now: Millis) -> int:

@@ -97,11 +97,11 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Looku
 
 def _place_of_message(db: Connection, message_id: MessageId, within: ChatId | None) -> LookupResult:
     query = "SELECT session_id, seq FROM messages WHERE id = ? AND seq > 0"
-    session_id, seq = db.execute(query, (message_id,)).fetchone() or (None, None)
-    session = load_session(db, session_id) if session_id is not None else None
-    if session is None or within not in (None, session.chat_id):
-        raise LookupFailed(LookupReason.MESSAGE_NOT_FOUND, recall_id(message_id))
-    return LookupResult(chat_id=session.chat_id, session=session, message_id=message_id, message_seq=seq)
+    for session_id, seq in db.execute(query, (message_id,)).fetchall():
+        session = load_session(db, session_id)
+        if within in (None, session.chat_id):
+            return LookupResult(chat_id=session.chat_id, session=session, message_id=message_id, message_seq=seq)
+    raise LookupFailed(LookupReason.MESSAGE_NOT_FOUND, recall_id(message_id))
 
 
 def _place_of_session(db: Connection, name: str, within: ChatId | None) -> LookupResult:

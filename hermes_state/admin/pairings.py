@@ -72,17 +72,14 @@ def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pendi
         return False
     if len(waiting) >= max_pending and db.execute(_DROP_OLDEST, (now - MIN_CODE_AGE_MS,)).rowcount == 0:
         return False
+    # For an operator's terminal: a stranger's name may hold escape sequences, line ends and reversed text.
+    shown_name = "".join(character if character.isprintable() else " " for character in sender.name)[:80]
     db.execute(
         """INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expires_at, created_at)
         VALUES (?, ?, ?, ?, 'pending', ?, ?)""",
-        (hash_code(code), sender.platform, sender.ref, _shown_name(sender.name), now + lifetime_ms, now),
+        (hash_code(code), sender.platform, sender.ref, shown_name, now + lifetime_ms, now),
     )
     return True
-
-
-def _shown_name(name: str) -> str:
-    """A stranger's name as an operator's terminal can show it: no escape sequences, no line ends, no reversed text."""
-    return "".join(character if character.isprintable() else " " for character in name)[:80]
 
 
 def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:

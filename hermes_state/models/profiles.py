@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from hermes_state.store.sql import select_one
 from hermes_state.values import Millis, Tokens
 
 MIN_SCALE, MAX_SCALE = 0.2, 5.0
@@ -56,10 +57,11 @@ class ModelProfile:
         return min(in_force, self.learned_context)
 
 
-# Purpose: the profile of one model.
+# Purpose: the profile of one model, `{}`: with its calibration or without.
 _LOAD = """
-SELECT calibration, learned_context, learned_beside, offered_context, offered_output, offered_at FROM model_profiles
-WHERE route = ? AND model = ?
+SELECT {} learned_context, learned_beside, offered_context AS "offer.context_length",
+  offered_output AS "offer.max_output_tokens", offered_at AS "offer.at"
+FROM model_profiles WHERE route = ? AND model = ?
 """
 # Purpose: a calibration, in place of the one before.
 _SAVE_CALIBRATION = """
@@ -81,21 +83,15 @@ VALUES (?, ?, '{}', ?, ?, ?, ?)
 ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, offered_at = excluded.offered_at,
   offered_context = excluded.offered_context, offered_output = excluded.offered_output
 """
-_decode = msgspec.json.Decoder(Calibration).decode
 
 
 def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
     """The profile of a model. A calibration that cannot be read counts as none: it is learned again."""
-    row = db.execute(_LOAD, (route, model)).fetchone()
-    if row is None:
-        return ModelProfile()
-    calibration, learned, beside, context, output, at = row
     try:
-        known = _decode(calibration)
+        found = select_one(db, ModelProfile, _LOAD.format("calibration,"), (route, model))
     except msgspec.DecodeError:
-        known = _DEFAULT_CALIBRATION
-    offer = None if at is None else OfferedSize(context_length=context, max_output_tokens=output, at=at)
-    return ModelProfile(calibration=known, learned_context=learned, learned_beside=beside, offer=offer)
+        found = select_one(db, ModelProfile, _LOAD.format(""), (route, model))
+    return found or ModelProfile()
 
 
 def save_offer(db: Connection, route: str, model: str, offer: OfferedSize) -> None:

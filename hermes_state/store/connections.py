@@ -16,6 +16,7 @@ import aiosqlite
 from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreUnavailable
 from hermes_state.store.migrate import APPLICATION_ID, newest_schema
 from hermes_state.store.segment import segment
+from hermes_state.store.sql import scalar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,7 +86,7 @@ def check_engine() -> None:
     if sqlite3.sqlite_version_info < (3, 37):
         raise StoreUnavailable(f"SQLite 3.37 or newer is needed, this Python has {sqlite3.sqlite_version}")
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        if not db.execute("SELECT sqlite_compileoption_used('ENABLE_FTS5')").fetchone()[0]:
+        if not scalar(db, bool, "SELECT sqlite_compileoption_used('ENABLE_FTS5')"):
             raise StoreUnavailable("this Python's SQLite is built without full-text search (FTS5)")
 
 
@@ -111,8 +112,8 @@ def check_ours(path: Path) -> None:
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-            application_id = db.execute("PRAGMA application_id").fetchone()[0]
-            version = db.execute("PRAGMA user_version").fetchone()[0]
+            application_id = scalar(db, int, "PRAGMA application_id")
+            version = scalar(db, int, "PRAGMA user_version")
     except sqlite3.DatabaseError as error:
         if _primary_code(error) == sqlite3.SQLITE_NOTADB:
             raise DatabaseRejected(f"{path} is not a database: move it away or choose another HERMES_HOME") from error
@@ -180,9 +181,9 @@ def register_functions(db: sqlite3.Connection) -> None:
 def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous, busy_seconds: float) -> None:
     """Tune the writing connection; marks a new file as ours before anything else is in it."""
     db.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
-    if not db.execute("PRAGMA page_count").fetchone()[0]:
+    if not scalar(db, int, "PRAGMA page_count"):
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    if (mode := db.execute("PRAGMA journal_mode = WAL").fetchone()[0]) != "wal":
+    if (mode := scalar(db, str, "PRAGMA journal_mode = WAL")) != "wal":
         raise StoreUnavailable(f"{path.name}: this file system allows no write-ahead log (journal mode is {mode})")
     db.execute(f"PRAGMA synchronous = {synchronous}")
     for pragma in _WRITER_PRAGMAS:

@@ -134,4 +134,4 @@ async def test_a_calibration_that_cannot_be_right_is_learned_again(store: Store,
     )
 )
 def test_a_calibration_comes_back_exactly(calibration: Calibration) -> None:
-    assert profiles._decode(msgspec.json.encode(calibration)) == calibration
+    assert msgspec.json.decode(msgspec.json.encode(calibration), type=Calibration) == calibration
