@@ -64,21 +64,13 @@ def make_adapters(
 
 def telegram_settings(config: Config) -> TelegramSettings | None:
     """Settings of the Telegram adapter; None without a token."""
-    if config.telegram.token is None:
+    token, written, webhook = config.telegram.token, config.telegram.webhook, None
+    if token is None:
         return None
-    return TelegramSettings(
-        token=config.telegram.token.get_secret_value(),
-        base_url=config.telegram.base_url,
-        webhook=_webhook_settings(config),
-    )
-
-
-def _webhook_settings(config: Config) -> WebhookSettings | None:
-    webhook = config.telegram.webhook
-    if webhook.url is None:
-        return None
-    secret = webhook.secret.get_secret_value() if webhook.secret is not None else secrets.token_urlsafe(32)
-    return WebhookSettings(url=webhook.url, secret=secret, host=webhook.host, port=webhook.port)
+    if written.url is not None:
+        secret = written.secret.get_secret_value() if written.secret is not None else secrets.token_urlsafe(32)
+        webhook = WebhookSettings(url=written.url, secret=secret, host=written.host, port=written.port)
+    return TelegramSettings(token=token.get_secret_value(), base_url=config.telegram.base_url, webhook=webhook)
 
 
 def discord_settings(config: Config) -> DiscordSettings | None:

@@ -7,7 +7,6 @@ ready, but is no reason to kill it: its supervisor is on it.
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import structlog
 
@@ -23,18 +22,6 @@ MAX_WRITER_WAIT_SECONDS = 60.0
 """Age of a waiting write from which on the writer counts as stuck, in seconds: twice its wait for a locked file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthStatus:
-    """Health of the daemon, for operators."""
-
-    is_ready: bool
-    loop_lag_seconds: float
-    """Last measured delay of the event loop, in seconds."""
-    writer_waiting_seconds: float
-    """Age of the oldest write that waits, in seconds."""
-    last_commit_seconds: float
-
-
 class Heartbeat:
     """Measures the loop and the writer, and tells systemd."""
 
@@ -45,14 +32,15 @@ class Heartbeat:
         self._lag = 0.0
         self._status = ""
 
-    def health(self) -> HealthStatus:
+    def vitals(self) -> Mapping[str, bool | float]:
+        """Health for operators: the last delay of the loop, the age of the oldest waiting write, the last commit."""
         pulse = self._store.pulse
-        return HealthStatus(
-            is_ready=all(one.health().is_ready for one in self._adapters.supervised.values()),
-            loop_lag_seconds=round(self._lag, 4),
-            writer_waiting_seconds=round(pulse.oldest_wait_seconds, 4),
-            last_commit_seconds=round(pulse.last_commit_seconds, 4),
-        )
+        return {
+            "is_ready": all(one.health().is_ready for one in self._adapters.supervised.values()),
+            "loop_lag_seconds": round(self._lag, 4),
+            "writer_waiting_seconds": round(pulse.oldest_wait_seconds, 4),
+            "last_commit_seconds": round(pulse.last_commit_seconds, 4),
+        }
 
     async def run(self) -> None:
         """Beat until cancelled."""

@@ -8,6 +8,7 @@ a running daemon takes over a changed value (`SIGHUP`) or needs a restart for it
 """
 
 import ipaddress
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -111,7 +112,7 @@ class ModelConfig(RouteConfig):
     read_seconds: float = setting(120, ge=0.1, le=3_600, unit="seconds")
     """Longest silence of the provider before a call counts as timed out."""
 
-    @property
+    @cached_property
     def fallback_routes(self) -> tuple[RouteConfig, ...]:
         """The fallbacks, complete, in their order; none is there twice."""
         return tuple(dict.fromkeys(self._meant(written) for written in self.fallbacks))

@@ -1,7 +1,7 @@
 """Handlers of the control socket: answers of the running daemon to the command line."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,7 @@ class OperatorHandler:
             "protocol": model.protocol,
             "routes": self._routes(),
             "turns_running": len(self.lanes.active),
-            "vitals": asdict(self.heartbeat.health()),
+            "vitals": self.heartbeat.vitals(),
             "platforms": {name: _health_row(health) for name, health in self.adapters.health().items()},
             "not_stored": {
                 verdict.value: count

@@ -26,13 +26,10 @@ class SupervisedAdapter:
 
     def __init__(self, adapter: PlatformAdapter) -> None:
         self.adapter = adapter
+        self.name = adapter.name
         self._pause_ends: float | None = None
         self._error = ""
         self._is_rejected = False
-
-    @property
-    def name(self) -> str:
-        return self.adapter.name
 
     def health(self) -> AdapterHealth:
         """Health as the adapter says while it runs, as we say while it waits or has failed."""

@@ -115,12 +115,12 @@ class Lane:
             except StateError as error:
                 pause = next(delays)
                 log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
-                await self._wait(pause)
+                await wait_until(self.woken, pause)
             except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
                 log.exception("lane.crashed", chat_id=self._chat_id)
                 self._crashes += 1
                 self._is_after_restart = True  # a turn that crashed its lane is counted as one that ended the process
-                await self._wait(next(delays))
+                await wait_until(self.woken, next(delays))
 
     async def _step(self) -> bool:
         """Do the next thing; False when there is none."""
@@ -145,13 +145,10 @@ class Lane:
                 async with self._lanes.slots:
                     await self._execute(opened)
         elif (hold_ms := held_until(burst, rows, paste_ms) - self._lanes.clock.now()) > 0:
-            await self._wait(hold_ms / 1000)
+            await wait_until(self.woken, hold_ms / 1000)
         else:
             await self._start(burst)
         return True
-
-    async def _wait(self, seconds: float) -> None:
-        await wait_until(self.woken, seconds)
 
     async def _start(self, rows: Sequence[InboxRow]) -> None:
         lanes = self._lanes
