@@ -1,4 +1,4 @@
-"""From configuration to parts: which adapters there are, the agent with its tools, and the models that answer."""
+"""Parts of the daemon, made from the configuration: adapters, the agent with its tools, the models that answer."""
 
 import hashlib
 import secrets
@@ -196,7 +196,7 @@ def agent_inputs(config: Config) -> tuple[BaseConfig, ...]:
 
 
 def settings_mark(config: Config) -> str:
-    """A few letters that change with any setting of the agent, its keys included: a change clears cooldowns.
+    """Fingerprint of the agent's settings, six letters, its keys included: a change clears cooldowns.
 
     It is stored with conversations, so it is too short to tell anything about a key.
     """

@@ -65,13 +65,7 @@ FLUSH_SECONDS = 10.0
 """Seconds for deliveries after the last turn; what is left goes out at the next start."""
 
 
-async def run_daemon(
-    loaded: LoadedConfig,
-    *,
-    environ: Mapping[str, str] = os.environ,
-    extra_tools: Sequence[Tool] = (),
-    clock: Clock | None = None,
-) -> int:
+async def run_daemon(loaded: LoadedConfig, *, environ: Mapping[str, str], extra_tools: Sequence[Tool] = ()) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code.
 
     Raises `LockUnavailable` when another process holds the database or a token, `DatabaseRejected` and `SchemaTooNew`
@@ -88,7 +82,7 @@ async def run_daemon(
             busy_seconds=loaded.config.store.busy_seconds,
         )
         try:
-            await _Daemon(loaded, store, environ, extra_tools, clock or SystemClock()).run()
+            await _Daemon(loaded, store, environ, extra_tools, SystemClock()).run()
         finally:
             await store.close()
     return 0

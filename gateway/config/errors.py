@@ -20,7 +20,7 @@ class ConfigRejected(ConfigError):
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """`; did you mean port?`; empty when no known name is alike."""
+    """The known name that was probably meant, as `; did you mean port?`; empty when none is alike."""
     meant = closest(name, known, cutoff)
     return f"; did you mean {meant}?" if meant is not None else ""
 
@@ -56,7 +56,7 @@ def problem(detail: ErrorDetails, field: FieldInfo) -> str:
 
 
 def first_problem(error: ValidationError, block: type[BaseModel]) -> str:
-    """`key: what is wrong with it`, for a block that stands in a list or behind a name."""
+    """First problem of a block that stands in a list or behind a name, as `key: what is wrong with it`."""
     detail = details_of(error)[0]
     key = str(detail["loc"][0])
     return f"{key}: {problem(detail, block.model_fields[key])}"

@@ -21,12 +21,12 @@ DEFAULT_SOURCE = "default"
 
 
 def dotted(key: KeyPath) -> str:
-    """`local.port`."""
+    """Key as people write it: `local.port`."""
     return ".".join(key)
 
 
 def variable_name(key: KeyPath) -> str:
-    """`HERMES_LOCAL__PORT` for `local.port`."""
+    """Environment variable of a key: `HERMES_LOCAL__PORT` for `local.port`."""
     return PREFIX + "__".join(key).upper()
 
 

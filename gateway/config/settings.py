@@ -247,7 +247,7 @@ class LoggingConfig(BaseConfig):
     """Log of the daemon; never message text or secrets."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = "info"
-    """Least level that is written."""
+    """Lowest level that is written."""
     format: Annotated[Literal["auto", "json", "console"], AnyCase] = setting("auto", restart=True)
     """On standard error. `auto`: `console` at a terminal, else `json`."""
     file: bool = setting(True, restart=True)

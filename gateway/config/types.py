@@ -47,7 +47,7 @@ def field_notes(field: FieldInfo) -> Mapping[str, Any]:
 
 
 def field_range(field: FieldInfo) -> tuple[float | None, float | None]:
-    """Least and greatest value allowed, None where there is no bound."""
+    """Smallest and largest value allowed, None where there is no bound."""
     low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
     high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
     return low, high

@@ -72,7 +72,7 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
 
 
 def _anthropic_model(settings: dict[str, Any], context_length: int) -> ChatModel:
-    """Its module imports an SDK that not everybody has, and that takes a second to load."""
+    """Claude model; its module imports an SDK that not everybody has, and that takes a second to load."""
     missing = missing_extra("anthropic")
     if missing is not None:
         raise ConfigError(missing)

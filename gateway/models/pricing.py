@@ -68,7 +68,7 @@ def estimated_models(config: Config) -> list[str]:
 
 
 def unpriced_sentence(names: list[str]) -> str:
-    """For whoever runs the gateway."""
+    """Warning for operators about models that are never asked."""
     listed = ", ".join(f"`{name}`" for name in names)
     return (
         f"spending is capped, and the price of {listed} is not known: a model without a price is not asked. Add it to "

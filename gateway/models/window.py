@@ -1,4 +1,4 @@
-"""From configuration to the window that conversations have to fit into. Light: no SDK is loaded for it."""
+"""Window that conversations have to fit into, by the configuration. Light: no SDK is loaded for it."""
 
 from datetime import UTC, tzinfo
 from sqlite3 import Connection

@@ -81,7 +81,7 @@ class Delivery:
             track(self._tasks, self._group.create_task(self._serve(chat_id), name=f"delivery-{chat_id}"))
 
     async def send_unstored(self, message: InboundMessage, chat: ChatKey, markdown: str) -> bool:
-        """Answer at once what could not be stored, once and without trying again; whether all of it was sent.
+        """Answer at once what could not be stored, once and without trying again; True when all of it was sent.
 
         It does not pass the chat's gate: whoever holds that may be waiting for the database.
         """

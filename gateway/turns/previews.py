@@ -1,4 +1,4 @@
-"""Live previews: showing an answer while it grows. What streams is a preview; the outbox row is the truth."""
+"""Live previews: an answer is shown while it grows. What streams is a preview; the outbox row is the truth."""
 
 import asyncio
 import contextlib

@@ -182,7 +182,7 @@ def _finish_turn(
 
 
 def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis) -> None:
-    """Said in the transaction that makes it true, so that it is said once."""
+    """Forget a choice that is gone, and say so in the same transaction, so that it is said once."""
     if turn.chosen_model is not None and sessions.forget_model(db, turn.lineage_id, turn.chosen_model):
         key = f"turn:{turn.id}:model"
         reply = Reply(chat_id=turn.chat_id, kind=OutboxKind.STATUS, markdown=sentence, dedupe_key=key)

@@ -77,7 +77,7 @@ class TitleWriter:
             task.cancel()
 
     async def close(self) -> None:
-        """`stop`, and wait until it is done."""
+        """Stop, and wait until nothing runs any more."""
         self.stop()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
@@ -95,7 +95,7 @@ class TitleWriter:
             log.exception("title.crashed")
 
     async def _write(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> bool:
-        """Ask for a title and store it; whether there is nothing more to do for this conversation."""
+        """Ask for a title and store it; True when there is nothing more to do for this conversation."""
         rows = await self.store.read(_load_untitled, lineage_id)
         if rows is None:
             return True
