@@ -1,11 +1,12 @@
-"""Downloads: a file from the network to disk, piece by piece and no larger than allowed."""
+"""Files: from the network or the disk to where they are wanted, no larger than allowed."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
-from hermes_state.errors import FileTooLarge
+from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
 
 CHUNK_BYTES = 256 * 1024
 """Size of a piece that is read and written at a time, in bytes."""
@@ -31,3 +32,22 @@ async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int
         if not is_whole:
             with suppress(OSError):  # a file that cannot be removed is not worth hiding the failure
                 await asyncio.to_thread(target.unlink, missing_ok=True)
+
+
+def copy_file(source: Path, target: Path, max_bytes: int) -> int:
+    """Copy `source` to `target`; returns its size in bytes and leaves nothing behind on failure. Blocks.
+
+    Raises `FileTooLarge`, `MessageRejected` when `source` is gone, and `PlatformUnavailable` when the disk fails.
+    """
+    try:
+        size = source.stat().st_size
+        if size > max_bytes:
+            raise FileTooLarge(max_bytes)
+        shutil.copyfile(source, target)
+    except OSError as error:
+        with suppress(OSError):
+            target.unlink(missing_ok=True)
+        if isinstance(error, FileNotFoundError) and target.parent.is_dir():
+            raise MessageRejected("the file is gone") from error
+        raise PlatformUnavailable(f"the file could not be copied: {error.strerror}") from error
+    return size

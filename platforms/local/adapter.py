@@ -164,8 +164,7 @@ class LocalAdapter:
 
     async def send(self, request: SendRequest) -> str:
         """Show a part on every open page; the transcript shows it to those that open later."""
-        self._require_served()
-        chat = self._chats.of(request.chat.chat_ref)
+        chat = await self._live_chat(request.chat)
         ref = request.replaces or f"k-{request.key}"
         known = chat.find(ref)
         is_new = known is None or known.kind is EntryKind.PREVIEW
@@ -177,16 +176,13 @@ class LocalAdapter:
             is_plain=request.is_plain,
             buttons=request.part.buttons,
         )
-        await self._show_tools(chat, request.chat)
         await self._render_ahead(chat, entry)
         chat.add(entry)
         return ref
 
     async def show(self, preview: Preview) -> str | None:
-        self._require_served()
-        chat = self._chats.of(preview.chat.chat_ref)
+        chat = await self._live_chat(preview.chat)
         ref = preview.ref or f"t-{preview.number}"
-        await self._show_tools(chat, preview.chat)
         text = split_parts(preview.text, self._settings.max_part_units)[0]
         entry = Entry(ref=ref, kind=EntryKind.PREVIEW, at=self._clock.now(), text=text)
         await self._render_ahead(chat, entry)
@@ -194,28 +190,28 @@ class LocalAdapter:
         return ref
 
     async def show_typing(self, chat: ChatKey) -> None:
-        self._require_served()
-        live = self._chats.of(chat.chat_ref)
-        await self._show_tools(live, chat)
-        live.show_typing()
+        (await self._live_chat(chat)).show_typing()
 
     async def _render_ahead(self, chat: LiveChat, entry: Entry) -> None:
         """Make the HTML of a long text beside the event loop: it can take a second, at every step of a preview."""
-        if chat.is_watched and len(entry.text) > _MAX_INLINE_CHARACTERS and not entry.is_plain:
+        if chat.stream.watchers and len(entry.text) > _MAX_INLINE_CHARACTERS and not entry.is_plain:
             await asyncio.to_thread(to_html, entry.text)
 
-    def _require_served(self) -> None:
+    async def _live_chat(self, key: ChatKey) -> LiveChat:
+        """Chat of this key, with the tool calls of the running turn shown on its pages.
+
+        Trouble with the store hides the calls until a reload, no more. Raises `PlatformUnavailable` while no page is
+        served.
+        """
         if self._port is None:
             raise PlatformUnavailable("the web chat is not being served")
-
-    async def _show_tools(self, live: LiveChat, chat: ChatKey) -> None:
-        """Show the tool calls of the running turn. Trouble with the store hides them until a reload, no more."""
-        if not live.is_watched:
-            return
-        try:
-            live.show_tools(await self._store.read(load_tool_lines, chat))
-        except StateError as error:
-            log.debug("local.steps_hidden", error=type(error).__name__)
+        chat = self._chats.of(key.chat_ref)
+        if chat.stream.watchers:
+            try:
+                chat.show_tools(await self._store.read(load_tool_lines, key))
+            except StateError as error:
+                log.debug("local.steps_hidden", error=type(error).__name__)
+        return chat
 
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         return await asyncio.to_thread(self._uploads.copy, attachment, target, max_bytes)

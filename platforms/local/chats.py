@@ -51,11 +51,6 @@ class LiveChat:
         """Take over the recent entries of an earlier process."""
         self._recent.update((entry.ref, entry) for entry in entries if entry.ref not in self._recent)
 
-    @property
-    def is_watched(self) -> bool:
-        """A page is open on this chat."""
-        return self.stream.is_watched
-
     def find(self, ref: str) -> Entry | None:
         """The entry with this `ref`, as far as it is remembered."""
         if self._preview is not None and self._preview.ref == ref:

@@ -5,14 +5,13 @@ than what the model sees: undone messages stay, marked.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from sqlite3 import Connection
 
 from hermes_state import chats
 from hermes_state.chats import HistoryRow, find_chat
 from hermes_state.inbox import load_waiting
 from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin
-from platforms.local.entries import Entry, EntryKind, ToolEntry
+from platforms.local.entries import Entry, EntryKind, ToolEntry, merge
 
 RESULT_CHARACTERS = 4_000
 """Most characters of a tool's result that a page shows; the model and `history_open` have all of it."""
@@ -25,53 +24,23 @@ def chat_key(name: str) -> ChatKey:
     return ChatKey(platform="local", account="local", chat_ref=name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatLink:
-    """Chat as the list shows it."""
-
-    name: str
-    title: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryPage:
-    """Page of a chat's history, oldest first."""
-
-    entries: tuple[Entry, ...] = ()
-    known_refs: frozenset[str] = frozenset()
-    """Those of the requested refs that the store has, here or on an earlier page."""
-    earlier_than: int | None = None
-    """Row id that the page before this one ends at; None at the beginning of the chat."""
-    since: Millis = _BEGINNING
-    """Beginning of this page in time; 0 at the beginning of the chat."""
-
-
-def load_chats(db: Connection, platform: str, account: str, limit: int = 50) -> list[ChatLink]:
-    """Load the chats that exist, most recently used first."""
-    return [ChatLink(name=name, title=title) for name, title in chats.load_recent_chats(db, platform, account, limit)]
-
-
 def load_history(
-    db: Connection, key: ChatKey, limit: int, before: int | None = None, recent_refs: Sequence[str] = ()
-) -> HistoryPage:
-    """Load the newest `limit` rows of a chat, or of what lies before the row `before`.
+    db: Connection, key: ChatKey, limit: int, before: int | None, recent: Sequence[Entry]
+) -> tuple[list[Entry], int | None]:
+    """Load the newest `limit` rows of a chat, or of what lies before the row `before`, merged with `recent` entries.
 
-    `recent_refs` are the platform ids of what the caller remembers itself. An answer whose delivery is still owed is
-    left out: it arrives as a message in a moment.
+    Returns the entries, oldest first, and the row id that the page before this one ends at, None at the beginning of
+    the chat. An answer whose delivery is still owed is left out: it arrives as a message in a moment.
     """
     chat = find_chat(db, key)
     if chat is None:
-        return HistoryPage()
+        return merge((), frozenset(), recent, _BEGINNING), None
     rows = chats.load_history(db, chat.id, limit, before)
     is_all = len(rows) < limit
     waiting = [] if before is not None else _waiting(db, chat.id)
-    entries = [*_with_dividers(rows), *waiting]
-    return HistoryPage(
-        entries=tuple(sorted(entries, key=lambda entry: entry.at)),
-        known_refs=load_known_refs(db, key, recent_refs) | {entry.ref for entry in waiting},
-        earlier_than=None if is_all else rows[0].id,
-        since=_BEGINNING if is_all else min(row.created_at for row in rows),
-    )
+    known_refs = chats.known_refs(db, chat.id, [entry.ref for entry in recent]) | {entry.ref for entry in waiting}
+    since = _BEGINNING if is_all else min(row.created_at for row in rows)
+    return merge([*_with_dividers(rows), *waiting], known_refs, recent, since), None if is_all else rows[0].id
 
 
 def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozenset[str]:

@@ -11,7 +11,6 @@ from markupsafe import Markup
 from hermes_state.values import Millis
 from platforms.base import CommandMenuItem
 from platforms.local.entries import Entry
-from platforms.local.history import ChatLink
 from platforms.local.markdown import to_html
 
 
@@ -20,7 +19,8 @@ class ChatView:
     """Contents of the page of one chat."""
 
     name: str
-    chats: Sequence[ChatLink]
+    chats: Sequence[tuple[str, str | None]]
+    """Names and titles of all chats."""
     entries: Sequence[Entry]
     earlier_than: int | None
     position: str

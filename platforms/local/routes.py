@@ -11,14 +11,15 @@ from typing import TypeAlias
 import structlog
 from aiohttp import web
 
+from hermes_state.chats import load_recent_chats
 from hermes_state.errors import StateError
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKind, Clock, InboundMessage, InputKind, Sender
 from platforms.base import Intake
 from platforms.local.access import COOKIE_SECONDS, HEADERS, BrowserAccessControl, host_names, is_same_origin
 from platforms.local.chats import ChatRegistry, LiveChat
-from platforms.local.entries import Entry, EntryKind, merge
-from platforms.local.history import ChatLink, chat_key, load_chats, load_history
+from platforms.local.entries import Entry, EntryKind
+from platforms.local.history import chat_key, load_history
 from platforms.local.pages import ChatView, PageRenderer
 from platforms.local.stream import encode
 from platforms.local.uploads import FormError, SubmittedMessage, UploadStore, read_form
@@ -29,6 +30,8 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 PAGE_ROWS = 120
 """Rows of the transcript that a page shows at first, and adds at a time."""
+
+MAX_LISTED_CHATS = 50
 
 PING_SECONDS = 15.0
 """Seconds after which a silent stream says that it is alive, and learns whether the page still is."""
@@ -57,10 +60,12 @@ class RouteHandler:
     hosts: tuple[str, ...] = field(default=(), init=False)
     """`Host` headers that mean us; known once the port is bound."""
     cookie_name: str = field(default="hermes_local", init=False)
-    _static: "dict[str, _StaticFile]" = field(init=False)
+    _static: dict[str, bytes] = field(init=False)
+    """Files of the page itself, by name: there are few, and no path from outside reaches the disk."""
 
     def __post_init__(self) -> None:
-        self._static = {path.name: _StaticFile(path) for path in (Path(__file__).parent / "static").iterdir()}
+        folder = Path(__file__).parent / "static"
+        self._static = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in _TYPES}
 
     def application(self) -> web.Application:
         """Application of aiohttp with every route, guarded."""
@@ -146,15 +151,17 @@ class RouteHandler:
         chat = self.chats.of(name)
         position = chat.stream.name_of(chat.stream.position)
         key = chat_key(name)
-        links = await self.store.read(load_chats, key.platform, key.account) if before is None else []
-        recent = chat.shown if before is None else []
-        refs = [entry.ref for entry in recent]
-        page = await self.store.read(load_history, key, PAGE_ROWS, before, refs)
+        listed, recent = {}, []
+        if before is None:
+            listed = dict(await self.store.read(load_recent_chats, key.platform, key.account, MAX_LISTED_CHATS))
+            recent = chat.shown
+        entries, earlier_than = await self.store.read(load_history, key, PAGE_ROWS, before, recent)
+        missing = {wanted: None for wanted in (name, "main") if wanted not in listed}
         return ChatView(
             name=name,
-            chats=_with_own(links, name),
-            entries=merge(page.entries, page.known_refs, recent, page.since),
-            earlier_than=page.earlier_than,
+            chats=[*missing.items(), *listed.items()],
+            entries=entries,
+            earlier_than=earlier_than,
             position=position,
         )
 
@@ -206,14 +213,14 @@ class RouteHandler:
         name = _chat_name(request)
         chat = self.chats.of(name)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        chat.stream.watch()
+        chat.stream.watchers += 1
         try:
             await response.prepare(request)
             await self._send_events(chat, request, response)
         except (ConnectionError, StateError):
             return response  # the page went away, or nothing can be read for it; it catches up when it returns
         finally:
-            chat.stream.unwatch()
+            chat.stream.watchers -= 1
         return response
 
     async def _send_events(self, chat: LiveChat, request: web.Request, response: web.StreamResponse) -> None:
@@ -239,22 +246,15 @@ class RouteHandler:
                 await response.write(b": ping\n\n")
 
     async def _static_file(self, request: web.Request) -> web.StreamResponse:
-        file = self._static.get(request.match_info["file"])
-        if file is None or file.content_type is None:
+        name = request.match_info["file"]
+        content = self._static.get(name)
+        if content is None:
             raise web.HTTPNotFound
-        headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
-        if request.headers.get("If-None-Match") == file.etag:
+        etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+        headers = {"ETag": etag, "Cache-Control": "no-cache"}
+        if request.headers.get("If-None-Match") == etag:
             return web.Response(status=304, headers=headers)
-        return web.Response(body=file.content, content_type=file.content_type, charset="utf-8", headers=headers)
-
-
-class _StaticFile:
-    """File of the page itself, held in memory: there are few, and no path from outside reaches the disk."""
-
-    def __init__(self, path: Path) -> None:
-        self.content = path.read_bytes()
-        self.content_type = _TYPES.get(path.suffix)
-        self.etag = f'"{hashlib.sha256(self.content).hexdigest()[:16]}"'
+        return web.Response(body=content, content_type=_TYPES[Path(name).suffix], charset="utf-8", headers=headers)
 
 
 def _chat_name(request: web.Request) -> str:
@@ -262,12 +262,6 @@ def _chat_name(request: web.Request) -> str:
     if not _NAME.fullmatch(name):
         raise web.HTTPNotFound
     return name
-
-
-def _with_own(links: list[ChatLink], name: str) -> list[ChatLink]:
-    """Add the main chat and the one that is open to the list of chats."""
-    missing = [wanted for wanted in dict.fromkeys((name, "main")) if all(link.name != wanted for link in links)]
-    return [*(ChatLink(name=wanted, title=None) for wanted in missing), *links]
 
 
 def _reached_at(request: web.Request) -> tuple[str, ...]:

@@ -22,36 +22,30 @@ class ChatStream:
 
     def __init__(self) -> None:
         self._epoch = secrets.token_hex(4)
-        self._position = 0
+        self.position = 0
+        """Number of the newest event."""
         self._floor = 0  # everything after this number is still here
         self._events: deque[tuple[int, str]] = deque()
         self._latest: dict[str, tuple[int, str]] = {}
-        self._watchers = 0
+        self.watchers = 0
+        """Pages that are open on the chat."""
         self._changed = asyncio.Event()
         self.is_closed = False
-
-    @property
-    def position(self) -> int:
-        return self._position
-
-    @property
-    def is_watched(self) -> bool:
-        return self._watchers > 0
 
     def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
         """Publish an event to every open page. `render` makes the fragment and is called only if somebody looks.
 
         Of events with the same `slot` only the newest matters.
         """
-        self._position += 1
-        if not self._watchers:
+        self.position += 1
+        if not self.watchers:
             self._events.clear()
             self._latest.clear()
-            self._floor = self._position
+            self._floor = self.position
         elif slot is not None:
-            self._latest[slot] = (self._position, render())
+            self._latest[slot] = (self.position, render())
         else:
-            self._events.append((self._position, render()))
+            self._events.append((self.position, render()))
             if len(self._events) > MAX_EVENTS:
                 self._floor = self._events.popleft()[0]
         self._wake()
@@ -60,22 +54,16 @@ class ChatStream:
         """Drop what this slot showed; a later event says what became of it."""
         self._latest.pop(slot, None)
 
-    def watch(self) -> None:
-        self._watchers += 1
-
-    def unwatch(self) -> None:
-        self._watchers -= 1
-
     def after(self, position: int) -> tuple[int, list[str]] | None:
         """The newest position and the fragments after `position`; None when those are not known any more."""
-        if position < self._floor or position > self._position:
+        if position < self._floor or position > self.position:
             return None
         found = [event for event in (*self._events, *self._latest.values()) if event[0] > position]
-        return self._position, [fragment for _, fragment in sorted(found)]
+        return self.position, [fragment for _, fragment in sorted(found)]
 
     async def changed(self, position: int) -> None:
         """Wait for an event after `position`, or for the end."""
-        while self._position <= position and not self.is_closed:
+        while self.position <= position and not self.is_closed:
             await self._changed.wait()
 
     def close(self) -> None:

@@ -3,21 +3,18 @@
 import asyncio
 import contextlib
 import mimetypes
-import os
 import re
 import secrets
-import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from aiohttp import BodyPartReader, MultipartReader, web
 
-from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
+from hermes_state.errors import FileTooLarge, MessageRejected
 from hermes_state.values import AttachmentKind, IncomingAttachment
-from platforms.files import CHUNK_BYTES
+from platforms.files import CHUNK_BYTES, copy_file, save_stream
 
 MAX_FILES = 10
 """Most files in one message."""
@@ -82,21 +79,13 @@ class UploadStore:
         """Write an uploaded file. Raises `FormError` when it is too large, `OSError` when it cannot be written."""
         ref = secrets.token_hex(16)
         path = self._folder / ref
-        size = 0
         if time.time() - self._swept_at > _SWEEP_SECONDS:
             await asyncio.to_thread(self._sweep)  # a daemon that runs for months must not keep them all
-        file = await asyncio.to_thread(_create, path)
+        await asyncio.to_thread(path.touch, 0o600, exist_ok=False)
         try:
-            while chunk := await part.read_chunk(CHUNK_BYTES):
-                size += len(chunk)
-                if size > self.max_file_bytes:
-                    raise FormError(413, f"A file may have at most {readable_size(self.max_file_bytes)}.")
-                await asyncio.to_thread(file.write, chunk)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        finally:
-            await asyncio.to_thread(file.close)
+            size = await save_stream(_chunks(part), path, self.max_file_bytes)
+        except FileTooLarge as error:
+            raise FormError(413, f"A file may have at most {readable_size(self.max_file_bytes)}.") from error
         name = _clean_name(part.filename or "")
         mime = _mime(part, name)
         kind = _KINDS.get((mime or "").partition("/")[0], AttachmentKind.OTHER)
@@ -108,25 +97,10 @@ class UploadStore:
             (self._folder / file.file_ref).unlink(missing_ok=True)
 
     def copy(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
-        """Copy a file to `target`; returns its size in bytes. Blocks.
-
-        Raises `FileTooLarge`, `MessageRejected` when it is gone, and `PlatformUnavailable` when the disk fails.
-        """
+        """Copy a file to `target`; see `copy_file`."""
         if not _REF.fullmatch(attachment.file_ref):
             raise MessageRejected(f"no such file: {attachment.name}")
-        path = self._folder / attachment.file_ref
-        try:
-            size = path.stat().st_size
-            if size > max_bytes:
-                raise FileTooLarge(max_bytes)
-            shutil.copyfile(path, target)
-        except FileNotFoundError as error:
-            if not target.parent.is_dir():
-                raise PlatformUnavailable(f"cannot write to {target.parent}") from error
-            raise MessageRejected(f"{attachment.name} is not kept any more") from error
-        except OSError as error:
-            raise PlatformUnavailable(f"{attachment.name} could not be copied: {error.strerror}") from error
-        return size
+        return copy_file(self._folder / attachment.file_ref, target, max_bytes)
 
 
 async def read_form(request: web.Request, uploads: UploadStore, *, max_characters: int) -> SubmittedMessage:
@@ -169,9 +143,14 @@ async def _read_parts(
             files.append(await uploads.keep(part))
 
 
+async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while chunk := await part.read_chunk(CHUNK_BYTES):
+        yield chunk
+
+
 async def _read_field(part: BodyPartReader) -> str:
     data = bytearray()
-    while chunk := await part.read_chunk(CHUNK_BYTES):
+    async for chunk in _chunks(part):
         data += chunk
         if len(data) > _FIELD_BYTES:
             raise FormError(413, "That text is too long. Send it as a file.")
@@ -197,10 +176,6 @@ def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_cha
 def readable_size(size: int) -> str:
     """A size for people: `20 MB`."""
     return f"{size / 1_000_000:.3g} MB" if size >= 1_000_000 else f"{max(1, size // 1000)} KB"
-
-
-def _create(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 def _clean_name(name: str) -> str:

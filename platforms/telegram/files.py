@@ -1,7 +1,6 @@
 """Downloads of the files that people send."""
 
 import asyncio
-import shutil
 from pathlib import Path
 
 import telegram
@@ -9,7 +8,7 @@ from telegram.error import BadRequest, TelegramError
 
 from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
 from hermes_state.values import IncomingAttachment
-from platforms.files import CHUNK_BYTES, save_stream
+from platforms.files import CHUNK_BYTES, copy_file, save_stream
 from platforms.telegram.errors import FILE_TOO_BIG, is_refused
 from platforms.telegram.settings import BASE_URL
 from platforms.telegram.transport import BotApiRequest
@@ -36,7 +35,7 @@ async def fetch(
             raise MessageRejected("Telegram gives no address for the file")
         path = local_path(address, sdk.base_url)
         if path is not None:
-            return await asyncio.to_thread(_copy, path, target, max_bytes)
+            return await asyncio.to_thread(copy_file, path, target, max_bytes)
         async with request.stream(address) as response:
             if response.status >= 500:
                 raise PlatformUnavailable(f"the file server answered {response.status}")
@@ -57,17 +56,3 @@ def local_path(address: str, base_url: str) -> Path | None:
     None for an address to fetch it from. Telegram's own servers have no say about files of this machine.
     """
     return Path(address) if address.startswith("/") and not base_url.startswith(BASE_URL) else None
-
-
-def _copy(path: Path, target: Path, max_bytes: int) -> int:
-    try:
-        size = path.stat().st_size
-        if size > max_bytes:
-            raise FileTooLarge(max_bytes)
-        shutil.copyfile(path, target)
-    except FileNotFoundError as error:
-        raise MessageRejected("the Bot API server names a file that is not on this machine") from error
-    except OSError as error:
-        target.unlink(missing_ok=True)
-        raise PlatformUnavailable(f"the Bot API server's file could not be copied: {error.strerror}") from error
-    return size

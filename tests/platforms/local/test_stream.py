@@ -437,7 +437,7 @@ async def test_a_long_chat_is_read_page_by_page_without_gap_or_repeat(
 
 def test_of_what_changes_often_a_slow_page_finds_only_the_newest() -> None:
     stream = ChatStream()
-    stream.watch()
+    stream.watchers += 1
     for number in range(1_000):
         stream.publish(partial(str, number), slot="preview")
     assert stream.after(0) == (1_000, ["999"])
@@ -445,7 +445,7 @@ def test_of_what_changes_often_a_slow_page_finds_only_the_newest() -> None:
 
 def test_a_page_that_missed_too_much_is_told_so() -> None:
     stream = ChatStream()
-    stream.watch()
+    stream.watchers += 1
     for number in range(MAX_EVENTS + 1):
         stream.publish(partial(str, number))
     assert stream.after(0) is None
