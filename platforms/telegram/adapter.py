@@ -21,14 +21,14 @@ from platforms.telegram import rendering
 from platforms.telegram.errors import translated
 from platforms.telegram.files import fetch
 from platforms.telegram.health import HealthState
-from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, BotIdentity
+from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, UpdateReader
 from platforms.telegram.menu import publish_menu
 from platforms.telegram.outbound import TelegramSender, button_commands
 from platforms.telegram.polling import Poller
 from platforms.telegram.queue import UpdateQueue
 from platforms.telegram.settings import TelegramSettings
 from platforms.telegram.transport import BotApiRequest
-from platforms.telegram.webhook import WebhookServer, keep_webhook
+from platforms.telegram.webhook import keep_webhook, webhook_server
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +63,8 @@ class TelegramAdapter:
         self._account = account
         self._buttons = button_commands(store, account)
         self._health = HealthState(clock, settings.stall_seconds)
-        self._connection: _Connection | None = None
+        self._client: _BotClient | None = None
+        self._sender: TelegramSender | None = None
 
     @property
     def name(self) -> str:
@@ -78,17 +79,25 @@ class TelegramAdapter:
 
     async def run(self, intake: Intake) -> None:
         """Receive until cancelled, over connections of this run only. See `PlatformAdapter.run`."""
-        if self._connection is not None:
+        if self._client is not None:
             raise RuntimeError("this adapter is running: two pollers would cut each other off")
         self._health.change(AdapterState.STARTING)
         try:
-            async with _Connection(self._settings) as connection:
-                self._connection = connection
-                bot = await connection.sign_in(self._account)
-                connection.outbound = TelegramSender(connection.sdk, self._buttons)
-                log.info("telegram.signed_in", bot=bot.username)
-                connection.spawn(publish_menu(connection.sdk, self._menu), "telegram.menu")
-                await self._receive(connection, self._queue(intake, bot, connection))
+            async with _BotClient(self._settings) as client:
+                self._client = client
+                reader = await client.sign_in(self._account)
+                self._sender = TelegramSender(client.sdk, self._buttons)
+                log.info("telegram.signed_in", bot=reader.username)
+                client.spawn(publish_menu(client.sdk, self._menu), "telegram.menu")
+                queue = UpdateQueue(
+                    intake=intake,
+                    reader=reader,
+                    sdk=client.sdk,
+                    buttons=self._buttons,
+                    clock=self._clock,
+                    answer_press=client.answer_press,
+                )
+                await self._receive(client, queue)
         except TokenRejected as error:
             self._health.change(AdapterState.FAILED, str(error))
             raise
@@ -96,58 +105,50 @@ class TelegramAdapter:
             self._health.change(AdapterState.BACKING_OFF, str(error))
             raise
         finally:
-            self._connection = None
+            self._client = self._sender = None
             self._health.stopped()
 
     def render(self, text: str) -> Sequence[OutboundPart]:
         return rendering.render(text)
 
     async def send(self, request: SendRequest) -> str:
-        return await self._outbound().send(request)
+        return await self._running_sender().send(request)
 
     async def show(self, preview: Preview) -> str | None:
-        return await self._outbound().show(preview)
+        return await self._running_sender().show(preview)
 
     async def show_typing(self, chat: ChatKey) -> None:
-        await self._outbound().show_typing(chat)
+        await self._running_sender().show_typing(chat)
 
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
-        if self._connection is None:
+        if self._client is None:
             raise PlatformUnavailable("the Telegram adapter is not running")
-        return await fetch(self._connection.sdk, self._connection.request, attachment, target, max_bytes)
+        return await fetch(self._client.sdk, self._client.request, attachment, target, max_bytes)
 
-    async def _receive(self, connection: "_Connection", queue: UpdateQueue) -> None:
+    async def _receive(self, client: "_BotClient", queue: UpdateQueue) -> None:
         webhook = self._settings.webhook
         if webhook is not None:
-            async with WebhookServer(webhook, queue, self._health):
-                await keep_webhook(connection.sdk, self._settings, webhook, self._health)
+            async with webhook_server(webhook, queue, self._health):
+                await keep_webhook(client.sdk, self._settings, webhook, self._health)
             return
-        await connection.forget_webhook()
+        await client.forget_webhook()
         poller = Poller(
-            base_url=connection.sdk.base_url,
-            request=connection.polling,
+            base_url=client.sdk.base_url,
+            request=client.polling,
             queue=queue,
             health=self._health,
             settings=self._settings,
         )
         await poller.run()
 
-    def _queue(self, intake: Intake, bot: BotIdentity, connection: "_Connection") -> UpdateQueue:
-        def answer(query: CallbackQuery, text: str | None) -> None:
-            connection.spawn(_answered(query, text), "telegram.answer_press")
-
-        return UpdateQueue(
-            intake=intake, bot=bot, sdk=connection.sdk, buttons=self._buttons, clock=self._clock, answer_press=answer
-        )
-
-    def _outbound(self) -> TelegramSender:
-        if self._connection is None or self._connection.outbound is None:
+    def _running_sender(self) -> TelegramSender:
+        if self._sender is None:
             raise PlatformUnavailable("the Telegram adapter is not running")
-        return self._connection.outbound
+        return self._sender
 
 
-class _Connection:
-    """Connection of one run: the SDK's bot, its two pools, and the tasks on the side."""
+class _BotClient:
+    """Client of one run: the SDK's bot, its two pools, and the tasks on the side."""
 
     def __init__(self, settings: TelegramSettings) -> None:
         root = settings.base_url.rstrip("/")
@@ -167,16 +168,14 @@ class _Connection:
             request=self.request,
             get_updates_request=self.polling,
         )
-        self.outbound: TelegramSender | None = None
         self._side_tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> "_Connection":
+    async def __aenter__(self) -> "_BotClient":
         await self.request.initialize()
         await self.polling.initialize()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.outbound = None
         await cancel_all(self._side_tasks)
         await self.polling.shutdown()
         await self.request.shutdown()
@@ -185,11 +184,15 @@ class _Connection:
         """Run `work` beside the poll; it handles its own errors and ends with the connection at the latest."""
         track(self._side_tasks, asyncio.create_task(work, name=name))
 
-    async def sign_in(self, account: str) -> BotIdentity:
+    def answer_press(self, query: CallbackQuery, text: str | None) -> None:
+        """Stop a button's spinner, with a text for the person or without; does not wait for it."""
+        self.spawn(_answered(query, text), "telegram.answer_press")
+
+    async def sign_in(self, account: str) -> UpdateReader:
         """Ask Telegram who we are. Raises `TokenRejected` or `PlatformUnavailable`."""
         async with _at_start():
             await self.sdk.initialize()
-        return BotIdentity(id=self.sdk.id, username=self.sdk.username, account=account)
+        return UpdateReader(bot_id=self.sdk.id, username=self.sdk.username, account=account)
 
     async def forget_webhook(self) -> None:
         """Take off a webhook that an earlier configuration set: with one, getUpdates is refused for ever."""

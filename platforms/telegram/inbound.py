@@ -1,9 +1,9 @@
 """Inbound updates of Telegram as values. Pure: what an update means, never what is done about it."""
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
-from telegram import Audio, Chat, MaybeInaccessibleMessage, Message, MessageEntity, Update, User, Voice
+from telegram import Audio, CallbackQuery, Chat, MaybeInaccessibleMessage, Message, MessageEntity, Update, User, Voice
 
 from hermes_state.values import (
     AttachmentKind,
@@ -35,159 +35,144 @@ ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BotIdentity:
-    """Identity of our bot on Telegram."""
+class UpdateReader:
+    """Reader of one bot's updates. What a message is called stays the same in every redelivery.
 
-    id: int
+    Its name is not the update's number: Telegram starts those anew at random after a quiet week, and a number that was
+    used before would make a new message look like an old one.
+    """
+
+    bot_id: int
     username: str
-    """Name without the @."""
+    """Name of the bot without the @."""
     account: str
 
-    def message_key(self, message: Message) -> str:
-        """Dedupe key of a message, the same in every redelivery.
+    def read(self, update: Update) -> InboundMessage | EditEvent | None:
+        """Read a message or an edit; None if it means nothing to us. A press needs its command: see `press`."""
+        if update.message is not None:
+            return self._message(update.message)
+        if update.edited_message is not None:
+            return self._edit(update, update.edited_message)
+        return None
 
-        Not the update's number: Telegram starts those anew at random after a quiet week, and a number that was
-        used before would make a new message look like an old one.
+    def press(
+        self, query: CallbackQuery, message: MaybeInaccessibleMessage, command: str, now: Millis
+    ) -> InboundMessage:
+        """Read a pressed button as the command it stands for. Telegram gives a press no time: it happened `now`."""
+        return InboundMessage(
+            event_ref=f"{self.bot_id}:p:{query.id}",
+            chat=self._chat(message),
+            chat_kind=_chat_kind(message),
+            chat_title=message.chat.title,
+            sender=_person(query.from_user),
+            text=command,
+            message_ref=str(message.message_id),
+            sent_at=now,
+            is_addressed=True,
+            via=InputKind.BUTTON,
+        )
+
+    def _message(self, message: Message) -> InboundMessage | None:
+        """Read a message; None for service messages and for commands to other bots."""
+        sender = _sender(message)
+        attachments = _attachments(message)
+        raw = message.text or message.caption or ""
+        if sender is None or not (raw or attachments) or (addressed := self._addressed_text(message, raw)) is None:
+            return None
+        quote = self._quote(message)
+        is_answer = quote is not None and quote.is_from_bot
+        is_called = message.chat.type == Chat.PRIVATE or addressed.is_named or is_answer
+        return InboundMessage(
+            event_ref=f"{self.bot_id}:m:{message.chat.id}:{message.message_id}",
+            chat=self._chat(message),
+            chat_kind=_chat_kind(message),
+            chat_title=message.chat.title,
+            sender=sender,
+            text=addressed.text,
+            message_ref=str(message.message_id),
+            sent_at=_millis(message),
+            is_addressed=is_called or addressed.is_bare_command,
+            is_bare_command=addressed.is_bare_command and not is_called,
+            expects_more=message.media_group_id is not None or _is_near_limit(raw),
+            attachments=attachments,
+            quote=quote,
+        )
+
+    def _edit(self, update: Update, message: Message) -> EditEvent | None:
+        """Read an edit; None when no text is left or it is not ours to read."""
+        sender = _sender(message)
+        raw = message.text or message.caption or ""
+        if sender is None or not raw or (addressed := self._addressed_text(message, raw)) is None:
+            return None
+        sent_at = _millis(message)
+        return EditEvent(
+            # With the update's number, because a message may be edited twice within a second.
+            event_ref=f"{self.bot_id}:e:{message.chat.id}:{message.message_id}:{sent_at}:{update.update_id}",
+            chat=self._chat(message),
+            sender=sender,
+            text=addressed.text,
+            message_ref=str(message.message_id),
+            sent_at=sent_at,
+        )
+
+    def _chat(self, message: MaybeInaccessibleMessage) -> ChatKey:
+        chat_ref, thread_ref = str(message.chat.id), _thread_ref(message)
+        return ChatKey(platform=PLATFORM, account=self.account, chat_ref=chat_ref, thread_ref=thread_ref)
+
+    def _addressed_text(self, message: Message, text: str) -> "_AddressedText | None":
+        """`/stop@our_bot now` means `/stop now`, a leading `@our_bot` goes away; None for a command to another bot."""
+        is_named = False
+        for entity in message.entities or message.caption_entities:
+            if entity.type == MessageEntity.BOT_COMMAND and entity.offset == 0:
+                command, _, addressee = text[: entity.length].partition("@")  # ASCII: units are characters
+                if addressee and addressee.lower() != self.username.lower():
+                    return None
+                rest = text[entity.length :]
+                return _AddressedText(command + rest, is_named=bool(addressee), is_bare_command=not addressee)
+            if not self._is_our_name(entity, text):
+                continue
+            is_named = True
+            if entity.offset == 0:
+                rest = text.encode("utf-16-le")[entity.length * 2 :].decode("utf-16-le")
+                text = rest.lstrip(" \n\t,:") or rest.strip()
+                break  # the offsets of what follows no longer fit; nothing more is to be learnt
+        return _AddressedText(text, is_named=is_named)
+
+    def _is_our_name(self, entity: MessageEntity, text: str) -> bool:
+        if entity.type == MessageEntity.TEXT_MENTION:
+            return entity.user is not None and entity.user.id == self.bot_id
+        if entity.type != MessageEntity.MENTION:
+            return False
+        units = text.encode("utf-16-le")[entity.offset * 2 : (entity.offset + entity.length) * 2]
+        return units.decode("utf-16-le").lower() == f"@{self.username}".lower()
+
+    def _quote(self, message: Message) -> Quote | None:
+        """Message that a person chose to answer.
+
+        Every message of a topic formally answers the service message that created the topic: nobody chose that.
         """
-        return f"{self.id}:m:{message.chat.id}:{message.message_id}"
-
-    def edit_key(self, update: Update, message: Message) -> str:
-        """Dedupe key of an edit; a message may be edited twice within a second."""
-        return f"{self.id}:e:{message.chat.id}:{message.message_id}:{_millis(message)}:{update.update_id}"
-
-    def press_key(self, update: Update) -> str:
-        """Dedupe key of a pressed button."""
-        assert update.callback_query is not None, "only presses have this key"
-        return f"{self.id}:p:{update.callback_query.id}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatMigration:
-    """Migration of a group that became a supergroup and has a new id."""
-
-    old_ref: str
-    new_ref: str
+        quoted = message.reply_to_message
+        if quoted is None or quoted.forum_topic_created is not None:
+            return None
+        # A person may select the part they mean; that says more than the first 500 characters.
+        text = message.quote.text if message.quote is not None else quoted.text or quoted.caption or ""
+        sender = _sender(quoted)
+        return Quote(
+            message_ref=str(quoted.message_id),
+            author=sender.name if sender is not None else "",
+            text=text[:QUOTE_CHARACTERS],
+            is_from_bot=quoted.from_user is not None and quoted.from_user.id == self.bot_id,
+        )
 
 
-Received: TypeAlias = InboundMessage | EditEvent | ChatMigration
-
-
-def read_update(update: Update, bot: BotIdentity) -> Received | None:
-    """Read an update; None if it means nothing. Presses of buttons need `read_press`, which knows the command."""
-    if update.message is not None:
-        return read_message(update.message, bot)
-    if update.edited_message is not None:
-        return read_edit(update, update.edited_message, bot)
-    return None
-
-
-def read_message(message: Message, bot: BotIdentity) -> InboundMessage | ChatMigration | None:
-    """Read a message; None for service messages and for commands to other bots."""
+def read_migration(update: Update) -> tuple[str, str] | None:
+    """Old and new id of a group that became a supergroup; None for every other update."""
+    message = update.message
+    if message is None:
+        return None
     if message.migrate_to_chat_id is not None:
-        return ChatMigration(old_ref=str(message.chat.id), new_ref=str(message.migrate_to_chat_id))
-    if message.migrate_from_chat_id is not None:
-        return ChatMigration(old_ref=str(message.migrate_from_chat_id), new_ref=str(message.chat.id))
-    sender = _sender(message)
-    attachments = _attachments(message)
-    raw = message.text or message.caption or ""
-    if sender is None or not (raw or attachments) or (addressed := _addressed_text(message, raw, bot)) is None:
-        return None
-    quoted = _quoted(message)
-    is_called = message.chat.type == Chat.PRIVATE or addressed.is_named or _is_from(quoted, bot)
-    return InboundMessage(
-        event_ref=bot.message_key(message),
-        chat=chat_key(message, bot.account),
-        chat_kind=_chat_kind(message),
-        chat_title=message.chat.title,
-        sender=sender,
-        text=addressed.text,
-        message_ref=str(message.message_id),
-        sent_at=_millis(message),
-        is_addressed=is_called or addressed.is_bare_command,
-        is_bare_command=addressed.is_bare_command and not is_called,
-        expects_more=message.media_group_id is not None or _is_near_limit(raw),
-        attachments=attachments,
-        quote=_quote(message, quoted, bot),
-    )
-
-
-def read_edit(update: Update, message: Message, bot: BotIdentity) -> EditEvent | None:
-    """Read an edit; None when no text is left or it is not ours to read."""
-    sender = _sender(message)
-    raw = message.text or message.caption or ""
-    if sender is None or not raw or (addressed := _addressed_text(message, raw, bot)) is None:
-        return None
-    return EditEvent(
-        event_ref=bot.edit_key(update, message),
-        chat=chat_key(message, bot.account),
-        sender=sender,
-        text=addressed.text,
-        message_ref=str(message.message_id),
-        sent_at=_millis(message),
-    )
-
-
-def read_press(
-    update: Update, message: MaybeInaccessibleMessage, presser: User, command: str, bot: BotIdentity, now: Millis
-) -> InboundMessage:
-    """Read a pressed button as the command it stands for. Telegram gives a press no time: it happened `now`."""
-    return InboundMessage(
-        event_ref=bot.press_key(update),
-        chat=chat_key(message, bot.account),
-        chat_kind=_chat_kind(message),
-        chat_title=message.chat.title,
-        sender=Sender(platform=PLATFORM, id=str(presser.id), name=presser.full_name, is_bot=presser.is_bot),
-        text=command,
-        message_ref=str(message.message_id),
-        sent_at=now,
-        is_addressed=True,
-        via=InputKind.BUTTON,
-    )
-
-
-def chat_key(message: MaybeInaccessibleMessage, account: str) -> ChatKey:
-    """Key of the chat that a message was written in.
-
-    A reply in a plain group carries a thread id too, that of the replied-to message; only topics are places.
-    """
-    thread = message.message_thread_id if isinstance(message, Message) and message.is_topic_message else None
-    return ChatKey(
-        platform=PLATFORM,
-        account=account,
-        chat_ref=str(message.chat.id),
-        thread_ref="" if thread in (None, GENERAL_TOPIC) else str(thread),
-    )
-
-
-def _chat_kind(message: MaybeInaccessibleMessage) -> ChatKind:
-    if message.chat.type == Chat.PRIVATE:
-        return ChatKind.DIRECT
-    if message.chat.type == Chat.CHANNEL:
-        return ChatKind.CHANNEL
-    return ChatKind.THREAD if chat_key(message, "").thread_ref else ChatKind.GROUP
-
-
-def _sender(message: Message) -> Sender | None:
-    """Sender: a person, or the chat in whose name an anonymous admin or a linked channel speaks."""
-    if message.sender_chat is not None:
-        name = message.sender_chat.effective_name or "anonymous"
-        return Sender(platform=PLATFORM, id=str(message.sender_chat.id), name=name)
-    user = message.from_user
-    if user is None:
-        return None
-    return Sender(platform=PLATFORM, id=str(user.id), name=user.full_name, is_bot=user.is_bot)
-
-
-def _millis(message: Message) -> Millis:
-    return Millis(int((message.edit_date or message.date).timestamp() * 1000))
-
-
-def _is_near_limit(text: str) -> bool:
-    # Half as many characters cannot reach the limit even if each took two units: most messages end here.
-    return len(text) * 2 >= EXPECTS_MORE_UNITS and utf16_units(text) >= EXPECTS_MORE_UNITS
-
-
-# Being addressed
+        return str(message.chat.id), str(message.migrate_to_chat_id)
+    return None if message.migrate_from_chat_id is None else (str(message.migrate_from_chat_id), str(message.chat.id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,66 +185,42 @@ class _AddressedText:
     """The text begins with a command for any bot that knows it."""
 
 
-def _addressed_text(message: Message, text: str, bot: BotIdentity) -> _AddressedText | None:
-    """`/stop@our_bot now` means `/stop now`, and a leading `@our_bot` goes away; None for a command to another bot."""
-    is_named = False
-    for entity in message.entities or message.caption_entities:
-        if entity.type == MessageEntity.BOT_COMMAND and entity.offset == 0:
-            command, _, addressee = text[: entity.length].partition("@")  # commands are ASCII: units are characters
-            if addressee and addressee.lower() != bot.username.lower():
-                return None
-            rest = text[entity.length :]
-            return _AddressedText(command + rest, is_named=bool(addressee), is_bare_command=not addressee)
-        if not _names_us(entity, text, bot):
-            continue
-        is_named = True
-        if entity.offset == 0:
-            rest = text.encode("utf-16-le")[entity.length * 2 :].decode("utf-16-le")
-            text = rest.lstrip(" \n\t,:") or rest.strip()
-            break  # the offsets of what follows no longer fit; nothing more is to be learnt
-    return _AddressedText(text, is_named=is_named)
+def _thread_ref(message: MaybeInaccessibleMessage) -> str:
+    """Topic that a message was written in, empty for none.
 
-
-def _names_us(entity: MessageEntity, text: str, bot: BotIdentity) -> bool:
-    if entity.type == MessageEntity.TEXT_MENTION:
-        return entity.user is not None and entity.user.id == bot.id
-    if entity.type != MessageEntity.MENTION:
-        return False
-    units = text.encode("utf-16-le")[entity.offset * 2 : (entity.offset + entity.length) * 2]
-    return units.decode("utf-16-le").lower() == f"@{bot.username}".lower()
-
-
-# Replies
-
-
-def _quoted(message: Message) -> Message | None:
-    """Message that a person chose to answer.
-
-    Every message of a topic formally answers the service message that created the topic: nobody chose that.
+    A reply in a plain group carries a thread id too, that of the replied-to message; only topics are places.
     """
-    quoted = message.reply_to_message
-    return None if quoted is None or quoted.forum_topic_created is not None else quoted
+    thread = message.message_thread_id if isinstance(message, Message) and message.is_topic_message else None
+    return "" if thread in (None, GENERAL_TOPIC) else str(thread)
 
 
-def _is_from(quoted: Message | None, bot: BotIdentity) -> bool:
-    return quoted is not None and quoted.from_user is not None and quoted.from_user.id == bot.id
+def _chat_kind(message: MaybeInaccessibleMessage) -> ChatKind:
+    if message.chat.type == Chat.PRIVATE:
+        return ChatKind.DIRECT
+    if message.chat.type == Chat.CHANNEL:
+        return ChatKind.CHANNEL
+    return ChatKind.THREAD if _thread_ref(message) else ChatKind.GROUP
 
 
-def _quote(message: Message, quoted: Message | None, bot: BotIdentity) -> Quote | None:
-    if quoted is None:
-        return None
-    # A person may select the part they mean; that says more than the first 500 characters.
-    text = message.quote.text if message.quote is not None else quoted.text or quoted.caption or ""
-    sender = _sender(quoted)
-    return Quote(
-        message_ref=str(quoted.message_id),
-        author=sender.name if sender is not None else "",
-        text=text[:QUOTE_CHARACTERS],
-        is_from_bot=_is_from(quoted, bot),
-    )
+def _sender(message: Message) -> Sender | None:
+    """Sender: a person, or the chat in whose name an anonymous admin or a linked channel speaks."""
+    if message.sender_chat is not None:
+        name = message.sender_chat.effective_name or "anonymous"
+        return Sender(platform=PLATFORM, id=str(message.sender_chat.id), name=name)
+    return None if message.from_user is None else _person(message.from_user)
 
 
-# Files
+def _person(user: User) -> Sender:
+    return Sender(platform=PLATFORM, id=str(user.id), name=user.full_name, is_bot=user.is_bot)
+
+
+def _millis(message: Message) -> Millis:
+    return Millis(int((message.edit_date or message.date).timestamp() * 1000))
+
+
+def _is_near_limit(text: str) -> bool:
+    # Half as many characters cannot reach the limit even if each took two units: most messages end here.
+    return len(text) * 2 >= EXPECTS_MORE_UNITS and utf16_units(text) >= EXPECTS_MORE_UNITS
 
 
 def _attachments(message: Message) -> tuple[IncomingAttachment, ...]:

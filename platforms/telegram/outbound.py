@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import structlog
 import telegram
+from msgspec.structs import replace
 from telegram import InlineKeyboardButton, InlineKeyboardMarkup, LinkPreviewOptions, Message, ReplyParameters
 from telegram.constants import ChatAction
 from telegram.error import BadRequest, InvalidToken, TelegramError
@@ -58,16 +59,15 @@ class TelegramSender:
     async def send(self, request: SendRequest) -> str:
         """Deliver one part: into the placeholder where there is one, else as a message of its own."""
         keyboard = await self._keyboard(request.part.buttons)
-        part = request.part
+        part = replace(request.part, text=request.part.plain, markup="") if request.is_plain else request.part
         if request.replaces is not None:
             try:
-                return await self._edit(request.chat, request.replaces, part, keyboard, is_plain=request.is_plain)
+                return await self._edit(request.chat, request.replaces, part, keyboard)
             except _PlaceholderNotFound:
                 log.info("telegram.placeholder_gone")
         if request.is_repeat:  # also where there was a placeholder: the first attempt may have found it gone, too
             part = marked_as_repeat(part)
-        message = await self._send(request.chat, part, keyboard, reply_to=request.reply_to, is_plain=request.is_plain)
-        return str(message.message_id)
+        return await self._send(request.chat, part, keyboard, request.reply_to)
 
     async def show(self, preview: Preview) -> str | None:
         """Show the newest message's worth of an unfinished answer; returns the placeholder's id, if one is known."""
@@ -98,14 +98,14 @@ class TelegramSender:
             return None
         self._lost_placeholders.add(preview.number)  # until the opposite is known: this can be cancelled, too
         try:
-            message = await self._send(preview.chat, part, None, reply_to=preview.reply_to)
+            ref = await self._send(preview.chat, part, None, preview.reply_to)
         except SendAmbiguous:
             raise
         except PlatformError:
             self._lost_placeholders.discard(preview.number)
             raise
         self._lost_placeholders.discard(preview.number)
-        return str(message.message_id)
+        return ref
 
     async def _draft(self, preview: Preview, part: OutboundPart) -> None:
         try:
@@ -124,14 +124,8 @@ class TelegramSender:
                 raise _DraftRejected from error
 
     async def _send(
-        self,
-        chat: ChatKey,
-        part: OutboundPart,
-        keyboard: InlineKeyboardMarkup | None,
-        *,
-        reply_to: str | None = None,
-        is_plain: bool = False,
-    ) -> Message:
+        self, chat: ChatKey, part: OutboundPart, keyboard: InlineKeyboardMarkup | None, reply_to: str | None
+    ) -> str:
         reply = None
         if reply_to is not None:
             reply = ReplyParameters(message_id=int(reply_to), allow_sending_without_reply=True)
@@ -139,41 +133,35 @@ class TelegramSender:
         def attempt(thread: int | None) -> Awaitable[Message]:
             return self._sdk.send_message(
                 chat_id=int(chat.chat_ref),
-                text=part.plain if is_plain else part.text,
+                text=part.text,
                 message_thread_id=thread,
                 reply_parameters=reply,
                 reply_markup=keyboard,
                 link_preview_options=_NO_LINK_PREVIEW,
-                api_kwargs=None if is_plain else _entities(part),
+                api_kwargs=_entities(part),
             )
 
         try:
-            return await attempt(_thread(chat))
+            return str((await attempt(_thread(chat))).message_id)
         except TelegramError as error:
             if not is_refused(error, TOPIC_GONE):
                 raise translated(error) from error
         # The same people read the group's general topic; an answer that nobody gets helps nobody.
         log.info("telegram.topic_gone")
-        return await _call(attempt(None))
+        return str((await _call(attempt(None))).message_id)
 
     async def _edit(
-        self,
-        chat: ChatKey,
-        message_ref: str,
-        part: OutboundPart,
-        keyboard: InlineKeyboardMarkup | None,
-        *,
-        is_plain: bool = False,
+        self, chat: ChatKey, message_ref: str, part: OutboundPart, keyboard: InlineKeyboardMarkup | None
     ) -> str:
         """Raises `_PlaceholderNotFound` when there is no message of ours to edit any more."""
         try:
             await self._sdk.edit_message_text(
                 chat_id=int(chat.chat_ref),
                 message_id=int(message_ref),
-                text=part.plain if is_plain else part.text,
+                text=part.text,
                 reply_markup=keyboard,
                 link_preview_options=_NO_LINK_PREVIEW,
-                api_kwargs=None if is_plain else _entities(part),
+                api_kwargs=_entities(part),
             )
         except TelegramError as error:
             if is_refused(error, NOT_EDITABLE):

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 import telegram
@@ -12,19 +12,20 @@ from telegram import CallbackQuery, Update
 from telegram.error import NetworkError
 
 from hermes_state.errors import StoreUnavailable
-from hermes_state.values import Clock, InboundMessage
+from hermes_state.values import Clock, EditEvent, InboundMessage
 from platforms.base import Intake
 from platforms.buttons import ButtonCommands
-from platforms.telegram.inbound import PLATFORM, BotIdentity, ChatMigration, Received, read_press, read_update
+from platforms.telegram.inbound import PLATFORM, UpdateReader, read_migration
 
 log = structlog.get_logger(__name__)
 
 AnswerPress = Callable[[CallbackQuery, str | None], None]
 """Stops the button's spinner, with a text for the person or without; must not block."""
 
+Received: TypeAlias = InboundMessage | EditEvent | None
+
 _UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """Exceptions of reading a shape that neither the SDK nor we expect."""
-
 
 MAX_ALBUMS = 64
 """Albums remembered; the pieces of one arrive within a second or two."""
@@ -39,7 +40,7 @@ class UpdateQueue:
     """Queue of updates: hands them to the intake, one after the other in Telegram's order."""
 
     intake: Intake
-    bot: BotIdentity
+    reader: UpdateReader
     sdk: telegram.Bot
     buttons: ButtonCommands
     clock: Clock
@@ -57,7 +58,7 @@ class UpdateQueue:
         """
         try:
             update = Update.de_json(raw, self.sdk)
-            received = self._with_its_album(update, read_update(update, self.bot))
+            received = self._with_its_album(update, self.reader.read(update))
         except _UNREADABLE as error:
             log.warning("update.skipped", update_id=raw.get("update_id"), error=type(error).__name__)
             return
@@ -69,11 +70,11 @@ class UpdateQueue:
     async def overhear(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
         """Look at an update that has to wait for its turn: see `Intake.overhear`. What cannot be read is left alone."""
         with suppress(*_UNREADABLE):
-            received = read_update(Update.de_json(raw, self.sdk), self.bot)
+            received = self.reader.read(Update.de_json(raw, self.sdk))
             if isinstance(received, InboundMessage):
                 await self.intake.overhear(received)
 
-    def _with_its_album(self, update: Update, received: Received | None) -> Received | None:
+    def _with_its_album(self, update: Update, received: Received) -> Received:
         """Address the pieces of an album to whom its caption is meant for, which stands on the first of them."""
         message = update.message
         if message is None or message.media_group_id is None or not isinstance(received, InboundMessage):
@@ -85,20 +86,18 @@ class UpdateQueue:
             self._albums.append(album)
         return received
 
-    async def _store(self, update: Update, received: Received | None) -> None:
+    async def _store(self, update: Update, received: Received) -> None:
         if update.callback_query is not None:
-            await self._store_press(update, update.callback_query)
-        elif isinstance(received, ChatMigration):
-            await self.intake.move_chat(PLATFORM, self.bot.account, received.old_ref, received.new_ref)
+            await self._store_press(update.callback_query)
+        elif (refs := read_migration(update)) is not None:
+            await self.intake.move_chat(PLATFORM, self.reader.account, *refs)
         elif received is not None:
             await self.intake.accept(received)
 
-    async def _store_press(self, update: Update, query: CallbackQuery) -> None:
+    async def _store_press(self, query: CallbackQuery) -> None:
         command = await self.buttons.command_of(query.data) if query.data else None
         if command is None or query.message is None:
             self.answer_press(query, "This button no longer works.")
             return
-        await self.intake.accept(
-            read_press(update, query.message, query.from_user, command, self.bot, self.clock.now())
-        )
+        await self.intake.accept(self.reader.press(query, query.message, command, self.clock.now()))
         self.answer_press(query, None)

@@ -2,7 +2,9 @@
 
 import asyncio
 import hmac
-from typing import Self
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from urllib.parse import urlsplit
 
 import orjson
@@ -27,54 +29,47 @@ STOP_SECONDS = 2
 """Seconds in which posts in flight have to be stored when we stop; Telegram repeats what got no answer."""
 
 
-class WebhookServer:
-    """The HTTP server behind the webhook's address, for the length of an `async with` block.
+@asynccontextmanager
+async def webhook_server(webhook: WebhookSettings, queue: UpdateQueue, health: HealthState) -> AsyncIterator[None]:
+    """Serve the webhook's address for the length of an `async with` block.
 
     Raises `PlatformUnavailable` on entering when the port cannot be had.
     """
-
-    def __init__(self, webhook: WebhookSettings, queue: UpdateQueue, health: HealthState) -> None:
-        self._webhook = webhook
-        self._secret = webhook.secret.encode()
-        self._queue = queue
-        self._health = health
-        app = web.Application(client_max_size=UPDATE_BYTES)
-        app.router.add_post(urlsplit(webhook.url).path or "/", self._receive)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
-
-    async def __aenter__(self) -> Self:
-        await self._runner.setup()
+    app = web.Application(client_max_size=UPDATE_BYTES)
+    app.router.add_post(urlsplit(webhook.url).path or "/", partial(_receive, webhook.secret.encode(), queue, health))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+    await runner.setup()
+    try:
         try:
-            await web.TCPSite(self._runner, self._webhook.host, self._webhook.port).start()
+            await web.TCPSite(runner, webhook.host, webhook.port).start()
         except OSError as error:
-            await self._runner.cleanup()
-            where = f"{self._webhook.host}:{self._webhook.port}"
+            where = f"{webhook.host}:{webhook.port}"
             raise PlatformUnavailable(f"the webhook cannot listen on {where}: {error.strerror}") from error
-        return self
+        yield
+    finally:
+        await runner.cleanup()
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
 
-    async def _receive(self, request: web.Request) -> web.Response:
-        """Receive a post: 200 only after the commit; everything else makes Telegram try again."""
-        given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._secret):
-            log.warning("webhook.refused")
-            return web.Response(status=403)
-        try:
-            raw = orjson.loads(await request.read())
-        except orjson.JSONDecodeError:
-            raw = None
-        if not isinstance(raw, dict):
-            return web.Response(status=400)
-        try:
-            await self._queue.put(raw)
-        except NetworkError as error:
-            log.warning("webhook.put_off", detail=error.message)
-            self._health.change(AdapterState.BACKING_OFF, error.message)
-            return web.Response(status=503)
-        self._health.progressed()
-        return web.Response()
+async def _receive(secret: bytes, queue: UpdateQueue, health: HealthState, request: web.Request) -> web.Response:
+    """Receive a post: 200 only after the commit; everything else makes Telegram try again."""
+    given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
+    if not hmac.compare_digest(given, secret):
+        log.warning("webhook.refused")
+        return web.Response(status=403)
+    try:
+        raw = orjson.loads(await request.read())
+    except orjson.JSONDecodeError:
+        raw = None
+    if not isinstance(raw, dict):
+        return web.Response(status=400)
+    try:
+        await queue.put(raw)
+    except NetworkError as error:
+        log.warning("webhook.put_off", detail=error.message)
+        health.change(AdapterState.BACKING_OFF, error.message)
+        return web.Response(status=503)
+    health.progressed()
+    return web.Response()
 
 
 async def keep_webhook(

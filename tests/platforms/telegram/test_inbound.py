@@ -6,10 +6,10 @@ import pytest
 from telegram import Update
 
 from hermes_state.values import AttachmentKind, ChatKind, EditEvent, InboundMessage
-from platforms.telegram.inbound import BotIdentity, ChatMigration, Received, read_update
+from platforms.telegram.inbound import UpdateReader, read_migration
 from tests.fakes import tg_markup
 
-BOT = BotIdentity(id=123456, username="Our_Bot", account="telegram")
+READER = UpdateReader(bot_id=123456, username="Our_Bot", account="telegram")
 ADA = {"id": 42, "is_bot": False, "first_name": "Ada", "last_name": "L"}
 US = {"id": 123456, "is_bot": True, "first_name": "Ours", "username": "Our_Bot"}
 PRIVATE = {"id": 42, "type": "private", "first_name": "Ada"}
@@ -25,9 +25,12 @@ def message(text: str | None = "hello", *, chat: dict[str, Any] = PRIVATE, **fie
     return made
 
 
-def read(kind: str = "message", **fields: Any) -> Received | None:
-    update = Update.de_json({"update_id": 900, kind: message(**fields)}, None)
-    return read_update(update, BOT)
+def update(kind: str = "message", **fields: Any) -> Update:
+    return Update.de_json({"update_id": 900, kind: message(**fields)}, None)
+
+
+def read(kind: str = "message", **fields: Any) -> InboundMessage | EditEvent | None:
+    return READER.read(update(kind, **fields))
 
 
 def read_one(**fields: Any) -> InboundMessage:
@@ -245,4 +248,5 @@ def test_an_edit_carries_the_new_text_and_its_time() -> None:
     ],
 )
 def test_either_message_about_a_migration_says_the_same(chat: dict[str, Any], fields: dict[str, Any]) -> None:
-    assert read(text=None, chat=chat, **fields) == ChatMigration(old_ref="-5", new_ref="-1005")
+    assert read_migration(update(text=None, chat=chat, **fields)) == ("-5", "-1005")
+    assert read(text=None, chat=chat, **fields) is None
