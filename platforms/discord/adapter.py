@@ -5,7 +5,6 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import discord
@@ -20,11 +19,11 @@ from platforms.discord import files
 from platforms.discord.catch_up import HistoryReader
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import connection_errors
-from platforms.discord.event_queue import QUEUE_SIZE, EventQueue
+from platforms.discord.event_queue import EventQueue
 from platforms.discord.files import FileRef
-from platforms.discord.inbound import PLATFORM
 from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
+from platforms.discord.settings import DiscordSettings
 from platforms.discord.slash import InteractionHandler, TicketRegistry, button_commands, publish_menu
 
 STOP_SECONDS = 0.5
@@ -39,27 +38,6 @@ STALLED_SHARE = 2 / 3
 SALT_KEY = "discord.nonce_salt"
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiscordSettings:
-    """Settings of one Discord bot; times are in the unit that the name says."""
-
-    token: str = field(repr=False)
-    account: str = PLATFORM
-    api_url: str = "https://discord.com"
-    """Root of the REST API; `/api/v10` is appended."""
-    gateway_url: str | None = None
-    """Address of the gateway's WebSocket; None means Discord's own."""
-    catch_up_hours: float = 24.0
-    catch_up_messages: int = 200
-    """Most messages fetched per channel, not older than the hours above, after a connection that did not resume."""
-    queue_size: int = QUEUE_SIZE
-    """Events that may wait for the database."""
-    stale_seconds: float = 90.0
-    """Seconds without an answered heartbeat, or without a session, after which the connection is built anew."""
-    request_seconds: float = 30.0
-    """Longest wait for the answer to one REST request, in seconds."""
 
 
 class DiscordAdapter:
@@ -103,7 +81,7 @@ class DiscordAdapter:
             was_lost = client.had_session.is_set()
             state = AdapterState.BACKING_OFF if was_lost else AdapterState.STARTING
             detail = "The session was lost; reconnecting." if was_lost else "Connecting."
-        elif self._silence(client) > self._settings.stale_seconds * STALLED_SHARE:
+        elif (client.silence_seconds() or 0.0) > self._settings.stale_seconds * STALLED_SHARE:
             state, detail = AdapterState.STALLED, "Discord has stopped answering heartbeats."
         else:
             state, detail = AdapterState.RUNNING, ""
@@ -113,7 +91,7 @@ class DiscordAdapter:
         """Receive until cancelled; see `PlatformAdapter.run`."""
         try:
             async with self._connection(intake) as (client, events, history), asyncio.TaskGroup() as tasks:
-                tasks.create_task(events.run(history), name="discord events")
+                tasks.create_task(events.run(history.fetch), name="discord events")
                 tasks.create_task(self._watch(client, events), name="discord watch")
                 tasks.create_task(self._publish_menu(client), name="discord menu")
                 # In this task, not in one of its own: only so the group takes back the cancellation that a failing
@@ -159,27 +137,12 @@ class DiscordAdapter:
             salt = await self._load_salt()
         self._state, self._detail = AdapterState.STARTING, "Connecting."
         events = EventQueue(intake, account=settings.account, clock=self._clock, queue_size=settings.queue_size)
-        client = GatewayClient(
-            events,
-            account=settings.account,
-            clock=self._clock,
-            api_url=settings.api_url,
-            gateway_url=settings.gateway_url,
-        )
-        client.on_slash_or_button = InteractionHandler(
-            client, events, client.reader, self._tickets, self._buttons
-        ).handle
+        client = GatewayClient(events, settings, clock=self._clock)
+        client.event(InteractionHandler(client, events, self._tickets, self._buttons).on_interaction)
         sender = DiscordSender(
             client, self._tickets, self._buttons, clock=self._clock, salt=salt, request_seconds=settings.request_seconds
         )
-        history = HistoryReader(
-            client,
-            client.reader,
-            sender.announce,
-            clock=self._clock,
-            hours=settings.catch_up_hours,
-            messages=settings.catch_up_messages,
-        )
+        history = HistoryReader(client, sender.announce, settings, clock=self._clock)
         self._client, self._sender = client, sender
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -219,7 +182,7 @@ class DiscordAdapter:
             offline_since = client.offline_since
             if offline_since is not None and time.monotonic() - offline_since > limit:
                 raise PlatformUnavailable(f"no Discord session for {limit:g} s")
-            if offline_since is None and self._silence(client) > limit:
+            if offline_since is None and (client.silence_seconds() or 0.0) > limit:
                 raise PlatformUnavailable(f"Discord has not answered a heartbeat for {limit:g} s")
 
     async def _publish_menu(self, client: GatewayClient) -> None:
@@ -246,14 +209,9 @@ class DiscordAdapter:
             raise PlatformUnavailable("not connected to Discord")
         return self._sender
 
-    def _silence(self, client: GatewayClient) -> float:
-        """Seconds since the last answered heartbeat; 0 while there is no connection to be silent."""
-        ack_at = client.last_ack_at
-        return 0.0 if ack_at is None else time.perf_counter() - ack_at
-
     def _note_progress(self, client: GatewayClient) -> None:
-        if client.last_ack_at is not None:
-            self._progress_at = Millis(self._clock.now() - round(self._silence(client) * 1000))
+        if (silence := client.silence_seconds()) is not None:
+            self._progress_at = Millis(self._clock.now() - round(silence * 1000))
 
 
 async def _close(client: discord.Client) -> None:

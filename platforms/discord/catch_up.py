@@ -8,9 +8,11 @@ import structlog
 
 from hermes_state.errors import MessageRejected, PlatformError
 from hermes_state.values import Clock, Millis
+from platforms.discord.client import GatewayClient
 from platforms.discord.errors import rest_errors
 from platforms.discord.event_queue import MessageEvent
-from platforms.discord.inbound import EventReader, snowflake_at
+from platforms.discord.inbound import snowflake_at
+from platforms.discord.settings import DiscordSettings
 
 MILLIS_PER_HOUR = 3_600_000
 OVERLAP = 2_000 << 22
@@ -29,12 +31,10 @@ Announce = Callable[[str, str, str], Awaitable[object]]
 class HistoryReader:
     """Reader of channel histories for one client; `EventQueue` tells how it is used."""
 
-    client: discord.Client
-    reader: EventReader
+    client: GatewayClient
     announce: Announce
+    settings: DiscordSettings
     clock: Clock
-    hours: float
-    messages: int
 
     async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
         """Fetch what was written after `seen` (and before `until`), oldest first; skipped messages count as seen.
@@ -43,7 +43,8 @@ class HistoryReader:
         when the channel is gone, `MessageRejected` when it cannot be read, another `PlatformError` when a retry may
         help.
         """
-        if self.hours <= 0 or self.messages <= 0:
+        hours, messages = self.settings.catch_up_hours, self.settings.catch_up_messages
+        if hours <= 0 or messages <= 0:
             return ()
         with rest_errors(is_read=True):
             channel = await self._channel(int(channel_ref))
@@ -52,13 +53,14 @@ class HistoryReader:
             newest = getattr(channel, "last_message_id", None) if channel.guild is not None else None
             if newest is not None and newest <= seen:
                 return ()
-            oldest = snowflake_at(Millis(self.clock.now() - round(self.hours * MILLIS_PER_HOUR)))
+            oldest = snowflake_at(Millis(self.clock.now() - round(hours * MILLIS_PER_HOUR)))
             floor = max(seen - OVERLAP, oldest)
-            found = await self._read(channel, floor, until, self.messages + 1)
-            kept = found[: self.messages]
+            found = await self._read(channel, floor, until, messages + 1)
+            kept = found[:messages]
             bound = kept[-1].id if len(found) > len(kept) else floor + 1
             skipped = await self._read(channel, seen, bound, LOOK_BACK) if bound > seen + 1 else []
-        arrived = [MessageEvent(channel_ref, message.id, self.reader.message(message)) for message in reversed(kept)]
+        read = self.client.reader.message
+        arrived = [MessageEvent(channel_ref, message.id, read(message)) for message in reversed(kept)]
         if skipped:
             await self._report(channel_ref, skipped)
             arrived.insert(0, MessageEvent(channel_ref, skipped[0].id, None))
@@ -80,14 +82,14 @@ class HistoryReader:
         return [message async for message in history]
 
     async def _report(self, channel_ref: str, skipped: Sequence[discord.Message]) -> None:
-        events = [event for message in skipped if (event := self.reader.message(message)) is not None]
+        events = [event for message in skipped if (event := self.client.reader.message(message)) is not None]
         waiting = sum(event.is_addressed and not event.sender.is_bot for event in events)
         log.warning("discord.messages_skipped", channel_ref=channel_ref, at_least=len(skipped), addressed=waiting)
         if not waiting:
             return  # other people's talk: nobody there waits for us
         sentence = (
-            f"I was away for a while and have read only the last {self.messages} messages "
-            f"of the last {self.hours:g} hours; please send again what is still unanswered."
+            f"I was away for a while and have read only the last {self.settings.catch_up_messages} messages "
+            f"of the last {self.settings.catch_up_hours:g} hours; please send again what is still unanswered."
         )
         try:
             await self.announce(channel_ref, sentence, f"skipped:{skipped[0].id}")

@@ -6,7 +6,7 @@ call, so that two clients in one process may talk to two servers and nothing is 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import discord
@@ -18,6 +18,7 @@ from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import Clock
 from platforms.discord.event_queue import ChangeEvent, ChannelsEvent, ConnectedEvent, EventQueue, MessageEvent
 from platforms.discord.inbound import EventReader
+from platforms.discord.settings import DiscordSettings
 
 RATE_LIMIT_SECONDS = 10.0
 """Longest wait for a rate limit inside the SDK, in seconds; a longer one is raised: the gateway can shed previews."""
@@ -29,13 +30,13 @@ GUILD_READY_SECONDS = 1.0
 class RestClient(HTTPClient):
     """discord.py's REST client with addresses of its own."""
 
-    def __init__(self, client: discord.Client, *, api_url: str, gateway_url: str | None) -> None:
+    def __init__(self, client: discord.Client, settings: DiscordSettings) -> None:
         super().__init__(client.loop)
         self._client = client
         # The constructor would raise anything shorter to 30 s; the limiters read the attribute.
         self.max_ratelimit_timeout = RATE_LIMIT_SECONDS
-        self._base = f"{api_url.rstrip('/')}/api/v10"
-        self._gateway_url = yarl.URL(gateway_url) if gateway_url else None
+        self._base = f"{settings.api_url.rstrip('/')}/api/v10"
+        self._gateway_url = yarl.URL(settings.gateway_url) if settings.gateway_url else None
 
     async def request(self, route: Route, **options: Any) -> Any:  # Any: discord.py's own signature
         route.url = self._base + route.url.removeprefix(Route.BASE)
@@ -58,9 +59,7 @@ class RestClient(HTTPClient):
 class GatewayClient(discord.Client):
     """Connection to Discord's gateway; hands every event to an `EventQueue`, in order, without waiting."""
 
-    def __init__(
-        self, events: EventQueue, *, account: str, clock: Clock, api_url: str, gateway_url: str | None
-    ) -> None:
+    def __init__(self, events: EventQueue, settings: DiscordSettings, *, clock: Clock) -> None:
         intents = discord.Intents.none()
         intents.guilds = intents.guild_messages = intents.dm_messages = intents.message_content = True
         super().__init__(
@@ -71,21 +70,19 @@ class GatewayClient(discord.Client):
             guild_ready_timeout=GUILD_READY_SECONDS,
             allowed_mentions=discord.AllowedMentions.none(),
         )
-        self.http = self._connection.http = RestClient(self, api_url=api_url, gateway_url=gateway_url)
+        self.http = self._connection.http = RestClient(self, settings)
         self._events = events
-        self.reader = EventReader(self, account=account, clock=clock)
-        self.on_slash_or_button: Callable[[discord.Interaction], Awaitable[None]] | None = None
+        self.reader = EventReader(self, account=settings.account, clock=clock)
         self.offline_since: float | None = time.monotonic()
         """Monotonic seconds at which the session was lost, None while it lives."""
         self.had_session = asyncio.Event()
         """Set by the first READY."""
 
-    @property
-    def last_ack_at(self) -> float | None:
-        """`time.perf_counter()` of the last answered heartbeat; None before the first connection."""
+    def silence_seconds(self) -> float | None:
+        """Seconds since the last answered heartbeat; None before the first connection."""
         # There is no public name for it: `latency` stays at its last value when answers stop.
         keep_alive = getattr(self.ws, "_keep_alive", None)
-        return None if keep_alive is None else float(keep_alive._last_ack)
+        return None if keep_alive is None else time.perf_counter() - float(keep_alive._last_ack)
 
     def dispatch(self, event: str, /, *args: Any, **kwargs: Any) -> None:
         """Dispatch an event as discord.py does, but not after the end: its late tasks would find no loop."""
@@ -110,10 +107,6 @@ class GatewayClient(discord.Client):
     async def on_raw_bulk_message_delete(self, payload: discord.RawBulkMessageDeleteEvent) -> None:
         for message_id in sorted(payload.message_ids):
             self._events.put(ChangeEvent(str(payload.channel_id), self.reader.deletion(payload.channel_id, message_id)))
-
-    async def on_interaction(self, interaction: discord.Interaction) -> None:
-        if self.on_slash_or_button is not None:
-            await self.on_slash_or_button(interaction)
 
     async def on_connect(self) -> None:  # READY, never RESUMED
         self._events.put(ConnectedEvent())

@@ -49,7 +49,7 @@ class ReplyRejected(PlatformError):
     """The message may be sent, but not as a reply; stays inside this package, which then sends it as none."""
 
 
-class TicketExpired(PlatformError):
+class TicketRejected(PlatformError):
     """The interaction can no longer be answered in its own place; stays inside this package."""
 
 
@@ -78,7 +78,7 @@ def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> Pla
     if error.code == UNKNOWN_MESSAGE:
         return MessageNotFound(text)
     if error.code in TICKET_CODES:
-        return TicketExpired(text)
+        return TicketRejected(text)
     if error.code in REPLY_CODES:
         return ReplyRejected(text)
     if error.status == 429:

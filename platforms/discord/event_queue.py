@@ -8,9 +8,9 @@ The fetched and the live copy of a message carry the same `event_ref`, so overla
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import structlog
 
@@ -75,15 +75,12 @@ class InteractionEvent:
 Item: TypeAlias = ConnectedEvent | ChannelsEvent | MessageEvent | ChangeEvent | InteractionEvent
 
 
-class HistorySource(Protocol):
-    """Source of missed messages."""
+FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[MessageEvent]]]
+"""Fetches what was written to a channel after one message id (and before another, if there is one), oldest first.
 
-    async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
-        """Fetch what was written after `seen` (and before `until`), oldest first.
-
-        Raises `ChatUnreachable` when the channel is gone, `MessageRejected` when it cannot be read, another
-        `PlatformError` when a retry may help.
-        """
+Raises `ChatUnreachable` when the channel is gone, `MessageRejected` when it cannot be read, another `PlatformError`
+when a retry may help.
+"""
 
 
 @dataclass(slots=True)
@@ -147,7 +144,7 @@ class EventQueue:
         self._is_held_up = True
         self._may_listen.set()
 
-    async def run(self, history: HistorySource) -> None:
+    async def run(self, fetch: FetchHistory) -> None:
         """Store until cancelled. What the database cannot take is tried again, never skipped."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen(), name="discord listener")
@@ -155,15 +152,15 @@ class EventQueue:
                 item = await self._queue.get()
                 match item:
                     case ConnectedEvent():
-                        await self._begin(history, tasks)
+                        await self._begin(fetch, tasks)
                     case ChannelsEvent(newest=newest):
                         for channel_ref, message_id in newest.items():
                             if message_id > self._high_water:
-                                self._catch_up(channel_ref, history, tasks)
+                                self._catch_up(channel_ref, fetch, tasks)
                     case InteractionEvent(event=event):
                         await self._store(event, None)
                     case MessageEvent() | ChangeEvent():
-                        self._catch_up(item.channel_ref, history, tasks)
+                        self._catch_up(item.channel_ref, fetch, tasks)
                         if gap := self._gaps.get(item.channel_ref):
                             gap.waiting.append(item)
                             self._fetches.prioritize(item.channel_ref)  # there may be a thousand channels to look into
@@ -172,7 +169,7 @@ class EventQueue:
                         else:
                             await self._settle(item)
 
-    async def _begin(self, history: HistorySource, tasks: asyncio.TaskGroup) -> None:
+    async def _begin(self, fetch: FetchHistory, tasks: asyncio.TaskGroup) -> None:
         cursors = await self._load_cursors()
         self._high_water = max(cursors.values(), default=0)
         self._connected_at = self._clock.now()
@@ -181,9 +178,9 @@ class EventQueue:
             gap.is_open = True
             gap.until = None
         for channel_ref in cursors:
-            self._catch_up(channel_ref, history, tasks)
+            self._catch_up(channel_ref, fetch, tasks)
 
-    def _catch_up(self, channel_ref: str, history: HistorySource, tasks: asyncio.TaskGroup) -> None:
+    def _catch_up(self, channel_ref: str, fetch: FetchHistory, tasks: asyncio.TaskGroup) -> None:
         """Catch a channel up once per connection.
 
         A channel without a cursor may have been written to for the first time while nobody listened: what
@@ -203,13 +200,13 @@ class EventQueue:
             self._complete.add(channel_ref)
             return
         self._gaps[channel_ref] = gap
-        tasks.create_task(self._close_gap(channel_ref, gap, history), name=f"discord catch-up {channel_ref}")
+        tasks.create_task(self._close_gap(channel_ref, gap, fetch), name=f"discord catch-up {channel_ref}")
 
-    async def _close_gap(self, channel_ref: str, gap: _CatchUpState, history: HistorySource) -> None:
+    async def _close_gap(self, channel_ref: str, gap: _CatchUpState, fetch: FetchHistory) -> None:
         while True:
             if gap.is_open:
                 gap.is_open = False  # before the fetch: a reconnect during it opens the gap again
-                for missed in await self._fetch(channel_ref, gap, history):
+                for missed in await self._fetch(channel_ref, gap, fetch):
                     await self._settle(missed)
             elif gap.waiting:
                 await self._settle(gap.waiting.popleft())
@@ -218,12 +215,12 @@ class EventQueue:
         del self._gaps[channel_ref]
         self._complete.add(channel_ref)
 
-    async def _fetch(self, channel_ref: str, gap: _CatchUpState, history: HistorySource) -> Sequence[MessageEvent]:
+    async def _fetch(self, channel_ref: str, gap: _CatchUpState, fetch: FetchHistory) -> Sequence[MessageEvent]:
         seen = max(gap.seen, (self._cursors or {}).get(channel_ref, 0))
         for delay in RETRY_BACKOFF:
             try:
                 async with self._fetches.hold(channel_ref):
-                    return await history.fetch(channel_ref, seen, gap.until)
+                    return await fetch(channel_ref, seen, gap.until)
             except (ChatUnreachable, MessageRejected) as error:  # asking again would change nothing
                 log.warning("discord.channel_skipped", channel_ref=channel_ref, reason=str(error))
                 return ()

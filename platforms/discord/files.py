@@ -1,6 +1,5 @@
 """Files that people sent, streamed from Discord's file server to disk."""
 
-import contextlib
 from pathlib import Path
 
 import aiohttp
@@ -36,21 +35,17 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             raise MessageRejected("this file cannot be fetched") from error
 
 
-class _UrlExpired(Exception):
-    """The address is no longer valid."""
-
-
 async def download(http: HTTPClient, ref: FileRef, target: Path, max_bytes: int) -> int:
     """Write the file to `target`; returns its size in bytes. Nothing is left there on failure.
 
     Raises `FileTooLarge`, `MessageRejected` when it is gone, and `PlatformUnavailable` when a retry may help.
     """
-    with contextlib.suppress(_UrlExpired):
-        return await _fetch(ref.url, target, max_bytes)
-    try:
-        return await _fetch(await _renewed_url(http, ref), target, max_bytes)
-    except _UrlExpired as error:
-        raise MessageRejected("the file is gone") from error
+    size = await _fetch(ref.url, target, max_bytes)
+    if size is None:
+        size = await _fetch(await _renewed_url(http, ref), target, max_bytes)
+    if size is None:
+        raise MessageRejected("the file is gone")
+    return size
 
 
 async def _renewed_url(http: HTTPClient, ref: FileRef) -> str:
@@ -68,12 +63,13 @@ async def _renewed_url(http: HTTPClient, ref: FileRef) -> str:
     raise MessageRejected("the file is gone")
 
 
-async def _fetch(url: str, target: Path, max_bytes: int) -> int:
+async def _fetch(url: str, target: Path, max_bytes: int) -> int | None:
+    """Write what is at `url` to `target`; returns its size in bytes, None when the address is no longer valid."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=STALL_SECONDS)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
             if response.status in (403, 404, 410):
-                raise _UrlExpired
+                return None
             if response.status != 200:
                 raise PlatformUnavailable(f"the file server answered {response.status}")
             if (response.content_length or 0) > max_bytes:

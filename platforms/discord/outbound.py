@@ -19,7 +19,7 @@ from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError,
 from hermes_state.values import Clock, Millis
 from platforms.base import Preview, SendRequest
 from platforms.buttons import ButtonCommands
-from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketExpired, rest_errors
+from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketRejected, rest_errors
 from platforms.discord.inbound import snowflake_at
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import Ticket, TicketRegistry, components
@@ -63,13 +63,13 @@ class DiscordSender:
 
     async def announce(self, channel_ref: str, text: str, key: str) -> str:
         """Send a sentence of the adapter's own."""
-        return await self._post(channel_ref, {"content": text, "allowed_mentions": NO_MENTIONS}, key)
+        return await self._post(channel_ref, {"content": text}, key)
 
     async def show(self, preview: Preview) -> str:
         """Show the growing answer: its end once it is longer than a message."""
         parts = await asyncio.to_thread(render, preview.text, LIMIT - 2)
         text = parts[0].text if len(parts) == 1 else f"…\n{parts[-1].text}"
-        payload: dict[str, object] = {"content": text, "allowed_mentions": NO_MENTIONS}
+        payload: dict[str, object] = {"content": text}
         if preview.ref is not None:
             try:
                 return await self._edit(preview.chat.chat_ref, preview.ref, payload)
@@ -83,7 +83,7 @@ class DiscordSender:
 
     async def _payload(self, request: SendRequest) -> dict[str, object]:
         text = request.part.plain if request.is_plain else request.part.text
-        payload: dict[str, object] = {"content": text, "allowed_mentions": NO_MENTIONS}
+        payload: dict[str, object] = {"content": text}
         if request.part.buttons or request.replaces is not None:
             payload["components"] = await components(self.buttons, request.part.buttons)
         return payload
@@ -94,7 +94,7 @@ class DiscordSender:
         if ticket is not None and ticket.answered_by in (None, request.key):
             try:
                 return await self._fill(ticket, request, payload)
-            except TicketExpired:
+            except TicketRejected:
                 ticket.is_valid = False
         if request.replaces is not None:
             try:
@@ -131,12 +131,12 @@ class DiscordSender:
         except TimeoutError as error:
             raise PlatformUnavailable("the command's acknowledgement is still under way") from error
         if not ticket.is_valid:
-            raise TicketExpired("Discord did not take the acknowledgement")
+            raise TicketRejected("Discord did not take the acknowledgement")
         ticket.answered_by = request.key
         try:
             ref = _id_of(await self._request(_ticket_route("PATCH", ticket, "/messages/@original"), payload))
         except MessageNotFound as error:
-            raise TicketExpired("the command's own message was deleted") from error
+            raise TicketRejected("the command's own message was deleted") from error
         if request.replaces is not None:
             try:
                 await self._request(_message_route("DELETE", request.chat.chat_ref, request.replaces))
@@ -147,7 +147,7 @@ class DiscordSender:
     async def _follow_up(self, ticket: Ticket, payload: dict[str, object]) -> str:
         try:
             return _id_of(await self._request(_ticket_route("POST", ticket), payload))
-        except TicketExpired as error:
+        except TicketRejected as error:
             raise ChatUnreachable("neither the channel nor the command takes the answer") from error
 
     # Ordinary messages
@@ -157,7 +157,7 @@ class DiscordSender:
         route = Route("POST", "/channels/{channel_id}/messages", channel_id=channel_ref)
         try:
             return _id_of(await self._request(route, body))
-        except (MessageNotFound, TicketExpired) as error:
+        except (MessageNotFound, TicketRejected) as error:
             raise MessageRejected(str(error)) from error
 
     async def _edit(self, channel_ref: str, message_ref: str, payload: Mapping[str, object]) -> str:
@@ -210,7 +210,7 @@ class DiscordSender:
             async with asyncio.timeout(self.request_seconds):
                 if payload is None:
                     return await self.client.http.request(route)
-                return await self.client.http.request(route, json=payload)
+                return await self.client.http.request(route, json={**payload, "allowed_mentions": NO_MENTIONS})
 
 
 def _message_route(method: str, channel_ref: str, message_ref: str) -> Route:

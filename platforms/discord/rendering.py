@@ -9,7 +9,7 @@ opened again at the cut. Lengths are UTF-16 code units, the stricter of the two 
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -35,22 +35,19 @@ _SENTENCE_ENDS = (". ", "! ", "? ", "\u3002", "\uff01", "\uff1f")
 _JOINERS = frozenset("\u200d\ufe0e\ufe0f")
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    lines: tuple[str, ...]
-    language: str | None = None
-    """Language of a block of code, empty where none is named; None for prose."""
+_Block: TypeAlias = tuple[str | None, Sequence[str]]
+"""Lines under the language of their code, empty where none is named; None for prose."""
 
 
 def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
     """Render at least one part, each within `limit` UTF-16 units, visible, and with balanced code fences."""
     clean = text.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "")
     writer = _PartWriter(limit)
-    for block in _blocks(clean):
-        if block.language is None:
-            writer.add_prose(block.lines)
+    for language, lines in _blocks(clean):
+        if language is None:
+            writer.add_prose(lines)
         else:
-            writer.add_code(block.language, block.lines)
+            writer.add_code(language, lines)
     parts = [part for part in writer.finish() if not is_blank(part)] or [EMPTY_TEXT]
     return tuple(OutboundPart(text=part, plain=part) for part in parts)
 
@@ -75,11 +72,11 @@ def _blocks(text: str) -> Iterator[_Block]:
         if lead := _text_before(marker, lines[start]):  # the `1.` of a list item that begins with code
             before.append(lead)
         if before:
-            yield _Block(tuple(before))
+            yield None, before
         yield code
         position = end
     if position < len(lines):
-        yield _Block(tuple(lines[position:]))
+        yield None, lines[position:]
 
 
 def _code_tokens(tokens: Sequence[Token]) -> Iterator[tuple[Token, _Block, str]]:
@@ -89,16 +86,16 @@ def _code_tokens(tokens: Sequence[Token]) -> Iterator[tuple[Token, _Block, str]]
             continue
         if token.type == "fence":
             language = _LANGUAGE.match(token.info.strip())
-            yield token, _Block(_content_lines(token), language[0] if language else ""), token.markup
+            yield token, (language[0] if language else "", _content_lines(token)), token.markup
         elif token.type == "code_block":
             content = _content_lines(token)
-            yield token, _Block(content, ""), content[0].strip()
+            yield token, ("", content), content[0].strip()
         elif token.type == "table_open" and token.level == 0:
-            yield token, _Block(tuple(_table_lines(tokens[index:])), ""), ""
+            yield token, ("", [*_table_lines(tokens[index:])]), ""
 
 
-def _content_lines(token: Token) -> tuple[str, ...]:
-    return tuple(token.content.removesuffix("\n").split("\n"))
+def _content_lines(token: Token) -> list[str]:
+    return token.content.removesuffix("\n").split("\n")
 
 
 def _text_before(marker: str, line: str) -> str:

@@ -19,9 +19,9 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Button, InputKind
 from platforms.base import CommandMenuItem
 from platforms.buttons import ButtonCommands
+from platforms.discord.client import GatewayClient
 from platforms.discord.errors import rest_errors
 from platforms.discord.event_queue import EventQueue, InteractionEvent
-from platforms.discord.inbound import EventReader
 
 TICKET_SECONDS = 14 * 60.0
 """Lifetime of a ticket, in seconds: Discord takes answers for 15 minutes; a minute is left for sending."""
@@ -172,13 +172,12 @@ class TicketRegistry:
 class InteractionHandler:
     """Handler of one client's slash commands and buttons: acknowledges them and hands them over."""
 
-    client: discord.Client
+    client: GatewayClient
     events: EventQueue
-    reader: EventReader
     tickets: TicketRegistry
     buttons: ButtonCommands
 
-    async def handle(self, interaction: discord.Interaction) -> None:
+    async def on_interaction(self, interaction: discord.Interaction) -> None:
         """Take an interaction. A command is handed over before anything is awaited; a button has to look up its own."""
         if interaction.type is discord.InteractionType.application_command:
             self._hand_over(interaction, _command_line(interaction), InputKind.SLASH)
@@ -193,7 +192,7 @@ class InteractionHandler:
                 log.warning("discord.button_lost")
 
     def _hand_over(self, interaction: discord.Interaction, text: str | None, via: InputKind) -> None:
-        event = self.reader.interaction(interaction, text, via) if text is not None else None
+        event = self.client.reader.interaction(interaction, text, via) if text is not None else None
         if event is not None:
             self.events.put(InteractionEvent(event))
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender
-from platforms.discord import event_queue as inlet_module
+from platforms.discord import event_queue
 from platforms.discord.event_queue import (
     PARALLEL_FETCHES,
     ConnectedEvent,
     EventQueue,
-    HistorySource,
+    FetchHistory,
     InteractionEvent,
     MessageEvent,
 )
@@ -96,7 +96,7 @@ async def _play(seed: int) -> Weather:
     weather.connect()
     for channel in CHANNELS:  # every channel is known from the start: a first message is live
         weather.write(channel)
-    worker = asyncio.create_task(weather.events.run(weather))
+    worker = asyncio.create_task(weather.events.run(weather.fetch))
     for _ in range(weather.dice.randrange(5, 60)):
         match weather.dice.randrange(10):
             case 0 | 1:
@@ -133,7 +133,7 @@ async def test_the_cursor_never_moves_back() -> None:
     events.put(ConnectedEvent())
     events.put(MessageEvent("1", later, _event("1", later)))
     events.put(MessageEvent("1", earlier, _event("1", earlier)))
-    worker = asyncio.create_task(events.run(Weather(random.Random(1))))
+    worker = asyncio.create_task(events.run(Weather(random.Random(1)).fetch))
     await intake.wait_for(2)
     worker.cancel()
     await asyncio.gather(worker, return_exceptions=True)
@@ -148,7 +148,7 @@ async def test_the_cursor_passes_a_message_only_once_it_is_stored() -> None:
     intake.gate.clear()
     events.put(ConnectedEvent())
     events.put(message)
-    worker = asyncio.create_task(events.run(Weather(random.Random(1))))
+    worker = asyncio.create_task(events.run(Weather(random.Random(1)).fetch))
     await eventually(lambda: intake.offered, "the message is being stored")
     assert intake.cursors == {}
     intake.gate.set()
@@ -166,8 +166,8 @@ def _arrived(channel_ref: str, number: int) -> MessageEvent:
 
 
 @contextlib.asynccontextmanager
-async def _working(events: EventQueue, history: HistorySource) -> AsyncIterator[None]:
-    worker = asyncio.create_task(events.run(history))
+async def _working(events: EventQueue, fetch: FetchHistory) -> AsyncIterator[None]:
+    worker = asyncio.create_task(events.run(fetch))
     try:
         yield
     finally:
@@ -185,7 +185,7 @@ async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard() -> No
     events.put(ConnectedEvent())
     events.put(stuck)
     events.put(queued)  # before anybody could know that the database is stuck
-    async with _working(events, Weather(random.Random(1))):
+    async with _working(events, Weather(random.Random(1)).fetch):
         await eventually(lambda: queued.event in intake.overheard, "what was queued is heard")
         events.put(later)
         events.put(InteractionEvent(pressed))
@@ -200,12 +200,11 @@ async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard() -> No
 async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the_database_takes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(inlet_module, "LISTEN_SECONDS", 0.05)
+    monkeypatch.setattr(event_queue, "LISTEN_SECONDS", 0.05)
 
-    class Slow:
-        async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
-            await asyncio.Event().wait()
-            return ()
+    async def fetch_for_ever(channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
+        await asyncio.Event().wait()
+        return ()
 
     intake = RecordingIntake()
     intake.cursors["1"] = "1"
@@ -215,7 +214,7 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
     events.put(ConnectedEvent())
     events.put(live)
     events.put(InteractionEvent(pressed))
-    async with _working(events, Slow()):
+    async with _working(events, fetch_for_ever):
         await intake.wait_for(1)
         await asyncio.sleep(0.2)  # four times as long as the database may take
         assert intake.overheard == []
@@ -233,7 +232,7 @@ async def test_what_waits_behind_a_refused_event_is_heard_at_once() -> None:
     events.put(ConnectedEvent())
     events.put(refused)
     events.put(behind)
-    async with _working(events, Weather(random.Random(1))):
+    async with _working(events, Weather(random.Random(1)).fetch):
         await intake.wait_for(2)
     assert intake.overheard == [behind.event]
 
@@ -255,7 +254,7 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
     intake.cursors = dict.fromkeys(channels, "1")
     events = EventQueue(intake, account="discord", clock=StepClock())
     events.put(ConnectedEvent())
-    async with _working(events, history):
+    async with _working(events, history.fetch):
         await eventually(lambda: len(history.asked) == PARALLEL_FETCHES, "the first channels are looked into")
         events.put(_arrived("77", 1))
         events.put(_arrived("99", 2))
@@ -275,11 +274,11 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
 
 
 async def test_what_is_stored_at_once_is_not_heard_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inlet_module, "LISTEN_SECONDS", 0.05)
+    monkeypatch.setattr(event_queue, "LISTEN_SECONDS", 0.05)
     intake = RecordingIntake()
     events = EventQueue(intake, account="discord", clock=StepClock())
     events.put(ConnectedEvent())
-    async with _working(events, Weather(random.Random(1))):
+    async with _working(events, Weather(random.Random(1)).fetch):
         events.put(_arrived("1", 1))
         await intake.wait_for(1)
         intake.gate.clear()

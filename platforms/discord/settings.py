@@ -1,0 +1,27 @@
+"""Settings of the Discord adapter: the token, addresses, how much is caught up, and timeouts."""
+
+from dataclasses import dataclass, field
+
+from platforms.discord.event_queue import QUEUE_SIZE
+from platforms.discord.inbound import PLATFORM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscordSettings:
+    """Settings of one Discord bot; times are in the unit that the name says."""
+
+    token: str = field(repr=False)
+    account: str = PLATFORM
+    api_url: str = "https://discord.com"
+    """Root of the REST API; `/api/v10` is appended."""
+    gateway_url: str | None = None
+    """Address of the gateway's WebSocket; None means Discord's own."""
+    catch_up_hours: float = 24.0
+    catch_up_messages: int = 200
+    """Most messages fetched per channel, not older than the hours above, after a connection that did not resume."""
+    queue_size: int = QUEUE_SIZE
+    """Events that may wait for the database."""
+    stale_seconds: float = 90.0
+    """Seconds without an answered heartbeat, or without a session, after which the connection is built anew."""
+    request_seconds: float = 30.0
+    """Longest wait for the answer to one REST request, in seconds."""
