@@ -43,9 +43,18 @@ log = structlog.get_logger(__name__)
 class DiscordAdapter:
     """A `PlatformAdapter` for Discord."""
 
+    capabilities = Capabilities(
+        max_part_units=LIMIT,
+        preview_interval_seconds=1.2,  # Discord takes five edits in five seconds per channel
+        shared_preview_interval_seconds=1.5,
+        has_buttons=True,
+        typing_seconds=10.0,
+    )
+
     def __init__(
         self, settings: DiscordSettings, *, store: Store, menu: Sequence[CommandMenuItem], clock: Clock
     ) -> None:
+        self.name = settings.account
         self._settings = settings
         self._store = store
         self._menu = tuple(menu)
@@ -57,20 +66,6 @@ class DiscordAdapter:
         self._state = AdapterState.STARTING
         self._detail = ""
         self._progress_at: Millis | None = None
-
-    @property
-    def name(self) -> str:
-        return self._settings.account
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            max_part_units=LIMIT,
-            preview_interval_seconds=1.2,  # Discord takes five edits in five seconds per channel
-            shared_preview_interval_seconds=1.5,
-            has_buttons=True,
-            typing_seconds=10.0,
-        )
 
     def health(self) -> AdapterHealth:
         client = self._client

@@ -103,7 +103,7 @@ class EventQueue:
         self._clock = clock
         self._queue: asyncio.Queue[Item] = asyncio.Queue(queue_size)
         self._fetches = PrioritySemaphore(PARALLEL_FETCHES)
-        self._cursors: dict[str, int] | None = None
+        self._cursors: dict[str, int] = {}
         self._gaps: dict[str, _CatchUpState] = {}
         self._complete: set[str] = set()
         """Channels that nothing is missing from in this connection."""
@@ -146,13 +146,14 @@ class EventQueue:
 
     async def run(self, fetch: FetchHistory) -> None:
         """Store until cancelled. What the database cannot take is tried again, never skipped."""
+        await self._load_cursors()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen(), name="discord listener")
             while True:
                 item = await self._queue.get()
                 match item:
                     case ConnectedEvent():
-                        await self._begin(fetch, tasks)
+                        self._begin(fetch, tasks)
                     case ChannelsEvent(newest=newest):
                         for channel_ref, message_id in newest.items():
                             if message_id > self._high_water:
@@ -169,15 +170,14 @@ class EventQueue:
                         else:
                             await self._settle(item)
 
-    async def _begin(self, fetch: FetchHistory, tasks: asyncio.TaskGroup) -> None:
-        cursors = await self._load_cursors()
-        self._high_water = max(cursors.values(), default=0)
+    def _begin(self, fetch: FetchHistory, tasks: asyncio.TaskGroup) -> None:
+        self._high_water = max(self._cursors.values(), default=0)
         self._connected_at = self._clock.now()
         self._complete.clear()
         for gap in self._gaps.values():
             gap.is_open = True
             gap.until = None
-        for channel_ref in cursors:
+        for channel_ref in self._cursors:
             self._catch_up(channel_ref, fetch, tasks)
 
     def _catch_up(self, channel_ref: str, fetch: FetchHistory, tasks: asyncio.TaskGroup) -> None:
@@ -190,7 +190,7 @@ class EventQueue:
         """
         if channel_ref in self._complete or channel_ref in self._gaps:
             return
-        seen = (self._cursors or {}).get(channel_ref)
+        seen = self._cursors.get(channel_ref)
         if seen is not None:
             gap = _CatchUpState(seen, None)
         elif self._high_water:
@@ -216,7 +216,7 @@ class EventQueue:
         self._complete.add(channel_ref)
 
     async def _fetch(self, channel_ref: str, gap: _CatchUpState, fetch: FetchHistory) -> Sequence[MessageEvent]:
-        seen = max(gap.seen, (self._cursors or {}).get(channel_ref, 0))
+        seen = max(gap.seen, self._cursors.get(channel_ref, 0))
         for delay in RETRY_BACKOFF:
             try:
                 async with self._fetches.hold(channel_ref):
@@ -234,7 +234,6 @@ class EventQueue:
         if isinstance(item, ChangeEvent):
             await self._store(item.event, None)
             return
-        assert self._cursors is not None, "nothing arrives before READY"
         # Two messages of one moment may arrive in the other order: the cursor never moves back, the event counts.
         seen = max(item.message_id, self._cursors.get(item.channel_ref, 0))
         cursor = Cursor(platform=PLATFORM, account=self._account, channel_ref=item.channel_ref, seen_ref=str(seen))
@@ -261,14 +260,13 @@ class EventQueue:
         finally:
             timer.cancel()
 
-    async def _load_cursors(self) -> Mapping[str, int]:
-        delays = iter(RETRY_BACKOFF)
-        while self._cursors is None:
+    async def _load_cursors(self) -> None:
+        for delay in RETRY_BACKOFF:
             try:
                 stored = await self._intake.load_cursors(PLATFORM, self._account)
-                self._cursors = {channel_ref: int(seen) for channel_ref, seen in stored.items()}
             except StoreUnavailable as error:
-                delay = next(delays)
                 log.warning("discord.cursors_retried", detail=str(error), retry_seconds=delay)
                 await asyncio.sleep(delay)
-        return self._cursors
+            else:
+                self._cursors = {channel_ref: int(seen) for channel_ref, seen in stored.items()}
+                return

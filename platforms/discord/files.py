@@ -36,10 +36,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 async def download(http: HTTPClient, ref: FileRef, target: Path, max_bytes: int) -> int:
-    """Write the file to `target`; returns its size in bytes. Nothing is left there on failure.
-
-    Raises `FileTooLarge`, `MessageRejected` when it is gone, and `PlatformUnavailable` when a retry may help.
-    """
+    """Write the file to `target` piece by piece, nothing on failure. See `PlatformAdapter.download`."""
     size = await _fetch(ref.url, target, max_bytes)
     if size is None:
         size = await _fetch(await _renewed_url(http, ref), target, max_bytes)

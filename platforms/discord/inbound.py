@@ -137,9 +137,6 @@ class EventReader:
         role = message.guild.self_role if message.guild is not None else None
         return [*mentions, f"<@&{role.id}>"] if role is not None else mentions
 
-    def _is_ours(self, message: discord.Message) -> bool:
-        return message.author.id in (self._bot_id, self._client.application_id)
-
     def _text(self, content: str, message: discord.Message) -> str:
         """Text without a leading mention of the bot, and with the names of people for their numbers."""
         text = content.strip()
@@ -151,14 +148,15 @@ class EventReader:
         return _MENTION.sub(lambda found: f"@{names[int(found[1])]}" if int(found[1]) in names else found[0], text)
 
     def _quote(self, message: discord.Message) -> Quote | None:
-        answered = _answered(message)
-        if answered is None:
+        reference = message.reference if message.type is discord.MessageType.reply else None
+        answered = reference.resolved if reference is not None else None
+        if not isinstance(answered, discord.Message):
             return None
         return Quote(
             message_ref=str(answered.id),
             author=answered.author.display_name,
             text=answered.content[:QUOTE_LENGTH],
-            is_from_bot=self._is_ours(answered),
+            is_from_bot=answered.author.id in (self._bot_id, self._client.application_id),
         )
 
 
@@ -188,13 +186,6 @@ def _file(message: discord.Message, attachment: discord.Attachment, *, is_voice:
         size_bytes=attachment.size,
         seconds=attachment.duration,
     )
-
-
-def _answered(message: discord.Message) -> discord.Message | None:
-    if message.type is not discord.MessageType.reply or message.reference is None:
-        return None
-    answered = message.reference.resolved
-    return answered if isinstance(answered, discord.Message) else None
 
 
 def _author(message: discord.Message) -> Sender:

@@ -22,7 +22,7 @@ LIMIT = 2000
 
 FENCE = "```"
 EMPTY_TEXT = "…"
-"""Text of an answer without anything visible, which Discord would refuse."""
+"""Text of an answer without anything visible: Discord would refuse it as an empty message."""
 
 _PARSER = MarkdownIt("commonmark").enable("table")
 _LANGUAGE = re.compile(r"[A-Za-z0-9_+\-.#]{1,20}")
@@ -48,13 +48,8 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
             writer.add_prose(lines)
         else:
             writer.add_code(language, lines)
-    parts = [part for part in writer.finish() if not is_blank(part)] or [EMPTY_TEXT]
+    parts = [part for part in writer.finish() if _INVISIBLE.sub("", part)] or [EMPTY_TEXT]
     return tuple(OutboundPart(text=part, plain=part) for part in parts)
-
-
-def is_blank(text: str) -> bool:
-    """Discord would refuse the text as an empty message."""
-    return not _INVISIBLE.sub("", text)
 
 
 # Blocks: what is prose, what is code

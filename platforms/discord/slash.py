@@ -49,9 +49,9 @@ log = structlog.get_logger(__name__)
 # The menu
 
 
-def menu_payload(menu: Sequence[CommandMenuItem]) -> list[dict[str, object]]:
-    """Commands as Discord's API takes them; what may follow a command is one optional text."""
-    return [
+async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu: Sequence[CommandMenuItem]) -> None:
+    """Publish the menu unless it is the one published last. Raises `PlatformError` or `StoreUnavailable`."""
+    payload: list[dict[str, object]] = [
         {
             "name": item.name.lower(),
             "type": 1,
@@ -61,26 +61,18 @@ def menu_payload(menu: Sequence[CommandMenuItem]) -> list[dict[str, object]]:
         }
         for item in menu
     ]
-
-
-async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu: Sequence[CommandMenuItem]) -> bool:
-    """Publish the menu unless it is the one published last; returns whether it was sent.
-
-    Raises `PlatformError` or `StoreUnavailable`; the next connection tries again.
-    """
-    payload = menu_payload(menu)
     digest = hashlib.sha256(msgspec.json.encode(payload)).hexdigest()
     key = f"discord.menu.{application_id}"
     if await store.read(load_note, key) == digest:
-        return False
+        return
     with rest_errors():
         await http.bulk_upsert_global_commands(application_id, payload)
     await store.write(save_note, key, digest)
     log.info("discord.menu_published", commands=len(payload))
-    return True
 
 
 def _option(argument: str) -> dict[str, object]:
+    """What may follow a command: one optional text."""
     name = re.sub(r"[^\w-]+", "_", argument.lower()).strip("_")[:32] or "text"
     return {"name": name, "description": _short(argument, DESCRIPTION_LENGTH), "type": STRING_OPTION, "required": False}
 

@@ -51,10 +51,6 @@ class _CookieRow(msgspec.Struct, frozen=True):
     since: int
 
 
-_decode = msgspec.json.Decoder(list[_CookieRow]).decode
-_encode = msgspec.json.Encoder().encode
-
-
 class BrowserAccessControl:
     """Open tokens and valid cookies."""
 
@@ -62,11 +58,11 @@ class BrowserAccessControl:
         self._store = store
         self._clock = clock
         self._tokens: dict[str, Millis] = {}
-        self._cookies: dict[str, int] = {}
+        self._cookies: Sequence[_CookieRow] = ()
 
     async def load(self) -> None:
         """Read which cookies are valid. Raises `StoreUnavailable`."""
-        self._cookies = {cookie.digest: cookie.since for cookie in await self._store.read(_load)}
+        self._cookies = await self._store.read(_load)
 
     def mint(self) -> str:
         """Make a new token; the oldest unused one gives way when there are too many."""
@@ -87,17 +83,16 @@ class BrowserAccessControl:
             return None
         cookie = secrets.token_urlsafe(32)
         try:
-            kept = await self._store.write(_add, _CookieRow(_digest(cookie), self._clock.now()))
+            self._cookies = await self._store.write(_add, _CookieRow(_digest(cookie), self._clock.now()))
         except BaseException:
             self._tokens[digest] = minted_at
             raise
-        self._cookies = {one.digest: one.since for one in kept}
         return cookie
 
     def admits(self, cookie: str | None) -> bool:
         """Tell whether this cookie opens the page."""
-        since = self._cookies.get(_digest(cookie)) if cookie else None
-        return since is not None and self._clock.now() - since <= COOKIE_SECONDS * 1000
+        digest, oldest = _digest(cookie or ""), self._clock.now() - COOKIE_SECONDS * 1000
+        return any(row.digest == digest and row.since >= oldest for row in self._cookies)
 
 
 def is_same_origin(headers: Mapping[str, str], method: str, hosts: Sequence[str]) -> bool:
@@ -144,7 +139,7 @@ def _digest(secret: str) -> str:
 
 def _load(db: Connection) -> list[_CookieRow]:
     note = load_note(db, _NOTE)
-    return _decode(note) if note else []
+    return msgspec.json.decode(note, type=list[_CookieRow]) if note else []
 
 
 def _add(db: Connection, cookie: _CookieRow) -> list[_CookieRow]:
@@ -152,5 +147,5 @@ def _add(db: Connection, cookie: _CookieRow) -> list[_CookieRow]:
     oldest = cookie.since - COOKIE_SECONDS * 1000
     kept = [one for one in _load(db) if one.since >= oldest]
     kept = [*kept[1 - MAX_COOKIES :], cookie]
-    save_note(db, _NOTE, _encode(kept).decode())
+    save_note(db, _NOTE, msgspec.json.encode(kept).decode())
     return kept

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from hermes_state.values import Button, Millis
+from hermes_state.values import Button, Millis, ToolCall
 
 
 class EntryKind(StrEnum):
@@ -21,16 +21,6 @@ class EntryKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolEntry:
-    """Tool call with its result."""
-
-    name: str
-    arguments: str
-    result: str | None
-    """Result of the call; None while it runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """Entry of the chat. `ref` names it on every page: what arrives twice is shown once."""
 
@@ -42,7 +32,9 @@ class Entry:
     """Shown as written, not as Markdown."""
     files: tuple[str, ...] = ()
     buttons: tuple[Button, ...] = ()
-    tool: ToolEntry | None = None
+    call: ToolCall | None = None
+    result: str | None = None
+    """Result of the tool call; None while it runs."""
     is_undone: bool = False
     was_interrupted: bool = False
 

@@ -11,7 +11,7 @@ from hermes_state import chats
 from hermes_state.chats import HistoryRow, find_chat
 from hermes_state.inbox import load_waiting
 from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin
-from platforms.local.entries import Entry, EntryKind, ToolEntry, merge
+from platforms.local.entries import Entry, EntryKind, merge
 
 RESULT_CHARACTERS = 4_000
 """Most characters of a tool's result that a page shows; the model and `history_open` have all of it."""
@@ -104,12 +104,12 @@ def _entries(row: HistoryRow, results: Mapping[tuple[int | None, str], str]) -> 
             was_interrupted=body.was_interrupted,
         )
     for number, call in enumerate(body.calls):
-        result = results.get((row.turn_id, call.id))
         yield Entry(
             ref=f"{row.id}.{number}",
             kind=EntryKind.TOOL,
             at=row.created_at,
-            tool=ToolEntry(name=call.name, arguments=call.arguments, result=_shortened(result)),
+            call=call,
+            result=_shortened(results.get((row.turn_id, call.id))),
             is_undone=row.is_undone,
         )
 

@@ -5,7 +5,7 @@ page; images become links, because the page loads nothing from other hosts.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +14,6 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
-from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup, escape
 
 from platforms.text import longest_prefix, utf16_units
@@ -93,49 +92,24 @@ def _is_safe_link(url: str) -> bool:
         return False
 
 
-class _Renderer(RendererHTML):
-    """Renderer of the library with the few differences that this page needs."""
+def _link(token: Token) -> str:
+    if not _is_safe_link(str(token.attrGet("href") or "")):
+        return "<a>"  # the parser keeps links to nowhere
+    token.attrs.update(target="_blank", rel="noopener noreferrer nofollow")
+    return f"<a{RendererHTML.renderAttrs(token)}>"
 
-    def link_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        token = tokens[at]
-        if not _is_safe_link(str(token.attrGet("href") or "")):
-            return "<a>"  # the parser keeps links to nowhere
-        token.attrSet("target", "_blank")
-        token.attrSet("rel", "noopener noreferrer nofollow")
-        return self.renderToken(tokens, at, options, env)
 
-    def image(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        token = tokens[at]
-        label = escape(token.content or "image")
-        url = str(token.attrGet("src") or "")
-        if not _is_safe_link(url):
-            return str(label)
-        return f'<a href="{escape(url)}" target="_blank" rel="noopener noreferrer nofollow">{label}</a>'
+def _image(token: Token) -> str:
+    label = escape(token.content or "image")
+    url = str(token.attrGet("src") or "")
+    if not _is_safe_link(url):
+        return str(label)
+    return f'<a href="{escape(url)}" target="_blank" rel="noopener noreferrer nofollow">{label}</a>'
 
-    def heading_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        return f"<{_heading(tokens[at])}>"
 
-    def heading_close(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        return f"</{_heading(tokens[at])}>\n"
-
-    def table_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        return '<div class="table"><table>\n'
-
-    def table_close(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        return "</table></div>\n"
-
-    def th_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        return f'<th scope="col"{_alignment(tokens[at])}>'
-
-    def td_open(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        return f"<td{_alignment(tokens[at])}>"
-
-    def fence(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        found = _LANGUAGE.match(tokens[at].info.strip())
-        return _code(tokens[at].content, found.group() if found else "")
-
-    def code_block(self, tokens: Sequence[Token], at: int, options: OptionsDict, env: EnvType) -> str:
-        return _code(tokens[at].content, "")
+def _fence(token: Token) -> str:
+    found = _LANGUAGE.match(token.info.strip())
+    return _code(token.content, found.group() if found else "")
 
 
 def _code(content: str, language: str) -> str:
@@ -170,11 +144,28 @@ def _show_tasks(state: StateCore) -> None:
             first.content = _BOXES[first.content[:4]] + first.content[4:]
 
 
+_RULES: Mapping[str, Callable[[Token], str]] = {
+    "link_open": _link,
+    "image": _image,
+    "heading_open": lambda token: f"<{_heading(token)}>",
+    "heading_close": lambda token: f"</{_heading(token)}>\n",
+    "table_open": lambda _: '<div class="table"><table>\n',
+    "table_close": lambda _: "</table></div>\n",
+    "th_open": lambda token: f'<th scope="col"{_alignment(token)}>',
+    "td_open": lambda token: f"<td{_alignment(token)}>",
+    "fence": _fence,
+    "code_block": lambda token: _code(token.content, ""),
+}
+"""The few tokens that this page shows otherwise than the library does."""
+
+
 def _build() -> MarkdownIt:
     options: Mapping[str, Any] = {"html": False, "breaks": True, "xhtmlOut": False}
-    markdown = MarkdownIt("commonmark", options, renderer_cls=_Renderer).enable(["table", "strikethrough"])
+    markdown = MarkdownIt("commonmark", options).enable(["table", "strikethrough"])
     markdown.validateLink = _is_safe_link  # type: ignore[method-assign]  # the library's documented way to restrict links
     markdown.core.ruler.push("tasks", _show_tasks)
+    for name, rule in _RULES.items():
+        markdown.add_render_rule(name, lambda _, tokens, at, *rest, rule=rule: rule(tokens[at]))
     return markdown
 
 

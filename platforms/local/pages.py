@@ -27,8 +27,8 @@ class ChatView:
     """Event id that the stream continues after."""
 
 
-class PageRenderer:
-    """Renderer of templates; knows no request and no store."""
+class PageWriter:
+    """Writer of pages from templates; knows no request and no store."""
 
     def __init__(self, *, menu: Sequence[CommandMenuItem], max_file_bytes: int) -> None:
         environment = jinja2.Environment(

@@ -32,21 +32,21 @@ from platforms.telegram.webhook import keep_webhook, webhook_server
 
 log = structlog.get_logger(__name__)
 
-CAPABILITIES = Capabilities(
-    max_part_units=MESSAGE_UNITS,
-    preview_interval_seconds=1.0,  # Telegram's own advice: about one message a second in a chat
-    shared_preview_interval_seconds=3.5,  # groups allow 20 messages a minute, edits counted
-    has_buttons=True,
-    typing_seconds=5.0,
-    preview_seconds=30.0,  # then the apps take a draft away
-)
-
 # At DEBUG the SDK logs the address of the Bot API, which holds the token, and the texts of messages.
 logging.getLogger("telegram").setLevel(logging.WARNING)
 
 
 class TelegramAdapter:
     """Receives by long polling, or by webhook where one is set; sends while it runs."""
+
+    capabilities = Capabilities(
+        max_part_units=MESSAGE_UNITS,
+        preview_interval_seconds=1.0,  # Telegram's own advice: about one message a second in a chat
+        shared_preview_interval_seconds=3.5,  # groups allow 20 messages a minute, edits counted
+        has_buttons=True,
+        typing_seconds=5.0,
+        preview_seconds=30.0,  # then the apps take a draft away
+    )
 
     def __init__(
         self,
@@ -60,19 +60,11 @@ class TelegramAdapter:
         self._settings = settings
         self._menu = menu
         self._clock = clock
-        self._account = account
+        self.name = account
         self._buttons = button_commands(store, account)
         self._health = HealthState(clock, settings.stall_seconds)
         self._client: _BotClient | None = None
         self._sender: TelegramSender | None = None
-
-    @property
-    def name(self) -> str:
-        return self._account
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return CAPABILITIES
 
     def health(self) -> AdapterHealth:
         return self._health.current()
@@ -85,7 +77,7 @@ class TelegramAdapter:
         try:
             async with _BotClient(self._settings) as client:
                 self._client = client
-                reader = await client.sign_in(self._account)
+                reader = await client.sign_in(self.name)
                 self._sender = TelegramSender(client.sdk, self._buttons)
                 log.info("telegram.signed_in", bot=reader.username)
                 client.spawn(publish_menu(client.sdk, self._menu), "telegram.menu")

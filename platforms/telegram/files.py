@@ -20,11 +20,7 @@ DOWNLOAD_BYTES = 20_000_000
 async def fetch(
     sdk: telegram.Bot, request: BotApiRequest, attachment: IncomingAttachment, target: Path, max_bytes: int
 ) -> int:
-    """Write the file to `target` piece by piece; returns its size in bytes and leaves nothing behind on failure.
-
-    Raises `FileTooLarge` when it is larger than `max_bytes` or than Telegram hands out, `MessageRejected` when it is
-    gone, and `PlatformUnavailable` when a retry may help.
-    """
+    """Write the file to `target` piece by piece, nothing on failure. See `PlatformAdapter.download`."""
     if (attachment.size_bytes or 0) > max_bytes:
         raise FileTooLarge(max_bytes)
     if not attachment.file_ref:
