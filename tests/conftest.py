@@ -8,6 +8,7 @@ import structlog
 
 from hermes_state.store.writer import Store
 from tests.crash.seed import pytest_configure, pytest_configure_node, pytest_report_header
+from tests.databases import open_store
 from tests.e2e.protocols import pytest_addoption
 from tests.fakes.llm_http import FINDINGS
 from tests.fakes.llm_legality import untidy
@@ -35,7 +36,7 @@ structlog.configure(
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
     """An empty database of its own, open for the length of the test."""
-    opened = await Store.open(tmp_path / "home" / "state.db")
+    opened = await open_store(tmp_path / "home" / "state.db")
     try:
         yield opened
     finally:

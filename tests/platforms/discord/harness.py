@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import aiohttp
 
-from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, SystemClock
 from platforms.base import CommandMenuItem
 from platforms.discord import DiscordAdapter, DiscordSettings
+from tests.databases import open_store
 from tests.fakes import fake_discord, labkit
 from tests.platforms.contract import AdapterHarness, Trouble
 
@@ -50,7 +50,7 @@ class DiscordHarness(AdapterHarness):
     async def __aenter__(self) -> Self:
         await self.server.start()
         self.control = aiohttp.ClientSession(base_url=self.server.url)
-        self.store = await Store.open(self._path / "state.db", synchronous="NORMAL")
+        self.store = await open_store(self._path / "state.db", synchronous="NORMAL")
         self.adapter = self.another_adapter()
         self.discord = self.app[fake_discord.DISCORD]
         self.direct_chat = chat(self.discord.dm_with(ALICE)["id"])

@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import discord
 import pytest
 
+from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import ChatKind, DeletionEvent, Millis, SystemClock
+from platforms.discord import event_queue
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness
 
@@ -94,7 +97,16 @@ async def test_a_resumed_session_replays_by_itself(harness: DiscordHarness, inta
     assert texts(intake)[2:] == ["during the gap"]
 
 
-async def test_a_session_that_cannot_resume_is_caught_up(harness: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_session_that_cannot_resume_is_caught_up(
+    harness: DiscordHarness, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_identify = asyncio.Event()
+
+    async def pause(_: discord.Client, __: int | None, *, initial: bool) -> None:
+        if not initial:  # the SDK's own pause are five seconds
+            await may_identify.wait()
+
+    monkeypatch.setattr(discord.Client, "before_identify_hook", pause)
     await seen_once(harness, intake)
     async with running(harness.adapter, intake):
         await harness.write("before")
@@ -102,7 +114,8 @@ async def test_a_session_that_cannot_resume_is_caught_up(harness: DiscordHarness
         await harness.post("gateway", {"action": "invalid_session", "resumable": False})
         await harness.write("in the gap")
         await eventually(lambda: not harness.adapter.health().is_ready, "the lost session shows")
-        await intake.wait_for(2)  # the SDK waits five seconds before it identifies again
+        may_identify.set()
+        await intake.wait_for(2)
         assert harness.adapter.health().is_ready
     assert texts(intake) == ["before", "in the gap"]
 
@@ -143,8 +156,9 @@ async def test_the_cursor_passes_nothing_that_was_not_stored(harness: DiscordHar
 
 
 async def test_a_database_that_fails_again_and_again_skips_nothing(
-    harness: DiscordHarness, intake: RecordingIntake
+    harness: DiscordHarness, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(event_queue, "RETRY_BACKOFF", Backoff(0.01, 0.05))
     async with running(harness.adapter, intake):
         intake.refusals = 4
         for number in range(3):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender
 from platforms.discord import event_queue
@@ -224,7 +225,8 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
     assert intake.messages == [pressed]
 
 
-async def test_what_waits_behind_a_refused_event_is_heard_at_once() -> None:
+async def test_what_waits_behind_a_refused_event_is_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_queue, "RETRY_BACKOFF", Backoff(0.01, 0.05))
     intake = RecordingIntake()
     intake.refusals = 4
     events = EventQueue(intake, account="discord", clock=StepClock())

@@ -14,11 +14,11 @@ from typing import Any, Self
 import aiohttp
 
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, SystemClock
 from platforms.base import CommandMenuItem
 from platforms.local import LocalAdapter, LocalSettings
 from platforms.local.history import chat_key
+from tests.databases import open_store
 from tests.platforms.contract import AdapterHarness, RecordingIntake, running
 
 MENU = (
@@ -142,7 +142,7 @@ class LocalHarness(AdapterHarness):
         self._signed_in_at = 0
 
     async def __aenter__(self) -> Self:
-        self.store = await Store.open(self._path / "state.db", synchronous="NORMAL")
+        self.store = await open_store(self._path / "state.db", synchronous="NORMAL")
         self.adapter: LocalAdapter = self.another_adapter()
         self.browser = aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True))
         return self

@@ -10,10 +10,10 @@ from typing import Any, Self
 import aiohttp
 
 from hermes_state.aio import Backoff
-from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, SystemClock
 from platforms.base import CommandMenuItem
 from platforms.telegram import TelegramAdapter, TelegramSettings, WebhookSettings
+from tests.databases import open_store
 from tests.fakes import fake_telegram, labkit
 from tests.platforms.contract import AdapterHarness, Trouble
 
@@ -78,7 +78,7 @@ class TelegramHarness(AdapterHarness):
     async def __aenter__(self) -> Self:
         await self.server.start()
         self.control = aiohttp.ClientSession(base_url=self.server.url)
-        self.store = await Store.open(self._path / "state.db", synchronous="NORMAL")
+        self.store = await open_store(self._path / "state.db", synchronous="NORMAL")
         self.adapter = self.another_adapter()
         await self.post("chat", {"chat_id": PERSON, "first_name": "Ada"})
         await self.post("chat", {"chat_id": GROUP, "title": "Friends"})

@@ -20,6 +20,9 @@ from tests.fakes.wire import Wire
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.telegram.harness import GROUP, PERSON, TOKEN, TelegramHarness
 
+IMPATIENT = {"poll_seconds": 0.1, "poll_grace_seconds": 0.3, "stall_seconds": 0.6}
+"""Settings under which silence is noticed in tenths of a second."""
+
 
 async def polls(telegram: TelegramHarness) -> int:
     return len(await telegram.calls("getUpdates"))
@@ -115,11 +118,11 @@ async def test_updates_of_other_kinds_are_not_even_asked_for(
 
 
 async def test_there_is_never_more_than_one_poll_in_flight(telegram: TelegramHarness, intake: RecordingIntake) -> None:
-    async with running(telegram.adapter, intake):
+    async with running(telegram.another_adapter(poll_seconds=0.1), intake):
         for number in range(10):
             await telegram.write(f"message {number}")
             await intake.wait_for(number + 1)
-        await asyncio.sleep(1.2)  # two quiet polls
+        await asyncio.sleep(0.3)  # two quiet polls
         rows = await telegram.calls("getUpdates")
     assert len(rows) >= 10
     for earlier, later in itertools.pairwise(rows):
@@ -136,30 +139,33 @@ async def test_running_twice_at_once_is_refused(telegram: TelegramHarness, intak
 async def test_a_black_holed_poll_is_noticed_and_its_connection_replaced(
     telegram: TelegramHarness, intake: RecordingIntake
 ) -> None:
-    async with running(telegram.adapter, intake):
+    adapter = telegram.another_adapter(**IMPATIENT)
+    async with running(adapter, intake):
         await telegram.fault(match="getUpdates", kind="hang", times=2)
-        await eventually(lambda: not telegram.adapter.health().is_ready, "the stall shows")
-        assert telegram.adapter.health().state in (AdapterState.STALLED, AdapterState.BACKING_OFF)
+        await eventually(lambda: not adapter.health().is_ready, "the stall shows")
+        assert adapter.health().state in (AdapterState.STALLED, AdapterState.BACKING_OFF)
         await telegram.write("are you deaf?")
         await intake.wait_for(1)
-        await eventually(lambda: telegram.adapter.health().is_ready, "ready again")
+        await eventually(lambda: adapter.health().is_ready, "ready again")
 
 
 async def test_a_store_that_hangs_shows_as_no_progress(telegram: TelegramHarness, intake: RecordingIntake) -> None:
-    async with running(telegram.adapter, intake):
+    adapter = telegram.another_adapter(**IMPATIENT)
+    async with running(adapter, intake):
         intake.gate.clear()
         await telegram.write("never stored")
-        await eventually(lambda: telegram.adapter.health().state is AdapterState.STALLED, "the silence shows")
-        assert "no progress" in telegram.adapter.health().detail
+        await eventually(lambda: adapter.health().state is AdapterState.STALLED, "the silence shows")
+        assert "no progress" in adapter.health().detail
         intake.gate.set()
-        await eventually(lambda: telegram.adapter.health().is_ready, "ready again")
+        await eventually(lambda: adapter.health().is_ready, "ready again")
 
 
 async def test_sending_goes_on_while_polling_is_stalled(telegram: TelegramHarness, intake: RecordingIntake) -> None:
-    async with running(telegram.adapter, intake):
+    adapter = telegram.another_adapter(**IMPATIENT)
+    async with running(adapter, intake):
         await telegram.fault(match="getUpdates", kind="hang", times=-1)
-        await eventually(lambda: telegram.adapter.health().state is AdapterState.STALLED, "the stall shows")
-        await telegram.adapter.send(request(telegram.direct_chat, "still talking"))
+        await eventually(lambda: adapter.health().state is AdapterState.STALLED, "the stall shows")
+        await adapter.send(request(telegram.direct_chat, "still talking"))
     assert await telegram.visible(telegram.direct_chat) == ["still talking"]
 
 
@@ -185,7 +191,7 @@ async def test_a_dead_connection_is_replaced_though_it_never_recovers(
     telegram: TelegramHarness, intake: RecordingIntake
 ) -> None:
     async with Wire(telegram.server.port) as wire:
-        adapter = telegram.another_adapter(base_url=wire.url)
+        adapter = telegram.another_adapter(base_url=wire.url, **IMPATIENT)
         async with running(adapter, intake):
             wire.freeze()
             await eventually(lambda: adapter.health().state is AdapterState.STALLED, "the stall shows")
