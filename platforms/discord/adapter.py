@@ -10,6 +10,7 @@ from pathlib import Path
 import discord
 import structlog
 
+from hermes_state.aio import wait_until
 from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
@@ -170,9 +171,7 @@ class DiscordAdapter:
         """Give the connection up when it makes no progress: being connected is not enough."""
         limit = self._settings.stale_seconds
         while True:
-            with contextlib.suppress(TimeoutError):  # the usual case: nothing overflowed
-                async with asyncio.timeout(min(limit / 6, 15.0)):
-                    await events.overflowed.wait()
+            if await wait_until(events.overflowed, min(limit / 6, 15.0)):
                 raise PlatformUnavailable("more events arrived than could be stored")
             offline_since = client.offline_since
             if offline_since is not None and time.monotonic() - offline_since > limit:
@@ -183,10 +182,7 @@ class DiscordAdapter:
     async def _publish_menu(self, client: GatewayClient) -> None:
         await client.had_session.wait()
         assert client.application_id is not None, "known since the login"
-        try:
-            await publish_menu(client.http, self._store, client.application_id, self._menu)
-        except (PlatformError, StoreUnavailable) as error:
-            log.warning("discord.menu_unpublished", error=type(error).__name__)
+        await publish_menu(client.http, self._store, client.application_id, self._menu)
 
     async def _load_salt(self) -> str:
         salt = await self._store.read(load_note, SALT_KEY)

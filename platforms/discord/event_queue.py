@@ -65,14 +65,8 @@ class ChangeEvent:
     event: EditEvent | DeletionEvent
 
 
-@dataclass(frozen=True, slots=True)
-class InteractionEvent:
-    """Slash command or button: never in the history, never kept waiting."""
-
-    event: InboundMessage
-
-
-Item: TypeAlias = ConnectedEvent | ChannelsEvent | MessageEvent | ChangeEvent | InteractionEvent
+Item: TypeAlias = ConnectedEvent | ChannelsEvent | MessageEvent | ChangeEvent | InboundMessage
+"""What the queue takes. A bare message is a slash command or a button: never in the history, never kept waiting."""
 
 
 FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[MessageEvent]]]
@@ -127,8 +121,9 @@ class EventQueue:
         except asyncio.QueueFull:
             self.overflowed.set()
             return
-        if isinstance(item, InteractionEvent | MessageEvent) and item.event is not None:
-            self._unstored[item.event.event_ref] = item.event
+        event = item.event if isinstance(item, MessageEvent) else item
+        if isinstance(event, InboundMessage):
+            self._unstored[event.event_ref] = event
             if self._is_held_up:
                 self._may_listen.set()
 
@@ -158,8 +153,8 @@ class EventQueue:
                         for channel_ref, message_id in newest.items():
                             if message_id > self._high_water:
                                 self._catch_up(channel_ref, fetch, tasks)
-                    case InteractionEvent(event=event):
-                        await self._store(event, None)
+                    case InboundMessage():
+                        await self._store(item, None)
                     case MessageEvent() | ChangeEvent():
                         self._catch_up(item.channel_ref, fetch, tasks)
                         if gap := self._gaps.get(item.channel_ref):

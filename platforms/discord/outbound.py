@@ -15,6 +15,7 @@ import discord
 import structlog
 from discord.http import Route
 
+from hermes_state.aio import wait_until
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, Millis
 from platforms.base import Preview, SendRequest
@@ -54,7 +55,9 @@ class DiscordSender:
 
     async def send(self, request: SendRequest) -> str:
         """Deliver one part; see `PlatformAdapter.send`."""
-        payload = await self._payload(request)
+        payload: dict[str, object] = {"content": request.part.plain if request.is_plain else request.part.text}
+        if request.part.buttons or request.replaces is not None:
+            payload["components"] = await components(self.buttons, request.part.buttons)
         ref = await self._deliver(request, payload)
         self._delivered[ref] = request.key
         while len(self._delivered) > MAX_DELIVERED:
@@ -80,13 +83,6 @@ class DiscordSender:
 
     async def show_typing(self, channel_ref: str) -> None:
         await self._request(Route("POST", "/channels/{channel_id}/typing", channel_id=channel_ref))
-
-    async def _payload(self, request: SendRequest) -> dict[str, object]:
-        text = request.part.plain if request.is_plain else request.part.text
-        payload: dict[str, object] = {"content": text}
-        if request.part.buttons or request.replaces is not None:
-            payload["components"] = await components(self.buttons, request.part.buttons)
-        return payload
 
     async def _deliver(self, request: SendRequest, payload: dict[str, object]) -> str:
         channel_ref = request.chat.chat_ref
@@ -125,11 +121,8 @@ class DiscordSender:
 
     async def _fill(self, ticket: Ticket, request: SendRequest, payload: dict[str, object]) -> str:
         """Put the answer where the command shows "thinking"; the preview's placeholder is then one too many."""
-        try:
-            async with asyncio.timeout(self.request_seconds):
-                await ticket.deferred.wait()
-        except TimeoutError as error:
-            raise PlatformUnavailable("the command's acknowledgement is still under way") from error
+        if not await wait_until(ticket.deferred, self.request_seconds):
+            raise PlatformUnavailable("the command's acknowledgement is still under way")
         if not ticket.is_valid:
             raise TicketRejected("Discord did not take the acknowledgement")
         ticket.answered_by = request.key

@@ -21,7 +21,7 @@ from platforms.base import CommandMenuItem
 from platforms.buttons import ButtonCommands
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import rest_errors
-from platforms.discord.event_queue import EventQueue, InteractionEvent
+from platforms.discord.event_queue import EventQueue
 
 TICKET_SECONDS = 14 * 60.0
 """Lifetime of a ticket, in seconds: Discord takes answers for 15 minutes; a minute is left for sending."""
@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 
 
 async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu: Sequence[CommandMenuItem]) -> None:
-    """Publish the menu unless it is the one published last. Raises `PlatformError` or `StoreUnavailable`."""
+    """Publish the menu unless it is the one published last. Trouble is logged: the next connection tries again."""
     payload: list[dict[str, object]] = [
         {
             "name": item.name.lower(),
@@ -63,12 +63,16 @@ async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu
     ]
     digest = hashlib.sha256(msgspec.json.encode(payload)).hexdigest()
     key = f"discord.menu.{application_id}"
-    if await store.read(load_note, key) == digest:
-        return
-    with rest_errors():
-        await http.bulk_upsert_global_commands(application_id, payload)
-    await store.write(save_note, key, digest)
-    log.info("discord.menu_published", commands=len(payload))
+    try:
+        if await store.read(load_note, key) == digest:
+            return
+        with rest_errors():
+            await http.bulk_upsert_global_commands(application_id, payload)
+        await store.write(save_note, key, digest)
+    except (PlatformError, StoreUnavailable) as error:
+        log.warning("discord.menu_unpublished", error=type(error).__name__)
+    else:
+        log.info("discord.menu_published", commands=len(payload))
 
 
 def _option(argument: str) -> dict[str, object]:
@@ -186,7 +190,7 @@ class InteractionHandler:
     def _hand_over(self, interaction: discord.Interaction, text: str | None, via: InputKind) -> None:
         event = self.client.reader.interaction(interaction, text, via) if text is not None else None
         if event is not None:
-            self.events.put(InteractionEvent(event))
+            self.events.put(event)
 
 
 def _data(interaction: discord.Interaction) -> dict[str, object]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import structlog
 from aiohttp import web
+from yarl import URL
 
 from hermes_state.errors import PlatformUnavailable, StateError
 from hermes_state.store.writer import Store
@@ -89,9 +90,7 @@ class LocalAdapter:
 
     def mint_url(self) -> str | None:
         """Address with a new token that signs one browser in; None while it is not served."""
-        if self._port is None:
-            return None
-        return str(address(self._settings.host, self._port).with_query(token=self._access.mint()))
+        return None if self.url is None else str(URL(self.url).with_query(token=self._access.mint()))
 
     def health(self) -> AdapterHealth:
         if self._port is None:

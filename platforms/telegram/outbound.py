@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -61,10 +60,9 @@ class TelegramSender:
         keyboard = await self._keyboard(request.part.buttons)
         part = replace(request.part, text=request.part.plain, markup="") if request.is_plain else request.part
         if request.replaces is not None:
-            try:
-                return await self._edit(request.chat, request.replaces, part, keyboard)
-            except _PlaceholderNotFound:
-                log.info("telegram.placeholder_gone")
+            if await self._edit(request.chat, request.replaces, part, keyboard):
+                return request.replaces
+            log.info("telegram.placeholder_gone")
         if request.is_repeat:  # also where there was a placeholder: the first attempt may have found it gone, too
             part = marked_as_repeat(part)
         return await self._send(request.chat, part, keyboard, request.reply_to)
@@ -73,15 +71,11 @@ class TelegramSender:
         """Show the newest message's worth of an unfinished answer; returns the placeholder's id, if one is known."""
         part = (await asyncio.to_thread(render, preview.text))[-1]
         if not preview.is_shared and self._has_drafts and preview.ref is None:
-            try:
-                await _call(self._draft(preview, part))
-            except _DraftRejected:
-                log.debug("telegram.draft_refused")  # a placeholder does; it serves the rest of this turn
-            else:
+            if await _call(self._draft(preview, part)):
                 return None
-        if preview.ref is not None:
-            with contextlib.suppress(_PlaceholderNotFound):
-                return await self._edit(preview.chat, preview.ref, part, None)
+            log.debug("telegram.draft_refused")  # a placeholder does; it serves the rest of this turn
+        if preview.ref is not None and await self._edit(preview.chat, preview.ref, part, None):
+            return preview.ref
         return await self._placeholder(preview, part)
 
     async def show_typing(self, chat: ChatKey) -> None:
@@ -107,7 +101,8 @@ class TelegramSender:
         self._lost_placeholders.discard(preview.number)
         return ref
 
-    async def _draft(self, preview: Preview, part: OutboundPart) -> None:
+    async def _draft(self, preview: Preview, part: OutboundPart) -> bool:
+        """Show a draft; False where the Bot API server has none, or none for this chat."""
         try:
             await self._sdk.send_message_draft(
                 chat_id=int(preview.chat.chat_ref),
@@ -116,12 +111,12 @@ class TelegramSender:
                 message_thread_id=_thread(preview.chat),
                 api_kwargs=_entities(part),
             )
-        except InvalidToken as error:  # also what the SDK makes of "no such method": an older Bot API server
+        except InvalidToken:  # also what the SDK makes of "no such method": an older Bot API server
             self._has_drafts = False
-            raise _DraftRejected from error
+            return False
         except BadRequest as error:
-            if not is_refused(error, NOT_MODIFIED):
-                raise _DraftRejected from error
+            return is_refused(error, NOT_MODIFIED)
+        return True
 
     async def _send(
         self, chat: ChatKey, part: OutboundPart, keyboard: InlineKeyboardMarkup | None, reply_to: str | None
@@ -152,8 +147,8 @@ class TelegramSender:
 
     async def _edit(
         self, chat: ChatKey, message_ref: str, part: OutboundPart, keyboard: InlineKeyboardMarkup | None
-    ) -> str:
-        """Raises `_PlaceholderNotFound` when there is no message of ours to edit any more."""
+    ) -> bool:
+        """Edit a message of ours; False when it is not there any more."""
         try:
             await self._sdk.edit_message_text(
                 chat_id=int(chat.chat_ref),
@@ -165,10 +160,10 @@ class TelegramSender:
             )
         except TelegramError as error:
             if is_refused(error, NOT_EDITABLE):
-                raise _PlaceholderNotFound from error
+                return False
             if not is_refused(error, NOT_MODIFIED):
                 raise translated(error) from error
-        return message_ref
+        return True
 
     async def _keyboard(self, buttons: tuple[Button, ...]) -> InlineKeyboardMarkup | None:
         if not buttons:
@@ -179,14 +174,6 @@ class TelegramSender:
             row.append(InlineKeyboardButton(button.label[:LABEL_CHARACTERS], callback_data=data))
         # Two to a row: on a phone a third would cut the labels.
         return InlineKeyboardMarkup([row[first : first + 2] for first in range(0, len(row), 2)])
-
-
-class _PlaceholderNotFound(Exception):
-    """The message to edit was deleted, or never was ours."""
-
-
-class _DraftRejected(Exception):
-    """The Bot API server has no drafts, or none for this chat."""
 
 
 async def _call(call: Awaitable[T]) -> T:

@@ -19,7 +19,6 @@ from platforms.discord.event_queue import (
     ConnectedEvent,
     EventQueue,
     FetchHistory,
-    InteractionEvent,
     MessageEvent,
 )
 from platforms.discord.inbound import millis_of, snowflake_at
@@ -189,7 +188,7 @@ async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard() -> No
     async with _working(events, Weather(random.Random(1)).fetch):
         await eventually(lambda: queued.event in intake.overheard, "what was queued is heard")
         events.put(later)
-        events.put(InteractionEvent(pressed))
+        events.put(pressed)
         await eventually(lambda: len(intake.overheard) == 3, "what comes later is heard")
         assert intake.overheard == [queued.event, later.event, pressed]
         assert intake.events == []
@@ -214,13 +213,13 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
     pressed = replace(_event("2", 9), event_ref="9:interaction:1", text="/status")
     events.put(ConnectedEvent())
     events.put(live)
-    events.put(InteractionEvent(pressed))
+    events.put(pressed)
     async with _working(events, fetch_for_ever):
         await intake.wait_for(1)
         await asyncio.sleep(0.2)  # four times as long as the database may take
         assert intake.overheard == []
         intake.gate.clear()
-        events.put(InteractionEvent(replace(pressed, event_ref="9:interaction:2")))
+        events.put(replace(pressed, event_ref="9:interaction:2"))
         await eventually(lambda: intake.overheard == [live.event], "the live message is heard")
     assert intake.messages == [pressed]
 
@@ -260,7 +259,7 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
         await eventually(lambda: len(history.asked) == PARALLEL_FETCHES, "the first channels are looked into")
         events.put(_arrived("77", 1))
         events.put(_arrived("99", 2))
-        events.put(InteractionEvent(replace(_event("1", 9), event_ref="9:interaction:1", text="/status")))
+        events.put(replace(_event("1", 9), event_ref="9:interaction:1", text="/status"))
         await intake.wait_for(1)  # a command waits for no history, and what arrived before it has been looked at
         history.places.release()
         history.places.release()
