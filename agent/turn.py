@@ -173,9 +173,9 @@ class Agent:
             known = prompt if prompt is not None and prompt.view is view else None
             prompt, done = await self._complete(turn, model, known, view, layer, rounds, refusals, sink)
             if not done.reply.calls:
-                return await self._answer(conversation, prompt, done)
+                return await self._answer(prompt, done)
             message = await self._keep_calls(turn, model, done)
-            await self.context.after_reply(conversation, prompt, done.reply.usage, is_last=False)
+            await self.context.after_reply(prompt, done.reply.usage, is_last=False)
             rounds += 1
             await self._run_calls(turn, message, message.body.calls)
             view = await self._after_tools(turn, conversation)
@@ -270,12 +270,12 @@ class Agent:
             raise ReplyMalformed(f"the model still calls tools after {self._settings.max_tool_rounds} rounds")
         return done
 
-    async def _answer(self, conversation: ConversationRef, prompt: MeasuredPrompt, done: CompletedCall) -> Answer:
+    async def _answer(self, prompt: MeasuredPrompt, done: CompletedCall) -> Answer:
         text, reply = done.reply.text.strip(), done.reply
         if reply.finish is FinishReason.LENGTH:
             text = f"{text}\n\n{CUT_OFF}"
         try:
-            pressure = await self.context.after_reply(conversation, prompt, reply.usage, is_last=True)
+            pressure = await self.context.after_reply(prompt, reply.usage, is_last=True)
         except asyncio.CancelledError:
             await record_cancelled(prompt.model.client.ledger, prompt.request.payer, done.call)
             raise

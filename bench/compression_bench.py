@@ -39,9 +39,9 @@ from bench.conversation import Conversation, as_chat_messages, as_new_message
 from bench.measure import Measure, NoFailures, table
 from gateway.process import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
-from hermes_state.compressions import SplitPlan, split
+from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.redaction import redact
-from hermes_state.sessions import Session, start_session
+from hermes_state.sessions import Session, load_session, start_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, View, append
 from hermes_state.values import (
@@ -49,6 +49,7 @@ from hermes_state.values import (
     ChatId,
     ChatKey,
     ChatKind,
+    ConversationRef,
     EstimatedTokens,
     LineageId,
     MessageId,
@@ -156,6 +157,7 @@ def _job(rows: Transcript, estimator: Estimator | None) -> CompressionJob:
     request = ModelRequest(system="You are a test.", transcript=rows, max_output_tokens=RESERVED)
     limits = limits_of(WINDOW, RESERVED, LimitSettings())
     return CompressionJob(
+        conversation=_CONVERSATION,
         view=view,
         request=request,
         limits=limits,
@@ -217,6 +219,12 @@ def _renumbered(rows: Transcript) -> Transcript:
     return tuple(msgspec.structs.replace(row, id=MessageId(row.id + shift)) for row in rows)
 
 
+_CONVERSATION = ConversationRef(
+    chat_id=ChatId(1),
+    lineage_id=LineageId(1),
+    chat=ChatKey(platform="local", account="local", chat_ref="bench"),
+    chat_kind=ChatKind.LOCAL,
+)
 _SESSION = Session(
     id=SessionId(1),
     key="bench",
@@ -329,9 +337,7 @@ def _filled(db: Connection, chat_ref: str, rows: Transcript) -> SplitPlan:
     session = start_session(db, ensure_chat(db, key, ChatKind.LOCAL, None, Millis(0)), Millis(0))
     ids = [append(db, session.id, as_new_message(row), Millis(0)) for row in rows]
     handoff = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="What was said so far. " * 300)
-    return SplitPlan(
-        parent_id=session.id, version=session.version, watermark_seq=len(rows), context=[handoff, *ids], layer="manual"
-    )
+    return SplitPlan(parent=load_session(db, session.id), context=[handoff, *ids], row=CompressionRow(layer="manual"))
 
 
 def _copying_split(db: Connection, plan: SplitPlan, now: Millis) -> None:

@@ -177,6 +177,7 @@ def _measure_nothing(agent: Agent) -> None:
             max_output_tokens=Tokens(limits.context_length - limits.input_window),
         )
         return MeasuredPrompt(
+            conversation=conversation,
             view=view,
             request=request,
             size=Size(0, 0),

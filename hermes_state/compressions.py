@@ -18,27 +18,36 @@ ContextItem: TypeAlias = MessageId | NewMessage
 """A row that exists, by id, or one made for the child's view (the handoff, a stub)."""
 
 
-class SplitPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A compression about to be committed, and the state of the parent that it was made for."""
+class CompressionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A compression as it is stored, whether it has made a child or changed nothing; tokens are estimates."""
 
-    parent_id: SessionId
-    version: int
-    """The parent's `version` when its view was loaded."""
-    watermark_seq: int
-    """The last own row of the parent that the plan has looked at; rows behind it follow unchanged."""
-    context: Sequence[ContextItem]
-    """The child's view up to the watermark, in order, the parent's view edits baked in."""
     layer: Layer
     focus: str | None = None
+    outcome: Literal["compressed", "not_needed", "aborted"] = "compressed"
+    reason: str | None = None
+    """Reason why nothing was changed; None for a compression that has made a child."""
     summary_kind: Literal["model", "deterministic"] | None = None
     model: str | None = None
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+    messages_before: int | None = None
+    messages_after: int | None = None
+    took_ms: int | None = None
+
+
+class SplitPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A compression about to be committed."""
+
+    parent: Session
+    """The session as it was when its view was loaded; own rows that came since follow unchanged."""
+    context: Sequence[ContextItem]
+    """The child's view of the rows until then, in order, the parent's view edits baked in."""
+    row: CompressionRow
+    """Its row; the split counts the messages itself."""
     system_prompt: str | None = None
     """System prompt of the child; None: the parent's."""
     context_state: str | None = None
     """JSON of the context engine; None: the parent's."""
-    tokens_before: int | None = None
-    tokens_after: int | None = None
-    took_ms: int | None = None
 
 
 # Purpose: the child of a session; UNIQUE (lineage_id, depth) makes a second one impossible.
@@ -62,12 +71,12 @@ SELECT (SELECT count(*) FROM session_context WHERE session_id = :session_id)
   + (SELECT count(*) FROM messages WHERE session_id = :session_id AND seq > 0)
   - (SELECT count(*) FROM view_edits WHERE session_id = :session_id AND replacement_id IS NULL)
 """
-# Purpose: the event of a compression that made a child.
+# Purpose: the event of a compression.
 _RECORD = """
-INSERT INTO compressions (parent_id, child_id, layer, focus, outcome, summary_kind, model, tokens_before, tokens_after,
-  messages_before, messages_after, took_ms, created_at)
-VALUES (:parent_id, :child_id, :layer, :focus, 'compressed', :summary_kind, :model, :tokens_before, :tokens_after,
-  :messages_before, :messages_after, :took_ms, :now)
+INSERT INTO compressions (parent_id, child_id, layer, focus, outcome, reason, summary_kind, model, tokens_before,
+  tokens_after, messages_before, messages_after, took_ms, created_at)
+VALUES (:parent_id, :child_id, :layer, :focus, :outcome, :reason, :summary_kind, :model, :tokens_before,
+  :tokens_after, :messages_before, :messages_after, :took_ms, :now)
 """
 
 
@@ -77,42 +86,25 @@ def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
     Raises `LineageMoved` when the parent is not the open tip any more or its view has changed since the plan was made;
     nothing is written then.
     """
-    parent = _require_open(db, plan.parent_id, plan.version)
+    parent = _require_open(db, plan.parent)
     before = scalar(db, int, _VIEW_SIZE, {"session_id": parent.id})
     child_id = _continue(db, parent, EndReason.COMPRESSION, plan.system_prompt, plan.context_state, now)
     ids: list[int] = [
         append_view_row(db, child_id, item, None, now) if isinstance(item, NewMessage) else item
         for item in plan.context
     ]
-    kept = _write_context(db, child_id, ids, parent.id, plan.watermark_seq)
-    event = {"child_id": child_id, "messages_before": before, "messages_after": kept, "now": now}
-    db.execute(_RECORD, msgspec.structs.asdict(plan) | event)
+    kept = _write_context(db, child_id, ids, plan.parent)
+    row = msgspec.structs.replace(plan.row, messages_before=before, messages_after=kept)
+    record_compression(db, parent.id, row, now, child_id)
     return child_id
 
 
-class SkippedCompression(msgspec.Struct, frozen=True, kw_only=True):
-    """A compression that was asked for and changed nothing."""
-
-    parent_id: SessionId
-    layer: Layer
-    focus: str | None
-    outcome: Literal["not_needed", "aborted"]
-    reason: str | None
-    tokens_before: int
-    messages_before: int
-    took_ms: int
-
-
-# Purpose: the event of a compression that changed nothing.
-_RECORD_SKIPPED = """
-INSERT INTO compressions (parent_id, layer, focus, outcome, reason, tokens_before, messages_before, took_ms, created_at)
-VALUES (:parent_id, :layer, :focus, :outcome, :reason, :tokens_before, :messages_before, :took_ms, :now)
-"""
-
-
-def record_skipped(db: Connection, skipped: SkippedCompression, now: Millis) -> None:
-    """Record a compression that changed nothing."""
-    db.execute(_RECORD_SKIPPED, msgspec.structs.asdict(skipped) | {"now": now})
+def record_compression(
+    db: Connection, parent_id: SessionId, row: CompressionRow, now: Millis, child_id: SessionId | None = None
+) -> None:
+    """Record a compression, and the child that it has made if there is one."""
+    ids = {"parent_id": parent_id, "child_id": child_id}
+    db.execute(_RECORD, msgspec.structs.asdict(row) | ids | {"now": now})
 
 
 def note_verdict(db: Connection, child_id: SessionId, verdict: Literal["effective", "ineffective"]) -> None:
@@ -182,9 +174,9 @@ def undo_compression(
     What was said in the tip since the plan was made follows. `context_state` and `system_prompt` are the child's, None:
     as in the tip. Raises `LineageMoved` when the tip has ended or its view has changed since the plan was made.
     """
-    tip = _require_open(db, plan.tip.id, plan.tip.version)
+    tip = _require_open(db, plan.tip)
     child_id = _continue(db, tip, EndReason.UNDO, system_prompt, context_state, now)
-    _write_context(db, child_id, [row.id for row in plan.transcript], tip.id, plan.tip.next_seq - 1)
+    _write_context(db, child_id, [row.id for row in plan.transcript], plan.tip)
     undone = db.execute(
         "UPDATE compressions SET undone_by = ? WHERE id = ? AND undone_by IS NULL", (child_id, plan.compression_id)
     )
@@ -193,9 +185,9 @@ def undo_compression(
     return child_id
 
 
-def _require_open(db: Connection, session_id: SessionId, version: int) -> Session:
-    session = load_session(db, session_id)
-    if session.version != version or session.ended_at is not None:
+def _require_open(db: Connection, planned: Session) -> Session:
+    session = load_session(db, planned.id)
+    if session.version != planned.version or session.ended_at is not None:
         raise LineageMoved(f"session {session.short_key} has changed since this was planned")
     return session
 
@@ -222,11 +214,9 @@ def _continue(
     return child_id
 
 
-def _write_context(
-    db: Connection, child_id: SessionId, ids: Sequence[int], parent_id: SessionId, watermark_seq: int
-) -> int:
-    """The child starts from `ids` and the parent's rows behind the watermark; returns how many those are."""
-    behind = scalars(db, int, _ROWS_BEHIND, (parent_id, watermark_seq))
+def _write_context(db: Connection, child_id: SessionId, ids: Sequence[int], planned: Session) -> int:
+    """The child starts from `ids` and what its parent holds since `planned`; returns how many rows those are."""
+    behind = scalars(db, int, _ROWS_BEHIND, (planned.id, planned.next_seq - 1))
     references = [(child_id, pos, row_id) for pos, row_id in enumerate([*ids, *behind])]
     db.executemany("INSERT INTO session_context VALUES (?, ?, ?)", references)
     return len(references)

@@ -88,10 +88,8 @@ class SingleModelContext:
     async def plan_undo(self, conversation: ConversationRef) -> UndoPreview | None:
         return await self._context.plan_undo(conversation, self._model)
 
-    def settle(
-        self, db: Connection, conversation: ConversationRef, drafted: CompressionResult, now: Millis
-    ) -> CompressionOutcome:
-        return self._context.settle(db, conversation, drafted, now)
+    def settle(self, db: Connection, result: CompressionResult, now: Millis) -> CompressionOutcome:
+        return self._context.settle(db, result, now)
 
     async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
         await self._context.ended(session_id, was_reset=was_reset)

@@ -7,12 +7,13 @@ everything that was said since.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
 from typing import Any, assert_never
 
+import msgspec
 import structlog
 
 from agent.context.cuts import SkipReason
@@ -23,23 +24,21 @@ from agent.context.job import (
     CompressionOutcome,
     CompressionResult,
     ContextEvent,
-    Listener,
     MessageLimitEvent,
     NotNeeded,
     PreparedCompression,
     PressureEvent,
 )
 from agent.context.limits import Limits
-from agent.context.state import ContextState, state_of, stored_form
+from agent.context.state import state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
 from hermes_state import sessions
 from hermes_state.compressions import (
-    SkippedCompression,
+    CompressionRow,
     SplitPlan,
     UndoPlan,
     count_compressions,
-    note_verdict,
-    record_skipped,
+    record_compression,
     split,
     undo_compression,
 )
@@ -48,7 +47,7 @@ from hermes_state.models import ledger
 from hermes_state.sessions import Session, load_session
 from hermes_state.store.sql import nested
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock, ConversationRef, EstimatedTokens, LineageId, Millis, SessionId
+from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis
 
 log = structlog.get_logger()
 
@@ -69,142 +68,83 @@ def _rebased(db: Connection, attempt: CompressionResult) -> CompressionResult:
 
 
 def settle(
-    db: Connection,
-    conversation: ConversationRef,
-    attempt: CompressionResult,
-    system_prompt: str,
-    listeners: Sequence[Listener],
-    now: Millis,
-) -> CompressionOutcome:
-    """Commit a prepared, or keep the trace of an attempt that changes no view. `system_prompt`: of the child.
+    db: Connection, attempt: CompressionResult, system_prompt: str, now: Millis
+) -> tuple[CompressionOutcome, list[ContextEvent]]:
+    """Commit a prepared compression, or keep the trace of an attempt that changes no view; also the events of it.
 
-    When somebody else was faster nothing of it is written but what it has cost.
+    `system_prompt`: of the child. When somebody else was faster nothing is written but what it has cost.
     """
     attempt = _rebased(db, attempt)
-    result = attempt.result
-    if not isinstance(result, PreparedCompression):
-        return _keep_attempt(db, conversation, attempt, result, listeners, now)
-    outcome = None
+    job, prepared = attempt.job, attempt.result
+    if not isinstance(prepared, PreparedCompression):
+        return _keep_attempt(db, attempt, prepared, now)
+    outcome, conversation = None, job.conversation
     with suppress(LineageMoved), nested(db):
-        outcome = _compressed(db, conversation, attempt, result, split(db, _plan(attempt, result, system_prompt), now))
-    for call in result.calls:
+        child_id = split(db, _plan(attempt, prepared, system_prompt), now)
+        count = count_compressions(db, conversation.lineage_id)
+        outcome = Compressed(job=job, prepared=prepared, child=sessions.load_session(db, child_id), compressions=count)
+    for call in prepared.calls:
         ledger.record(db, conversation.turn_id, conversation.lineage_id, call, now)
     if outcome is None:
-        return attempt.job.not_needed(SkipReason.MOVED)
-    limit, messages = attempt.job.message_limit, attempt.job.messages_before
+        return job.not_needed(SkipReason.MOVED), []
+    limit, messages = job.message_limit, job.messages_before
     reasons = [] if limit is None else [MessageLimitEvent(messages=messages, limit=limit)]
-    _tell(db, conversation, [*reasons, outcome], listeners, now)
-    return outcome
+    return outcome, [*reasons, outcome]
 
 
 def _plan(attempt: CompressionResult, prepared: PreparedCompression, system_prompt: str) -> SplitPlan:
     job = attempt.job
     return SplitPlan(
-        parent_id=job.view.session.id,
-        version=job.view.session.version,
-        watermark_seq=job.view.session.next_seq - 1,
+        parent=job.view.session,
         context=prepared.context,
-        layer=job.layer,
-        focus=job.focus,
-        summary_kind=prepared.summary_kind,
-        model=prepared.model,
+        row=_row(attempt),
         system_prompt=f"{system_prompt}\n\n{SYSTEM_NOTE}" if job.settings.note_in_system else system_prompt,
         context_state=stored_form(prepared.state),
-        tokens_before=job.tokens_before,
-        tokens_after=prepared.tokens_after,
-        took_ms=attempt.took_ms,
     )
 
 
-def _compressed(
-    db: Connection,
-    conversation: ConversationRef,
-    attempt: CompressionResult,
-    prepared: PreparedCompression,
-    child_id: SessionId,
-) -> Compressed:
-    return Compressed(
-        job=attempt.job,
-        prepared=prepared,
-        child=sessions.load_session(db, child_id),
-        compressions=count_compressions(db, conversation.lineage_id),
-        took_ms=attempt.took_ms,
-    )
-
-
-def _events_of(attempt: CompressionResult, result: NotNeeded | Aborted) -> list[ContextEvent]:
-    """News for people of an attempt that changed nothing."""
-    events: list[ContextEvent] = []
-    if isinstance(result, Aborted) and attempt.job.layer != "manual":  # a command answers for itself
-        events.append(result)
-    if attempt.state.is_blocked and not attempt.before.is_blocked:
-        events.append(BlockedEvent(tokens=attempt.job.tokens_before, threshold=attempt.job.threshold))
-    return events
-
-
-def _keep_attempt(
-    db: Connection,
-    conversation: ConversationRef,
-    attempt: CompressionResult,
-    result: NotNeeded | Aborted,
-    listeners: Sequence[Listener],
-    now: Millis,
-) -> NotNeeded | Aborted:
-    """Remember an attempt, unless there is nothing to remember or the session has ended meanwhile."""
-    job, events = attempt.job, _events_of(attempt, result)
-    session_id = job.view.session.id
-    if sessions.load_session(db, session_id).ended_at is not None:
-        return job.not_needed(SkipReason.MOVED)
-    if attempt.state == attempt.before and not events:
-        return result
-    sessions.set_context_state(db, session_id, stored_form(attempt.state))
-    row = SkippedCompression(
-        parent_id=session_id,
+def _row(attempt: CompressionResult) -> CompressionRow:
+    job, result = attempt.job, attempt.result
+    row = CompressionRow(
         layer=job.layer,
         focus=job.focus,
-        outcome="aborted" if isinstance(result, Aborted) else "not_needed",
-        reason=result.kind if isinstance(result, Aborted) else result.why,
         tokens_before=job.tokens_before,
         messages_before=job.messages_before,
         took_ms=attempt.took_ms,
     )
-    record_skipped(db, row, now)
-    _tell(db, conversation, events, listeners, now)
-    return result
+    match result:
+        case PreparedCompression(summary_kind=kind, model=model, tokens_after=after):
+            return msgspec.structs.replace(row, summary_kind=kind, model=model, tokens_after=after)
+        case NotNeeded():
+            return msgspec.structs.replace(row, outcome="not_needed", reason=result.why)
+        case Aborted():
+            return msgspec.structs.replace(row, outcome="aborted", reason=result.kind)
+        case _:
+            assert_never(result)
 
 
-def record_verdict(
-    db: Connection,
-    conversation: ConversationRef,
-    session_id: SessionId,
-    state: ContextState,
-    has_helped: bool,
-    events: Sequence[ContextEvent],
-    listeners: Sequence[Listener],
-    now: Millis,
-) -> None:
-    """Keep whether the compression that made this session has helped it."""
-    sessions.set_context_state(db, session_id, stored_form(state))
-    note_verdict(db, session_id, "effective" if has_helped else "ineffective")
-    _tell(db, conversation, events, listeners, now)
+def _keep_attempt(
+    db: Connection, attempt: CompressionResult, result: NotNeeded | Aborted, now: Millis
+) -> tuple[NotNeeded | Aborted, list[ContextEvent]]:
+    """Remember an attempt, unless there is nothing to remember or the session has ended meanwhile."""
+    job, session_id = attempt.job, attempt.job.view.session.id
+    if sessions.load_session(db, session_id).ended_at is not None:
+        return job.not_needed(SkipReason.MOVED), []
+    events: list[ContextEvent] = []
+    if isinstance(result, Aborted) and job.layer != "manual":  # a command answers for itself
+        events.append(result)
+    if attempt.state.is_blocked and not attempt.before.is_blocked:
+        events.append(BlockedEvent(tokens=job.tokens_before, threshold=job.threshold))
+    if attempt.state != attempt.before or events:
+        sessions.set_context_state(db, session_id, stored_form(attempt.state))
+        record_compression(db, session_id, _row(attempt), now)
+    return result, events
 
 
 def note_pressure(db: Connection, pressure: PressureEvent) -> None:
     """Note that people are told. Belongs into the transaction that stores the answer below which they read it."""
     state = state_of(sessions.load_session(db, pressure.session_id).context_state)
     sessions.set_context_state(db, pressure.session_id, stored_form(state.told_of(pressure.level)))
-
-
-def _tell(
-    db: Connection,
-    conversation: ConversationRef,
-    events: Sequence[ContextEvent],
-    listeners: Sequence[Listener],
-    now: Millis,
-) -> None:
-    for event in events:
-        for listener in listeners:
-            listener(db, conversation, event, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,9 +171,9 @@ def settle_undo(db: Connection, undoing: UndoPreview, now: Millis) -> Session:
     return load_session(db, undo_compression(db, undoing.plan, now, context_state=stored_form(state)))
 
 
-def log_outcome(conversation: ConversationRef, attempt: CompressionResult, outcome: CompressionOutcome) -> None:
+def log_outcome(attempt: CompressionResult, outcome: CompressionOutcome) -> None:
     """One line for whatever came of a compression."""
-    job = attempt.job
+    job, lineage_id = attempt.job, attempt.job.conversation.lineage_id
     match outcome:
         case Compressed():
             log.info(
@@ -246,18 +186,12 @@ def log_outcome(conversation: ConversationRef, attempt: CompressionResult, outco
                 tokens_before=job.tokens_before,
                 tokens_after=outcome.prepared.tokens_after,
                 summary_kind=outcome.prepared.summary_kind,
-                took_ms=outcome.took_ms,
+                took_ms=attempt.took_ms,
             )
-        case NotNeeded():
-            log.info(
-                "compression.not_needed",
-                layer=job.layer,
-                lineage_id=conversation.lineage_id,
-                why=outcome.why,
-                messages=outcome.messages,
-            )
-        case Aborted():
-            log.warning("compression.aborted", layer=job.layer, lineage_id=conversation.lineage_id, kind=outcome.kind)
+        case NotNeeded(why=why, messages=messages):
+            log.info("compression.not_needed", layer=job.layer, lineage_id=lineage_id, why=why, messages=messages)
+        case Aborted(kind=kind):
+            log.warning("compression.aborted", layer=job.layer, lineage_id=lineage_id, kind=kind)
         case _:
             assert_never(outcome)
 

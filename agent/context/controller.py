@@ -14,7 +14,7 @@ from sqlite3 import Connection
 import msgspec
 import structlog
 
-from agent.context.commit import PendingCompressions, UndoPreview, log_outcome, record_verdict, settle, settle_undo
+from agent.context.commit import PendingCompressions, UndoPreview, log_outcome, settle
 from agent.context.cuts import SkipReason
 from agent.context.engine import Engine
 from agent.context.job import (
@@ -25,6 +25,7 @@ from agent.context.job import (
     CompressionOutcome,
     CompressionPreview,
     CompressionResult,
+    ContextEvent,
     ContinuedEvent,
     EndedEvent,
     Listener,
@@ -39,9 +40,8 @@ from agent.context.model_handle import ModelHandle
 from agent.context.state import ContextState, state_of, stored_form
 from agent.prompt import PromptBuilder
 from hermes_state import sessions
-from hermes_state.compressions import Layer, plan_undo
+from hermes_state.compressions import Layer, count_compressions, note_verdict, plan_undo
 from hermes_state.errors import ContextOverflow, StoreUnavailable
-from hermes_state.sessions import Session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, load_session_view
 from hermes_state.values import (
@@ -91,7 +91,7 @@ class ContextController:
         self._before_split = tuple(before_split)
         self._on_wait = on_wait
         self._clock = clock
-        self._measure = PromptMeasure(store=store, views=views, prompts=prompts)
+        self._measure = PromptMeasure(views=views, prompts=prompts)
 
     @property
     def engine(self) -> str:
@@ -99,8 +99,16 @@ class ContextController:
         return self._engine.name
 
     async def status(self, conversation: ConversationRef, model: ModelHandle) -> ContextStatus:
-        """Status of a conversation: how full it is."""
-        return await self._measure.status(conversation, model, self._engine)
+        """Status of a conversation, for people who ask how full it is."""
+        prompt = await self._measure.load(conversation, model)
+        return ContextStatus(
+            prompt=prompt.estimated,
+            fixed=model.profile.estimator.whole(replace(prompt.request, transcript=())),
+            limits=prompt.limits,
+            window_from=model.profile.source_for(conversation.lineage_id),
+            threshold=self._threshold(prompt),
+            compressions=await self._store.read(count_compressions, conversation.lineage_id),
+        )
 
     async def close(self) -> None:
         """Give up what is being prepared."""
@@ -115,9 +123,7 @@ class ContextController:
         await self._take_finished(conversation)
         return await self._measure.load(conversation, model)
 
-    async def compress_before_turn(
-        self, conversation: ConversationRef, prompt: MeasuredPrompt, *, message_limit: int | None
-    ) -> None:
+    async def compress_before_turn(self, prompt: MeasuredPrompt, *, message_limit: int | None) -> None:
         """Compress for hygiene, unless something holds the automatic layers back. Keeps the turn waiting only so long.
 
         `message_limit`: set where it is the number of messages, not their size, that makes hygiene act.
@@ -128,15 +134,15 @@ class ContextController:
         if message_limit is not None:
             log.info("hygiene.message_limit", messages=len(ready.view.transcript), limit=message_limit)
         job = replace(self._job(ready, "hygiene"), message_limit=message_limit)
-        lineage_id, hold_seconds = conversation.lineage_id, prompt.model.context.hold_seconds
-        async with self._waited_for(conversation, ready):
-            is_done = await self._pending.begin(lineage_id, self._prepare(conversation, job), hold_seconds)
+        lineage_id, hold_seconds = prompt.conversation.lineage_id, prompt.model.context.hold_seconds
+        async with self._waited_for(ready):
+            is_done = await self._pending.begin(lineage_id, self._prepare(job), hold_seconds)
         if is_done:
-            await self._take_finished(conversation)
+            await self._take_finished(prompt.conversation)
         elif job.must_shrink:
             log.warning("hygiene.hold_ended", lineage_id=lineage_id, seconds=hold_seconds)
             await self._pending.drop(lineage_id)
-            await self._compress(conversation, ready, replace(job, is_out_of_time=True))
+            await self._compress(ready, replace(job, is_out_of_time=True))
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         """True while a compression of the conversation is prepared beside its turns."""
@@ -170,7 +176,7 @@ class ContextController:
                 if not prompt.limits.is_urgent(prompt.estimated):
                     break  # hygiene's summary is on its way, and there is room until it is here
                 await self._pending.drop(conversation.lineage_id)
-            outcome = await self._compress(conversation, prompt, self._job(prompt, layer, focus=wanted.focus))
+            outcome = await self._compress(prompt, self._job(prompt, layer, focus=wanted.focus))
             # Loaded anew also when nothing was compressed: what is remembered of the attempt belongs to what follows.
             before, prompt = prompt.estimated, await self._measure.load(conversation, model)
             if not _is_another_view(outcome) or prompt.estimated * 100 > before * MAX_REMAINING_PERCENT:
@@ -202,8 +208,7 @@ class ContextController:
         if not model.context.is_enabled:
             return False
         prompt = prompt.refreshed()
-        job = self._job(prompt, "overflow", must_shrink=True)
-        return _is_another_view(await self._compress(conversation, prompt, job))
+        return _is_another_view(await self._compress(prompt, self._job(prompt, "overflow", must_shrink=True)))
 
     # ---- by hand
 
@@ -225,14 +230,14 @@ class ContextController:
         prompt = await self._measure.load(conversation, model)
         job = replace(self._job(prompt, "manual", focus=focus, keep_turns=keep_turns), on_begin=on_begin)
         state = state_of(prompt.view.session.context_state).asked_by_hand()
-        return await self._prepare(conversation, job, state=state)
+        return await self._prepare(job, state=state)
 
-    def settle(
-        self, db: Connection, conversation: ConversationRef, result: CompressionResult, now: Millis
-    ) -> CompressionOutcome:
+    def settle(self, db: Connection, result: CompressionResult, now: Millis) -> CompressionOutcome:
         """Commit what was prepared, inside the caller's transaction."""
-        system_prompt = self._prompts.system_for(conversation)
-        return settle(db, conversation, result, system_prompt, self._listeners, now)
+        conversation = result.job.conversation
+        outcome, events = settle(db, result, self._prompts.system_for(conversation), now)
+        self._tell(db, conversation, events, now)
+        return outcome
 
     async def preview(
         self, conversation: ConversationRef, model: ModelHandle, *, keep_turns: int | None = None
@@ -242,7 +247,7 @@ class ContextController:
         return await asyncio.to_thread(self._engine.preview, job)
 
     async def plan_undo(self, conversation: ConversationRef, model: ModelHandle) -> UndoPreview | None:
-        """Preview of taking back the newest compression; None when there is none. `settle_undo` does it."""
+        """Preview of taking back the newest compression; None when there is none. `commit.settle_undo` does it."""
         await self._pending.drop(conversation.lineage_id)
         plan = await self._store.read(plan_undo, conversation.lineage_id)
         if plan is None:
@@ -250,10 +255,6 @@ class ContextController:
         whole = View(session=msgspec.structs.replace(plan.tip, reported_prompt_tokens=None), transcript=plan.transcript)
         prompt = await self._measure.measure(conversation, model, whole)
         return UndoPreview(plan=plan, tokens=prompt.estimated, limits=prompt.limits)
-
-    def settle_undo(self, db: Connection, undoing: UndoPreview, now: Millis) -> Session:
-        """Take the compression back, inside the caller's transaction. Raises `LineageMoved`."""
-        return settle_undo(db, undoing, now)
 
     async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
         """To be called behind the transaction that ends a conversation, by `/new` (`was_reset`) or by time.
@@ -268,7 +269,7 @@ class ContextController:
     # ---- after a reply
 
     async def after_reply(
-        self, conversation: ConversationRef, prompt: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
+        self, prompt: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
     ) -> PressureEvent | None:
         """Learn from a provider's count, see whether the last compression has helped, and what people should know.
 
@@ -284,31 +285,39 @@ class ContextController:
                 await self._engine.on_event(ReplyEvent(session=prompt.view.session, usage=usage))
             state = stored.judged(tokens, self._threshold(prompt))
             if state is not stored:
-                await self._keep_verdict(conversation, prompt, stored, state, tokens)
+                await self._keep_verdict(prompt, stored, state, tokens)
             if is_last and usage is not None:
-                return await self._pressure(conversation, prompt, state, usage.prompt)
+                return await self._pressure(prompt, state, usage.prompt)
         except StoreUnavailable as error:
             # The reply is here and was paid for. What could not be noted shows again in the next report.
-            log.warning("context.not_noted", lineage_id=conversation.lineage_id, error=str(error))
+            log.warning("context.not_noted", lineage_id=prompt.conversation.lineage_id, error=str(error))
         return None
 
     async def _keep_verdict(
-        self,
-        conversation: ConversationRef,
-        prompt: MeasuredPrompt,
-        before: ContextState,
-        judged: ContextState,
-        tokens: int,
+        self, prompt: MeasuredPrompt, before: ContextState, judged: ContextState, tokens: int
     ) -> None:
-        has_helped, lineage_id = judged.strikes == 0, conversation.lineage_id
-        log.info("compression.judged", lineage_id=lineage_id, has_helped=has_helped, strikes=judged.strikes)
+        lineage_id, strikes = prompt.conversation.lineage_id, judged.strikes
+        log.info("compression.judged", lineage_id=lineage_id, has_helped=strikes == 0, strikes=strikes)
         is_news = judged.is_blocked and not before.is_blocked
         events = [BlockedEvent(tokens=tokens, threshold=self._threshold(prompt))] if is_news else []
-        session_id, listeners, now = prompt.view.session.id, self._listeners, self._clock.now()
-        await self._store.write(record_verdict, conversation, session_id, judged, has_helped, events, listeners, now)
+        await self._store.write(self.record_verdict, prompt, judged, events, self._clock.now())
+
+    def record_verdict(
+        self,
+        db: Connection,
+        prompt: MeasuredPrompt,
+        judged: ContextState,
+        events: Sequence[ContextEvent],
+        now: Millis,
+    ) -> None:
+        """Record whether the compression that made the prompt's session has helped it."""
+        session_id = prompt.view.session.id
+        sessions.set_context_state(db, session_id, stored_form(judged))
+        note_verdict(db, session_id, "effective" if judged.strikes == 0 else "ineffective")
+        self._tell(db, prompt.conversation, events, now)
 
     async def _pressure(
-        self, conversation: ConversationRef, prompt: MeasuredPrompt, state: ContextState, reported: ReportedTokens
+        self, prompt: MeasuredPrompt, state: ContextState, reported: ReportedTokens
     ) -> PressureEvent | None:
         """Told once for each line that is crossed, and again after a fall below it.
 
@@ -328,7 +337,7 @@ class ContextController:
         if level < state.pressure_level:
             await self._store.write(sessions.set_context_state, session_id, stored_form(state.told_of(level)))
             return None
-        log.info("context.pressed", lineage_id=conversation.lineage_id, tokens=reported, of_tokens=of_tokens)
+        log.info("context.pressed", lineage_id=prompt.conversation.lineage_id, tokens=reported, of_tokens=of_tokens)
         return PressureEvent(
             tokens=reported,
             of_tokens=of_tokens,
@@ -342,56 +351,58 @@ class ContextController:
 
     def _threshold(self, prompt: MeasuredPrompt) -> Tokens:
         """Prompt size at which the engine acts: a plugin's is believed, or what it does would be taken for in vain."""
-        return self._engine.threshold(prompt.view.session.lineage_id, prompt.limits)
+        return self._engine.threshold(prompt.conversation.lineage_id, prompt.limits)
 
-    async def _compress(
-        self, conversation: ConversationRef, prompt: MeasuredPrompt, job: CompressionJob
-    ) -> CompressionOutcome:
-        async with self._waited_for(conversation, prompt):
-            result = await self._prepare(conversation, job)
-        return await self._commit(conversation, result)
+    def _tell(self, db: Connection, conversation: ConversationRef, events: Sequence[ContextEvent], now: Millis) -> None:
+        for event in events:
+            for listener in self._listeners:
+                listener(db, conversation, event, now)
 
-    async def _prepare(
-        self, conversation: ConversationRef, job: CompressionJob, *, state: ContextState | None = None
-    ) -> CompressionResult:
+    async def _compress(self, prompt: MeasuredPrompt, job: CompressionJob) -> CompressionOutcome:
+        async with self._waited_for(prompt):
+            result = await self._prepare(job)
+        return await self._commit(result)
+
+    async def _prepare(self, job: CompressionJob, *, state: ContextState | None = None) -> CompressionResult:
         """A compression that could be committed, and what is to be kept of the attempt. Writes only failed calls."""
         started = time.perf_counter()
         before = state_of(job.view.session.context_state)
         result, after = await self._engine.prepare(job, state or before)
         if isinstance(result, PreparedCompression) and not job.must_shrink:
             for look in self._before_split:
-                await look(conversation, job.view)
+                await look(job.conversation, job.view)
         took_ms = round((time.perf_counter() - started) * 1_000)
         return CompressionResult(job=job, result=result, before=before, state=after, took_ms=took_ms)
 
     async def _take_finished(self, conversation: ConversationRef) -> CompressionOutcome | None:
-        """Commit what was prepared beside the conversation, if it is done by now."""
+        """Commit what was prepared beside the conversation, if it is done by now, for the turn that takes it in."""
         result = await self._pending.take_finished(conversation.lineage_id)
-        return None if result is None else await self._commit(conversation, result)
+        if result is None:
+            return None
+        return await self._commit(replace(result, job=replace(result.job, conversation=conversation)))
 
-    async def _commit(self, conversation: ConversationRef, result: CompressionResult) -> CompressionOutcome:
+    async def _commit(self, result: CompressionResult) -> CompressionOutcome:
         """Settle a compression in a transaction of its own."""
-        outcome = await self._store.write(self.settle, conversation, result, self._clock.now())
-        log_outcome(conversation, result, outcome)
+        outcome = await self._store.write(self.settle, result, self._clock.now())
+        log_outcome(result, outcome)
         if isinstance(outcome, Compressed):
             await self._engine.on_event(ContinuedEvent(child=outcome.child))
         return outcome
 
     @asynccontextmanager
-    async def _waited_for(self, conversation: ConversationRef, prompt: MeasuredPrompt) -> AsyncIterator[None]:
+    async def _waited_for(self, prompt: MeasuredPrompt) -> AsyncIterator[None]:
         """Around what a turn waits for: its people are told if it takes long."""
         if self._on_wait is None:
             yield
             return
-        quiet_seconds = prompt.model.context.quiet_seconds
-        telling = asyncio.create_task(_after(quiet_seconds, self._on_wait, conversation, prompt.view), name="wait")
+        telling = asyncio.create_task(_tell_of_wait(prompt, self._on_wait), name="wait")
         try:
             yield
         finally:
             telling.cancel()
             await asyncio.wait({telling})
             if not telling.cancelled() and (error := telling.exception()) is not None:
-                log.error("compression.wait_untold", lineage_id=conversation.lineage_id, exc_info=error)
+                log.error("compression.wait_untold", lineage_id=prompt.conversation.lineage_id, exc_info=error)
 
     async def _ready(self, prompt: MeasuredPrompt, layer: Layer) -> MeasuredPrompt | None:
         """The prompt, unless something holds the automatic layers back: the switch, strikes, an undo, a cooldown.
@@ -427,6 +438,7 @@ class ContextController:
     ) -> CompressionJob:
         limits, model = prompt.limits, prompt.model
         return CompressionJob(
+            conversation=prompt.conversation,
             view=prompt.view,
             request=prompt.request,
             limits=limits,
@@ -443,9 +455,9 @@ class ContextController:
         )
 
 
-async def _after(seconds: float, on_wait: OnWait, conversation: ConversationRef, view: View) -> None:
-    await asyncio.sleep(seconds)
-    await on_wait(conversation, view)
+async def _tell_of_wait(prompt: MeasuredPrompt, on_wait: OnWait) -> None:
+    await asyncio.sleep(prompt.model.context.quiet_seconds)
+    await on_wait(prompt.conversation, prompt.view)
 
 
 def _is_another_view(outcome: CompressionOutcome) -> bool:

@@ -69,6 +69,7 @@ class Aborted:
 class CompressionJob:
     """One compression that is wanted."""
 
+    conversation: ConversationRef
     view: View
     request: ModelRequest
     """The next model call as it stands: what does not shrink (system prompt, tools) is in it."""
@@ -169,7 +170,6 @@ class Compressed:
     child: Session
     compressions: int
     """Compressions of this lineage so far, those that were undone left out."""
-    took_ms: int
 
     @property
     def parent(self) -> Session:

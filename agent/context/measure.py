@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from agent.context.engine import Engine
 from agent.context.estimate import Estimator, Size
 from agent.context.limits import Limits
 from agent.context.model_handle import ModelHandle
@@ -13,8 +12,6 @@ from agent.model.base import ModelRequest
 from agent.model.sizes import SizeSource
 from agent.model.wire import WireSettings
 from agent.prompt import PromptBuilder
-from hermes_state.compressions import count_compressions
-from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ConversationRef, EstimatedTokens, LineageId, MessageId, SessionId, Tokens
 from hermes_state.view_cache import ViewCache
@@ -27,6 +24,7 @@ MAX_SIZES = 4_096
 class MeasuredPrompt:
     """A view, the model call that it makes, what that takes, and the limits that held when it was measured."""
 
+    conversation: ConversationRef
     view: View
     request: ModelRequest
     size: Size
@@ -40,7 +38,7 @@ class MeasuredPrompt:
 
     def refreshed(self) -> "MeasuredPrompt":
         """The same prompt with the limits that hold now, after a window was learned or assumed."""
-        limits = self.model.limits_for(self.view.session.lineage_id)
+        limits = self.model.limits_for(self.conversation.lineage_id)
         return replace(self, limits=limits, model_limits=self.model.limits)
 
 
@@ -85,8 +83,7 @@ class _RowsSize:
 class PromptMeasure:
     """Measure of conversations: how large the next prompt of each would be, for any model."""
 
-    def __init__(self, *, store: Store, views: ViewCache, prompts: PromptBuilder) -> None:
-        self._store = store
+    def __init__(self, *, views: ViewCache, prompts: PromptBuilder) -> None:
         self._views = views
         self._prompts = prompts
         self._measured: dict[LineageId, _RowsSize] = {}
@@ -111,6 +108,7 @@ class PromptMeasure:
         )
         size = estimator.fixed_size(request) + await self._rows_size(conversation, view, request, estimator)
         return MeasuredPrompt(
+            conversation=conversation,
             view=view,
             request=request,
             size=size,
@@ -140,15 +138,3 @@ class PromptMeasure:
             seen = _RowsSize(session.id, session.version, rows[-1].id, len(rows), style, size)
             self._measured[conversation.lineage_id] = seen
         return size
-
-    async def status(self, conversation: ConversationRef, model: ModelHandle, engine: Engine) -> ContextStatus:
-        """Status of a conversation, for people who ask how full it is."""
-        prompt = await self.load(conversation, model)
-        return ContextStatus(
-            prompt=prompt.estimated,
-            fixed=model.profile.estimator.whole(replace(prompt.request, transcript=())),
-            limits=prompt.limits,
-            window_from=model.profile.source_for(conversation.lineage_id),
-            threshold=engine.threshold(conversation.lineage_id, prompt.limits),
-            compressions=await self._store.read(count_compressions, conversation.lineage_id),
-        )

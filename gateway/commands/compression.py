@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from sqlite3 import Connection
 
-from agent.context.commit import UndoPreview
+from agent.context.commit import UndoPreview, settle_undo
 from agent.context.controller import ContextController
 from agent.context.job import (
     Compressed,
@@ -59,7 +59,7 @@ async def compress(request: CommandRequest) -> CommandResult:
     result = await request.context.tasks.run(request.chat.id, request.row.sender_ref, work)
     if result is None:
         return say(STOPPED)
-    return CommandResult(apply=partial(_settle, context, config.notices, conversation, result))
+    return CommandResult(apply=partial(_settle, context, config.notices, result))
 
 
 def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
@@ -70,12 +70,11 @@ def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
 def _settle(
     context: ContextController,
     notices: NoticeConfig,
-    conversation: ConversationRef,
     result: CompressionResult,
     db: Connection,
     now: Millis,
 ) -> str:
-    outcome = context.settle(db, conversation, result, now)
+    outcome = context.settle(db, result, now)
     accuracy = accuracy_sentence(outcome, notices) if isinstance(outcome, Compressed) else None
     return _outcome_text(outcome) + (f"\n{accuracy}" if accuracy is not None else "")
 
@@ -108,12 +107,12 @@ async def _plan_undo(context: ContextController, conversation: ConversationRef, 
             f"The whole conversation takes about {undoing.tokens:,} of {undoing.limits.input_window:,} tokens, which "
             "leaves no room to go on. Nothing was changed; I can still look everything up, and /history shows it."
         )
-    return CommandResult(apply=partial(_undo, context, undoing))
+    return CommandResult(apply=partial(_undo, undoing))
 
 
-def _undo(context: ContextController, undoing: UndoPreview, db: Connection, now: Millis) -> str:
+def _undo(undoing: UndoPreview, db: Connection, now: Millis) -> str:
     try:
-        child = context.settle_undo(db, undoing, now)
+        child = settle_undo(db, undoing, now)
     except LineageMoved:
         raise CommandError("The conversation was changed meanwhile; nothing was taken back.") from None
     return (

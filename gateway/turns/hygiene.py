@@ -26,5 +26,5 @@ async def check(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Measured
     is_large = messages >= MIN_HYGIENE_MESSAGES and prompt.estimated >= prompt.limits.hygiene
     if not (is_large or messages >= limit) or context.is_pending(conversation.lineage_id):
         return prompt
-    await context.compress_before_turn(conversation, prompt, message_limit=None if is_large else limit)
+    await context.compress_before_turn(prompt, message_limit=None if is_large else limit)
     return None

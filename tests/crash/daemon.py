@@ -10,7 +10,7 @@ from typing import Any
 from agent.tools.registry import Tool, ToolContext
 from gateway.config import process_environment
 from gateway.process import serve
-from hermes_state.compressions import SplitPlan, split
+from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import MessageRole, Origin, SystemClock, ToolEffect
 from tests.crash.commits import wrap_commits
@@ -89,12 +89,9 @@ async def _split(arguments: dict[str, Any], context: ToolContext) -> str:
         )
         kept = [row.id for row in view.transcript if row.turn_id == context.turn_id]
         plan = SplitPlan(
-            parent_id=view.session.id,
-            version=view.session.version,
-            watermark_seq=view.session.next_seq - 1,
+            parent=view.session,
             context=[handoff, *kept],
-            layer="in_loop",
-            summary_kind="deterministic",
+            row=CompressionRow(layer="in_loop", summary_kind="deterministic"),
         )
         await context.store.write(split, plan, SystemClock().now())
     return SPLIT_DONE

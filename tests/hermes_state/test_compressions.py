@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hermes_state import journal
 from hermes_state.chats import ensure_chat, load_chat
-from hermes_state.compressions import SplitPlan, split
+from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.errors import LineageMoved
 from hermes_state.journal import load_tool_runs
 from hermes_state.sessions import get_compression_tip, load_active, load_session, load_tip, reset, set_system_prompt
@@ -55,11 +55,9 @@ def plan(db: sqlite3.Connection, lineage_id: LineageId, keep: int = 0, head: int
     view = load_view(db, lineage_id)
     ids = [row.id for row in view.transcript]
     return SplitPlan(
-        parent_id=view.session.id,
-        version=view.session.version,
-        watermark_seq=view.session.next_seq - 1,
+        parent=view.session,
         context=(*ids[:head], HANDOFF, *(ids[-keep:] if keep else [])),
-        layer="manual",
+        row=CompressionRow(layer="manual"),
     )
 
 
@@ -126,7 +124,8 @@ def test_view_edits_are_baked_in(db: sqlite3.Connection) -> None:
         db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.SYSTEM, text="stub"), None, START
     )
     replace_row(db, session.id, rows[5], stub, "prune", START)
-    split(db, replace(plan(db, lineage), watermark_seq=2, context=(HANDOFF,)), START)
+    planned = plan(db, lineage)
+    split(db, replace(planned, parent=replace(planned.parent, next_seq=3), context=(HANDOFF,)), START)
     assert seen(db, lineage) == ["handoff", "q3", "stub"]
     assert db.execute("SELECT count(*) FROM view_edits WHERE session_id <> ?", (session.id,)).fetchone() == (0,)
 
@@ -157,11 +156,8 @@ def test_a_split_forgets_the_reported_tokens_and_reports_figures(db: sqlite3.Con
     session = load_tip(db, lineage)
     assert session.reported_prompt_tokens == 100
     hide(db, session.id, [load_view(db, lineage).transcript[0].id], "undo", START)
-    child = split(
-        db,
-        replace(plan(db, lineage, keep=2), tokens_before=900, tokens_after=90, focus="schema"),
-        START,
-    )
+    row = CompressionRow(layer="manual", tokens_before=900, tokens_after=90, focus="schema")
+    child = split(db, replace(plan(db, lineage, keep=2), row=row), START)
     assert load_tip(db, lineage).reported_prompt_tokens is None
     query = """SELECT parent_id, child_id, layer, focus, outcome, tokens_before, tokens_after,
     messages_before, messages_after FROM compressions"""
@@ -212,7 +208,7 @@ def test_a_second_split_of_the_same_parent_is_refused(db: sqlite3.Connection) ->
 def test_a_plan_made_before_an_undo_is_refused(db: sqlite3.Connection) -> None:
     lineage = talk(db, make_chat(db), "q1")
     planned = plan(db, lineage)
-    hide(db, planned.parent_id, [load_view(db, lineage).transcript[0].id], "undo", START)
+    hide(db, planned.parent.id, [load_view(db, lineage).transcript[0].id], "undo", START)
     with pytest.raises(LineageMoved):
         split(db, planned, START)
 
@@ -322,7 +318,7 @@ def _split(
         _say(db, chat, model)
         kept += model.view[before:]
     if name == "stale split" and model.view:
-        hide(db, planned.parent_id, [load_view(db, lineage).transcript[0].id], "undo", START)
+        hide(db, planned.parent.id, [load_view(db, lineage).transcript[0].id], "undo", START)
         del model.view[0]
         with pytest.raises(LineageMoved):
             split(db, planned, START)

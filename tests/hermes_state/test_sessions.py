@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from hermes_state import inbox, journal
-from hermes_state.compressions import SplitPlan, split
+from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.errors import LineageMoved, LookupFailed, LookupReason, SessionNotFound
 from hermes_state.inbox import InboxKind
 from hermes_state.sessions import (
@@ -43,11 +43,9 @@ def db() -> Iterator[sqlite3.Connection]:
 def compress(db: sqlite3.Connection, lineage: LineageId) -> SessionId:
     view = load_view(db, lineage)
     plan = SplitPlan(
-        parent_id=view.session.id,
-        version=view.session.version,
-        watermark_seq=view.session.next_seq - 1,
+        parent=view.session,
         context=[row.id for row in view.transcript],
-        layer="manual",
+        row=CompressionRow(layer="manual"),
     )
     return split(db, plan, START)
 

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.chats import ensure_chat, load_chat
-from hermes_state.compressions import SplitPlan, UndoPlan, count_compressions, plan_undo, split, undo_compression
+from hermes_state.compressions import (
+    CompressionRow,
+    SplitPlan,
+    UndoPlan,
+    count_compressions,
+    plan_undo,
+    split,
+    undo_compression,
+)
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import (
     choose_model,
@@ -61,11 +69,9 @@ def compression(db: sqlite3.Connection, lineage: LineageId, name: str, head: int
     ids = [row.id for row in view.transcript]
     handoff = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=name)
     return SplitPlan(
-        parent_id=view.session.id,
-        version=view.session.version,
-        watermark_seq=view.session.next_seq - 1,
+        parent=view.session,
         context=(*ids[:head], handoff, *(ids[-keep:] if keep else [])),
-        layer="manual",
+        row=CompressionRow(layer="manual"),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hermes_state import view_cache as views
 from hermes_state.chats import ensure_chat
-from hermes_state.compressions import SplitPlan, split
+from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.sessions import Session, load_tip, start_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, hide, load_view
@@ -52,11 +52,9 @@ async def test_a_compressed_conversation_takes_the_room_of_what_is_left(
     await say(store, session, "x" * 8_000)
     view = await cache.load(session.lineage_id)
     plan = SplitPlan(
-        parent_id=session.id,
-        version=view.session.version,
-        watermark_seq=1,
+        parent=view.session,
         context=[NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff")],
-        layer="manual",
+        row=CompressionRow(layer="manual"),
     )
     await store.write(split, plan, START)
     first = (await cache.load(session.lineage_id)).transcript[0]

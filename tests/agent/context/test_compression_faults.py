@@ -106,8 +106,8 @@ async def tidy(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
 async def command(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> str:
     """The sentence that the command answers with, where something failed."""
     conversation = turn.conversation
-    drafted = await agent.context.prepare_by_hand(conversation)
-    outcome = await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
+    prepared = await agent.context.prepare_by_hand(conversation)
+    outcome = await chat.store.write(agent.context.settle, prepared, chat.clock.now())
     assert isinstance(outcome, Aborted | Compressed)
     return (outcome.reason if isinstance(outcome, Aborted) else outcome.prepared.failure) or ""
 

@@ -44,8 +44,8 @@ async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
 
 
 async def by_hand(chat: Chat, agent: SingleModelAgent, conversation: ConversationRef) -> CompressionOutcome:
-    drafted = await agent.context.prepare_by_hand(conversation)
-    return await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
+    prepared = await agent.context.prepare_by_hand(conversation)
+    return await chat.store.write(agent.context.settle, prepared, chat.clock.now())
 
 
 # ---- side by side

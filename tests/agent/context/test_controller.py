@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from agent.context.commit import record_verdict
 from agent.context.cuts import SkipReason
 from agent.context.job import Compressed, NotNeeded
 from agent.context.model_handle import ContextSettings, LearnedProfile
@@ -82,8 +81,8 @@ async def say(chat: Chat, agent: SingleModelAgent, text: str) -> RunningTurn:
 
 async def compress(chat: Chat, agent: SingleModelAgent, turn: RunningTurn, *, keep_turns: int | None = None) -> Any:
     conversation = turn.conversation
-    drafted = await agent.context.prepare_by_hand(conversation, keep_turns=keep_turns)
-    return await chat.store.write(agent.context.settle, conversation, drafted, chat.clock.now())
+    prepared = await agent.context.prepare_by_hand(conversation, keep_turns=keep_turns)
+    return await chat.store.write(agent.context.settle, prepared, chat.clock.now())
 
 
 def verdicts(db: Connection) -> list[str | None]:
@@ -184,7 +183,7 @@ async def test_an_answer_is_not_lost_because_nothing_can_be_noted_of_its_prompt(
     write = chat.store.write
 
     async def full(fn: Callable[..., Any], *args: Any) -> Any:
-        if fn in (record_verdict, save_calibration):
+        if fn in (agent.agent.context.record_verdict, save_calibration):
             raise StoreUnavailable("no space left")
         return await write(fn, *args)
 

@@ -32,7 +32,7 @@ def configured(context: int, reserved: int) -> ModelLimits:
 
 
 def measure_of(chat: Chat) -> PromptMeasure:
-    return PromptMeasure(store=chat.store, views=ViewCache(chat.store), prompts=PROMPTS)
+    return PromptMeasure(views=ViewCache(chat.store), prompts=PROMPTS)
 
 
 def handle(chat: Chat, model: ChatCompletionsModel, *, context: int = 131_072, reserved: int = 8_192) -> ModelHandle:

@@ -44,6 +44,9 @@ from hermes_state.transcripts import NewMessage, View
 from hermes_state.values import (
     CanonicalUsage,
     ChatId,
+    ChatKey,
+    ChatKind,
+    ConversationRef,
     EstimatedTokens,
     LineageId,
     Millis,
@@ -62,6 +65,12 @@ from tests.clients import RecordedCalls
 LIMITS = limits_of(8_192, 2_048, LimitSettings())
 ROWS = conversation(8)
 CLOCK = FixedClock()
+CONVERSATION = ConversationRef(
+    chat_id=ChatId(1),
+    lineage_id=LineageId(1),
+    chat=ChatKey(platform="telegram", account="telegram", chat_ref="1"),
+    chat_kind=ChatKind.DIRECT,
+)
 LAB = ModelInfo(name="lab", context_length=Tokens(8_192), api_key="key")
 
 
@@ -100,6 +109,7 @@ def job(
 ) -> CompressionJob:
     view = View(session=at or session(), transcript=rows)
     made = CompressionJob(
+        conversation=CONVERSATION,
         view=view,
         request=ModelRequest(system="You help.", transcript=rows, max_output_tokens=2_048),
         limits=LIMITS,

@@ -8,7 +8,7 @@ import pytest
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
 from hermes_state import sessions
-from hermes_state.compressions import SplitPlan, split
+from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.errors import ToolError
 from hermes_state.journal import RunningTurn, ToolRunState
 from hermes_state.transcripts import load_view
@@ -66,7 +66,7 @@ async def test_what_was_before_new_stays_closed(chat: Chat) -> None:
 async def test_a_row_from_before_a_compression_still_opens(chat: Chat) -> None:
     turn = await chat.start("the code word is xylophone")
     session = (await chat.store.read(load_view, turn.lineage_id)).session
-    plan = SplitPlan(parent_id=session.id, version=session.version, watermark_seq=1, context=(), layer="manual")
+    plan = SplitPlan(parent=session, context=(), row=CompressionRow(layer="manual"))
     await chat.store.write(split, plan, chat.clock.now())
     assert "xylophone" in (await call(chat, turn, "history_open", id="m1")).text
     assert "m1" in (await call(chat, turn, "history_search", query="xylophone")).text

@@ -91,7 +91,7 @@ async def test_more_tokens_in_fewer_messages_are_explained(store: Store, tmp_pat
         conversation = ConversationRef(chat_id=chat_id, lineage_id=lineage_id, chat=DIRECT, chat_kind=ChatKind.DIRECT)
         context = gateway.live.agent.context
         prepared = await context.prepare_by_hand(conversation, gateway.live.models.configured)
-        outcome = await gateway.store.write(context.settle, conversation, prepared, gateway.clock.now())
+        outcome = await gateway.store.write(context.settle, prepared, gateway.clock.now())
         assert isinstance(outcome, Compressed)
         assert summarize_manual_compression(outcome).note is None
         tokens = EstimatedTokens(outcome.job.tokens_before + 1)

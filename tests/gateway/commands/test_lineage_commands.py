@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state.chats import find_chat
-from hermes_state.compressions import SplitPlan, plan_undo, split, undo_compression
+from hermes_state.compressions import CompressionRow, SplitPlan, plan_undo, split, undo_compression
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import ChatKey, MessageRole, Millis, Origin
@@ -28,16 +28,16 @@ async def compress(gateway: TestGateway, chat: ChatKey = DIRECT, focus: str | No
         ).fetchone()
         view = load_view(db, lineage_id)
         plan = SplitPlan(
-            parent_id=view.session.id,
-            version=view.session.version,
-            watermark_seq=view.session.next_seq - 1,
+            parent=view.session,
             context=(NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="what was said before"),),
-            layer="in_loop",
-            focus=focus,
-            summary_kind="model",
-            model="small-model",
-            tokens_before=95_000,
-            tokens_after=40_000,
+            row=CompressionRow(
+                layer="in_loop",
+                focus=focus,
+                summary_kind="model",
+                model="small-model",
+                tokens_before=95_000,
+                tokens_after=40_000,
+            ),
         )
         child_id = split(db, plan, Millis(gateway.clock.now()))
         return str(db.execute("SELECT key FROM sessions WHERE id = ?", (child_id,)).fetchone()[0])

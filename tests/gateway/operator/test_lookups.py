@@ -17,7 +17,7 @@ from gateway.operator import lookups
 from gateway.operator.lookups import LOOKUPS, find_chat, find_place, look_up
 from gateway.operator.socket import serve_control
 from hermes_state.chats import ensure_chat
-from hermes_state.compressions import SplitPlan, split
+from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.errors import CommandError
 from hermes_state.redaction import redact
 from hermes_state.sessions import reset, set_title, start_session
@@ -73,16 +73,11 @@ def fill(db: sqlite3.Connection) -> LineageId:
     hide(db, view.session.id, [view.transcript[1].id], "undo", START)
     view = load_view(db, lineage)
     plan = SplitPlan(
-        parent_id=view.session.id,
-        version=view.session.version,
-        watermark_seq=view.session.next_seq - 1,
+        parent=view.session,
         context=(NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff of the door"),),
-        layer="manual",
-        focus="doors",
-        summary_kind="model",
-        model="small",
-        tokens_before=900,
-        tokens_after=90,
+        row=CompressionRow(
+            layer="manual", focus="doors", summary_kind="model", model="small", tokens_before=900, tokens_after=90
+        ),
     )
     split(db, plan, Millis(START + 3_000))
     exchange(db, chat, "and the window", "shut", at=START + 4_000)

@@ -14,7 +14,7 @@ from hermes_state.admin.lineage_queries import (
     load_link,
 )
 from hermes_state.chats import ensure_chat, find_chats_named
-from hermes_state.compressions import SplitPlan, plan_undo, split, undo_compression
+from hermes_state.compressions import CompressionRow, SplitPlan, plan_undo, split, undo_compression
 from hermes_state.errors import LookupFailed, LookupReason
 from hermes_state.search.full_text import search
 from hermes_state.sessions import load_session, load_tip, reset
@@ -43,15 +43,11 @@ def db() -> Iterator[sqlite3.Connection]:
 def compress(db: sqlite3.Connection, lineage: LineageId, *, at: int = START) -> SessionId:
     view = load_view(db, lineage)
     plan = SplitPlan(
-        parent_id=view.session.id,
-        version=view.session.version,
-        watermark_seq=view.session.next_seq - 1,
+        parent=view.session,
         context=(NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff"),),
-        layer="hygiene",
-        focus="doors",
-        summary_kind="deterministic",
-        tokens_before=900,
-        tokens_after=90,
+        row=CompressionRow(
+            layer="hygiene", focus="doors", summary_kind="deterministic", tokens_before=900, tokens_after=90
+        ),
     )
     return split(db, plan, Millis(at))
 
