@@ -8,10 +8,11 @@ while there is room.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import structlog
 
-from agent.context.cuts import MIN_TAIL_ROWS, Cut, Middle, SkipReason, child_context, find_cut, handoff_for, middle_of
+from agent.context.cuts import MIN_TAIL_ROWS, Cut, SkipReason, child_context, find_cut, handoff_for, middle_of
 from agent.context.deterministic import deterministic_summary
 from agent.context.excerpt import fitted
 from agent.context.job import (
@@ -22,14 +23,13 @@ from agent.context.job import (
     EngineEvent,
     NotNeeded,
     PreparedCompression,
-    SummaryKind,
 )
 from agent.context.limits import Limits, summary_input_tokens
 from agent.context.model_handle import SummaryRoute
 from agent.context.pruning import prune
 from agent.context.state import ContextState
-from agent.context.summary import SummaryError, SummaryTask, checked_summary, summary_request
-from agent.handoff import framed
+from agent.context.summary import SummaryError, SummaryJob, checked_summary, summary_request
+from agent.handoff import Handoff, framed
 from agent.model.base import ModelReply
 from agent.model.client import ModelClient
 from agent.model.errors import remedy_for, sentence_for
@@ -73,26 +73,37 @@ SHORT_TAIL_PERCENT = 20
 """Kept end where the usual one would leave too much, in percent of all messages."""
 
 
+_FRAME_TOKENS = int(estimated_text_tokens(framed("")))
+"""Tokens of the words that stand around every handoff."""
+_MIN_CONTENT = TINY_FACTOR * _FRAME_TOKENS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """Choice of what is compressed, before anybody has put it into words."""
 
     cut: Cut
-    middle: Middle
-    sizes: Sequence[int]
-    pruned_middle: Transcript
+    rows: Transcript
+    """The middle, pruned, without an earlier handoff."""
+    previous: str | None
+    """The text of the earlier handoff."""
+    handoff: Handoff
+    """The new handoff, still without a text."""
     pruned: int
     content_tokens: int
     """Tokens that leave the view."""
+    fresh_tokens: int
+    """Part of them that no handoff stands for yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Summary:
+class _SummaryResult:
+    """A summary, by a model (`client` in `call`) or by rule, for the reason in `failure`."""
+
     text: str
-    kind: SummaryKind
     client: ModelClient | None = None
-    failure: str | None = None
     call: ModelCall | None = None
+    failure: str | None = None
 
 
 class Compressor:
@@ -134,7 +145,7 @@ class Compressor:
         written, state = await self._summarise(job, plan, state)
         if isinstance(written, Aborted):
             return written, state
-        record = handoff_for(plan.middle, written.text)
+        record = replace(plan.handoff, text=written.text)
         gained = int(job.estimator.text(framed(record.stored())))
         after = EstimatedTokens(max(0, job.tokens_before - plan.content_tokens) + gained)
         if after >= job.tokens_before:
@@ -144,12 +155,12 @@ class Compressor:
             return job.not_needed(SkipReason.NOT_SMALLER), state.struck(job.tokens_before)
         return PreparedCompression(
             context=child_context(job.view.transcript, plan.cut, record),
-            summary_kind=written.kind,
+            summary_kind="deterministic" if written.client is None else "model",
             model=None if written.client is None else written.client.name,
             failure=written.failure,
             calls=() if written.call is None else (written.call,),
             state=state.compressed(job.tokens_before),
-            summarised=len(plan.middle.rows),
+            summarised=len(plan.rows),
             tokens_after=after,
         ), state
 
@@ -166,10 +177,10 @@ class Compressor:
         if isinstance(plan, SkipReason):
             return job.not_needed(plan)
         target = job.limits.summary_tokens(plan.content_tokens)
-        handoff = target + int(estimated_text_tokens(framed("")))
+        handoff = target + _FRAME_TOKENS
         return CompressionPreview(
             head=plan.cut.head_end,
-            middle=len(plan.middle.rows),
+            middle=len(plan.rows),
             tail=job.messages_before - plan.cut.tail_start + len(plan.cut.kept),
             pruned=plan.pruned,
             tokens_before=job.tokens_before,
@@ -187,19 +198,22 @@ class Compressor:
             cut = find_cut(rows, sizes, replace(job.limits, tail=tail), rules)
         if isinstance(cut, SkipReason):
             return cut
-        content = _content(cut, sizes)
-        if content < _least_content():
+        middle_sizes = cut.middle(sizes)
+        if sum(middle_sizes) < _MIN_CONTENT:
             return SkipReason.NOT_SMALLER
         # The newest rows are never pruned, however large: the model is in the middle of working with them.
         upto = min(cut.tail_start, max(0, len(rows) - job.settings.cut.protect_last_n))
-        pruned = prune(rows, upto=upto, redact=self._redact, style=job.settings.prune_style)
+        shorter, pruned = prune(rows, upto=upto, redact=self._redact, style=job.settings.prune_style)
+        middle, previous = middle_of(shorter, cut)
+        is_fresh = (row.origin is not Origin.SUMMARY for row in cut.middle(rows))
         return _Plan(
             cut=cut,
-            middle=middle_of(rows, cut),
-            sizes=sizes,
-            pruned_middle=middle_of(pruned.transcript, cut).rows,
-            pruned=pruned.results,
-            content_tokens=content,
+            rows=middle,
+            previous=None if previous is None else previous.text,
+            handoff=handoff_for(middle, previous, text=""),
+            pruned=pruned,
+            content_tokens=sum(middle_sizes),
+            fresh_tokens=sum(compress(middle_sizes, is_fresh)),
         )
 
     @staticmethod
@@ -213,7 +227,7 @@ class Compressor:
             window=limits.context_length,
             percent=job.tokens_before * 100 // limits.context_length,
             head=plan.cut.head_end,
-            middle=len(plan.middle.rows),
+            middle=len(plan.rows),
             tail=job.messages_before - plan.cut.tail_start,
             pruned=plan.pruned,
         )
@@ -222,7 +236,7 @@ class Compressor:
 
     async def _summarise(
         self, job: CompressionJob, plan: _Plan, state: ContextState
-    ) -> tuple[_Summary | Aborted, ContextState]:
+    ) -> tuple[_SummaryResult | Aborted, ContextState]:
         """A model's summary; without one the conversation is left alone while that is possible, else the recap."""
         failure: ModelError | None = None
         if job.is_out_of_time:
@@ -247,10 +261,10 @@ class Compressor:
         key = next((key for key in keys if not state.is_cooling(key, now)), None)
         return state if key is None else state.failed(key, "timeout", now)
 
-    async def _ask(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> _Summary:
-        task = SummaryTask(
-            rows=plan.pruned_middle,
-            previous=plan.middle.previous.text if plan.middle.previous is not None else None,
+    async def _ask(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> _SummaryResult:
+        wanted = SummaryJob(
+            rows=plan.rows,
+            previous=plan.previous,
             focus=job.focus,
             target=job.limits.summary_tokens(plan.content_tokens),
             input_limit=summary_input_tokens(route.context_length or job.limits.context_length),
@@ -259,24 +273,24 @@ class Compressor:
             template=job.settings.summary_template,
             is_shared=job.request.style.is_shared,
         )
-        written = await asyncio.to_thread(summary_request, task, self._redact)
+        request = await asyncio.to_thread(summary_request, wanted, self._redact)
         done = await route.client.complete(
-            replace(written, payer=job.request.payer), purpose="summary", within=job.settings.summary_seconds
+            replace(request, payer=job.request.payer), purpose="summary", within=job.settings.summary_seconds
         )
         try:
-            text = await asyncio.to_thread(self._usable, done.reply, task)
+            text = await asyncio.to_thread(self._usable, done.reply, wanted)
         except SummaryError as error:
             await route.client.ledger.record(job.request.payer, replace(done.call, outcome=error.outcome))
             raise
-        return _Summary(text=text, kind="model", client=route.client, call=done.call)
+        return _SummaryResult(text=text, client=route.client, call=done.call)
 
-    def _usable(self, reply: ModelReply, task: SummaryTask) -> str:
-        text = checked_summary(reply, task, self._redact)
-        return fitted(text, Tokens(task.target * MAX_LENGTH_PERCENT // 100))
+    def _usable(self, reply: ModelReply, wanted: SummaryJob) -> str:
+        text = checked_summary(reply, wanted, self._redact)
+        return fitted(text, Tokens(wanted.target * MAX_LENGTH_PERCENT // 100))
 
     async def _without_model(
         self, job: CompressionJob, plan: _Plan, state: ContextState, failure: ModelError | None
-    ) -> _Summary | Aborted:
+    ) -> _SummaryResult | Aborted:
         reason = TOOK_TOO_LONG if job.is_out_of_time else _reason(failure, job.routes)
         is_passing = isinstance(failure, PASSING_FAILURES) or (failure is None and bool(job.routes))
         if (is_passing or job.settings.abort_on_summary_failure) and not job.must_shrink:
@@ -284,32 +298,22 @@ class Compressor:
             until = [state.cooldowns[key].until for key in keys if key in state.cooldowns]
             kind = "cooling_down" if failure is None else _outcome_of(failure)
             return Aborted(kind=kind, reason=reason, retry_at=Millis(min(until)) if until else None)
-        count, _, _ = plan.middle.stands_for
-        previous = plan.middle.previous.text if plan.middle.previous is not None else None
-        limit = job.limits.summary_ceiling
         text = await asyncio.to_thread(
-            deterministic_summary, plan.pruned_middle, previous, redact=self._redact, limit=limit, removed=count
+            deterministic_summary,
+            plan.rows,
+            plan.previous,
+            redact=self._redact,
+            limit=job.limits.summary_ceiling,
+            removed=plan.handoff.messages,
         )
-        return _Summary(text=text, kind="deterministic", failure=reason)
-
-
-def _content(cut: Cut, sizes: Sequence[int]) -> int:
-    """Tokens that leave the view."""
-    return sum(sizes[index] for index in range(cut.head_end, cut.tail_start) if index not in cut.kept)
-
-
-def _least_content() -> int:
-    return TINY_FACTOR * int(estimated_text_tokens(framed("")))
+        return _SummaryResult(text=text, failure=reason)
 
 
 def _is_worth_a_call(job: CompressionJob, plan: _Plan) -> bool:
     """True when enough was said since the last handoff: else one compression would follow the other."""
     if job.must_shrink or job.layer == "manual" or job.message_limit is not None:
         return True
-    rows, cut = job.view.transcript, plan.cut
-    indexes = (index for index in range(cut.head_end, cut.tail_start) if index not in cut.kept)
-    fresh = sum(plan.sizes[index] for index in indexes if rows[index].origin is not Origin.SUMMARY)
-    return fresh * 100 >= job.limits.threshold * MIN_FRESH_PERCENT
+    return plan.fresh_tokens * 100 >= job.limits.threshold * MIN_FRESH_PERCENT
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:
@@ -318,7 +322,7 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
     tail = len(sizes) - cut.tail_start
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
     is_heavy = job.layer == "overflow" and not job.limits.is_urgent(job.tokens_before)
-    return is_long or is_heavy or _content(cut, sizes) < _least_content()
+    return is_long or is_heavy or sum(cut.middle(sizes)) < _MIN_CONTENT
 
 
 def _outcome_of(error: ModelError) -> str:

@@ -10,7 +10,7 @@ wire.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from agent.context.limits import Limits
 from agent.handoff import Handoff, parse_handoff, unframed
@@ -25,6 +25,8 @@ SOFT_CEILING = (3, 2)
 """A tail may exceed its budget by half rather than fall below the number of rows that people asked to keep."""
 LARGEST_TAIL = (3, 4)
 """Largest tail, as a fraction of the input window: beside a larger one nothing fits, and the conversation is stuck."""
+
+_Item = TypeVar("_Item")
 
 ProtectFirst: TypeAlias = Literal["always", "first"]
 
@@ -63,10 +65,10 @@ class Cut:
     tail_start: int
     kept: tuple[int, ...] = ()
 
-    def middle(self, transcript: Transcript) -> Transcript:
-        """The rows that the handoff will stand for, an earlier handoff among them."""
+    def middle(self, items: Sequence[_Item]) -> tuple[_Item, ...]:
+        """Items, given one for each row, of the rows that the handoff stands for; an earlier handoff is among them."""
         kept = set(self.kept)
-        return tuple(transcript[place] for place in range(self.head_end, self.tail_start) if place not in kept)
+        return tuple(items[index] for index in range(self.head_end, self.tail_start) if index not in kept)
 
 
 def find_cut(
@@ -118,7 +120,7 @@ def _has_news(transcript: Transcript, cut: Cut) -> bool:
 
 def _people_follow(transcript: Transcript, cut: Cut) -> bool:
     """True when the next message behind the handoff is a user's."""
-    behind = (*(transcript[place] for place in cut.kept), *transcript[cut.tail_start :])
+    behind = (*(transcript[index] for index in cut.kept), *transcript[cut.tail_start :])
     return next((row.role is MessageRole.USER for row in behind if is_shown(row)), False)
 
 
@@ -133,30 +135,30 @@ def _exchanges(transcript: Transcript) -> list[_Exchange]:
     """Paired as the wire pairs them: a second result for a call is none, so it holds nothing together."""
     asked_at: dict[str, int] = {}
     ends: dict[int, int] = {}
-    for place, row in enumerate(transcript):
+    for index, row in enumerate(transcript):
         if row.role is MessageRole.ASSISTANT:
-            asked_at.update({call.id: place for call in row.body.calls})
+            asked_at.update({call.id: index for call in row.body.calls})
         elif row.role is MessageRole.TOOL and row.tool_call_id in asked_at:
-            ends[asked_at.pop(row.tool_call_id)] = place
+            ends[asked_at.pop(row.tool_call_id)] = index
         elif row.origin is Origin.SUMMARY:
             asked_at.clear()
     return sorted(ends.items())
 
 
-def _moved_back(exchanges: Sequence[_Exchange], place: int) -> int:
-    """`place`, moved in front of an exchange that it would cut in two."""
+def _moved_back(exchanges: Sequence[_Exchange], index: int) -> int:
+    """`index`, moved in front of an exchange that it would cut in two."""
     for first, last in reversed(exchanges):  # one that begins earlier may reach over one that begins later
-        if first < place <= last:
-            place = first
-    return place
+        if first < index <= last:
+            index = first
+    return index
 
 
-def _moved_forward(exchanges: Sequence[_Exchange], place: int) -> int:
-    """`place`, moved behind an exchange that it would cut in two."""
+def _moved_forward(exchanges: Sequence[_Exchange], index: int) -> int:
+    """`index`, moved behind an exchange that it would cut in two."""
     for first, last in exchanges:
-        if first < place <= last:
-            place = last + 1
-    return place
+        if first < index <= last:
+            index = last + 1
+    return index
 
 
 # ---- head and tail
@@ -175,11 +177,11 @@ def _head_end(
     if rules.protect_first == "first" and any(row.origin is Origin.SUMMARY for row in transcript):
         return 0
     end = used = 0
-    for place in range(min(rules.protect_first_n, upto)):
-        if transcript[place].origin is Origin.SUMMARY or used + sizes[place] > limits.head:
+    for index in range(min(rules.protect_first_n, upto)):
+        if transcript[index].origin is Origin.SUMMARY or used + sizes[index] > limits.head:
             break
-        used += sizes[place]
-        end = place + 1
+        used += sizes[index]
+        end = index + 1
     behind = _moved_forward(exchanges, end)
     fits = behind <= upto and used + sum(sizes[end:behind]) <= limits.head
     return behind if fits else _moved_back(exchanges, end)
@@ -197,13 +199,13 @@ def _end_of_answer(
     if head_end == 0 or _is_answer(transcript[head_end - 1]):
         return head_end
     used = sum(sizes[:head_end])
-    for place in range(head_end, upto):
-        row = transcript[place]
-        used += sizes[place]
+    for index in range(head_end, upto):
+        row = transcript[index]
+        used += sizes[index]
         if row.origin is Origin.SUMMARY or used > limits.head:
             break
-        if _is_answer(row) and _moved_back(exchanges, place + 1) == place + 1:
-            return place + 1
+        if _is_answer(row) and _moved_back(exchanges, index + 1) == index + 1:
+            return index + 1
     return _end_of_earlier_answer(transcript, exchanges, head_end)
 
 
@@ -253,12 +255,12 @@ def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], h
 def _turn_starts(transcript: Transcript) -> list[int]:
     """Indexes at which the turns of people begin, oldest first."""
     starts: list[int] = []
-    for place, row in enumerate(transcript):
+    for index, row in enumerate(transcript):
         if row.origin is not Origin.HUMAN:
             continue
         before = transcript[starts[-1]] if starts else None
         if before is None or row.turn_id is None or before.turn_id != row.turn_id:
-            starts.append(place)
+            starts.append(index)
     return starts
 
 
@@ -267,13 +269,13 @@ def _turn_starts(transcript: Transcript) -> list[int]:
 
 def open_request(transcript: Transcript) -> list[int]:
     """The newest message of a person: all rows of that turn which people wrote, and how they changed them since."""
-    people = [place for place, row in enumerate(transcript) if row.origin is Origin.HUMAN]
+    people = [index for index, row in enumerate(transcript) if row.origin is Origin.HUMAN]
     if not people:
         return []
     newest, turn_id = people[-1], transcript[people[-1]].turn_id
-    pieces = [place for place in people[:-1] if turn_id is not None and transcript[place].turn_id == turn_id]
+    pieces = [index for index in people[:-1] if turn_id is not None and transcript[index].turn_id == turn_id]
     behind = enumerate(transcript[newest + 1 :], newest + 1)
-    changes = [place for place, row in behind if row.origin is Origin.NOTICE and row.sender_ref is not None]
+    changes = [index for index, row in behind if row.origin is Origin.NOTICE and row.sender_ref is not None]
     return [*pieces, newest, *changes]
 
 
@@ -281,8 +283,8 @@ def _kept(
     transcript: Transcript, sizes: Sequence[int], limits: Limits, request: Sequence[int], middle: range
 ) -> tuple[int, ...]:
     """Rows of the middle that stay. An answer of more than a whole tail is left to the summary."""
-    kept = [place for place in request if place in middle]
-    answer = next((place for place in reversed(range(len(transcript))) if _is_answer(transcript[place])), None)
+    kept = [index for index in request if index in middle]
+    answer = next((index for index in reversed(range(len(transcript))) if _is_answer(transcript[index])), None)
     if answer is not None and answer in middle and sizes[answer] <= _of(limits.tail, SOFT_CEILING):
         kept.append(answer)
     return tuple(sorted(kept))
@@ -303,31 +305,14 @@ def has_open_calls(transcript: Transcript) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Middle:
-    """Rows that a compression takes out of view."""
+def middle_of(transcript: Transcript, cut: Cut) -> tuple[Transcript, Handoff | None]:
+    """The rows between head and tail, and the earlier handoff among them, which the new one takes up.
 
-    rows: Transcript
-    """Without the earlier handoff."""
-    previous: Handoff | None
-    """The earlier handoff, which the new one takes up."""
-
-    @property
-    def stands_for(self) -> tuple[int, int, int]:
-        """Number of messages that the new handoff stands for, the earlier one's included, its first and its last."""
-        ids: list[int] = [row.id for row in self.rows]
-        count = len(ids)
-        if self.previous is not None and self.previous.messages:
-            count += self.previous.messages
-            ids += [self.previous.first_id, self.previous.last_id]
-        return count, min(ids), max(ids)
-
-
-def middle_of(transcript: Transcript, cut: Cut) -> Middle:
-    """The rows between head and tail. Several handoffs (an import may hold them) count as one, oldest first."""
+    Several handoffs (an import may hold them) count as one, oldest first.
+    """
     found = [(row, handoff_in(row)) for row in cut.middle(transcript)]
     rows = tuple(row for row, handoff in found if handoff is None)
-    return Middle(rows=rows, previous=joined([handoff for _, handoff in found if handoff is not None]))
+    return rows, joined([handoff for _, handoff in found if handoff is not None])
 
 
 def handoff_in(row: Message) -> Handoff | None:
@@ -339,16 +324,20 @@ def handoff_in(row: Message) -> Handoff | None:
     return parse_handoff(text if body is None else body)
 
 
-def handoff_for(middle: Middle, text: str) -> Handoff:
-    """The handoff's record: its text, and what it stands for."""
-    count, first, last = middle.stands_for
-    return Handoff(text=text, messages=count, first_id=first, last_id=last)
+def handoff_for(rows: Sequence[Message], previous: Handoff | None, text: str) -> Handoff:
+    """The handoff of this text for the rows, and for what the earlier one stands for."""
+    ids: list[int] = [row.id for row in rows]
+    count = len(ids)
+    if previous is not None and previous.messages:
+        count += previous.messages
+        ids += [previous.first_id, previous.last_id]
+    return Handoff(text=text, messages=count, first_id=min(ids), last_id=max(ids))
 
 
 def child_context(transcript: Transcript, cut: Cut, record: Handoff) -> list[ContextItem]:
     """The view that a child starts with, in order. No other handoff than this one is in it."""
     handoff = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=record.stored())
-    behind = [transcript[place] for place in cut.kept] + list(transcript[cut.tail_start :])
+    behind = [transcript[index] for index in cut.kept] + list(transcript[cut.tail_start :])
     head = [row.id for row in transcript[: cut.head_end] if row.origin is not Origin.SUMMARY]
     return [*head, handoff, *(row.id for row in behind if row.origin is not Origin.SUMMARY)]
 

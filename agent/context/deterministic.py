@@ -8,8 +8,7 @@ is enough of everything, so that a long conversation costs no more than a short 
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import orjson
 
@@ -74,6 +73,9 @@ _IDENTIFIER = re.compile(
 _SENTENCE_END = re.compile(r"\n+|(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")
 """Chinese and Japanese put no space behind it."""
 
+_Findings: TypeAlias = dict[str, dict[str, str]]
+"""Lines by heading and by what was found, newest first: each once, with the message that said it last."""
+
 _OPENING: Final = (
     "No summary could be made of the {count} that this record stands for; it only lists what could be found in them by "
     "rule, newest first. Continue from the recent messages and from the current state of things, and look up what you "
@@ -82,20 +84,6 @@ _OPENING: Final = (
 _OPENED = re.compile(r"\ANo summary could be made of the [^\n]{0,400}\n*")
 _HEADING = re.compile(r"^#{1,6} +", re.MULTILINE)
 _EARLIER: Final = "## Earlier record"
-
-
-@dataclass(slots=True)
-class _Findings:
-    """Findings in the rows, newest first; each list stops taking more when it is longer than it could be shown."""
-
-    most: int
-    lists: dict[str, dict[str, str]] = field(default_factory=dict)
-
-    def add(self, title: str, what: str, row: Message) -> None:
-        """Each once, with the message that said it last."""
-        found = self.lists.setdefault(title, {})
-        if len(found) < self.most:
-            found.setdefault(what, f"- {what} ({recall_id(row.id)})")
 
 
 def deterministic_summary(
@@ -107,18 +95,18 @@ def deterministic_summary(
     request = _newest_request(rows, redact, room * REQUEST_PERCENT // 100)
     earlier = _earlier(previous, redact, room * PREVIOUS_PERCENT // 100)
     room -= sum(estimated_text_tokens(section) + 1 for section in (request, earlier) if section)
-    found = _find(rows, redact, most=max(0, room) // MIN_LINE_TOKENS)
+    found = _find(rows, redact, max_lines=max(0, room) // MIN_LINE_TOKENS)
     sections = [text, request, *_sections(found, room), earlier]
     return escape_markers(redact("\n\n".join(filter(None, sections))).replace(MARK, SECRET_MARK))
 
 
 def _sections(found: _Findings, room: int) -> Iterator[str]:
     """Findings under their headings; each takes an equal part of what the others before it have left."""
-    titles = [title for title in _TITLES if found.lists.get(title)]
-    for place, title in enumerate(titles):
+    titles = [title for title in _TITLES if found[title]]
+    for index, title in enumerate(titles):
         heading = f"## {title}"
-        share = room // (len(titles) - place) - _tokens(heading)
-        kept = _within(found.lists[title].values(), share)
+        share = room // (len(titles) - index) - _tokens(heading)
+        kept = _within(found[title].values(), share)
         if kept:
             room -= _tokens(heading) + sum(map(_tokens, kept))
             yield "\n".join((heading, *kept))
@@ -191,8 +179,8 @@ _TITLES: Final = (
 )
 
 
-def _find(rows: Transcript, redact: Redact, *, most: int) -> _Findings:
-    found = _Findings(most=most)
+def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
+    found: _Findings = {title: {} for title in _TITLES}
     results: dict[str | None, Message] = {}  # ids come again: of those that follow a call, the nearest is its own
     is_answered = False
     read = 0
@@ -201,30 +189,32 @@ def _find(rows: Transcript, redact: Redact, *, most: int) -> _Findings:
         read += len(text) + 1
         if read > READ_CHARACTERS:
             break
-        _find_in_text(found, row, text)
+        lines = list(_find_in_text(row, text))
         if row.role is MessageRole.TOOL:
             results[row.tool_call_id] = row
-        for call in row.body.calls:
-            found.add("Completed Actions", _action(call, results.pop(call.id, None), redact), row)
+        lines += [("Completed Actions", _action(call, results.pop(call.id, None), redact)) for call in row.body.calls]
         if row.role is MessageRole.ASSISTANT and row.text and not row.body.calls:
             is_answered = True
         elif row.origin is Origin.HUMAN and not is_answered and _QUESTION.search(text):
-            found.add("Pending User Asks", _one_line(text), row)
+            lines.append(("Pending User Asks", _one_line(text)))
+        for title, line in lines:
+            if len(found[title]) < max_lines:
+                found[title].setdefault(line, f"- {line} ({recall_id(row.id)})")
     return found
 
 
-def _find_in_text(found: _Findings, row: Message, text: str) -> None:
+def _find_in_text(row: Message, text: str) -> Iterator[tuple[str, str]]:
     for sentence in _SENTENCE_END.split(text):
         if row.origin is Origin.HUMAN and _RULE.search(sentence):
-            found.add("Constraints & Preferences", _one_line(sentence), row)
+            yield "Constraints & Preferences", _one_line(sentence)
         if _ERROR.search(sentence):
-            found.add("Blocked", _one_line(sentence), row)
+            yield "Blocked", _one_line(sentence)
         if _DECISION.search(sentence):
-            found.add("Key Decisions", _one_line(sentence), row)
-    for name in dict.fromkeys(match[0].rstrip(".") for match in _FILE.finditer(text)):
-        found.add("Relevant Files", name, row)
-    for name in dict.fromkeys(match[0] for match in _IDENTIFIER.finditer(text)):
-        found.add("Critical Context", name, row)
+            yield "Key Decisions", _one_line(sentence)
+    for match in _FILE.finditer(text):
+        yield "Relevant Files", match[0].rstrip(".")
+    for match in _IDENTIFIER.finditer(text):
+        yield "Critical Context", match[0]
 
 
 def _action(call: ToolCall, result: Message | None, redact: Redact) -> str:

@@ -221,5 +221,5 @@ class Estimator:
 
 def _is_possible(reported: int, covered: Size) -> bool:
     """True when any tokenizer can have counted this of what we know was read."""
-    least = max(1.0, MIN_SCALE * covered.text)
-    return least <= reported <= MAX_SCALE * covered.text + MAX_IMAGE_TOKENS * covered.images + UNSEEN_TOKENS
+    minimum = max(1.0, MIN_SCALE * covered.text)
+    return minimum <= reported <= MAX_SCALE * covered.text + MAX_IMAGE_TOKENS * covered.images + UNSEEN_TOKENS

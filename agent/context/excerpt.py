@@ -62,26 +62,26 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
     if sum(costs) <= limit:
         return "\n".join(_entries(rows, redact, zone, _WHOLE, has_names=has_names))
     lengths = [_length(row) for row in rows]
-    most = _row_characters(costs, lengths, limit * AIM_PERCENT // 100)
-    costs = [_cost(cost, length, most) for cost, length in zip(costs, lengths, strict=True)]
+    max_characters = _row_characters(costs, lengths, limit * AIM_PERCENT // 100)
+    costs = [_cost(cost, length, max_characters) for cost, length in zip(costs, lengths, strict=True)]
     kept: Sequence[int] = range(len(rows))
     if sum(costs) > limit:
         costs = [cost + GAP_TOKENS for cost in costs]
         kept = _sample(rows, kept, costs, limit)
-    shown = _entries([rows[place] for place in kept], redact, zone, most, has_names=has_names)
+    shown = _entries([rows[index] for index in kept], redact, zone, max_characters, has_names=has_names)
     entries = dict(zip(kept, shown, strict=True))
-    for place in kept:
-        if lengths[place] > most:  # its ends may be of another script than the whole
-            costs[place] = GAP_TOKENS + estimated_text_tokens(entries[place])
-    if sum(costs[place] for place in kept) > limit:
+    for index in kept:
+        if lengths[index] > max_characters:  # its ends may be of another script than the whole
+            costs[index] = GAP_TOKENS + estimated_text_tokens(entries[index])
+    if sum(costs[index] for index in kept) > limit:
         kept = _sample(rows, kept, costs, limit)
     log.info(
         "summary.input_sampled",
         messages=len(rows),
         shown=len(kept),
-        tokens=sum(costs[place] for place in kept),
+        tokens=sum(costs[index] for index in kept),
         limit=limit,
-        row_characters=most,
+        row_characters=max_characters,
     )
     return "\n".join(_with_gaps(kept, entries, len(rows)))
 
@@ -166,18 +166,20 @@ def said(row: Message) -> Iterator[str]:
 # ---- one message
 
 
-def _entries(rows: Sequence[Message], redact: Redact, zone: tzinfo, most: int, *, has_names: bool) -> Iterator[str]:
-    """The rows' entries, of texts of about `most` characters. Most hold no secret, and many are looked at together:
+def _entries(
+    rows: Sequence[Message], redact: Redact, zone: tzinfo, max_characters: int, *, has_names: bool
+) -> Iterator[str]:
+    """The rows' entries, of texts of about `max_characters`. Most hold no secret, and many are looked at together:
     only where one is found, each is."""
     batch: list[str] = []
     limits: list[int] = []
     size = 0
     for row in rows:
         text = " ".join(piece for piece in said(row) if piece)
-        short = _shortened(text, most)
+        short = _shortened(text, max_characters)
         speaker = _speaker(row, has_names=has_names)
         batch.append(f"[{recall_id(row.id)} {moment(row.created_at, zone)} {speaker}] {short}")
-        limits.append(most if short is text else _WHOLE)
+        limits.append(max_characters if short is text else _WHOLE)
         size += len(short)
         if size >= BATCH_CHARACTERS:
             yield from map(both_ends, _cleaned(batch, redact), limits)
@@ -185,12 +187,12 @@ def _entries(rows: Sequence[Message], redact: Redact, zone: tzinfo, most: int, *
     yield from map(both_ends, _cleaned(batch, redact), limits)
 
 
-def _shortened(text: str, most: int) -> str:
+def _shortened(text: str, max_characters: int) -> str:
     """`text` without its middle, which nobody has to read then. Where it cannot be cut before secrets are out of it,
     it stays whole."""
-    if len(text) <= most:
+    if len(text) <= max_characters:
         return text
-    half, play = most // 2, most // 8
+    half, play = max_characters // 2, max_characters // 8
     head = seam(text, half - play, half + play)
     tail = seam(text, len(text) - half, len(text) - half + 2 * play) if head is not None else None
     if head is None or tail is None or tail <= head:
@@ -242,46 +244,48 @@ def _length(row: Message) -> int:
 def _row_characters(costs: Sequence[int], lengths: Sequence[int], limit: int) -> int:
     """The length to which long messages are cut so that all of them fit, if that leaves them worth reading."""
 
-    def total(most: int) -> int:
-        return sum(_cost(cost, length, most) for cost, length in zip(costs, lengths, strict=True))
+    def total(max_characters: int) -> int:
+        return sum(_cost(cost, length, max_characters) for cost, length in zip(costs, lengths, strict=True))
 
-    least, most = MIN_ROW_CHARACTERS, MAX_ROW_CHARACTERS
-    if total(least) > limit:
-        return least
-    while least < most:
-        middle = (least + most + 1) // 2
+    low, high = MIN_ROW_CHARACTERS, MAX_ROW_CHARACTERS
+    if total(low) > limit:
+        return low
+    while low < high:
+        middle = (low + high + 1) // 2
         if total(middle) <= limit:
-            least = middle
+            low = middle
         else:
-            most = middle - 1
-    return least
+            high = middle - 1
+    return low
 
 
-def _cost(cost: int, length: int, most: int) -> int:
-    """Tokens of a message that is cut to `most` characters."""
-    return cost if length <= most else ENTRY_TOKENS + CUT_TOKENS + (cost - ENTRY_TOKENS) * most // length
+def _cost(cost: int, length: int, max_characters: int) -> int:
+    """Tokens of a message that is cut to `max_characters`."""
+    if length <= max_characters:
+        return cost
+    return ENTRY_TOKENS + CUT_TOKENS + (cost - ENTRY_TOKENS) * max_characters // length
 
 
-def _sample(rows: Transcript, places: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
-    """The places that fit, in order and spread over the whole; the first and the last are always among them."""
-    ends = {places[0], places[-1]}
-    people = [place for place in places if place not in ends and rows[place].origin is Origin.HUMAN]
-    others = [place for place in places if place not in ends and rows[place].origin is not Origin.HUMAN]
-    room = limit - sum(costs[place] for place in ends)
-    of_people = _evenly(people, costs, max(room // 2, room - sum(costs[place] for place in others)))
-    of_others = _evenly(others, costs, room - sum(costs[place] for place in of_people))
+def _sample(rows: Transcript, indexes: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
+    """The indexes that fit, in order and spread over the whole; the first and the last are always among them."""
+    ends = {indexes[0], indexes[-1]}
+    people = [index for index in indexes if index not in ends and rows[index].origin is Origin.HUMAN]
+    others = [index for index in indexes if index not in ends and rows[index].origin is not Origin.HUMAN]
+    room = limit - sum(costs[index] for index in ends)
+    of_people = _evenly(people, costs, max(room // 2, room - sum(costs[index] for index in others)))
+    of_others = _evenly(others, costs, room - sum(costs[index] for index in of_people))
     return sorted({*ends, *of_people, *of_others})
 
 
-def _evenly(places: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
-    """As many of the places as fit, at equal distances."""
-    total = sum(costs[place] for place in places)
-    if total <= limit or not places:
-        return list(places)
-    count = len(places) * max(0, limit) // total
+def _evenly(indexes: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
+    """As many of the indexes as fit, at equal distances."""
+    total = sum(costs[index] for index in indexes)
+    if total <= limit or not indexes:
+        return list(indexes)
+    count = len(indexes) * max(0, limit) // total
     while count > 0:
-        chosen = [places[(2 * number + 1) * len(places) // (2 * count)] for number in range(count)]
-        if sum(costs[place] for place in chosen) <= limit:
+        chosen = [indexes[(2 * number + 1) * len(indexes) // (2 * count)] for number in range(count)]
+        if sum(costs[index] for index in chosen) <= limit:
             return chosen
         count = count * 19 // 20
     return []
@@ -289,13 +293,13 @@ def _evenly(places: Sequence[int], costs: Sequence[int], limit: int) -> list[int
 
 def _with_gaps(kept: Sequence[int], entries: dict[int, str], count: int) -> Iterator[str]:
     before = -1
-    for place in (*kept, count):
-        missing = place - before - 1
+    for index in (*kept, count):
+        missing = index - before - 1
         if missing:
             yield f"[{missing} message{'s are' if missing > 1 else ' is'} not shown]"
-        if place < count:
-            yield entries[place]
-        before = place
+        if index < count:
+            yield entries[index]
+        before = index
 
 
 # ---- length
@@ -310,7 +314,7 @@ class _Section:
         self._sizes = [int(estimated_text_tokens(line)) + 1 for line in lines]
         self._dropped: set[int] = set()
         # The largest line goes first; the first line of a section stays to the end.
-        self._order = sorted(range(len(lines)), key=lambda place: (place > 0, self._sizes[place]))
+        self._order = sorted(range(len(lines)), key=lambda index: (index > 0, self._sizes[index]))
         self.tokens = sum(self._sizes)
 
     @property
@@ -319,14 +323,14 @@ class _Section:
 
     def drop(self) -> int:
         """Leave out the next line and return what that frees."""
-        place = self._order.pop()
-        self.tokens -= self._sizes[place]
-        freed = self._sizes[place] - (0 if self._dropped else NOTE_TOKENS)
-        self._dropped.add(place)
+        index = self._order.pop()
+        self.tokens -= self._sizes[index]
+        freed = self._sizes[index] - (0 if self._dropped else NOTE_TOKENS)
+        self._dropped.add(index)
         return freed
 
     def text(self) -> str:
-        kept = [line for place, line in enumerate(self._lines) if place not in self._dropped]
+        kept = [line for index, line in enumerate(self._lines) if index not in self._dropped]
         note = [f"[{len(self._dropped)} lines left out for length]"] if self._dropped else []
         return "\n".join([line for line in (self.heading, *kept, *note) if line])
 
@@ -337,13 +341,13 @@ def fitted(text: str, limit: Tokens) -> str:
         return text
     sections = _sections(text)
     total = sum(section.tokens + int(estimated_text_tokens(section.heading)) + 1 for section in sections)
-    longest = [(-section.tokens, place) for place, section in enumerate(sections) if section.has_lines]
+    longest = [(-section.tokens, index) for index, section in enumerate(sections) if section.has_lines]
     heapq.heapify(longest)
     while total > limit and longest:
-        _, place = heapq.heappop(longest)
-        total -= sections[place].drop()
-        if sections[place].has_lines:
-            heapq.heappush(longest, (-sections[place].tokens, place))
+        _, index = heapq.heappop(longest)
+        total -= sections[index].drop()
+        if sections[index].has_lines:
+            heapq.heappush(longest, (-sections[index].tokens, index))
     return "\n\n".join(section.text() for section in sections)
 
 

@@ -131,8 +131,8 @@ def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tok
 
 def _tail(context_length: int, threshold: int, settings: LimitSettings) -> Tokens:
     if settings.tail_mode == "lean":
-        least, most = LEAN_TAIL
-        wanted = min(max(context_length * 25 // 1_000, least), most)
+        low, high = LEAN_TAIL
+        wanted = min(max(context_length * 25 // 1_000, low), high)
         return Tokens(min(wanted, threshold * LEAN_THRESHOLD_PERCENT // 100))
     return Tokens(_at_most(threshold, settings.target_ratio))
 

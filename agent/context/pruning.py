@@ -6,7 +6,6 @@ its row. The same transcript always gives the same stubs, and pruning what was p
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -37,22 +36,11 @@ _EXIT = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?|returncode)\W{
 _FAILS = re.compile(r"\A\s*(?:error|fatal|traceback|failed|exception)\b", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrunedTranscript:
-    """A transcript with some texts shortened; every row keeps its id and place."""
+def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyle = "stub") -> tuple[Transcript, int]:
+    """The transcript with what stands before index `upto` shortened, and the number of results that became stubs.
 
-    transcript: Transcript
-    results: int
-    """Number of results that became stubs."""
-    arguments: int
-    """Number of calls whose arguments were shortened."""
-
-
-def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyle = "stub") -> PrunedTranscript:
-    """Shorten what stands before index `upto`. The rows from there on, and every text that people wrote, stay.
-
-    `redact` takes secrets out of what is cut: half of one could not be recognised any more. Others stay for those who
-    read the rows.
+    Every row keeps its id and place; those from `upto` on, and every text that people wrote, stay. `redact` takes
+    secrets out of what is cut: half of one could not be recognised any more. Others stay for those who read the rows.
     """
     calls: dict[str | None, ToolCall] = {}  # ids come again: a result answers the call before it
     tool_rows = (row for row in transcript if row.role is MessageRole.TOOL)
@@ -60,18 +48,17 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyl
         row.text: row.id for row in tool_rows if row.text is not None and len(row.text) > WORTH_PRUNING_CHARACTERS
     }
     rows: list[Message] = []
-    results = arguments = 0
-    for place, row in enumerate(transcript):
+    stubs = 0
+    for row in transcript[:upto]:
         shorter = row
         calls.update({call.id: call for call in row.body.calls})
-        if place < upto and row.role is MessageRole.TOOL:
+        if row.role is MessageRole.TOOL:
             shorter = _pruned_result(row, calls.get(row.tool_call_id), newest, style, redact)
-            results += shorter is not row
-        elif place < upto and row.body.calls:
+            stubs += shorter is not row
+        elif row.body.calls:
             shorter = _with_short_arguments(row, redact)
-            arguments += shorter is not row
         rows.append(shorter)
-    return PrunedTranscript(transcript=tuple(rows), results=results, arguments=arguments)
+    return (*rows, *transcript[upto:]), stubs
 
 
 # ---- results
@@ -198,5 +185,5 @@ def _one_line(text: str, limit: int, redact: Redact) -> str:
 
 def _beginning(text: str, limit: int, redact: Redact) -> str:
     """The first `limit` characters, or up to a space shortly before; no secret is cut in two."""
-    place = seam(text[:limit], limit * 3 // 4, limit)
-    return text[:place] if place is not None else redact(text[:LOOKED_CHARACTERS])[:limit]
+    index = seam(text[:limit], limit * 3 // 4, limit)
+    return text[:index] if index is not None else redact(text[:LOOKED_CHARACTERS])[:limit]

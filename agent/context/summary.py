@@ -91,7 +91,7 @@ class SummaryError(ModelError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryTask:
+class SummaryJob:
     """One summary that is wanted."""
 
     rows: Transcript
@@ -109,17 +109,17 @@ class SummaryTask:
     is_shared: bool = False
 
 
-def summary_request(task: SummaryTask, redact: Callable[[str], str]) -> ModelRequest:
+def summary_request(job: SummaryJob, redact: Callable[[str], str]) -> ModelRequest:
     """The model call that writes the summary: no tools, no output limit."""
-    parts = [_what_is_wanted(task)]
-    limit = task.input_limit
-    if task.previous is not None:
-        record = bounded_record(task.previous, Tokens(limit * PREVIOUS_PERCENT // 100), redact)
+    parts = [_what_is_wanted(job)]
+    limit = job.input_limit
+    if job.previous is not None:
+        record = bounded_record(job.previous, Tokens(limit * PREVIOUS_PERCENT // 100), redact)
         limit = Tokens(max(0, limit - estimated_text_tokens(record)))
         parts.append(f"{_UPDATE}\n\n<earlier_record>\n{record}\n</earlier_record>")
-    shown = excerpt(task.rows, limit, redact=redact, zone=task.zone, has_names=task.is_shared)
+    shown = excerpt(job.rows, limit, redact=redact, zone=job.zone, has_names=job.is_shared)
     parts.append(f"<conversation>\n{shown}\n</conversation>")
-    focus = _focus(task.focus, redact)
+    focus = _focus(job.focus, redact)
     if focus:
         parts.append(
             f'Focus topic: "{focus}"\nWhat touches it takes about 60 to 70 percent of the length, in full detail: '
@@ -127,7 +127,7 @@ def summary_request(task: SummaryTask, redact: Callable[[str], str]) -> ModelReq
             "filter, not an instruction; secrets are left out here too."
         )
     parts.append("Write the record now.")
-    return ModelRequest(system=_SYSTEM, transcript=(asking_row("\n\n".join(parts), task.now),), max_output_tokens=None)
+    return ModelRequest(system=_SYSTEM, transcript=(asking_row("\n\n".join(parts), job.now),), max_output_tokens=None)
 
 
 def _focus(focus: str | None, redact: Callable[[str], str]) -> str:
@@ -136,12 +136,12 @@ def _focus(focus: str | None, redact: Callable[[str], str]) -> str:
     return line[:FOCUS_CHARACTERS].translate(_QUOTES).strip()
 
 
-def _what_is_wanted(task: SummaryTask) -> str:
-    words = task.target * 3 // 4
-    template = task.template or "\n\n".join(f"## {title}\n[{what}]" for title, what in SECTIONS)
+def _what_is_wanted(job: SummaryJob) -> str:
+    words = job.target * 3 // 4
+    template = job.template or "\n\n".join(f"## {title}\n[{what}]" for title, what in SECTIONS)
     return (
-        f"Summarise the conversation below as a record of about {task.target} tokens ({words} words); shorter if there "
-        f"is little to say. Now it is {moment(task.now, task.zone)}. Use these headings in this order, and write "
+        f"Summarise the conversation below as a record of about {job.target} tokens ({words} words); shorter if there "
+        f"is little to say. Now it is {moment(job.now, job.zone)}. Use these headings in this order, and write "
         f"`None.` under one that has nothing:\n\n{template}"
     )
 
@@ -168,22 +168,22 @@ def asking_row(text: str, now: Millis) -> Message:
 # ---- what came back
 
 
-def checked_summary(reply: ModelReply, task: SummaryTask, redact: Callable[[str], str]) -> str:
+def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], str]) -> str:
     """The summary in a reply, without secrets. Raises `SummaryError` for anything that is none."""
     if reply.finish is FinishReason.LENGTH:
         raise SummaryError("truncated", "The summary was cut off by the model's output limit.")
     if reply.calls:
         raise SummaryError("malformed", "The model called a tool instead of writing a summary.")
-    titles = HEADINGS if task.template is None else tuple(_TEMPLATE_HEADING.findall(task.template))
+    titles = HEADINGS if job.template is None else tuple(_TEMPLATE_HEADING.findall(job.template))
     text = _unwrapped(reply.text, titles)
     if len(text) < MIN_CHARACTERS:
         raise SummaryError(*(_REFUSED if _REFUSAL.search(text) else _EMPTY))
     _require_headings(text, titles)
     if sum(f"[{what}]" in text for _, what in SECTIONS) >= MIN_HEADINGS:
         raise SummaryError("malformed", "The model returned the form without filling it in.")
-    if estimated_text_tokens(text) > MAX_LENGTH_FACTOR * max(task.target, 1_000):
+    if estimated_text_tokens(text) > MAX_LENGTH_FACTOR * max(job.target, 1_000):
         raise SummaryError("too_long", "The summary came out longer than a summary may be.")
-    if task.template is None:
+    if job.template is None:
         text = _heading_lines(titles).sub(_as_given, text)
     return escape_markers(redact(text).replace(MARK, SECRET_MARK))
 

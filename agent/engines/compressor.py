@@ -18,7 +18,7 @@ from agent.context.deterministic import deterministic_summary
 from agent.context.estimate import Estimator
 from agent.context.limits import Limits, LimitSettings, limits_of, summary_input_tokens
 from agent.context.pruning import prune
-from agent.context.summary import SummaryTask, asking_row, checked_summary, summary_request
+from agent.context.summary import SummaryJob, asking_row, checked_summary, summary_request
 from agent.engines.contract import ContextEngine, ListMessage
 from agent.engines.mapping import INSTRUCTING, call_ids, text_of
 from agent.handoff import END_MARKER, escape_markers, framed, unframed
@@ -113,7 +113,7 @@ class ContextCompressor(ContextEngine):
         cut = self._cut(rows, sizes)
         if isinstance(cut, SkipReason):
             return self._unchanged(messages, cut)
-        content = sum(sizes[index] for index in range(cut.head_end, cut.tail_start) if index not in cut.kept)
+        content = sum(cut.middle(sizes))
         summary = escape_markers(self._summary(rows, cut, content, focus_topic))
         if int(self._estimator.text(framed(summary))) >= content:
             return self._unchanged(messages, SkipReason.NOT_SMALLER)
@@ -143,12 +143,12 @@ class ContextCompressor(ContextEngine):
         """The text of the handoff for a middle of `content` tokens, by a model where there is one that can."""
         limits = self.limits
         upto = min(cut.tail_start, max(0, len(rows.transcript) - self.protect_last_n))
-        pruned = prune(rows.transcript, upto=upto, redact=redact)
-        middle = middle_of(pruned.transcript, cut)
-        previous = middle.previous.text if middle.previous is not None else None
+        pruned, _ = prune(rows.transcript, upto=upto, redact=redact)
+        middle, earlier = middle_of(pruned, cut)
+        previous = earlier.text if earlier is not None else None
         if self._summarise is not None:
-            task = SummaryTask(
-                rows=middle.rows,
+            job = SummaryJob(
+                rows=middle,
                 previous=previous,
                 focus=focus,
                 target=limits.summary_tokens(content),
@@ -156,12 +156,12 @@ class ContextCompressor(ContextEngine):
                 now=SystemClock().now(),
             )
             try:
-                request = _without_ids(summary_request(task, redact))
-                return checked_summary(self._summarise(request), task, redact)
+                request = _without_ids(summary_request(job, redact))
+                return checked_summary(self._summarise(request), job, redact)
             except ModelError as error:
                 log.warning("compression.summary_failed", engine=self.name, error=type(error).__name__)
-        removed, limit = len(middle.rows), limits.summary_ceiling
-        text = deterministic_summary(middle.rows, previous, redact=redact, limit=limit, removed=removed)
+        removed, limit = len(middle), limits.summary_ceiling
+        text = deterministic_summary(middle, previous, redact=redact, limit=limit, removed=removed)
         return _ID_IN_RECAP.sub("", text)
 
 

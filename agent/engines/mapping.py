@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from agent.context.cuts import Middle, handoff_for, handoff_in, joined, open_request
+from agent.context.cuts import handoff_for, handoff_in, joined, open_request
 from agent.engines.contract import ListMessage
 from agent.handoff import parse_handoff, unframed
 from agent.model.wire import WireSettings, traced_messages
@@ -380,9 +380,9 @@ class _ListReader:
         if not removed and not self.words and not earlier:
             return None
         records = [record for record in map(handoff_in, earlier) if record is not None]
-        middle = Middle(rows=tuple(removed or self.shortened or self.sent.transcript[:1]), previous=joined(records))
-        text = redact("\n\n".join(self.words)) or UNSAID
-        return NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=handoff_for(middle, text).stored())
+        rows = removed or self.shortened or self.sent.transcript[:1]
+        record = handoff_for(rows, joined(records), redact("\n\n".join(self.words)) or UNSAID)
+        return NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=record.stored())
 
 
 def _stub(row: Message, text: str) -> NewMessage:

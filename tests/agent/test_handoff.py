@@ -131,7 +131,7 @@ def test_reading_and_defusing_take_no_time_squared(text: str) -> None:
 def test_a_child_has_head_handoff_what_stays_open_and_tail_in_that_order() -> None:
     rows = (human("a"), answer("b"), human("c"), answer("d"), human("e"), answer("f"))
     cut = Cut(head_end=2, tail_start=5, kept=(4,))
-    context = child_context(rows, cut, handoff_for(middle_of(rows, cut), "text"))
+    context = child_context(rows, cut, handoff_for(*middle_of(rows, cut), "text"))
     made = context[2]
     assert isinstance(made, NewMessage)
     assert (made.role, made.origin) == (MessageRole.USER, Origin.SUMMARY)
@@ -143,10 +143,10 @@ def test_a_handoff_takes_over_what_the_earlier_one_stood_for() -> None:
     earlier = summary(Handoff(text="before", messages=40, first_id=2, last_id=60).stored())
     rows = (human("a"), answer("b"), earlier, human("c"), answer("d"), human("e"))
     cut = Cut(head_end=2, tail_start=5)
-    middle = middle_of(rows, cut)
-    assert middle.previous is not None
-    assert middle.previous.text == "before"
-    made = handoff_for(middle, "after")
+    middle, previous = middle_of(rows, cut)
+    assert previous is not None
+    assert previous.text == "before"
+    made = handoff_for(middle, previous, "after")
     assert (made.messages, made.first_id) == (42, 2)
     assert made.last_id == max(60, rows[4].id)
     context = child_context(rows, cut, made)
@@ -156,10 +156,10 @@ def test_a_handoff_takes_over_what_the_earlier_one_stood_for() -> None:
 
 def test_several_imported_handoffs_become_one() -> None:
     rows = (summary("[CONTEXT SUMMARY]: one"), human("a"), summary("[CONTEXT COMPACTION] two"), answer("b"), human("c"))
-    middle = middle_of(rows, Cut(head_end=0, tail_start=4))
-    assert middle.previous is not None
-    assert middle.previous.text == "one\n\ntwo"
-    assert [one.text for one in middle.rows] == ["a", "b"]
+    middle, previous = middle_of(rows, Cut(head_end=0, tail_start=4))
+    assert previous is not None
+    assert previous.text == "one\n\ntwo"
+    assert [one.text for one in middle] == ["a", "b"]
 
 
 # ---- the calls that it names

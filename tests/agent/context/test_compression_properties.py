@@ -83,7 +83,7 @@ def compress(
     cut = find_cut(rows, sizes_of(rows), limits, rules, keep_turns=keep_turns)
     if isinstance(cut, SkipReason):
         return cut
-    record = handoff_for(middle_of(rows, cut), text)
+    record = handoff_for(*middle_of(rows, cut), text)
     by_id = {one.id: one for one in rows}
     child = [
         row(item.role, item.text, origin=item.origin, sender_ref=None, sender_name=None, turn_id=None)
@@ -108,7 +108,7 @@ def check_verbatim(done: Pass, limits: Limits) -> None:
     tail = before[cut.tail_start :]
     assert all(old is new for old, new in zip(before[: cut.head_end], after, strict=False))
     assert after[cut.head_end].origin is Origin.SUMMARY
-    behind = (*(before[place] for place in cut.kept), *tail)
+    behind = (*(before[index] for index in cut.kept), *tail)
     assert [one.id for one in after[cut.head_end + 1 :]] == [one.id for one in behind]
     assert all(old is new for old, new in zip(behind, after[cut.head_end + 1 :], strict=True))
     check_people(done)
@@ -123,8 +123,8 @@ def check_people(done: Pass) -> None:
     mates = [one for one in done.before if one.origin is Origin.HUMAN and one.turn_id == newest.turn_id]
     turn = [newest] if newest.turn_id is None else mates
     assert all(any(one is kept for kept in done.after) for one in turn)
-    places = [place for place, one in enumerate(done.after) if any(one is said for said in turn)]
-    assert min(places) > done.cut.head_end, "a request stands behind the handoff"
+    indexes = [index for index, one in enumerate(done.after) if any(one is said for said in turn)]
+    assert min(indexes) > done.cut.head_end, "a request stands behind the handoff"
     [alone] = chat_messages("", (newest,), STYLE)
     said = text_of(alone["content"]).removeprefix("[2026-01-01 00:00] [Ann] ")
     sent = chat_messages("", done.after, STYLE)
@@ -134,8 +134,8 @@ def check_people(done: Pass) -> None:
 
 def check_answer(done: Pass, limits: Limits) -> None:
     visible = [
-        place
-        for place, one in enumerate(done.before)
+        index
+        for index, one in enumerate(done.before)
         if one.role is MessageRole.ASSISTANT
         and not one.body.calls
         and ((one.text or "").strip() or one.body.was_interrupted)
@@ -145,17 +145,18 @@ def check_answer(done: Pass, limits: Limits) -> None:
 
 
 def check_pruning(done: Pass, style: PruneStyle) -> None:
-    once = prune(done.before, upto=done.cut.tail_start, redact=redact, style=style)
-    again = prune(once.transcript, upto=done.cut.tail_start, redact=redact, style=style)
-    assert msgspec.json.encode(again.transcript) == msgspec.json.encode(once.transcript)
-    assert (again.results, again.arguments) == (0, 0)
-    assert [one.id for one in once.transcript] == [one.id for one in done.before]
-    for place, (old, new) in enumerate(zip(done.before, once.transcript, strict=True)):
-        assert new is old or (place < done.cut.tail_start and old.role is not MessageRole.USER)
+    once, _ = prune(done.before, upto=done.cut.tail_start, redact=redact, style=style)
+    again, stubs = prune(once, upto=done.cut.tail_start, redact=redact, style=style)
+    assert msgspec.json.encode(again) == msgspec.json.encode(once)
+    assert stubs == 0
+    assert all(new is old for old, new in zip(once, again, strict=True)), "no arguments were shortened either"
+    assert [one.id for one in once] == [one.id for one in done.before]
+    for index, (old, new) in enumerate(zip(done.before, once, strict=True)):
+        assert new is old or (index < done.cut.tail_start and old.role is not MessageRole.USER)
         assert len(new.text or "") <= len(old.text or "")
         if new.text != old.text:
             assert f"m{old.id}" in (new.text or "")
-    check_legal("", once.transcript)
+    check_legal("", once)
 
 
 def check_handoff(done: Pass, system: str) -> None:

@@ -48,7 +48,7 @@ def handoff(text: str = "record") -> Message:
 def child(rows: Sequence[Message], found: Cut) -> Transcript:
     """The rows of the child's view."""
     by_id = {one.id: one for one in rows}
-    context = child_context(tuple(rows), found, handoff_for(middle_of(tuple(rows), found), "record"))
+    context = child_context(tuple(rows), found, handoff_for(*middle_of(tuple(rows), found), "record"))
     return tuple(handoff(item.text or "") if isinstance(item, NewMessage) else by_id[item] for item in context)
 
 
@@ -182,14 +182,14 @@ def test_in_one_huge_turn_the_request_stays_right_behind_the_handoff() -> None:
     found = cut(rows, 100, SMALL, CutSettings(protect_first_n=0))
     assert found.kept == (3, 4, 5)
     after = child(rows, found)
-    place = next(place for place, one in enumerate(after) if one.origin is Origin.SUMMARY)
-    assert [one.text for one in after[place + 1 : place + 4]] == ["answer 1", "do it", "carefully"]
+    index = next(index for index, one in enumerate(after) if one.origin is Origin.SUMMARY)
+    assert [one.text for one in after[index + 1 : index + 4]] == ["answer 1", "do it", "carefully"]
 
 
 def test_how_people_changed_their_newest_message_stays_with_it() -> None:
     rows = [*chatter(2), human("do it"), row(MessageRole.USER, "(changed) do both", origin=Origin.NOTICE)]
     rows += [one for number in range(30) for one in step(f"c{number}")]
-    assert [rows[place].text for place in cut(rows, 100).kept] == ["do it", "(changed) do both"]
+    assert [rows[index].text for index in cut(rows, 100).kept] == ["do it", "(changed) do both"]
 
 
 def test_an_answer_larger_than_a_whole_tail_is_left_to_the_summary() -> None:

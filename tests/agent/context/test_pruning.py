@@ -5,11 +5,11 @@ import re
 import orjson
 import pytest
 
-from agent.context.pruning import MAX_DEPTH, PrunedTranscript, PruneStyle, prune
+from agent.context.pruning import MAX_DEPTH, PruneStyle, prune
 from hermes_state import journal
 from hermes_state.journal import ModelAnswer, ToolResult, ToolRunState
 from hermes_state.redaction import Redactor
-from hermes_state.values import CanonicalUsage, Message, MessageBody, MessageRole, ModelCall, ToolCall
+from hermes_state.values import CanonicalUsage, Message, MessageBody, MessageRole, ModelCall, ToolCall, Transcript
 from tests.agent.conftest import Chat
 from tests.agent.context.histories import PASSAGES
 from tests.agent.context.rows import answer, human, result, row
@@ -26,12 +26,13 @@ def asked(arguments: str, name: str = "look", call_id: str = "a") -> Message:
     )
 
 
-def pruned(*rows: Message, upto: int | None = None, style: PruneStyle = "stub") -> PrunedTranscript:
-    return prune(rows, upto=len(rows) if upto is None else upto, redact=REDACT, style=style)
+def pruned(*rows: Message, upto: int | None = None, style: PruneStyle = "stub") -> Transcript:
+    transcript, _ = prune(rows, upto=len(rows) if upto is None else upto, redact=REDACT, style=style)
+    return transcript
 
 
 def stub(text: str, arguments: str = "{}", name: str = "look", style: PruneStyle = "stub") -> str:
-    return pruned(asked(arguments, name), result("a", text), style=style).transcript[1].text or ""
+    return pruned(asked(arguments, name), result("a", text), style=style)[1].text or ""
 
 
 # ---- results
@@ -39,7 +40,7 @@ def stub(text: str, arguments: str = "{}", name: str = "look", style: PruneStyle
 
 def test_a_stub_names_tool_target_outcome_size_and_where_the_whole_is() -> None:
     rows = (asked('{"mode": "fast", "path": "/srv/app/main.py"}', "read_file"), result("a", LONG))
-    seen = pruned(*rows).transcript[1].text
+    seen = pruned(*rows)[1].text
     assert seen == (
         f"[pruned m{rows[1].id}: look /srv/app/main.py: ok, begins 'line of output'; 3,000 characters in 201 lines; "
         "history_open reads them]"
@@ -48,14 +49,14 @@ def test_a_stub_names_tool_target_outcome_size_and_where_the_whole_is() -> None:
 
 def test_the_tools_name_comes_from_the_call_where_the_result_has_none() -> None:
     bare = row(MessageRole.TOOL, LONG, tool_call_id="a")
-    assert ": read_file: ok" in (pruned(asked("{}", "read_file"), bare).transcript[1].text or "")
-    assert ": tool: ok" in (pruned(bare).transcript[0].text or "")
+    assert ": read_file: ok" in (pruned(asked("{}", "read_file"), bare)[1].text or "")
+    assert ": tool: ok" in (pruned(bare)[0].text or "")
 
 
 def test_a_stub_names_the_call_that_its_result_answers_where_ids_come_again() -> None:
     texts = [f"{number}\n{LONG}" for number in range(3)]
     rows = [one for number in range(3) for one in (asked(f'{{"path": "/{number}"}}'), result("a", texts[number]))]
-    stubs = [one.text or "" for one in pruned(*rows).transcript if one.role is MessageRole.TOOL]
+    stubs = [one.text or "" for one in pruned(*rows) if one.role is MessageRole.TOOL]
     assert [f"look /{number}: ok, begins '{number}'" in stubs[number] for number in range(3)] == [True] * 3
 
 
@@ -75,17 +76,17 @@ def test_a_stub_says_how_the_call_went(text: str, outcome: str) -> None:
 
 def test_short_results_and_results_in_the_tail_stay() -> None:
     rows = (asked("{}"), result("a", "x" * 200), asked("{}", call_id="b"), result("b", LONG))
-    assert pruned(*rows, upto=3) == PrunedTranscript(transcript=rows, results=0, arguments=0)
+    assert prune(rows, upto=3, redact=REDACT) == (rows, 0)
 
 
 def test_what_people_and_the_model_say_stays() -> None:
     rows = (human(LONG), answer(LONG))
-    assert pruned(*rows).transcript == rows
+    assert pruned(*rows) == rows
 
 
 def test_of_identical_results_the_newest_keeps_its_text_and_the_others_point_to_it() -> None:
     rows = (asked("{}"), result("a", LONG), asked("{}", call_id="b"), result("b", LONG), human("x"))
-    seen = pruned(*rows, upto=3).transcript
+    seen = pruned(*rows, upto=3)
     assert seen[1].text == f"[pruned m{rows[1].id}: the same result as m{rows[3].id}, which came later]"
     assert seen[3] is rows[3]
 
@@ -104,19 +105,18 @@ def test_the_shorter_styles() -> None:
 @pytest.mark.parametrize("passage", PASSAGES)
 def test_every_language_becomes_a_shorter_line_that_stays_the_same(passage: str, style: PruneStyle) -> None:
     rows = (asked(orjson.dumps({"query": passage * 20}).decode()), result("a", passage * 200))
-    once = pruned(*rows, style=style)
-    assert once.results == 1
-    assert len(once.transcript[1].text or "") < len(rows[1].text or "")
-    assert f"m{rows[1].id}" in (once.transcript[1].text or "")
+    once, count = prune(rows, upto=2, redact=REDACT, style=style)
+    assert count == 1
+    assert len(once[1].text or "") < len(rows[1].text or "")
+    assert f"m{rows[1].id}" in (once[1].text or "")
     if style != "excerpt":
-        assert "\n" not in (once.transcript[1].text or "")
-    again = pruned(*once.transcript, style=style)
-    assert again == PrunedTranscript(transcript=once.transcript, results=0, arguments=0)
+        assert "\n" not in (once[1].text or "")
+    assert prune(once, upto=2, redact=REDACT, style=style) == (once, 0)
 
 
 def test_what_one_style_made_no_other_makes_anew() -> None:
-    once = pruned(asked("{}"), result("a", LONG), style="excerpt").transcript
-    assert pruned(*once).transcript == once
+    once = pruned(asked("{}"), result("a", LONG), style="excerpt")
+    assert pruned(*once) == once
 
 
 def test_the_rows_that_were_given_stay_as_they_are() -> None:
@@ -130,17 +130,16 @@ def test_the_rows_that_were_given_stay_as_they_are() -> None:
 
 
 def arguments_of(arguments: str) -> str:
-    return pruned(asked(arguments)).transcript[0].body.calls[0].arguments
+    return pruned(asked(arguments))[0].body.calls[0].arguments
 
 
 def test_long_arguments_are_shortened_inside_their_json() -> None:
     given = {"path": "/srv/a", "edits": [{"text": "漢" * 900}, "y" * 100], "count": 7, "none": None}
     rows = (asked(orjson.dumps(given).decode()),)
     done = pruned(*rows)
-    read = orjson.loads(done.transcript[0].body.calls[0].arguments)
+    read = orjson.loads(done[0].body.calls[0].arguments)
     cut = f"{'漢' * 200}… [pruned m{rows[0].id}: 900 characters]"
     assert read == {"path": "/srv/a", "edits": [{"text": cut}, "y" * 100], "count": 7, "none": None}
-    assert done.arguments == 1
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,7 @@ def test_arguments_of_any_kind_raise_nothing(arguments: str) -> None:
     rows = (asked(arguments), result("a", LONG))
     for style in ("stub", "placeholder", "excerpt"):
         done = pruned(*rows, style=style)
-        assert pruned(*done.transcript, style=style).transcript == done.transcript
+        assert pruned(*done, style=style) == done
     assert len(arguments_of(arguments)) <= len(arguments)
 
 
@@ -190,7 +189,7 @@ def test_no_part_of_a_secret_is_left_where_something_is_cut(words: str, style: P
         before = (words * at)[:at]
         text = f"{before} {KEY} {SECRET} {words * 1_200}\n{words * 100} {KEY} {before}"
         arguments = orjson.dumps({"path": text.replace("\n", " "), "lines": [text]}).decode()
-        rows = pruned(asked(arguments), result("a", text), style=style).transcript
+        rows = pruned(asked(arguments), result("a", text), style=style)
         shown = REDACT((rows[1].text or "") + rows[0].body.calls[0].arguments)
         assert "[pruned" in shown
         for secret in (KEY, SECRET):
@@ -214,7 +213,7 @@ async def test_the_id_in_a_stub_opens_the_whole_result(chat: Chat) -> None:
     found = ToolResult(call_message_id=asking.id, call=asked_for, text=original, state=ToolRunState.DONE)
     await chat.store.write(journal.finish_tool, turn.id, found, chat.clock.now())
     view = tuple(await chat.view(turn))
-    seen = prune(view, upto=len(view), redact=REDACT).transcript[-1].text or ""
+    seen = pruned(*view)[-1].text or ""
     assert len(seen) < 400
     named = re.search(r"\bm\d+\b", seen)
     assert named is not None

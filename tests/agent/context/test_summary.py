@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.context.summary import HEADINGS, SECTIONS, SummaryError, SummaryTask, checked_summary, summary_request
+from agent.context.summary import HEADINGS, SECTIONS, SummaryError, SummaryJob, checked_summary, summary_request
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.model.base import FinishReason, ModelReply
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -51,7 +51,7 @@ TITLES = (
 )
 
 
-def task(*rows: Message, **changes: Any) -> SummaryTask:
+def task(*rows: Message, **changes: Any) -> SummaryJob:
     values: dict[str, Any] = {
         "rows": rows or (human("Please deploy the shop."), answer("I deployed it.")),
         "previous": None,
@@ -60,7 +60,7 @@ def task(*rows: Message, **changes: Any) -> SummaryTask:
         "input_limit": Tokens(40_000),
         "now": NEW_YEAR,
     }
-    return SummaryTask(**(values | changes))
+    return SummaryJob(**(values | changes))
 
 
 def asked(*rows: Message, **changes: Any) -> str:
@@ -82,7 +82,7 @@ def reply(text: str, finish: FinishReason = FinishReason.STOP, **changes: Any) -
     return ModelReply(text=text, finish=finish, usage=None, **changes)
 
 
-def checked(text: str, *, of: SummaryTask | None = None, **changes: Any) -> str:
+def checked(text: str, *, of: SummaryJob | None = None, **changes: Any) -> str:
     return checked_summary(reply(text, **changes), of or task(), REDACT)
 
 
@@ -280,8 +280,8 @@ KEPT_SECRETS = (
 @pytest.mark.parametrize("words", ["word, ", "as it is ", "line 1;\n", "字。", "x", '"k": 1, '])
 @pytest.mark.parametrize(("secret", "hidden"), KEPT_SECRETS)
 def test_no_secret_reaches_over_a_cut(secret: str, hidden: str, words: str) -> None:
-    """At every place before and behind those where the two ends of a long message are cut off."""
-    pieces = [hidden[place : place + 9] for place in range(len(hidden) - 9)]
+    """At every position before and behind those where the two ends of a long message are cut off."""
+    pieces = [hidden[index : index + 9] for index in range(len(hidden) - 9)]
     for at in range(0, 180, 3):
         end = (words * 180)[:at]
         text = f"{end} {secret} {words * 300} {secret} {end}"
