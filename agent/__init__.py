@@ -1,8 +1,7 @@
 """Agent: one turn of a conversation, from the prompt over model calls and tools to the answer.
 
 Knows no chat service and writes no reply. `Agent.run` takes a turn that the gateway has opened, builds the prompt,
-calls the model, runs the tools it asks for, and returns an `Answer`; text that is still growing goes to a
-`PreviewSink`. Around it:
+calls the model, runs the tools it asks for, and returns an `Answer`. Around it:
 
 - `agent.model`: calls to models, whatever the provider
 - `agent.tools`: functions that a model may call
@@ -15,9 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent.turn import Agent, AgentSettings, Answer, PreviewSink
+    from agent.turn import Agent, Answer
 
-__all__ = ["Agent", "AgentSettings", "Answer", "PreviewSink"]
+__all__ = ["Agent", "Answer"]
 
 
 def __getattr__(name: str) -> object:

@@ -8,8 +8,7 @@ itself is not stored here: whoever runs the turn stores it together with the rep
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, tzinfo
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import structlog
@@ -23,8 +22,8 @@ from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import ModelHandle
 from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
 from agent.model.client import CompletedCall, record_cancelled
-from agent.prompt import DEFAULT_PERSONA, PromptBuilder
-from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
+from agent.prompt import PromptBuilder
+from agent.tools.registry import ToolContext, ToolReply, failed
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
@@ -61,23 +60,6 @@ OUTCOME_UNKNOWN = (
 CUT_OFF = "*(This answer reached the output limit and ends here.)*"
 
 
-class PreviewSink(Protocol):
-    """Preview of an unfinished answer."""
-
-    def show(self, text: str) -> None:
-        """Take the whole text so far. Must not block."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
-    """Configuration of turns, whatever model answers them."""
-
-    zone: tzinfo = UTC
-    """Time zone in which messages are stamped for the model."""
-    persona: str = DEFAULT_PERSONA
-    max_tool_rounds: int = MAX_TOOL_ROUNDS
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Answer of a turn, not stored yet."""
@@ -90,11 +72,17 @@ class Answer:
     """Event that people should be told of: the window is nearly full."""
 
 
-@dataclass(slots=True)
-class _Refusals:
-    """Count of the prompts of this turn that the provider has refused as too long."""
+@dataclass(slots=True, kw_only=True)
+class _RunState:
+    """State of a turn that is brought to its answer."""
 
-    count: int = 0
+    turn: RunningTurn
+    model: ModelHandle
+    on_text: Callable[[str], None]
+    rounds: int
+    """Rounds of tool calls so far."""
+    refusals: int = 0
+    """Prompts of this turn that the provider has refused as too long."""
 
 
 class Agent:
@@ -104,8 +92,7 @@ class Agent:
         self,
         *,
         store: Store,
-        tools: ToolRegistry,
-        settings: AgentSettings,
+        prompts: PromptBuilder,
         clock: Clock,
         pending: PendingCompressions,
         listeners: Sequence[Listener] = (),
@@ -113,20 +100,21 @@ class Agent:
         on_wait: OnWait | None = None,
         redact: Callable[[str], str] = redact,
         make_engine: Callable[[Engine], Engine] | None = None,
+        max_tool_rounds: int = MAX_TOOL_ROUNDS,
     ) -> None:
         """`pending`: compressions on their way, shared by the agents of a store.
 
         `listeners` are told what happens to views, `before_split` is asked before one is compressed, `on_wait` is
         called when a turn waits long for that. `redact` takes secrets out of what a summariser reads and writes.
-        `make_engine` puts another context engine in front of the built-in one; its tools join `tools`, unless their
-        names are taken.
+        `make_engine` puts another context engine in front of the built-in one; its tools join those of `prompts`,
+        unless their names are taken.
         """
         self._store = store
-        self._tools = tools
-        self._settings = settings
+        self._tools = tools = prompts.tools
+        self._max_tool_rounds = max_tool_rounds
         self._clock = clock
         self._views = ViewCache(store)
-        self.prompts = PromptBuilder(tools=tools, persona=settings.persona, zone=settings.zone)
+        self.prompts = prompts
         engine: Engine = Compressor(redact=redact, clock=clock)
         if make_engine is not None:
             engine = make_engine(engine)
@@ -139,7 +127,7 @@ class Agent:
             store=store,
             views=self._views,
             pending=pending,
-            prompts=self.prompts,
+            prompts=prompts,
             engine=engine,
             listeners=listeners,
             before_split=before_split,
@@ -148,37 +136,40 @@ class Agent:
         )
 
     async def run(
-        self, turn: RunningTurn, sink: PreviewSink, model: ModelHandle, prompt: MeasuredPrompt | None = None
+        self,
+        turn: RunningTurn,
+        on_text: Callable[[str], None],
+        model: ModelHandle,
+        prompt: MeasuredPrompt | None = None,
     ) -> Answer:
         """Bring a turn to its answer by a model, from wherever its rows say that it stands.
 
-        `prompt`: the conversation as hygiene has just measured it; nothing may have been stored since.
+        `on_text` is called with the whole text so far of an answer that grows; it must not block. `prompt`: the
+        conversation as hygiene has just measured it; nothing may have been stored since.
 
         Raises the kinds of `ModelError`, `TurnClosed` when the turn was stopped meanwhile, and `StoreUnavailable`.
         May be cancelled at any await: the rows are those of the last finished step, and running it again goes on.
         A cancelled run may leave one write in the store's queue, so whoever takes a turn up again in the same process
         awaits a write of their own first, such as `journal.note_resumed`.
         """
-        conversation = turn.conversation
-        view = await self._view(conversation, None if prompt is None else prompt.view)
+        view = await self._view(turn.conversation, None if prompt is None else prompt.view)
         rounds = await self._rounds_so_far(turn, view)
+        state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
         step = _open_calls(view.transcript, turn.id)
         if step is not None:
             await self._resume(turn, *step)
         if step is not None or _ends_with_results(view.transcript, turn.id):
-            view = await self._after_tools(turn, conversation)
-        refusals = _Refusals()
+            view = await self._after_tools(turn)
         while True:
-            layer: Layer = "in_loop" if rounds else "preflight"
             known = prompt if prompt is not None and prompt.view is view else None
-            prompt, done = await self._complete(turn, model, known, view, layer, rounds, refusals, sink)
+            prompt, done = await self._complete(state, view, known)
             if not done.reply.calls:
                 return await self._answer(prompt, done)
             message = await self._keep_calls(turn, model, done)
             await self.context.after_reply(prompt, done.reply.usage, is_last=False)
-            rounds += 1
+            state.rounds += 1
             await self._run_calls(turn, message, message.body.calls)
-            view = await self._after_tools(turn, conversation)
+            view = await self._after_tools(turn)
 
     async def _keep_calls(self, turn: RunningTurn, model: ModelHandle, done: CompletedCall) -> Message:
         """Store a reply that calls tools. Raises `TurnClosed` when the turn was stopped; then only its cost is kept."""
@@ -214,48 +205,41 @@ class Agent:
         )
         return replace(view, session=msgspec.structs.replace(view.session, system_prompt=stored))
 
-    async def _after_tools(self, turn: RunningTurn, conversation: ConversationRef) -> View:
+    async def _after_tools(self, turn: RunningTurn) -> View:
         """The view for the next model call: with the results, and with what people said meanwhile."""
         await self._store.write(journal.join_steers, turn.id, self._clock.now())
-        return await self._view(conversation)
+        return await self._view(turn.conversation)
 
     # ---- the model
 
     async def _complete(
-        self,
-        turn: RunningTurn,
-        model: ModelHandle,
-        prompt: MeasuredPrompt | None,
-        view: View,
-        layer: Layer,
-        rounds: int,
-        refusals: _Refusals,
-        sink: PreviewSink,
+        self, state: _RunState, view: View, prompt: MeasuredPrompt | None
     ) -> tuple[MeasuredPrompt, CompletedCall]:
         """The model's reply to a view that was given room first. A prompt that does not fit is made smaller."""
-        conversation = turn.conversation
+        conversation, model = state.turn.conversation, state.model
+        layer: Layer = "in_loop" if state.rounds else "preflight"
         while True:
             prompt = await self.context.make_room(conversation, model, view, layer, prompt)
             too_large = _too_large(prompt)
             try:
                 if too_large is not None:
                     raise too_large
-                return prompt, await self._call(turn, prompt, rounds, sink)
+                return prompt, await self._call(state, prompt)
             except ContextOverflow as error:
-                refusals.count += 1
-                if refusals.count > MAX_OVERFLOWS:
+                state.refusals += 1
+                if state.refusals > MAX_OVERFLOWS:
                     raise
                 stated = None if error is too_large else error
                 if not await self.context.after_overflow(conversation, model, stated):
                     raise
                 view, prompt = await self._view(conversation), None
 
-    async def _call(self, turn: RunningTurn, prompt: MeasuredPrompt, rounds: int, sink: PreviewSink) -> CompletedCall:
+    async def _call(self, state: _RunState, prompt: MeasuredPrompt) -> CompletedCall:
         client = prompt.model.client
-        request = replace(prompt.request, may_call_tools=rounds < self._settings.max_tool_rounds)
+        request = replace(prompt.request, may_call_tools=state.rounds < self._max_tool_rounds)
         while True:
             try:
-                done = await client.complete(request, sink.show, purpose="turn")
+                done = await client.complete(request, state.on_text, purpose="turn")
                 break
             except OutputCapTooLarge as error:
                 request = replace(request, max_output_tokens=_lower_output(request, error))
@@ -267,7 +251,7 @@ class Agent:
                 raise
         if done.reply.calls and not request.may_call_tools:
             await client.ledger.record(request.payer, replace(done.call, outcome="malformed"))
-            raise ReplyMalformed(f"the model still calls tools after {self._settings.max_tool_rounds} rounds")
+            raise ReplyMalformed(f"the model still calls tools after {self._max_tool_rounds} rounds")
         return done
 
     async def _answer(self, prompt: MeasuredPrompt, done: CompletedCall) -> Answer:

@@ -140,13 +140,16 @@ def _cost(rounds: int) -> list[Measure]:
 
 
 async def _ours(rows: Transcript, rounds: int) -> float:
-    """Median milliseconds from a view to a draft. Rows were measured when they were said: each turn sees to that."""
+    """Median milliseconds from a view to a prepared compression.
+
+    Rows were measured when they were said: each turn sees to that.
+    """
     times = []
     for _ in range(rounds):
         fresh, stand_in, estimator = _renumbered(rows), StandIn(), Estimator()
         _job(fresh, estimator)
         began = time.process_time()
-        await _draft(_job(fresh, estimator), stand_in)
+        await _prepare(_job(fresh, estimator), stand_in)
         times.append(time.process_time() - began - stand_in.spent)
     return statistics.median(times) * 1_000
 
@@ -172,7 +175,7 @@ def _job(rows: Transcript, estimator: Estimator | None) -> CompressionJob:
     )
 
 
-async def _draft(job: CompressionJob, model: StandIn) -> None:
+async def _prepare(job: CompressionJob, model: StandIn) -> None:
     compressor = Compressor(redact=redact, clock=SystemClock())
     routes = [SummaryRoute(client=ModelClient(model, NoFailures()), context_length=job.limits.context_length)]
     result, _ = await compressor.prepare(replace(job, routes=routes), ContextState())
@@ -262,7 +265,7 @@ async def _stall(rounds: int) -> Measure:
         for _ in range(rounds):
             job = _job(_renumbered(rows), None)
             async with heartbeat() as lags:
-                await _draft(job, StandIn())
+                await _prepare(job, StandIn())
             longest.append(max(lags))
     return Measure(
         name=f"compression of {count:,} messages: longest stall of the event loop",

@@ -21,9 +21,10 @@ from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.caps import StoreLedger
 from agent.model.client import ModelClient
+from agent.prompt import PromptBuilder
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent, AgentSettings
+from agent.turn import Agent
 from bench.compression_bench import heartbeat, prepared
 from bench.conversation import Conversation, as_new_message
 from bench.measure import Measure, table
@@ -76,9 +77,8 @@ class InstantModel:
         """Nothing is open."""
 
 
-class _Silent:
-    def show(self, text: str) -> None:
-        """Nobody looks."""
+def _show_nothing(text: str) -> None:
+    pass
 
 
 def run(quick: bool) -> list[Measure]:
@@ -98,12 +98,12 @@ async def _overhead(count: int, rounds: int) -> Measure:
         _measure_nothing(agents[1])
         times: tuple[list[float], list[float]] = ([], [])
         for agent in agents:
-            await agent.run(turn, _Silent(), handle)
+            await agent.run(turn, _show_nothing, handle)
         gc.collect()
         for _ in range(rounds):
             for agent, took in zip(agents, times, strict=True):
                 began = time.process_time()
-                await agent.run(turn, _Silent(), handle)
+                await agent.run(turn, _show_nothing, handle)
                 took.append(time.process_time() - began)
         for agent in agents:
             await agent.close()
@@ -128,7 +128,7 @@ async def _stall(count: int, rounds: int) -> Measure:
             turn = await store.write(_started, Conversation(number).transcript(count))
             agent, handle = _agent(store), _handle(store, InstantModel())
             async with heartbeat() as lags:
-                await agent.run(turn, _Silent(), handle)
+                await agent.run(turn, _show_nothing, handle)
             longest.append(max(lags))
             await agent.close()
             await store.close()
@@ -140,8 +140,7 @@ def _agent(store: Store) -> Agent:
     clock = SystemClock()
     return Agent(
         store=store,
-        tools=ToolRegistry(recall_tools()),
-        settings=AgentSettings(),
+        prompts=PromptBuilder(tools=ToolRegistry(recall_tools())),
         clock=clock,
         pending=PendingCompressions(store, clock),
     )

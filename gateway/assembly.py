@@ -14,10 +14,10 @@ from agent.engines.adapter import PluginEngine
 from agent.engines.loader import load_engine
 from agent.model.catalog import known_model
 from agent.model.sizes import ASSUMED_CONTEXT
-from agent.prompt import DEFAULT_PERSONA
+from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
-from agent.turn import Agent, AgentSettings
+from agent.turn import Agent
 from gateway.config import LoadedConfig
 from gateway.config.fields import secrets_of
 from gateway.config.routes import RouteConfig
@@ -102,17 +102,20 @@ def make_agent(
     Raises `ConfigError` for a context engine that is not there or is broken.
     """
     config, redactor = loaded.config.agent, Redactor(loaded.secrets())
-    persona = config.persona or DEFAULT_PERSONA
     return Agent(
         store=store,
-        tools=ToolRegistry((*recall_tools(), *extra_tools)),
-        settings=AgentSettings(zone=_zone(loaded.config), persona=persona, max_tool_rounds=config.max_tool_rounds),
+        prompts=PromptBuilder(
+            tools=ToolRegistry((*recall_tools(), *extra_tools)),
+            persona=config.persona or DEFAULT_PERSONA,
+            zone=_zone(loaded.config),
+        ),
         clock=clock,
         pending=pending,
         listeners=listeners,
         on_wait=on_wait,
         redact=redactor,
         make_engine=_engine_maker(loaded, redactor, clock),
+        max_tool_rounds=config.max_tool_rounds,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.context.commit import PendingCompressions, UndoPreview
 from agent.context.job import CompressionOutcome, CompressionPreview, CompressionResult, NotNeeded
@@ -15,15 +15,18 @@ from agent.context.model_handle import ContextSettings, LearnedProfile, ModelHan
 from agent.model.base import ModelLimits
 from agent.model.client import ModelClient
 from agent.model.sizes import model_size
-from agent.prompt import DEFAULT_PERSONA
+from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.tools.registry import ToolRegistry
-from agent.turn import MAX_TOOL_ROUNDS, Agent, AgentSettings, Answer, PreviewSink
+from agent.turn import MAX_TOOL_ROUNDS, Agent, Answer
 from gateway.turns import hygiene
 from hermes_state.compressions import Layer
 from hermes_state.journal import RunningTurn
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import Clock, ConversationRef, Millis, SessionId, Tokens
+
+if TYPE_CHECKING:
+    from tests.agent.conftest import Sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +116,8 @@ class SingleModelAgent:
         """`options`: those of `Agent`."""
         self.agent = Agent(
             store=store,
-            tools=tools,
-            settings=AgentSettings(
-                zone=settings.zone, persona=settings.persona, max_tool_rounds=settings.max_tool_rounds
-            ),
+            prompts=PromptBuilder(tools=tools, persona=settings.persona, zone=settings.zone),
+            max_tool_rounds=settings.max_tool_rounds,
             clock=clock,
             pending=pending or PendingCompressions(store, clock),
             **options,
@@ -129,8 +130,8 @@ class SingleModelAgent:
         """Hygiene."""
         return await hygiene.check(self.agent, turn, self.model)
 
-    async def run(self, turn: RunningTurn, sink: PreviewSink, prompt: MeasuredPrompt | None = None) -> Answer:
-        return await self.agent.run(turn, sink, self.model, prompt)
+    async def run(self, turn: RunningTurn, sink: "Sink", prompt: MeasuredPrompt | None = None) -> Answer:
+        return await self.agent.run(turn, sink.show, self.model, prompt)
 
     async def close(self) -> None:
         await self.agent.close()

@@ -30,7 +30,7 @@ from agent.context.job import (
     PressureEvent,
 )
 from agent.context.limits import Limits
-from agent.context.state import state_of, stored_form
+from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
 from hermes_state import sessions
 from hermes_state.compressions import (
@@ -52,21 +52,6 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis
 log = structlog.get_logger()
 
 
-def _rebased(db: Connection, attempt: CompressionResult) -> CompressionResult:
-    """The result on top of what is remembered of the conversation now.
-
-    A turn may have gone on for a while beside a summary: what was noted meanwhile must not be forgotten.
-    """
-    job, before, result = attempt.job, attempt.before, attempt.result
-    current = state_of(sessions.load_session(db, job.view.session.id).context_state)
-    if current == before:
-        return attempt
-    if isinstance(result, PreparedCompression):
-        state = current.rebased(before, result.state).compressed(job.tokens_before)
-        result = replace(result, state=state)
-    return replace(attempt, before=current, state=current.rebased(before, attempt.state), result=result)
-
-
 def settle(
     db: Connection, attempt: CompressionResult, system_prompt: str, now: Millis
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
@@ -74,15 +59,20 @@ def settle(
 
     `system_prompt`: of the child. When somebody else was faster nothing is written but what it has cost.
     """
-    attempt = _rebased(db, attempt)
     job, prepared = attempt.job, attempt.result
+    session, conversation = load_session(db, job.view.session.id), job.conversation
+    # A turn may have gone on for a while beside a summary: what was noted meanwhile must not be forgotten.
+    before = state_of(session.context_state)
+    attempt = replace(attempt, state=before.rebased(state_of(job.view.session.context_state), attempt.state))
     if not isinstance(prepared, PreparedCompression):
-        return _keep_attempt(db, attempt, prepared, now)
-    outcome, conversation = None, job.conversation
+        if session.ended_at is not None:
+            return job.not_needed(SkipReason.MOVED), []
+        return prepared, _keep_attempt(db, attempt, prepared, before, now)
+    outcome = None
     with suppress(LineageMoved), nested(db):
-        child_id = split(db, _plan(attempt, prepared, system_prompt), now)
+        child = load_session(db, split(db, _plan(attempt, prepared, system_prompt), now))
         count = count_compressions(db, conversation.lineage_id)
-        outcome = Compressed(job=job, prepared=prepared, child=sessions.load_session(db, child_id), compressions=count)
+        outcome = Compressed(job=job, prepared=prepared, child=child, compressions=count)
     for call in prepared.calls:
         ledger.record(db, conversation.turn_id, conversation.lineage_id, call, now)
     if outcome is None:
@@ -99,7 +89,7 @@ def _plan(attempt: CompressionResult, prepared: PreparedCompression, system_prom
         context=prepared.context,
         row=_row(attempt),
         system_prompt=f"{system_prompt}\n\n{SYSTEM_NOTE}" if job.settings.note_in_system else system_prompt,
-        context_state=stored_form(prepared.state),
+        context_state=stored_form(attempt.state.compressed(job.tokens_before)),
     )
 
 
@@ -124,21 +114,19 @@ def _row(attempt: CompressionResult) -> CompressionRow:
 
 
 def _keep_attempt(
-    db: Connection, attempt: CompressionResult, result: NotNeeded | Aborted, now: Millis
-) -> tuple[NotNeeded | Aborted, list[ContextEvent]]:
-    """Remember an attempt, unless there is nothing to remember or the session has ended meanwhile."""
-    job, session_id = attempt.job, attempt.job.view.session.id
-    if sessions.load_session(db, session_id).ended_at is not None:
-        return job.not_needed(SkipReason.MOVED), []
-    events: list[ContextEvent] = []
+    db: Connection, attempt: CompressionResult, result: NotNeeded | Aborted, before: ContextState, now: Millis
+) -> list[ContextEvent]:
+    """Remember an attempt that changed nothing, unless there is nothing to remember; the events of it."""
+    job, events = attempt.job, list[ContextEvent]()
     if isinstance(result, Aborted) and job.layer != "manual":  # a command answers for itself
         events.append(result)
-    if attempt.state.is_blocked and not attempt.before.is_blocked:
+    if attempt.state.is_blocked and not before.is_blocked:
         events.append(BlockedEvent(tokens=job.tokens_before, threshold=job.threshold))
-    if attempt.state != attempt.before or events:
+    if attempt.state != before or events:
+        session_id = job.view.session.id
         sessions.set_context_state(db, session_id, stored_form(attempt.state))
         record_compression(db, session_id, _row(attempt), now)
-    return result, events
+    return events
 
 
 def note_pressure(db: Connection, pressure: PressureEvent) -> None:
@@ -211,7 +199,7 @@ class PendingCompressions:
         self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult], seconds: float
     ) -> bool:
         """Start to prepare one and wait for it so long; whether it is done. It is kept either way."""
-        task = self._tasks[lineage_id] = asyncio.create_task(prepare, name=f"draft-{lineage_id}")
+        task = self._tasks[lineage_id] = asyncio.create_task(prepare, name=f"compression-{lineage_id}")
         await asyncio.wait({task}, timeout=seconds)
         return task.done()
 

@@ -159,7 +159,6 @@ class Compressor:
             model=None if written.client is None else written.client.name,
             failure=written.failure,
             calls=() if written.call is None else (written.call,),
-            state=state.compressed(job.tokens_before),
             summarised=len(plan.rows),
             tokens_after=after,
         ), state

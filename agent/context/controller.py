@@ -208,7 +208,7 @@ class ContextController:
         if not model.context.is_enabled:
             return False
         prompt = prompt.refreshed()
-        return _is_another_view(await self._compress(prompt, self._job(prompt, "overflow", must_shrink=True)))
+        return _is_another_view(await self._compress(prompt, replace(self._job(prompt, "overflow"), must_shrink=True)))
 
     # ---- by hand
 
@@ -366,13 +366,12 @@ class ContextController:
     async def _prepare(self, job: CompressionJob, *, state: ContextState | None = None) -> CompressionResult:
         """A compression that could be committed, and what is to be kept of the attempt. Writes only failed calls."""
         started = time.perf_counter()
-        before = state_of(job.view.session.context_state)
-        result, after = await self._engine.prepare(job, state or before)
+        result, after = await self._engine.prepare(job, state or state_of(job.view.session.context_state))
         if isinstance(result, PreparedCompression) and not job.must_shrink:
             for look in self._before_split:
                 await look(job.conversation, job.view)
         took_ms = round((time.perf_counter() - started) * 1_000)
-        return CompressionResult(job=job, result=result, before=before, state=after, took_ms=took_ms)
+        return CompressionResult(job=job, result=result, state=after, took_ms=took_ms)
 
     async def _take_finished(self, conversation: ConversationRef) -> CompressionOutcome | None:
         """Commit what was prepared beside the conversation, if it is done by now, for the turn that takes it in."""
@@ -434,7 +433,6 @@ class ContextController:
         *,
         focus: str | None = None,
         keep_turns: int | None = None,
-        must_shrink: bool | None = None,
     ) -> CompressionJob:
         limits, model = prompt.limits, prompt.model
         return CompressionJob(
@@ -447,7 +445,7 @@ class ContextController:
             focus=focus,
             keep_turns=keep_turns,
             tokens_before=prompt.estimated,
-            must_shrink=limits.is_urgent(prompt.estimated) if must_shrink is None else must_shrink,
+            must_shrink=limits.is_urgent(prompt.estimated),
             model=model.info,
             estimator=model.profile.estimator,
             routes=model.routes_within(limits.context_length),

@@ -21,10 +21,10 @@ from hermes_state.values import Message, MessageRole, Origin, Transcript
 
 MIN_TAIL_ROWS = 3
 """Fewer only where three alone would be the largest tail."""
-SOFT_CEILING = (3, 2)
+SOFT_CEILING_PERCENT = 150
 """A tail may exceed its budget by half rather than fall below the number of rows that people asked to keep."""
-LARGEST_TAIL = (3, 4)
-"""Largest tail, as a fraction of the input window: beside a larger one nothing fits, and the conversation is stuck."""
+MAX_TAIL_PERCENT = 75
+"""Largest tail, in percent of the input window: beside a larger one nothing fits, and the conversation is stuck."""
 
 _Item = TypeVar("_Item")
 
@@ -223,8 +223,8 @@ def _is_answer(row: Message) -> bool:
 def _tail_start(
     transcript: Transcript, sizes: Sequence[int], exchanges: Sequence[_Exchange], limits: Limits, rules: CutSettings
 ) -> int:
-    ceiling = _of(limits.tail, SOFT_CEILING)
-    largest = _of(limits.input_window, LARGEST_TAIL)
+    ceiling = limits.tail * SOFT_CEILING_PERCENT // 100
+    largest = limits.input_window * MAX_TAIL_PERCENT // 100
     used, start = 0, len(transcript)
     while start > 0:
         count = len(transcript) - start
@@ -238,11 +238,6 @@ def _tail_start(
     if back < start and sum(sizes[back:]) > largest:
         return _moved_forward(exchanges, start)
     return back
-
-
-def _of(tokens: int, share: tuple[int, int]) -> int:
-    times, by = share
-    return tokens * times // by
 
 
 def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
@@ -285,7 +280,7 @@ def _kept(
     """Rows of the middle that stay. An answer of more than a whole tail is left to the summary."""
     kept = [index for index in request if index in middle]
     answer = next((index for index in reversed(range(len(transcript))) if _is_answer(transcript[index])), None)
-    if answer is not None and answer in middle and sizes[answer] <= _of(limits.tail, SOFT_CEILING):
+    if answer is not None and answer in middle and sizes[answer] <= limits.tail * SOFT_CEILING_PERCENT // 100:
         kept.append(answer)
     return tuple(sorted(kept))
 

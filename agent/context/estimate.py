@@ -95,11 +95,6 @@ class Estimator:
         rows = request.transcript
         return len(rows) < MIN_LONG_ROWS or self._sizes.has(rows[0], request.style.max_result_characters)
 
-    @staticmethod
-    def fixed_size(request: ModelRequest) -> Size:
-        """Size of what precedes the rows: the system prompt and the tools' schemas."""
-        return Size(fixed_tokens(request), 0)
-
     def prompt(self, view: View, request: ModelRequest, size: Size | None = None) -> EstimatedTokens:
         """A request for the next call of the view's session: the last report, and what was stored since.
 
@@ -117,26 +112,22 @@ class Estimator:
 
     def learn(
         self, request: ModelRequest, reported: ReportedTokens, view: View | None = None, size: Size | None = None
-    ) -> None:
-        """Take in a provider's count of a request; nonsense is left out.
+    ) -> bool:
+        """Take in a provider's count of a request; nonsense is left out, and answered with False.
 
         With the `view` that the request was made from, the price of images is also learned in long conversations:
         its session has the report before this one, so that only what came between is in doubt. `size` is the
         request's, where it is known.
         """
         whole = size or self._request(request)
-        if whole.text < MIN_LEARNED_TOKENS or not _is_possible(reported, whole):
-            return
-        if whole.images and self._learn_price(request, reported, whole, view):
-            return
+        if not _is_possible(reported, whole):
+            return False
+        if whole.text < MIN_LEARNED_TOKENS or (whole.images and self._learn_price(request, reported, whole, view)):
+            return True
         images = self._priced(whole)
-        if whole.images and (self._calibration.image_samples == 0 or images * 4 > reported):
-            return
-        self._learn_scale((reported - images) / whole.text, whole.text)
-
-    def is_possible(self, request: ModelRequest, reported: ReportedTokens, size: Size | None = None) -> bool:
-        """True when a provider can have counted so many tokens in a request."""
-        return _is_possible(reported, size or self._request(request))
+        if not whole.images or (self._calibration.image_samples > 0 and images * 4 <= reported):
+            self._learn_scale((reported - images) / whole.text, whole.text)
+        return True
 
     # ---- learning
 

@@ -125,7 +125,6 @@ class PreparedCompression:
     """Reason why no model's summary could be had, in words for people; None when there is one."""
     calls: tuple[ModelCall, ...]
     """Successful calls that are not in the ledger yet."""
-    state: ContextState
     summarised: int
     """Messages that the handoff stands for, earlier handoffs' messages not counted."""
     tokens_after: EstimatedTokens
@@ -155,9 +154,8 @@ class CompressionResult:
 
     job: CompressionJob
     result: PreparedCompression | NotNeeded | Aborted
-    before: ContextState
     state: ContextState
-    """State to be remembered when nothing is committed; a prepared compression carries its own."""
+    """State to be remembered of the attempt."""
     took_ms: int
 
 
@@ -270,8 +268,8 @@ _WHY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManualFeedback:
-    """`note` is None where there is nothing to add."""
+class CompressionReport:
+    """Report of a compression by hand; `note` is None where there is nothing to add."""
 
     noop: bool
     headline: str
@@ -279,7 +277,7 @@ class ManualFeedback:
     note: str | None
 
 
-def summarize_manual_compression(outcome: CompressionOutcome) -> ManualFeedback:
+def summarize_manual_compression(outcome: CompressionOutcome) -> CompressionReport:
     """The texts for `/compress`. All token figures are estimates, and say so.
 
     Also the one before: a provider has last counted the prompt of an answer, and that answer is part of the next one.
@@ -288,7 +286,7 @@ def summarize_manual_compression(outcome: CompressionOutcome) -> ManualFeedback:
         case Compressed():
             before, after = outcome.job.tokens_before, outcome.prepared.tokens_after
             has_risen = after >= before and outcome.prepared.messages_after < outcome.job.messages_before
-            return ManualFeedback(
+            return CompressionReport(
                 noop=False,
                 headline=f"Compressed: {outcome.job.messages_before:,} → {outcome.prepared.messages_after:,} messages",
                 token_line=f"Next prompt (estimate): about {before:,} → {after:,} tokens",
@@ -299,14 +297,14 @@ def summarize_manual_compression(outcome: CompressionOutcome) -> ManualFeedback:
                 ),
             )
         case NotNeeded():
-            return ManualFeedback(
+            return CompressionReport(
                 noop=True,
                 headline=f"No changes from compression: {outcome.messages:,} messages",
                 token_line=f"Next prompt (estimate): about {outcome.prompt_tokens:,} of {outcome.threshold:,} tokens",
                 note=f"Nothing could be compressed: {_WHY[outcome.why]}.",
             )
         case Aborted():
-            return ManualFeedback(
+            return CompressionReport(
                 noop=True, headline="Not compressed; nothing was changed", token_line="", note=outcome.reason
             )
         case _:

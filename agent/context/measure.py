@@ -10,6 +10,7 @@ from agent.context.limits import Limits
 from agent.context.model_handle import ModelHandle
 from agent.model.base import ModelRequest
 from agent.model.sizes import SizeSource
+from agent.model.usage import fixed_tokens
 from agent.model.wire import WireSettings
 from agent.prompt import PromptBuilder
 from hermes_state.transcripts import View
@@ -106,7 +107,7 @@ class PromptMeasure:
             input_window=limits.input_window,
             max_output_tokens=Tokens(limits.context_length - limits.input_window),
         )
-        size = estimator.fixed_size(request) + await self._rows_size(conversation, view, request, estimator)
+        size = Size(fixed_tokens(request), 0) + await self._rows_size(conversation, view, request, estimator)
         return MeasuredPrompt(
             conversation=conversation,
             view=view,

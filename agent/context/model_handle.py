@@ -238,9 +238,8 @@ class LearnedProfile:
         was_accepted: bool = True,
     ) -> None:
         """Take in what a provider counted for a request, accepted or refused; `size` is its, where that is known."""
-        if was_accepted and self.estimator.is_possible(request, reported, size):
+        if self.estimator.learn(request, reported, view, size) and was_accepted:
             self._accepted = max(self._accepted, reported)
-        self.estimator.learn(request, reported, view, size)
         known, saved = self.estimator.calibration, self._known.calibration
         if _differs(known.scale, saved.scale) or _differs(known.image_tokens, saved.image_tokens):
             await self._store.write(save_calibration, self._route, self.model, known, self._clock.now())

@@ -248,7 +248,6 @@ class PluginEngine:
             model=self.name,
             failure=None,
             calls=(),
-            state=state.compressed(job.tokens_before),
             summarised=mapped.summarised,
             tokens_after=after,
         )

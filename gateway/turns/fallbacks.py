@@ -62,7 +62,7 @@ async def answer_with_fallbacks(
     for route in order:
         try:
             model = models.of(route)
-            answer = await agent.run(turn, preview, model, await hygiene.check(agent, turn, model))
+            answer = await agent.run(turn, preview.show, model, await hygiene.check(agent, turn, model))
         except ModelError as error:
             if not _may_go_on(error, is_chosen=route == chosen) or len(routes) == 1:
                 raise

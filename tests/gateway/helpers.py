@@ -15,8 +15,9 @@ from agent.context.commit import PendingCompressions
 from agent.context.model_handle import ModelHandle
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
+from agent.prompt import PromptBuilder
 from agent.tools.registry import Tool, ToolRegistry
-from agent.turn import Agent, AgentSettings
+from agent.turn import Agent
 from gateway.access.permissions import AccessControl
 from gateway.commands.registry import CommandContext, CommandRegistry
 from gateway.commands.runner import CommandRunner
@@ -326,8 +327,7 @@ class TestGateway:
 
         agent = Agent(
             store=store,
-            tools=ToolRegistry(tools),
-            settings=AgentSettings(),
+            prompts=PromptBuilder(tools=ToolRegistry(tools)),
             clock=self.clock,
             pending=PendingCompressions(store, self.clock),
         )

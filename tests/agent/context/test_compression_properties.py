@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from agent.context.cuts import (
-    LARGEST_TAIL,
-    SOFT_CEILING,
+    MAX_TAIL_PERCENT,
+    SOFT_CEILING_PERCENT,
     Cut,
     CutSettings,
     SkipReason,
@@ -140,7 +140,7 @@ def check_answer(done: Pass, limits: Limits) -> None:
         and not one.body.calls
         and ((one.text or "").strip() or one.body.was_interrupted)
     ]
-    if visible and sizes_of(done.before)[visible[-1]] <= limits.tail * SOFT_CEILING[0] // SOFT_CEILING[1]:
+    if visible and sizes_of(done.before)[visible[-1]] <= limits.tail * SOFT_CEILING_PERCENT // 100:
         assert any(done.before[visible[-1]] is one for one in done.after)
 
 
@@ -269,10 +269,10 @@ def test_what_fills_a_window_can_be_compressed_unless_it_is_open(
     if isinstance(cut, SkipReason):
         if cut is SkipReason.TOOL_RUNS or sum(sizes) < limits.urgent:
             return
-        largest = limits.input_window * LARGEST_TAIL[0] // LARGEST_TAIL[1]
+        largest = limits.input_window * MAX_TAIL_PERCENT // 100
         newest = next((one.turn_id for one in reversed(rows) if one.origin is Origin.HUMAN), None)
         request = sum(size for one, size in zip(rows, sizes, strict=True) if newest and one.turn_id == newest)
         assert request > limits.urgent - largest - limits.head
         return
     tail = sum(sizes[cut.tail_start :])
-    assert tail <= max(limits.input_window * LARGEST_TAIL[0] // LARGEST_TAIL[1], limits.tail)
+    assert tail <= max(limits.input_window * MAX_TAIL_PERCENT // 100, limits.tail)

@@ -468,7 +468,7 @@ def slow_tool(llm: LLM) -> Tool:
     async def wait(arguments: dict[str, Any], context: ToolContext) -> str:
         llm.resumed.set()
         await llm.requests.query({"wait": 10}, lambda row: bool(row.get("summary")) and row["outcome"] != "open")
-        await asyncio.sleep(0.1)  # until its reader, beside us, has made a draft of it
+        await asyncio.sleep(0.1)  # until its reader, beside us, has prepared one
         return "waited"
 
     return Tool(name="wait", description="Waits.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, run=wait)

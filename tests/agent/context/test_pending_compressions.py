@@ -27,9 +27,9 @@ async def test_a_summary_that_is_ready_when_the_daemon_ends_was_paid_for(
     agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=30, hold_seconds=0.05))
     turn = await fill_and_ask(chat, agent, 4_300)
     await agent.check(turn)
-    [draft] = [task for task in asyncio.all_tasks() if task.get_name() == f"draft-{turn.lineage_id}"]
+    [prepared] = [task for task in asyncio.all_tasks() if task.get_name() == f"compression-{turn.lineage_id}"]
     llm.resumed.set()
-    await asyncio.wait({draft}, timeout=10)
+    await asyncio.wait({prepared}, timeout=10)
     await agent.close()
     assert (await look(chat, turn.lineage_id)).summary_calls == ["ok"]
 
@@ -45,9 +45,9 @@ async def test_a_summary_that_was_begun_before_a_reload_is_taken_in_after_it(
     await before.check(turn)
     await chat.finish(turn, await before.run(turn, Sink()))
     assert (await look(chat, turn.lineage_id)).compressions == [], "the turn has not waited for it"
-    [draft] = [task for task in asyncio.all_tasks() if task.get_name() == f"draft-{turn.lineage_id}"]
+    [prepared] = [task for task in asyncio.all_tasks() if task.get_name() == f"compression-{turn.lineage_id}"]
     llm.resumed.set()
-    await asyncio.wait({draft}, timeout=10)
+    await asyncio.wait({prepared}, timeout=10)
     turn = await chat.start("and then?")
     await after.check(turn)
     assert (await look(chat, turn.lineage_id)).compressions == [("hygiene", "compressed", "model")]

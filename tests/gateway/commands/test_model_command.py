@@ -8,9 +8,10 @@ import pytest
 from agent.context.commit import PendingCompressions
 from agent.context.model_handle import ModelHandle
 from agent.model.base import ModelReply, ModelRequest
+from agent.prompt import PromptBuilder
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
-from agent.turn import Agent, AgentSettings
+from agent.turn import Agent
 from gateway.config.routes import RouteConfig
 from gateway.models.selection import ModelRegistry
 from hermes_state.journal import find_open_turn
@@ -168,8 +169,7 @@ class Windows:
         self._gateway = gateway
         gateway.live.agent = Agent(
             store=gateway.store,
-            tools=ToolRegistry(recall_tools()),
-            settings=AgentSettings(),
+            prompts=PromptBuilder(tools=ToolRegistry(recall_tools())),
             clock=gateway.clock,
             pending=PendingCompressions(gateway.store, gateway.clock),
             listeners=[gateway.notices.write],
