@@ -4,7 +4,7 @@ A system prompt is assembled once per session and stored with it, so that its by
 changes while the session lasts: no time, no count, no name of the day.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from pathlib import Path
@@ -76,9 +76,7 @@ class PromptBuilder:
         `maker`: the model by `agent.model.base.made_by`; its own reasoning goes back to it. `images`: folder in which
         the paths of stored images start; None for a model that sees none.
         """
-        image_urls: Mapping[int, str] = {}
-        if images is not None:
-            image_urls = await load_image_urls(view.transcript, images)
+        image_urls = {} if images is None else await load_image_urls(view.transcript, images)
         return ModelRequest(
             system=view.session.system_prompt or self.system_for(conversation),
             transcript=view.transcript,

@@ -6,7 +6,7 @@ class (lower case, digit, Han, …), and how often short sequences of classes oc
 o200k vocabulary over prose in many languages, code, JSON, logs, hex and base64; `python -m bench` shows the error.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -138,24 +138,6 @@ class RowTokenCache:
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
-
-    def of(
-        self,
-        row: Message,
-        *,
-        max_result_characters: int,
-        image_tokens: int,
-        seen_images: Container[int],
-        is_shared: bool = False,
-        reasoning_of: str = "",
-    ) -> int:
-        """Unscaled tokens of one row; `seen_images` are the attachments that go along as images."""
-        total = self.text_tokens(row, max_result_characters, is_shared=is_shared, reasoning_of=reasoning_of)
-        images = row.body.images
-        if not images:
-            return total
-        seen = sum(image.attachment_id in seen_images for image in images)
-        return total + seen * image_tokens + (len(images) - seen) * BLOCK_TOKENS
 
     def text_tokens(
         self, row: Message, max_result_characters: int, *, is_shared: bool = False, reasoning_of: str = ""

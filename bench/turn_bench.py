@@ -14,13 +14,13 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from agent.context.commit import PendingCompressions
-from agent.context.estimate import Size
 from agent.context.job import PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.caps import StoreLedger
 from agent.model.client import ModelClient
+from agent.model.usage import Size
 from agent.prompt import PromptBuilder
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry

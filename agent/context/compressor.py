@@ -22,6 +22,7 @@ from agent.context.job import (
     CompressionRequest,
     EngineEvent,
     NotNeeded,
+    Preparation,
     PreparedCompression,
 )
 from agent.context.limits import Limits, summary_input_tokens
@@ -131,10 +132,7 @@ class Compressor:
     async def close(self) -> None:
         """It holds nothing."""
 
-    async def prepare(
-        self, job: CompressionJob, state: ContextState
-    ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
-        """The prepared compression, or why there is none, and the state to be remembered of the attempt."""
+    async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
         plan = await asyncio.to_thread(self._plan, job)
         if isinstance(plan, SkipReason):
             return job.not_needed(plan), state
@@ -171,7 +169,6 @@ class Compressor:
     # ---- choosing, without a model
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
-        """Preview of what a compression would take out, without a model call and without a write."""
         plan = self._plan(job)
         if isinstance(plan, SkipReason):
             return job.not_needed(plan)
@@ -236,7 +233,7 @@ class Compressor:
     async def _summarise(
         self, job: CompressionJob, plan: _Plan, state: ContextState
     ) -> tuple[_SummaryResult | Aborted, ContextState]:
-        """A model's summary; without one the conversation is left alone while that is possible, else the recap."""
+        """A model's summary; without one the conversation is left alone while that is possible, else one by rule."""
         failure: ModelError | None = None
         if job.is_out_of_time:
             state, job = self._timed_out(job, state), replace(job, routes=())

@@ -5,13 +5,12 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from agent.context.job import (
-    Aborted,
     CompressionJob,
     CompressionPreview,
     CompressionRequest,
     EngineEvent,
     NotNeeded,
-    PreparedCompression,
+    Preparation,
 )
 from agent.context.limits import Limits
 from agent.context.model_handle import SummaryRoute
@@ -34,9 +33,7 @@ class Engine(Protocol):
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
         """The compression that the conversation wants before its next model call; None for none."""
 
-    async def prepare(
-        self, job: CompressionJob, state: ContextState
-    ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
+    async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
         """The prepared compression, or why there is none, and the state to be remembered. Raises nothing of its own."""
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:

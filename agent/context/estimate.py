@@ -6,21 +6,18 @@ Everything here is an estimate in tokens and is named so; a provider's own count
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import takewhile
 
 import msgspec
 
 from agent.model.base import ModelRequest
-from agent.model.usage import fixed_tokens
+from agent.model.usage import Size, fixed_tokens, rows_size
 from agent.model.wire import WireSettings
-from agent.tokens import BLOCK_TOKENS, ROW_TOKENS, RowTokenCache, estimated_text_tokens
+from agent.tokens import ROW_TOKENS, RowTokenCache, estimated_text_tokens
 from hermes_state.models.profiles import MAX_IMAGE_TOKENS, MAX_SCALE, MIN_IMAGE_TOKENS, MIN_SCALE, Calibration
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
 from hermes_state.values import EstimatedTokens, Message, ReportedTokens
-
-__all__ = ["Calibration", "Estimator"]
 
 MIN_LONG_ROWS = 100
 """To measure more of them for the first time (after a restart, say) takes longer than an event loop may wait."""
@@ -39,20 +36,6 @@ MIN_LIKELY_SHARE = 0.5
 """Least share of what a settled scale expects; an anchor below it is not built upon."""
 ESTIMATE_NOISE = 0.1
 """Relative error of a text's estimate; the price of an image is learned where that is little beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Size of a prompt or a part of it: unscaled tokens of text, and the number of images."""
-
-    text: int
-    images: int
-
-    def __add__(self, other: "Size") -> "Size":
-        return Size(self.text + other.text, self.images + other.images)
-
-    def __sub__(self, other: "Size") -> "Size":
-        return Size(self.text - other.text, self.images - other.images)
 
 
 class Estimator:
@@ -198,16 +181,8 @@ class Estimator:
         return Size(fixed_tokens(request) + rows.text, rows.images)
 
     def rows_size(self, rows: Iterable[Message], style: WireSettings) -> Size:
-        """Rows as they stand on the wire; worth keeping, for each of them is looked at."""
-        text_of, limit, is_shared = self._sizes.text_tokens, style.max_result_characters, style.is_shared
-        text, images, maker = 0, 0, style.reasoning_of
-        for row in rows:
-            text += text_of(row, limit, is_shared=is_shared, reasoning_of=maker)
-            if row.body.images:
-                seen = sum(image.attachment_id in style.image_urls for image in row.body.images)
-                images += seen
-                text += (len(row.body.images) - seen) * BLOCK_TOKENS
-        return Size(text, images)
+        """Rows as they stand on the wire, whatever model reads them."""
+        return rows_size(rows, style, self._sizes)
 
 
 def _is_possible(reported: int, covered: Size) -> bool:

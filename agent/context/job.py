@@ -135,6 +135,9 @@ class PreparedCompression:
         return len(self.context)
 
 
+Preparation: TypeAlias = PreparedCompression | NotNeeded | Aborted
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionPreview:
     """Figures of `/compress preview`; all tokens are estimates."""
@@ -153,7 +156,7 @@ class CompressionResult:
     """Result of preparing a compression, before it is committed."""
 
     job: CompressionJob
-    result: PreparedCompression | NotNeeded | Aborted
+    result: Preparation
     state: ContextState
     """State to be remembered of the attempt."""
     took_ms: int

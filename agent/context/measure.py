@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from agent.context.estimate import Estimator, Size
+from agent.context.estimate import Estimator
 from agent.context.limits import Limits
 from agent.context.model_handle import ModelHandle
 from agent.model.base import ModelRequest
 from agent.model.sizes import SizeSource
-from agent.model.usage import fixed_tokens
+from agent.model.usage import Size, fixed_tokens
 from agent.model.wire import WireSettings
 from agent.prompt import PromptBuilder
 from hermes_state.transcripts import View

@@ -16,13 +16,14 @@ from pathlib import Path
 import structlog
 
 from agent.context.cuts import CutSettings
-from agent.context.estimate import Estimator, Size
+from agent.context.estimate import Estimator
 from agent.context.limits import MIN_INPUT_WINDOW, Limits, LimitSettings, limits_of
 from agent.context.pruning import PruneStyle
 from agent.context.state import CooldownKey, cooldown_key
 from agent.model.base import ChatModel, ModelLimits, ModelRequest, made_by
 from agent.model.client import ModelClient
 from agent.model.sizes import UNKNOWN_LIMITS, SizeSource, model_size, plausible
+from agent.model.usage import Size
 from hermes_state.aio import Backoff
 from hermes_state.compressions import Layer
 from hermes_state.models.profiles import (

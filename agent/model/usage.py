@@ -1,12 +1,22 @@
 """Usage of model calls: token counts of providers in one form, and the estimate that stands in for a missing one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.tokens import CALL_TOKENS, ROW_TOKENS, cached_text_tokens, estimated_schema_tokens, estimated_text_tokens
-from hermes_state.values import CanonicalUsage, MicroUsd, micro_usd
+from agent.model.wire import WireSettings
+from agent.tokens import (
+    BLOCK_TOKENS,
+    CALL_TOKENS,
+    ROW_TOKENS,
+    RowTokenCache,
+    cached_text_tokens,
+    estimated_schema_tokens,
+    estimated_text_tokens,
+)
+from hermes_state.values import CanonicalUsage, Message, MicroUsd, micro_usd
 
 MAX_TOKENS = 100_000_000
 """Most tokens of one call. More is no count: it would close a conversation for ever, or not fit into the database."""
@@ -121,22 +131,39 @@ def _count(holder: object, name: str) -> int | None:
     return int(value) if 0 <= value < math.inf else None  # what has 400 digits is no float
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of a prompt or a part of it: unscaled tokens of text, and the number of images."""
+
+    text: int
+    images: int
+
+    def __add__(self, other: "Size") -> "Size":
+        return Size(self.text + other.text, self.images + other.images)
+
+    def __sub__(self, other: "Size") -> "Size":
+        return Size(self.text - other.text, self.images - other.images)
+
+
 def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> CanonicalUsage:
     """Estimate of what a call used, where the provider did not say."""
-    style = request.style
-    rows = sum(
-        ROW_TOKENS.of(
-            row,
-            max_result_characters=style.max_result_characters,
-            image_tokens=ASSUMED_IMAGE_TOKENS,
-            seen_images=style.image_urls,
-            is_shared=style.is_shared,
-            reasoning_of=style.reasoning_of,
-        )
-        for row in request.transcript
-    )
+    rows = rows_size(request.transcript, request.style)
+    prompt = fixed_tokens(request) + rows.text + rows.images * ASSUMED_IMAGE_TOKENS
     calls = sum(CALL_TOKENS + estimated_text_tokens(call.name + call.arguments) for call in reply.calls)
-    return CanonicalUsage(input=fixed_tokens(request) + rows, output=estimated_text_tokens(reply.text) + calls)
+    return CanonicalUsage(input=prompt, output=estimated_text_tokens(reply.text) + calls)
+
+
+def rows_size(rows: Iterable[Message], style: WireSettings, sizes: RowTokenCache = ROW_TOKENS) -> Size:
+    """Size of rows as they stand on the wire; worth keeping, for each of them is looked at."""
+    text_of, limit, is_shared = sizes.text_tokens, style.max_result_characters, style.is_shared
+    text, images, maker = 0, 0, style.reasoning_of
+    for row in rows:
+        text += text_of(row, limit, is_shared=is_shared, reasoning_of=maker)
+        if row.body.images:
+            seen = sum(image.attachment_id in style.image_urls for image in row.body.images)
+            images += seen
+            text += (len(row.body.images) - seen) * BLOCK_TOKENS
+    return Size(text, images)
 
 
 def fixed_tokens(request: ModelRequest) -> int:

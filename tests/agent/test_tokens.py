@@ -1,4 +1,7 @@
 import random
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -6,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.handoff import framed
+from agent.model.usage import rows_size
+from agent.model.wire import WireSettings
 from agent.tokens import (
     BLOCK_TOKENS,
     MESSAGE_TOKENS,
@@ -20,9 +25,11 @@ from tests.agent.context.rows import answer, human, result
 LIMIT = 1_000
 
 
-def size(row: Message, sizes: RowTokenCache | None = None, **changes: object) -> int:
-    values: dict[str, object] = {"max_result_characters": LIMIT, "image_tokens": 800, "seen_images": ()} | changes
-    return (RowTokenCache() if sizes is None else sizes).of(row, **values)  # type: ignore[arg-type]  # tests name the fields they change
+def size(row: Message, sizes: RowTokenCache | None = None, *, seen_images: Collection[int] = (), **changes: Any) -> int:
+    """Tokens of a row, at 800 for an image; `changes`: those of the wire's settings."""
+    style = WireSettings(max_result_characters=LIMIT, image_urls=dict.fromkeys(seen_images, ""))
+    found = rows_size((row,), replace(style, **changes), RowTokenCache() if sizes is None else sizes)
+    return found.text + 800 * found.images
 
 
 # ---- text
@@ -156,8 +163,7 @@ def test_a_schema_counts_with_all_its_words() -> None:
 def test_the_words_around_a_handoff_count() -> None:
     stored = "## Goal\nShip it.\n\n[Stands for 2 messages, m1 to m2.]"
     row = human(stored, origin=Origin.SUMMARY, sender_name=None)
-    size = RowTokenCache().of(row, max_result_characters=1_000, image_tokens=0, seen_images=())
-    assert abs(size - estimated_text_tokens(framed(stored))) <= 10
+    assert abs(size(row) - estimated_text_tokens(framed(stored))) <= 10
 
 
 def test_reasoning_counts_only_where_it_goes_along() -> None:

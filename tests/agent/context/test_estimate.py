@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.context.estimate import Calibration, Estimator
+from agent.context.estimate import Estimator
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.wire import WireSettings, chat_messages
 from agent.tokens import RowTokenCache
+from hermes_state.models.profiles import Calibration
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
 from hermes_state.values import (
