@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from agent.context.commit import PendingCompressions
+from agent.context.commit import CompressionTasks
 from agent.context.compressor import Compressor
 from agent.context.controller import ContextController
 from agent.context.engine import Engine
@@ -94,7 +94,7 @@ class Agent:
         store: Store,
         prompts: PromptBuilder,
         clock: Clock,
-        pending: PendingCompressions,
+        pending: CompressionTasks,
         listeners: Sequence[Listener] = (),
         before_split: Sequence[BeforeSplit] = (),
         on_wait: OnWait | None = None,

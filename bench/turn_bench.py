@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from sqlite3 import Connection
 
-from agent.context.commit import PendingCompressions
+from agent.context.commit import CompressionTasks
 from agent.context.job import PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo
@@ -142,7 +142,7 @@ def _agent(store: Store) -> Agent:
         store=store,
         prompts=PromptBuilder(tools=ToolRegistry(recall_tools())),
         clock=clock,
-        pending=PendingCompressions(store, clock),
+        pending=CompressionTasks(store, clock),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo
 
-from agent.context.commit import PendingCompressions
+from agent.context.commit import CompressionTasks
 from agent.context.engine import Engine
 from agent.context.job import Listener, OnWait
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
@@ -91,7 +91,7 @@ def make_agent(
     loaded: LoadedConfig,
     *,
     store: Store,
-    pending: PendingCompressions,
+    pending: CompressionTasks,
     extra_tools: Sequence[Tool],
     listeners: Sequence[Listener],
     on_wait: OnWait,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from agent.context.commit import PendingCompressions
+from agent.context.commit import CompressionTasks
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
 from agent.turn import Agent
@@ -120,7 +120,7 @@ class _Daemon:
         self._stopping_now = asyncio.Event()
         self._reloaded = asyncio.Event()
         self._spending = SpendingControl(store, clock)
-        self._pending = PendingCompressions(store, clock)
+        self._pending = CompressionTasks(store, clock)
         self._clients: list[ClientRegistry] = []
         self._agents: list[Agent] = []
         self._group = asyncio.TaskGroup()

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
-from agent.context.commit import PendingCompressions, UndoPreview
+from agent.context.commit import CompressionTasks, UndoPreview
 from agent.context.job import CompressionOutcome, CompressionPreview, CompressionResult, NotNeeded
 from agent.context.limits import Limits
 from agent.context.measure import ContextStatus, MeasuredPrompt
@@ -110,7 +110,7 @@ class SingleModelAgent:
         settings: TurnSettings,
         clock: Clock,
         summary_routes: Sequence[SummaryRoute] | None = None,
-        pending: PendingCompressions | None = None,
+        pending: CompressionTasks | None = None,
         **options: Any,
     ) -> None:
         """`options`: those of `Agent`."""
@@ -119,7 +119,7 @@ class SingleModelAgent:
             prompts=PromptBuilder(tools=tools, persona=settings.persona, zone=settings.zone),
             max_tool_rounds=settings.max_tool_rounds,
             clock=clock,
-            pending=pending or PendingCompressions(store, clock),
+            pending=pending or CompressionTasks(store, clock),
             **options,
         )
         self.client = client

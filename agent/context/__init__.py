@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent.context.commit import PendingCompressions
+    from agent.context.commit import CompressionTasks
     from agent.context.compressor import Compressor
     from agent.context.controller import ContextController
     from agent.context.engine import Engine
@@ -42,6 +42,7 @@ __all__ = [
     "Compressed",
     "CompressionJob",
     "CompressionRequest",
+    "CompressionTasks",
     "Compressor",
     "ContextController",
     "ContextSettings",
@@ -52,7 +53,6 @@ __all__ = [
     "ModelHandle",
     "ModelInfo",
     "NotNeeded",
-    "PendingCompressions",
     "PreparedCompression",
     "SummaryRoute",
     "summarize_manual_compression",

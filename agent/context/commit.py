@@ -184,8 +184,8 @@ def log_outcome(attempt: CompressionResult, outcome: CompressionOutcome) -> None
             assert_never(outcome)
 
 
-class PendingCompressions:
-    """Compressions on their way, at most one for each conversation. One of it for a store."""
+class CompressionTasks:
+    """Tasks that prepare compressions, at most one for each conversation. One of it for a store."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store

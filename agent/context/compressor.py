@@ -37,25 +37,13 @@ from agent.model.errors import remedy_for, sentence_for
 from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
 from hermes_state.compressions import Layer
-from hermes_state.errors import (
-    AuthRejected,
-    ContextOverflow,
-    ModelError,
-    ModelNotFound,
-    ModelRateLimited,
-    ModelTimeout,
-    ModelUnavailable,
-    PriceNotFound,
-    QuotaExceeded,
-    SpendingCapExceeded,
-)
+from hermes_state.errors import ContextOverflow, ModelError
 from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, ModelCall, Origin, Tokens, Transcript
 
 log = structlog.get_logger()
 
-PASSING_FAILURES = (
-    *(AuthRejected, QuotaExceeded, ModelNotFound, ModelUnavailable, ModelTimeout, ModelRateLimited),
-    *(SpendingCapExceeded, PriceNotFound),
+PASSING_OUTCOMES = frozenset(
+    {"auth", "quota", "not_offered", "unavailable", "timeout", "rate_limited", "capped", "unpriced"}
 )
 """Trouble with the provider, not with the conversation: while there is room, waiting loses nothing."""
 
@@ -143,8 +131,8 @@ class Compressor:
         written, state = await self._summarise(job, plan, state)
         if isinstance(written, Aborted):
             return written, state
-        record = replace(plan.handoff, text=written.text)
-        gained = int(job.estimator.text(framed(record.stored())))
+        handoff = replace(plan.handoff, text=written.text)
+        gained = int(job.estimator.text(framed(handoff.stored())))
         after = EstimatedTokens(max(0, job.tokens_before - plan.content_tokens) + gained)
         if after >= job.tokens_before:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
@@ -152,7 +140,7 @@ class Compressor:
                 await written.client.ledger.record(job.request.payer, written.call)
             return job.not_needed(SkipReason.NOT_SMALLER), state.struck(job.tokens_before)
         return PreparedCompression(
-            context=child_context(job.view.transcript, plan.cut, record),
+            context=child_context(job.view.transcript, plan.cut, handoff),
             summary_kind="deterministic" if written.client is None else "model",
             model=None if written.client is None else written.client.name,
             failure=written.failure,
@@ -288,11 +276,11 @@ class Compressor:
         self, job: CompressionJob, plan: _Plan, state: ContextState, failure: ModelError | None
     ) -> _SummaryResult | Aborted:
         reason = TOOK_TOO_LONG if job.is_out_of_time else _reason(failure, job.routes)
-        is_passing = isinstance(failure, PASSING_FAILURES) or (failure is None and bool(job.routes))
+        kind = "cooling_down" if failure is None else _outcome_of(failure)
+        is_passing = kind in PASSING_OUTCOMES or (failure is None and bool(job.routes))
         if (is_passing or job.settings.abort_on_summary_failure) and not job.must_shrink:
             keys = (route.cooldown_key(job.layer) for route in job.routes)
             until = [state.cooldowns[key].until for key in keys if key in state.cooldowns]
-            kind = "cooling_down" if failure is None else _outcome_of(failure)
             return Aborted(kind=kind, reason=reason, retry_at=Millis(min(until)) if until else None)
         text = await asyncio.to_thread(
             deterministic_summary,

@@ -14,7 +14,7 @@ from sqlite3 import Connection
 import msgspec
 import structlog
 
-from agent.context.commit import PendingCompressions, UndoPreview, log_outcome, settle
+from agent.context.commit import CompressionTasks, UndoPreview, log_outcome, settle
 from agent.context.cuts import SkipReason
 from agent.context.engine import Engine
 from agent.context.job import (
@@ -35,7 +35,7 @@ from agent.context.job import (
     PressureEvent,
     ReplyEvent,
 )
-from agent.context.measure import ContextStatus, MeasuredPrompt, PromptMeasure
+from agent.context.measure import ContextStatus, MeasuredPrompt, MeasuredPromptBuilder
 from agent.context.model_handle import ModelHandle
 from agent.context.state import ContextState, state_of, stored_form
 from agent.prompt import PromptBuilder
@@ -74,7 +74,7 @@ class ContextController:
         *,
         store: Store,
         views: ViewCache,
-        pending: PendingCompressions,
+        pending: CompressionTasks,
         prompts: PromptBuilder,
         engine: Engine,
         listeners: Sequence[Listener],
@@ -91,7 +91,7 @@ class ContextController:
         self._before_split = tuple(before_split)
         self._on_wait = on_wait
         self._clock = clock
-        self._measure = PromptMeasure(views=views, prompts=prompts)
+        self._measure = MeasuredPromptBuilder(views=views, prompts=prompts)
 
     @property
     def engine(self) -> str:

@@ -311,7 +311,7 @@ def middle_of(transcript: Transcript, cut: Cut) -> tuple[Transcript, Handoff | N
 
 
 def handoff_in(row: Message) -> Handoff | None:
-    """The record of a handoff row, also of one that was imported with another gateway's markers."""
+    """The handoff in a row, also of one that was imported with another gateway's markers."""
     if row.origin is not Origin.SUMMARY:
         return None
     text = row.text or ""
@@ -329,22 +329,22 @@ def handoff_for(rows: Sequence[Message], previous: Handoff | None, text: str) ->
     return Handoff(text=text, messages=count, first_id=min(ids), last_id=max(ids))
 
 
-def child_context(transcript: Transcript, cut: Cut, record: Handoff) -> list[ContextItem]:
+def child_context(transcript: Transcript, cut: Cut, handoff: Handoff) -> list[ContextItem]:
     """The view that a child starts with, in order. No other handoff than this one is in it."""
-    handoff = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=record.stored())
+    row = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=handoff.stored())
     behind = [transcript[index] for index in cut.kept] + list(transcript[cut.tail_start :])
     head = [row.id for row in transcript[: cut.head_end] if row.origin is not Origin.SUMMARY]
-    return [*head, handoff, *(row.id for row in behind if row.origin is not Origin.SUMMARY)]
+    return [*head, row, *(row.id for row in behind if row.origin is not Origin.SUMMARY)]
 
 
-def joined(records: Sequence[Handoff]) -> Handoff | None:
+def joined(handoffs: Sequence[Handoff]) -> Handoff | None:
     """Several handoffs as one, oldest first."""
-    if not records:
+    if not handoffs:
         return None
-    counted = [record for record in records if record.messages]
+    counted = [handoff for handoff in handoffs if handoff.messages]
     return Handoff(
-        text="\n\n".join(record.text for record in records),
-        messages=sum(record.messages for record in counted),
-        first_id=min((record.first_id for record in counted), default=0),
-        last_id=max((record.last_id for record in counted), default=0),
+        text="\n\n".join(handoff.text for handoff in handoffs),
+        messages=sum(handoff.messages for handoff in counted),
+        first_id=min((handoff.first_id for handoff in counted), default=0),
+        last_id=max((handoff.last_id for handoff in counted), default=0),
     )

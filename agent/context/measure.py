@@ -81,8 +81,8 @@ class _RowsSize:
         return is_same and len(rows) >= self.rows and rows[self.rows - 1].id == self.last_id
 
 
-class PromptMeasure:
-    """Measure of conversations: how large the next prompt of each would be, for any model."""
+class MeasuredPromptBuilder:
+    """Builder of the next prompt of a conversation, measured for the model that would answer it."""
 
     def __init__(self, *, views: ViewCache, prompts: PromptBuilder) -> None:
         self._views = views

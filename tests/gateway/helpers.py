@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from agent.context.commit import PendingCompressions
+from agent.context.commit import CompressionTasks
 from agent.context.model_handle import ModelHandle
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
@@ -329,7 +329,7 @@ class TestGateway:
             store=store,
             prompts=PromptBuilder(tools=ToolRegistry(tools)),
             clock=self.clock,
-            pending=PendingCompressions(store, self.clock),
+            pending=CompressionTasks(store, self.clock),
         )
         self.live = Runtime(config=config, agent=agent, models=ModelRegistry(config.model.route, make))
         self._folder = folder

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from agent.context.commit import PendingCompressions
+from agent.context.commit import CompressionTasks
 from agent.context.job import ContextEvent, Listener
 from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.context.state import ContextState, state_of
@@ -100,7 +100,7 @@ def agent_of(
     tools: Sequence[Tool] = (),
     persona: str = DEFAULT_PERSONA,
     attachments: Path | None = None,
-    pending: PendingCompressions | None = None,
+    pending: CompressionTasks | None = None,
 ) -> SingleModelAgent:
     """An agent on a small window, whose chats are told what the gateway's are told. It has one long-winded tool.
 

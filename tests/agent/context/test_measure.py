@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.context.limits import MIN_INPUT_WINDOW, LimitSettings, limits_of
-from agent.context.measure import PromptMeasure
+from agent.context.measure import MeasuredPromptBuilder
 from agent.context.model_handle import ContextSettings, ModelHandle
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -31,8 +31,8 @@ def configured(context: int, reserved: int) -> ModelLimits:
     return ModelLimits(context_length=Tokens(context), max_output_tokens=Tokens(reserved))
 
 
-def measure_of(chat: Chat) -> PromptMeasure:
-    return PromptMeasure(views=ViewCache(chat.store), prompts=PROMPTS)
+def measure_of(chat: Chat) -> MeasuredPromptBuilder:
+    return MeasuredPromptBuilder(views=ViewCache(chat.store), prompts=PROMPTS)
 
 
 def handle(chat: Chat, model: ChatCompletionsModel, *, context: int = 131_072, reserved: int = 8_192) -> ModelHandle:

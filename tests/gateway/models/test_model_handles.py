@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.commit import PendingCompressions
+from agent.context.commit import CompressionTasks
 from agent.context.model_handle import ModelHandle
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
@@ -115,7 +115,7 @@ async def test_one_agent_with_the_configured_engine_runs_the_turns_of_all_models
     agent = make_agent(
         loaded(config, tmp_path),
         store=store,
-        pending=PendingCompressions(store, clock),
+        pending=CompressionTasks(store, clock),
         extra_tools=(),
         listeners=(),
         on_wait=silence,
