@@ -156,7 +156,7 @@ def _row(number: int, text: str) -> Message:
 
 
 def _session(reported: int | None, at_seq: int | None) -> Session:
-    nothing = dict.fromkeys(Session.__dataclass_fields__)
+    nothing = dict.fromkeys(Session.__struct_fields__)
     return Session(**{**nothing, "id": SessionId(1), "reported_prompt_tokens": reported, "reported_at_seq": at_seq})  # type: ignore[arg-type]  # the estimator reads these three
 
 

@@ -56,7 +56,7 @@ def session(*, reported: int | None = None, at_seq: int | None = None, session_i
         "reported_prompt_tokens": reported,
         "reported_at_seq": at_seq,
     }
-    return Session(**(dict.fromkeys(Session.__dataclass_fields__) | values))
+    return Session(**(dict.fromkeys(Session.__struct_fields__) | values))
 
 
 def request(rows: Iterable[Message]) -> ModelRequest:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.context.compressor import Compressor
@@ -95,7 +96,7 @@ def session(number: int = 1, parent: int | None = None, **changes: Any) -> Sessi
         reported_at_seq=None,
         context_state=None,
     )
-    return replace(made, **changes)
+    return msgspec.structs.replace(made, **changes)
 
 
 def job(
