@@ -348,7 +348,7 @@ def _copying_split(db: Connection, plan: SplitPlan, now: Millis) -> None:
     ids = [(item,) for item in plan.context if not isinstance(item, NewMessage)]
     child_id = split(db, msgspec.structs.replace(plan, context=plan.context[:1]), now)
     rows = [db.execute(_COPIED, one).fetchone() for one in ids]
-    db.executemany(_COPY, [(child_id, place, *row) for place, row in enumerate(rows, 1)])
+    db.executemany(_COPY, [(child_id, index, *row) for index, row in enumerate(rows, 1)])
     db.execute("UPDATE sessions SET next_seq = ?, message_count = ? WHERE id = ?", (len(ids) + 1, len(ids), child_id))
 
 

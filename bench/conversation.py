@@ -56,10 +56,10 @@ class Conversation:
         return (*rows, asked)
 
     def _turn(self, at: int, first_id: int, session_id: int, turn: int) -> Iterator[Message]:
-        places = itertools.count(at)
+        indexes = itertools.count(at)
 
         def row(role: MessageRole, origin: Origin, text: str, **more: Any) -> Message:
-            return self._row(next(places), first_id, session_id, turn, role, origin, text, **more)
+            return self._row(next(indexes), first_id, session_id, turn, role, origin, text, **more)
 
         yield row(MessageRole.USER, Origin.HUMAN, self._said(), sender=self._chance.choice(_PEOPLE))
         for _ in range(self._chance.choice((0, 0, 1, 1, 2))):
@@ -74,7 +74,7 @@ class Conversation:
 
     def _row(
         self,
-        place: int,
+        index: int,
         first_id: int,
         session_id: int,
         turn: int,
@@ -87,9 +87,9 @@ class Conversation:
         body: MessageBody = EMPTY_BODY,
     ) -> Message:
         return Message(
-            id=MessageId(first_id + place),
+            id=MessageId(first_id + index),
             session_id=SessionId(session_id),
-            seq=place + 1,
+            seq=index + 1,
             role=role,
             origin=origin,
             text=text,
@@ -99,7 +99,7 @@ class Conversation:
             turn_id=TurnId(turn),
             tool_call_id=call.id if call is not None else None,
             tool_name=call.name if call is not None else None,
-            created_at=Millis(BEGAN_AT + place * 60_000),
+            created_at=Millis(BEGAN_AT + index * 60_000),
         )
 
     def _said(self) -> str:

@@ -21,8 +21,8 @@ PIECE_CHARACTERS = 400
 
 def extract(prompt: str) -> str:
     """A model's summary, without a model: pieces of the prompt at equal distances under headings."""
-    places = [len(prompt) * number // len(TITLES) for number in range(len(TITLES))]
-    pieces = [" ".join(prompt[place : place + PIECE_CHARACTERS].split()) for place in places]
+    indexes = [len(prompt) * number // len(TITLES) for number in range(len(TITLES))]
+    pieces = [" ".join(prompt[index : index + PIECE_CHARACTERS].split()) for index in indexes]
     return "\n\n".join(f"## {title}\n- {piece}" for title, piece in zip(TITLES, pieces, strict=True))
 
 

@@ -158,8 +158,8 @@ async def fill(chat: Chat, agent: SingleModelAgent, tokens: int, *, words: str =
         await chat.finish(turn, Answer(text=f"Answer {number}. {words}", call=UNPAID, reported_prompt_tokens=None))
         number += 1
         conversation = turn.conversation
-        standing = await agent.context.status(conversation)
-        if standing.prompt >= tokens:
+        status = await agent.context.status(conversation)
+        if status.prompt >= tokens:
             return conversation
 
 

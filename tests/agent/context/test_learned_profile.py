@@ -207,11 +207,11 @@ async def test_a_turn_asks_before_its_first_call_and_standing_never(
 ) -> None:
     agent = agent_on(chat, model)
     turn = await chat.start("hello")
-    standing = await agent.context.status(turn.conversation)
-    assert (llm.questions, standing.window_from, standing.limits.context_length) == (0, SizeSource.ASSUMED, 32_768)
+    status = await agent.context.status(turn.conversation)
+    assert (llm.questions, status.window_from, status.limits.context_length) == (0, SizeSource.ASSUMED, 32_768)
     await chat.finish(turn, await agent.run(turn, Sink()))
     [row] = llm.requests.rows
     assert (llm.questions, row["body"]["max_tokens"]) == (1, 16_384)
-    standing = await agent.context.status(turn.conversation)
-    assert (standing.window_from, standing.limits.context_length) == (SizeSource.OFFERED, 131_072)
-    assert standing.limits.threshold == 131_072 // 2
+    status = await agent.context.status(turn.conversation)
+    assert (status.window_from, status.limits.context_length) == (SizeSource.OFFERED, 131_072)
+    assert status.limits.threshold == 131_072 // 2

@@ -102,10 +102,10 @@ async def test_a_plugin_that_compresses_late_and_keeps_much_is_not_taken_for_one
     listening = Listening()
     agent = agent_with(KeepsMuch, chat, model, listening)
     conversation = await converse(chat, agent, texts(80))
-    standing = await agent.context.status(conversation)
-    assert standing.threshold == int(WINDOW * 0.64) > standing.limits.threshold
+    status = await agent.context.status(conversation)
+    assert status.threshold == int(WINDOW * 0.64) > status.limits.threshold
     assert len(listening.compressions) >= 3
-    assert min(event.prepared.tokens_after for event in listening.compressions) > standing.limits.threshold
+    assert min(event.prepared.tokens_after for event in listening.compressions) > status.limits.threshold
     assert not any(isinstance(event, BlockedEvent) for event in listening.events)
     assert (await look(chat, conversation.lineage_id)).state.strikes == 0
     await agent.close()
