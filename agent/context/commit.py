@@ -73,8 +73,8 @@ def settle(
         child = load_session(db, split(db, _plan(attempt, prepared, system_prompt), now))
         count = count_compressions(db, conversation.lineage_id)
         outcome = Compressed(job=job, prepared=prepared, child=child, compressions=count)
-    for call in prepared.calls:
-        ledger.record(db, conversation.turn_id, conversation.lineage_id, call, now)
+    if prepared.call is not None:
+        ledger.record(db, conversation.turn_id, conversation.lineage_id, prepared.call, now)
     if outcome is None:
         return job.not_needed(SkipReason.MOVED), []
     limit, messages = job.message_limit, job.messages_before
@@ -237,5 +237,5 @@ class CompressionTasks:
         if task.cancelled() or task.exception() is not None:
             return
         result = task.result().result
-        for call in result.calls if isinstance(result, PreparedCompression) else ():
-            await self._store.write(ledger.record, None, lineage_id, call, self._clock.now())
+        if isinstance(result, PreparedCompression) and result.call is not None:
+            await self._store.write(ledger.record, None, lineage_id, result.call, self._clock.now())

@@ -144,7 +144,7 @@ class Compressor:
             summary_kind="deterministic" if written.client is None else "model",
             model=None if written.client is None else written.client.name,
             failure=written.failure,
-            calls=() if written.call is None else (written.call,),
+            call=written.call,
             summarised=len(plan.rows),
             tokens_after=after,
         ), state

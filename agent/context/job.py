@@ -121,10 +121,10 @@ class PreparedCompression:
     summary_kind: SummaryKind
     model: str | None
     """Model that wrote the summary; None for the deterministic one."""
-    failure: str | None
+    failure: str | None = None
     """Reason why no model's summary could be had, in words for people; None when there is one."""
-    calls: tuple[ModelCall, ...]
-    """Successful calls that are not in the ledger yet."""
+    call: ModelCall | None = None
+    """Successful call that is not in the ledger yet."""
     summarised: int
     """Messages that the handoff stands for, earlier handoffs' messages not counted."""
     tokens_after: EstimatedTokens

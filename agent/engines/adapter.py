@@ -24,6 +24,7 @@ from agent.context.job import (
     CompressionRequest,
     EngineEvent,
     NotNeeded,
+    Preparation,
     PreparedCompression,
 )
 from agent.context.limits import Limits
@@ -106,9 +107,7 @@ class PluginEngine:
             return CompressionRequest(reason="window")
         return request
 
-    async def prepare(
-        self, job: CompressionJob, state: ContextState
-    ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
+    async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
         """See `Engine.prepare`. A cut at a certain message is no part of the contract: the built-in engine makes it."""
         if job.keep_turns is not None:
             return await self._fallback.prepare(job, state)
@@ -246,16 +245,12 @@ class PluginEngine:
             context=mapped.context,
             summary_kind="model",
             model=self.name,
-            failure=None,
-            calls=(),
             summarised=mapped.summarised,
             tokens_after=after,
         )
         return prepared, state
 
-    async def _fall_back(
-        self, job: CompressionJob, state: ContextState
-    ) -> tuple[PreparedCompression | NotNeeded | Aborted, ContextState]:
+    async def _fall_back(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
         """There is no room to leave the conversation as it is until the engine can do better."""
         log.warning("engine.replaced", engine=self.name, layer=job.layer, by=self._fallback.name)
         return await self._fallback.prepare(job, state)
