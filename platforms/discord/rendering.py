@@ -80,8 +80,10 @@ def _code_tokens(tokens: Sequence[Token]) -> Iterator[tuple[Token, _Block, str]]
         if token.map is None:
             continue
         if token.type == "fence":
-            language = _LANGUAGE.match(token.info.strip())
-            yield token, (language[0] if language else "", _content_lines(token)), token.markup
+            info = token.info.strip()
+            language = found[0] if (found := _LANGUAGE.match(info)) else ""
+            rest = info.removeprefix(language).lstrip()  # Discord shows nothing else of it
+            yield token, (language, [*([rest] if rest else []), *_content_lines(token)]), token.markup
         elif token.type == "code_block":
             content = _content_lines(token)
             yield token, ("", content), content[0].strip()

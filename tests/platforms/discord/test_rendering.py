@@ -36,6 +36,8 @@ def shown_words(text: str) -> list[str]:
     """What a reader sees, in order, without the marks: letters and digits, not the names of languages."""
     shown: list[str] = []
     for token in _PARSER.parse(text):
+        if token.type == "fence":
+            shown.append(re.sub(r"^[A-Za-z0-9_+.#-]{1,20}", "", token.info.strip()))
         if token.type in ("fence", "code_block", "inline", "html_block"):
             shown.append(token.content)
     return re.findall(r"[^\W_]", "\n".join(shown).replace("\u200b", ""))
@@ -123,6 +125,18 @@ def test_long_code_is_closed_and_opened_again_at_each_cut() -> None:
     assert all(part.startswith("```python\n") and part.endswith("\n```") for part in parts)
     inner = [line for part in parts for line in part.split("\n")[1:-1]]
     assert inner == lines
+
+
+@pytest.mark.parametrize(
+    ("opening", "shown"),
+    [
+        ("```>a", "```\n>a"),
+        ("```Use this: it is short", "```Use\nthis: it is short"),
+        ('```py title="a.py"', '```py\ntitle="a.py"'),
+    ],
+)
+def test_words_behind_the_fence_that_are_no_language_stay(opening: str, shown: str) -> None:
+    assert texts(f"{opening}\nx = 1\n```") == [f"{shown}\nx = 1\n```"]
 
 
 def test_code_that_fits_a_message_of_its_own_is_not_cut() -> None:
