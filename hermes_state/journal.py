@@ -187,8 +187,8 @@ def _bind(
         ready = prepared.get(row.id, PreparedMessage())
         message_id = append(db, session_id, _human_row(db, row, turn_id, ready.body), row.sent_at)
         if row.kind is InboxKind.MESSAGE:
-            place = (row.chat_id, row.message_ref, message_id)
-            db.execute("INSERT OR IGNORE INTO platform_messages VALUES (?, ?, ?, 0)", place)
+            shown = (row.chat_id, row.message_ref, message_id)
+            db.execute("INSERT OR IGNORE INTO platform_messages VALUES (?, ?, ?, 0)", shown)
         for attachment_id in ready.attachment_ids:
             db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
     db.execute("UPDATE sessions SET last_human_at = ? WHERE id = ?", (now, session_id))

@@ -15,7 +15,7 @@ MIN_SECRET_CHARS = 8
 """Shorter configured values (`ollama`, `none`) are ordinary words; taking them out would shred the text."""
 
 # Whatever must be followed by something has an upper bound: a hostile text may not cost time squared. To look for a
-# shape at every place of a text takes a thousand times as long as to find that its beginning is nowhere in it.
+# shape at every position of a text takes a thousand times as long as to find that its beginning is nowhere in it.
 _SHAPES = tuple(
     (tuple(beginnings.encode().split()), re.compile(shape))
     for beginnings, shape in (
@@ -99,7 +99,7 @@ def _without_named(text: str, lower: str) -> str:
     ends = [match.span() for word, pattern in _NAMES if word in lower for match in pattern.finditer(lower)]
     if not ends:
         return text
-    if len(lower) != len(text):  # a letter that is two in lower case: the places are not the text's
+    if len(lower) != len(text):  # a letter that is two in lower case: the positions are not the text's
         ends = [match.span() for match in _NAME.finditer(text)]
     kept: list[str] = []
     done = looked = 0
@@ -112,9 +112,9 @@ def _without_named(text: str, lower: str) -> str:
         _, quoted, bare = value.groups()
         looked = value.end()
         if not (quoted or bare).startswith(MARK[:-1]) and _looks_secret(quoted or bare):
-            place = value.span(2 if quoted else 3)
-            kept += (text[done : place[0]], MARK)
-            done = place[1]
+            first, last = value.span(2 if quoted else 3)
+            kept += (text[done:first], MARK)
+            done = last
     return "".join((*kept, text[done:]))
 
 
@@ -131,7 +131,7 @@ def _without_shapes(text: str) -> str:
 
 
 def seam(text: str, start: int, end: int) -> int | None:
-    """The first place between `start` and `end` at which `text` can be cut: nothing that is taken out reaches over it.
+    """The first index between `start` and `end` at which `text` can be cut: nothing that is taken out reaches over it.
 
     A space or line break, with the pieces in front of it and from it on redacted by themselves.
     """
@@ -139,19 +139,19 @@ def seam(text: str, start: int, end: int) -> int | None:
         return None
     looked, quote = 0, -1
     while (found := _SEAM.search(text, start, end)) is not None:
-        place = found.start()
-        quote = max(quote, *(text.rfind(mark, looked, place) for mark in _QUOTE_ENDS))
+        index = found.start()
+        quote = max(quote, *(text.rfind(mark, looked, index) for mark in _QUOTE_ENDS))
         if quote < 0 or not _may_open_value(text, quote):
-            return place
-        behind = _QUOTE_END.search(text, place, end)
+            return index
+        behind = _QUOTE_END.search(text, index, end)
         if behind is None:
             return None
-        looked, start = place, behind.end()
+        looked, start = index, behind.end()
     return None
 
 
-def _may_open_value(text: str, place: int) -> bool:
-    return text[place] in "\"'" and text[max(0, place - 7) : place].rstrip("\\").rstrip().endswith((":", "=", ">"))
+def _may_open_value(text: str, index: int) -> bool:
+    return text[index] in "\"'" and text[max(0, index - 7) : index].rstrip("\\").rstrip().endswith((":", "=", ">"))
 
 
 def is_secret_name(name: str) -> bool:

@@ -114,7 +114,7 @@ def load_tip(db: Connection, lineage_id: LineageId) -> Session:
 
 
 def get_compression_tip(db: Connection, session_id: SessionId) -> SessionId:
-    """The live end of the chain that `session_id`, at any place in it, belongs to. Raises `SessionNotFound`."""
+    """The tip of the lineage that `session_id`, anywhere in it, belongs to. Raises `SessionNotFound`."""
     return load_tip(db, load_session(db, session_id).lineage_id).id
 
 

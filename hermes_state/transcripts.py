@@ -60,12 +60,12 @@ class View:
     transcript: Transcript
 
 
-# Purpose: take the next place at the end of a session.
+# Purpose: take the next number at the end of a session.
 _TAKE_SEQ = """
 UPDATE sessions SET next_seq = next_seq + 1, message_count = message_count + 1
 WHERE id = ? RETURNING next_seq - 1, chat_id, lineage_id
 """
-# Purpose: take the next place for a row that is made for a view only.
+# Purpose: take the next number for a row that is made for a view only.
 _TAKE_VIEW_SEQ = """
 UPDATE sessions SET next_view_seq = next_view_seq - 1 WHERE id = ? RETURNING next_view_seq + 1, chat_id, lineage_id
 """
@@ -99,10 +99,10 @@ def append_view_row(
 def _insert(
     db: Connection, session_id: SessionId, new: NewMessage, replaces: MessageId | None, now: Millis, *, is_said: bool
 ) -> MessageId:
-    place = db.execute(_TAKE_SEQ if is_said else _TAKE_VIEW_SEQ, (session_id,)).fetchone()
-    if place is None:
+    taken = db.execute(_TAKE_SEQ if is_said else _TAKE_VIEW_SEQ, (session_id,)).fetchone()
+    if taken is None:
         raise SessionNotFound(f"no session {session_id}")
-    seq, chat_id, lineage_id = place
+    seq, chat_id, lineage_id = taken
     body = None if new.body == EMPTY_BODY else _encode_body(new.body).decode()
     parameters = (
         *(session_id, chat_id, lineage_id, seq, new.role, new.origin, new.text, body),

@@ -157,14 +157,14 @@ PIECED = st.lists(st.sampled_from(_PIECES), max_size=30).map("".join)
 @example(text="token  =  abc123def", start=0)
 @example(text='{"k": "password = \\"correct, horse\\""}', start=20)
 def test_pieces_that_meet_at_a_seam_are_redacted_as_the_whole_is(text: str, start: int) -> None:
-    place = seam(text, start, len(text))
-    if place is not None:
-        assert start <= place < len(text)
-        assert redact(text[:place]) + redact(text[place:]) == redact(text)
+    index = seam(text, start, len(text))
+    if index is not None:
+        assert start <= index < len(text)
+        assert redact(text[:index]) + redact(text[index:]) == redact(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "index"),
     [
         ("one, two, three", 4),
         ("as it is", 2),
@@ -176,18 +176,18 @@ def test_pieces_that_meet_at_a_seam_are_redacted_as_the_whole_is(text: str, star
         (KEYS["pem"] + " a, b", None),
     ],
 )
-def test_a_seam_is_found_where_no_secret_can_be(text: str, place: int | None) -> None:
-    assert seam(text, 0, len(text)) == place
+def test_a_seam_is_found_where_no_secret_can_be(text: str, index: int | None) -> None:
+    assert seam(text, 0, len(text)) == index
 
 
 @pytest.mark.parametrize("secret", ["first line 1\nsecond line 2\nthird line 3", "one lengthy, two lengthy, three"])
 def test_a_configured_secret_that_is_cut_at_a_seam_is_known_by_its_pieces(secret: str) -> None:
     text, redactor = f"some words, {secret}, more words", Redactor([secret])
     start = 0
-    while (place := seam(text, start, len(text))) is not None:
-        shown = redactor(text[:place]) + redactor(text[place:])
+    while (index := seam(text, start, len(text))) is not None:
+        shown = redactor(text[:index]) + redactor(text[index:])
         assert not any(secret[at : at + MIN_SECRET_CHARS] in shown for at in range(len(secret) - MIN_SECRET_CHARS))
-        start = place + 1
+        start = index + 1
     assert start > text.index(secret) + len(secret)
 
 

@@ -30,8 +30,8 @@ def db() -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def ask(db: sqlite3.Connection, code: str, sender: Sender = EVE, *, at: int = START, most: int = 10) -> bool:
-    return offer(db, sender, code, HOUR, most, Millis(at))
+def ask(db: sqlite3.Connection, code: str, sender: Sender = EVE, *, at: int = START, max_pending: int = 10) -> bool:
+    return offer(db, sender, code, HOUR, max_pending, Millis(at))
 
 
 def let_in(db: sqlite3.Connection, code: str, role: UserRole = UserRole.USER, *, at: int = START) -> UserRef:
@@ -83,30 +83,32 @@ def test_a_person_has_one_code_at_a_time(db: sqlite3.Connection) -> None:
 
 def test_a_crowd_of_strangers_gets_no_more_codes_than_allowed(db: sqlite3.Connection) -> None:
     crowd = [Sender(platform="telegram", id=str(number), name="x") for number in range(5)]
-    given = [ask(db, new_code(), sender, most=3) for sender in crowd]
+    given = [ask(db, new_code(), sender, max_pending=3) for sender in crowd]
     assert given == [True, True, True, False, False]
-    assert ask(db, new_code(), crowd[4], at=START + HOUR, most=3)
+    assert ask(db, new_code(), crowd[4], at=START + HOUR, max_pending=3)
 
 
 def test_no_crowd_keeps_all_codes_to_itself(db: sqlite3.Connection) -> None:
     crowd = [Sender(platform="telegram", id=str(number), name="x") for number in range(3)]
-    for place, stranger in enumerate(crowd):
-        assert ask(db, new_code(), stranger, at=START + place, most=3)
-    assert not ask(db, "ABCDEFGH", at=START + MIN_CODE_AGE_MS - 1, most=3), "a fresh code is safe"
-    assert ask(db, "ABCDEFGH", at=START + MIN_CODE_AGE_MS, most=3)
+    for number, stranger in enumerate(crowd):
+        assert ask(db, new_code(), stranger, at=START + number, max_pending=3)
+    assert not ask(db, "ABCDEFGH", at=START + MIN_CODE_AGE_MS - 1, max_pending=3), "a fresh code is safe"
+    assert ask(db, "ABCDEFGH", at=START + MIN_CODE_AGE_MS, max_pending=3)
     assert {pairing.user_ref for pairing in list_pairings(db, Millis(START + MIN_CODE_AGE_MS))} == {
         *(stranger.ref for stranger in crowd[1:]),
         EVE.ref,
     }
-    assert not ask(db, new_code(), crowd[0], at=START + MIN_CODE_AGE_MS, most=3), "one at a time"
+    assert not ask(db, new_code(), crowd[0], at=START + MIN_CODE_AGE_MS, max_pending=3), "one at a time"
     assert let_in(db, "ABCDEFGH", at=START + MIN_CODE_AGE_MS) == EVE.ref
 
 
 def test_a_crowd_takes_nobodys_access(db: sqlite3.Connection) -> None:
-    ask(db, "ABCDEFGH", most=1)
+    ask(db, "ABCDEFGH", max_pending=1)
     let_in(db, "ABCDEFGH")
     crowd = [Sender(platform="telegram", id=f"9{number}", name="x") for number in range(3)]
-    given = [ask(db, new_code(), one, at=START + place * MIN_CODE_AGE_MS, most=1) for place, one in enumerate(crowd)]
+    given = [
+        ask(db, new_code(), one, at=START + number * MIN_CODE_AGE_MS, max_pending=1) for number, one in enumerate(crowd)
+    ]
     assert given == [True] * 3
     assert load_roles(db) == {EVE.ref: UserRole.USER}
 
