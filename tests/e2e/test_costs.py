@@ -132,7 +132,7 @@ async def test_a_chat_at_its_cap_leaves_the_others_alone(world: World) -> None:
 
 async def test_a_cap_shuts_out_a_model_without_a_price_and_says_how_to_let_it_in(world: World) -> None:
     await world.gateway.start(HERMES_COSTS__DAILY_CAP="5")
-    assert "model.unpriced" in world.gateway.log_text()
+    await world.gateway.wait_for_log("model.unpriced")
     await world.converse("hello")
     said = (await world.visible())[-1]
     assert "lab-128k" in said
