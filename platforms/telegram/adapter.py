@@ -25,9 +25,9 @@ from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, UpdateReader
 from platforms.telegram.menu import publish_menu
 from platforms.telegram.outbound import TelegramSender, button_commands
 from platforms.telegram.polling import Poller
-from platforms.telegram.queue import UpdateQueue
 from platforms.telegram.settings import TelegramSettings
 from platforms.telegram.transport import BotApiRequest
+from platforms.telegram.updates import UpdateHandler
 from platforms.telegram.webhook import keep_webhook, webhook_server
 
 log = structlog.get_logger(__name__)
@@ -81,7 +81,7 @@ class TelegramAdapter:
                 self._sender = TelegramSender(client.sdk, self._buttons)
                 log.info("telegram.signed_in", bot=reader.username)
                 client.spawn(publish_menu(client.sdk, self._menu), "telegram.menu")
-                queue = UpdateQueue(
+                updates = UpdateHandler(
                     intake=intake,
                     reader=reader,
                     sdk=client.sdk,
@@ -89,7 +89,7 @@ class TelegramAdapter:
                     clock=self._clock,
                     answer_press=client.answer_press,
                 )
-                await self._receive(client, queue)
+                await self._receive(client, updates)
         except TokenRejected as error:
             self._health.change(AdapterState.FAILED, str(error))
             raise
@@ -117,17 +117,17 @@ class TelegramAdapter:
             raise PlatformUnavailable("the Telegram adapter is not running")
         return await fetch(self._client.sdk, self._client.request, attachment, target, max_bytes)
 
-    async def _receive(self, client: "_BotClient", queue: UpdateQueue) -> None:
+    async def _receive(self, client: "_BotClient", updates: UpdateHandler) -> None:
         webhook = self._settings.webhook
         if webhook is not None:
-            async with webhook_server(webhook, queue, self._health):
+            async with webhook_server(webhook, updates, self._health):
                 await keep_webhook(client.sdk, self._settings, webhook, self._health)
             return
         await client.forget_webhook()
         poller = Poller(
             base_url=client.sdk.base_url,
             request=client.polling,
-            queue=queue,
+            updates=updates,
             health=self._health,
             settings=self._settings,
         )

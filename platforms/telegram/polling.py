@@ -22,9 +22,9 @@ from hermes_state.errors import TokenRejected
 from platforms.base import AdapterState
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
-from platforms.telegram.queue import NotStoredError, UpdateQueue
 from platforms.telegram.settings import TelegramSettings
 from platforms.telegram.transport import AmbiguousRequestError, BotApiRequest, FloodControl
+from platforms.telegram.updates import NotStoredError, UpdateHandler
 
 log = structlog.get_logger(__name__)
 
@@ -44,14 +44,14 @@ _CONFLICT = "another process polls with the same bot token (409); stop it, or gi
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Poller:
-    """Fetches updates and acknowledges each one after the queue has stored it.
+    """Fetches updates and acknowledges each one after its handler has stored it.
 
     Telegram forgets what lies before the `offset` of the next request, so the offset is the acknowledgement.
     """
 
     base_url: str
     request: BotApiRequest
-    queue: UpdateQueue
+    updates: UpdateHandler
     health: HealthState
     settings: TelegramSettings
     _offset: int | None = field(default=None, init=False)
@@ -82,7 +82,7 @@ class Poller:
                 await self._put(raw)
             except NotStoredError:
                 for later in updates[number + 1 :]:
-                    await self.queue.overhear(later)
+                    await self.updates.overhear(later)
                 raise
             self._offset = raw["update_id"] + 1
         self._is_probe = False
@@ -91,13 +91,13 @@ class Poller:
 
     async def _put(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
         """Store an update; while the database keeps it waiting, listen for a `/stop` among what follows."""
-        putting = asyncio.create_task(self.queue.put(raw), name="telegram-put")
+        putting = asyncio.create_task(self.updates.handle(raw), name="telegram-put")
         try:
             while not (await asyncio.wait({putting}, timeout=LISTEN_SECONDS))[0]:
                 with suppress(TelegramError, TimeoutError):  # the poll that comes next finds out what is wrong
                     async with asyncio.timeout(self.settings.poll_grace_seconds):
                         for waiting in await self._fetch(0):
-                            await self.queue.overhear(waiting)
+                            await self.updates.overhear(waiting)
         finally:
             await cancel_all([putting])
         putting.result()

@@ -17,8 +17,8 @@ from hermes_state.errors import PlatformUnavailable, TokenRejected
 from platforms.base import AdapterState
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
-from platforms.telegram.queue import UpdateQueue
 from platforms.telegram.settings import TelegramSettings, WebhookSettings
+from platforms.telegram.updates import UpdateHandler
 
 log = structlog.get_logger(__name__)
 
@@ -30,13 +30,13 @@ STOP_SECONDS = 2
 
 
 @asynccontextmanager
-async def webhook_server(webhook: WebhookSettings, queue: UpdateQueue, health: HealthState) -> AsyncIterator[None]:
+async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, health: HealthState) -> AsyncIterator[None]:
     """Serve the webhook's address for the length of an `async with` block.
 
     Raises `PlatformUnavailable` on entering when the port cannot be had.
     """
     app = web.Application(client_max_size=UPDATE_BYTES)
-    app.router.add_post(urlsplit(webhook.url).path or "/", partial(_receive, webhook.secret.encode(), queue, health))
+    app.router.add_post(urlsplit(webhook.url).path or "/", partial(_receive, webhook.secret.encode(), updates, health))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
     await runner.setup()
     try:
@@ -50,7 +50,7 @@ async def webhook_server(webhook: WebhookSettings, queue: UpdateQueue, health: H
         await runner.cleanup()
 
 
-async def _receive(secret: bytes, queue: UpdateQueue, health: HealthState, request: web.Request) -> web.Response:
+async def _receive(secret: bytes, updates: UpdateHandler, health: HealthState, request: web.Request) -> web.Response:
     """Receive a post: 200 only after the commit; everything else makes Telegram try again."""
     given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
     if not hmac.compare_digest(given, secret):
@@ -63,7 +63,7 @@ async def _receive(secret: bytes, queue: UpdateQueue, health: HealthState, reque
     if not isinstance(raw, dict):
         return web.Response(status=400)
     try:
-        await queue.put(raw)
+        await updates.handle(raw)
     except NetworkError as error:
         log.warning("webhook.put_off", detail=error.message)
         health.change(AdapterState.BACKING_OFF, error.message)

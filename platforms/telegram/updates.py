@@ -1,4 +1,4 @@
-"""Update queue: what was put into it is stored, and only then may Telegram forget it."""
+"""Updates: each is stored, and only then may Telegram forget it."""
 
 from collections import deque
 from collections.abc import Callable
@@ -36,8 +36,8 @@ class NotStoredError(NetworkError):
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
-class UpdateQueue:
-    """Queue of updates: hands them to the intake, one after the other in Telegram's order."""
+class UpdateHandler:
+    """Handler of one bot's updates: hands them to the intake, one after the other in Telegram's order."""
 
     intake: Intake
     reader: UpdateReader
@@ -48,7 +48,7 @@ class UpdateQueue:
     _albums: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ALBUMS), init=False)
     """Albums that are meant for us."""
 
-    async def put(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
+    async def handle(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
         """Store an update; returns after the commit, and then the update may be acknowledged.
 
         An update that cannot be read is logged and counts as dealt with: fetched again, it would block all after it.
