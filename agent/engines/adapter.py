@@ -108,7 +108,7 @@ class PluginEngine:
         return request
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """See `Engine.prepare`. A cut at a certain message is no part of the contract: the built-in engine makes it."""
+        """Prepare a compression. A cut at a given message is no part of the contract: the built-in engine makes it."""
         if job.keep_turns is not None:
             return await self._fallback.prepare(job, state)
         if has_open_calls(job.view.transcript):

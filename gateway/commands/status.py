@@ -88,7 +88,7 @@ def _connection_lines(context: CommandContext) -> Iterator[str]:
 
 
 async def context_lines(request: CommandRequest, session: Session) -> list[str]:
-    """How full the conversation is, how large its window is, and what is wrong with that."""
+    """Use of the window by the conversation, the size of the window, and what is wrong with that."""
     runtime = request.context.runtime
     model, engine = runtime.model_of(session.chosen_model), runtime.agent.context.engine
     status = await runtime.agent.context.status(request.conversation(session), model)

@@ -32,7 +32,7 @@ class YamlFile:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def position(self, key: KeyPath) -> str:
-        """Where a key stands, as `/home/…/config.yaml line 7`; the path alone for one out of an alias or a merge."""
+        """Position of a key, as `/home/…/config.yaml line 7`; the path alone for one out of an alias or a merge."""
         return f"{self.path} line {self.lines[key]}" if key in self.lines else str(self.path)
 
 

@@ -66,7 +66,7 @@ class ChangeEvent:
 
 
 Item: TypeAlias = ConnectedEvent | ChannelsEvent | MessageEvent | ChangeEvent | InboundMessage
-"""What the queue takes. A bare message is a slash command or a button: never in the history, never kept waiting."""
+"""Event of the queue. A bare message is a slash command or a button: never in the history, never kept waiting."""
 
 
 FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[MessageEvent]]]

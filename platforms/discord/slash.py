@@ -76,7 +76,7 @@ async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu
 
 
 def _option(argument: str) -> dict[str, object]:
-    """What may follow a command: one optional text."""
+    """Arguments of a command: one optional text."""
     name = re.sub(r"[^\w-]+", "_", argument.lower()).strip("_")[:32] or "text"
     return {"name": name, "description": _short(argument, DESCRIPTION_LENGTH), "type": STRING_OPTION, "required": False}
 
