@@ -369,11 +369,11 @@ async def _lags(subject: Subject, file: Path) -> list[float]:
 
 def _taken(file: Path) -> bytes | None:
     try:
-        return file.read_bytes()
+        written = file.read_bytes()
     except FileNotFoundError:
         return None
-    finally:
-        file.unlink(missing_ok=True)
+    file.unlink()
+    return written
 
 
 def _lag(name: str, lags: list[float]) -> Measure:
