@@ -52,7 +52,7 @@ test: setup ## every test that needs no browser; ARGS="-k name" picks some
 	@echo "Not in this run: browser tests (make test-browser), every kill point (make crash), whole months of a chat"
 	@echo "(make months), everything over each of the three protocols (make protocols); samples of the last three are in"
 	@echo "this run."
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not browser and not crash and not months" $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not browser and not crash and not months" $(ARGS)
 
 test-browser: setup ## the web chat in a headless Chromium
 	@command -v chromedriver >/dev/null || { echo "chromedriver is needed; on Debian: apt install chromium chromium-driver" >&2; exit 1; }
@@ -66,7 +66,7 @@ months: setup ## 400 turns of one chat, on each platform and in three windows
 
 protocols: setup ## the end-to-end tests, sampled kills and weeks included, over the other two protocols
 	@failed=; for protocol in responses anthropic; do \
-		$(BIN)/python -m pytest -n 2 --dist worksteal --protocol $$protocol \
+		$(BIN)/python -m pytest -n 3 --dist worksteal --protocol $$protocol \
 			-m "not browser and not crash and not months" tests/e2e tests/crash $(ARGS) || failed="$$failed $$protocol"; \
 	done; test -z "$$failed" || { echo "failed over:$$failed" >&2; exit 1; }
 

@@ -2,7 +2,10 @@
 
 import hypothesis
 
-hypothesis.settings.register_profile("fuzz", max_examples=20_000)
+# Without deadlines: how long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("default", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("fuzz", hypothesis.settings.get_profile("default"), max_examples=20_000)
+hypothesis.settings.load_profile("default")
 
 FUZZ_SECONDS = 0
 """Timeout of a test under `make fuzz`, in seconds: none."""

@@ -193,9 +193,9 @@ def test_a_configured_secret_that_is_cut_at_a_seam_is_known_by_its_pieces(secret
 
 def test_looking_for_a_seam_takes_no_time() -> None:
     for text in ('k: "a, ' * 50_000, "a, " * 100_000, "password= " * 30_000, '"' * 200_000):
-        started = time.perf_counter()
+        started = time.process_time()
         seam(text, 0, len(text))
-        assert time.perf_counter() - started < 1
+        assert time.process_time() - started < 1
 
 
 # ---- names
@@ -233,6 +233,6 @@ def test_fields_that_only_resemble_one_are_not(name: str) -> None:
     ],
 )
 def test_hostile_text_takes_no_time(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     redact(text)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5

@@ -524,7 +524,6 @@ class AdapterContract:
     # Rendering keeps nothing between calls: neither a shared fixture nor another adapter can change an example.
     @settings(
         max_examples=150,
-        deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
     )
     @given(text=st.text(max_size=400) | st.text(st.sampled_from("a b\n`*_|<>[]()#$~-👋世"), max_size=6000))

@@ -207,7 +207,7 @@ def check_nothing_is_lost(done: Pass, ever: Sequence[Message]) -> None:
 
 @pytest.mark.fuzz
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of a conversation that fails
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(
     batches=st.lists(histories(), min_size=1, max_size=5),
     limits=_limits,
@@ -259,7 +259,7 @@ def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_a
 
 @pytest.mark.fuzz
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of a conversation that fails
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(rows=histories(most=12), limits=_limits, rules=_rules)
 def test_what_fills_a_window_can_be_compressed_unless_it_is_open(
     rows: Transcript, limits: Limits, rules: CutSettings

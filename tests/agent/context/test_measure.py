@@ -77,7 +77,7 @@ async def test_in_a_smaller_window_the_answers_room_gives_way_down_to_a_quarter(
 _news = st.lists(st.tuples(st.sampled_from(["states", "refuses"]), st.integers(1_000, 2_000_000)), max_size=6)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     context=st.integers(4_000, 2_000_000),
     share=st.floats(0, 1),

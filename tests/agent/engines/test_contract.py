@@ -328,7 +328,7 @@ def lists(draw: st.DrawFn) -> MESSAGES:
     return found
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=150)
 @given(given_messages=lists())
 def test_whatever_the_list_a_compression_is_legal_and_keeps_the_newest_request(given_messages: MESSAGES) -> None:
     before = copy.deepcopy(given_messages)

@@ -268,7 +268,7 @@ def child_rows(mapped: MappedMessages, rows: Sequence[Message]) -> tuple[Message
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_whatever_legal_list_comes_back_the_view_is_legal_ordered_and_has_the_newest_request(
     data: st.DataObject,

@@ -175,7 +175,7 @@ def db() -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows=st.lists(_WORDS.filter(lambda text: parse_query(f'"{text}"') is not None), min_size=1, max_size=15))
 def test_every_stored_text_is_found_by_its_own_words(db: sqlite3.Connection, rows: list[str]) -> None:
     db.execute("BEGIN")

@@ -148,13 +148,13 @@ _NOISE = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(query=_NOISE)
 def test_no_text_at_all_is_a_syntax_error(small_index: sqlite3.Connection, query: str) -> None:
     found(small_index, query)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     texts=st.lists(st.text(alphabet=CJK + EMOJI + " 。a", max_size=12), min_size=1, max_size=8),
     query=st.text(alphabet=CJK + EMOJI, min_size=1, max_size=5),

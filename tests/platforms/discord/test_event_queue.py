@@ -117,7 +117,7 @@ async def _play(seed: int) -> Weather:
     return weather
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 2**32))
 def test_every_channel_is_stored_whole_and_in_order(seed: int) -> None:
     weather = asyncio.run(_play(seed))

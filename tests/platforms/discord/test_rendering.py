@@ -169,7 +169,7 @@ def test_a_broken_surrogate_does_not_reach_the_wire() -> None:
     assert text == "half ? emoji"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.text(st.sampled_from("ab \n`~|-#>*_.1世👋\t\\"), max_size=300) | st.text(max_size=200))
 def test_any_text_keeps_its_words_and_closes_its_fences(text: str) -> None:
     for limit in (LIMIT, 60):

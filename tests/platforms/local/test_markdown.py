@@ -67,7 +67,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(text=markdown | st.text(max_size=300))
 def test_no_tag_attribute_or_address_of_the_author_gets_through(text: str) -> None:
     for tag, attributes in Tags(to_html(text)).found:
@@ -120,7 +120,7 @@ def test_an_image_is_a_link_to_it() -> None:
     assert "a cat</a>" in html
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @example(text="aa```data:text/html,xvbscript:x~~~" * 9, limit=200)
 @given(text=markdown.map(lambda text: text * 9), limit=st.integers(200, 900))
 def test_parts_fit_keep_their_words_and_close_their_code(text: str, limit: int) -> None:

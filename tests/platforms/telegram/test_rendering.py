@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.values import OutboundPart
@@ -141,7 +141,6 @@ class TestSplitting:
         for part in parts:
             check(part)
 
-    @settings(deadline=None)
     @given(st.text(st.characters(codec="utf-8"), max_size=12_000))
     def test_every_part_is_taken_by_telegram(self, text: str) -> None:
         for part in render(text):
