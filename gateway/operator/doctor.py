@@ -158,8 +158,13 @@ def _database(state: StateDirectory) -> Iterator[CheckResult]:
     except CommandError as error:
         yield failed("daemon", f"The daemon runs but could not answer: {error}")
     else:
+        try:
+            found = msgspec.convert(answer, list[CheckResult])
+        except msgspec.ValidationError:
+            yield failed("daemon", "The daemon that runs is of another version; restart it.")
+            return
         yield fine("daemon", "The daemon is running and answers.")
-        yield from msgspec.convert(answer, list[CheckResult])
+        yield from found
 
 
 def _resting_database(state: StateDirectory) -> Iterator[CheckResult]:
@@ -253,7 +258,7 @@ def _routes(loaded: LoadedConfig) -> Iterator[CheckResult]:
     for route in all_routes(loaded.config):
         if route.protocol != "offline" and _api(route) not in seen:
             seen.add(_api(route))
-            result = _probed("route", partial(probe_model, route), warning)  # a fallback, or a choice, is not all
+            result = _probed("route", partial(probe_model, route), warning)  # the configured model still answers
             yield replace(result, text=f"{route.label}: {result.text}")
 
 

@@ -84,8 +84,11 @@ def note_report(
 NO_MONEY = MicroUsd(0)
 
 
-class TotalUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over model calls. Its names are also those of `usage --json`."""
+class TotalUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sums over model calls. Its names are also those of `usage --json`.
+
+    Read strictly: sums that another version wrote are not to pass for no costs.
+    """
 
     cost: MicroUsd = NO_MONEY
     """Cost of the calls whose price is known."""

@@ -246,6 +246,24 @@ async def test_a_running_daemon_is_asked_whatever_the_file_says_by_now(run: Run,
             assert (await threaded(run, *words)).exit_code == 0, words
 
 
+OLD_SUMS = {"cost_usd": 1.5, "calls": 3, "failed_calls": 0, "estimated_calls": 0, "unpriced_calls": 0}
+OLD_USAGE = {
+    **{"scope": "gateway", "chat": None, "session": None, **OLD_SUMS, "by_purpose": {"turn": OLD_SUMS}, "caps": []},
+    **{"compressions": None, "reported_prompt_tokens": None, "today_since": 0, "chat_today": None, "today": OLD_SUMS},
+}
+"""Answer of the version before reports crossed the socket field by field."""
+
+
+async def test_costs_of_a_daemon_of_another_version_are_not_taken_for_none(run: Run, made_home: Path) -> None:
+    async def usage(_args: Mapping[str, Any]) -> Any:
+        return OLD_USAGE
+
+    async with serve_control(made_home / "control.sock", {"usage": usage}):
+        done = await threaded(run, "usage")
+    assert done.exit_code == 1
+    assert "another version; restart it" in str(done.exception)
+
+
 def test_a_start_that_failed_before_it_made_the_tables_leaves_nothing_to_count(run: Run, made_home: Path) -> None:
     leave_an_empty_database(made_home / "state.db")
     done = run("status", "--json")

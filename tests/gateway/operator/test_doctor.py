@@ -88,6 +88,16 @@ async def test_a_wrong_configuration_hides_neither_warnings_nor_the_running_daem
     assert found["daemon"].verdict is CheckStatus.FINE
 
 
+async def test_a_daemon_of_another_version_is_a_finding(environ: dict[str, str], home: Path) -> None:
+    async def doctor(_args: Mapping[str, Any]) -> Any:
+        return {"findings": []}
+
+    async with serve_control(home / "control.sock", {"doctor": doctor}):
+        found = await examined(environ)
+    assert found["daemon"].verdict is CheckStatus.FAILED
+    assert "restart it" in found["daemon"].text
+
+
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "a file without tables"])
 def test_a_database_that_a_failed_start_left_unmade_is_not_called_broken(
     environ: dict[str, str], home: Path, left: str
