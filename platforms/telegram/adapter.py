@@ -89,7 +89,10 @@ class TelegramAdapter:
                     clock=self._clock,
                     answer_press=client.answer_press,
                 )
-                await self._receive(client, updates)
+                try:
+                    await self._receive(client, updates)
+                finally:
+                    self._sender = None  # before the connections end: what is under way there would be ambiguous
         except TokenRejected as error:
             self._health.change(AdapterState.FAILED, str(error))
             raise
@@ -173,7 +176,7 @@ class _BotClient:
         await self.request.shutdown()
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Run `work` beside the poll; it handles its own errors and ends with the connection at the latest."""
+        """Run `work` beside the poll; it handles its own errors and ends with the client at the latest."""
         track(self._side_tasks, asyncio.create_task(work, name=name))
 
     def answer_press(self, query: CallbackQuery, text: str | None) -> None:

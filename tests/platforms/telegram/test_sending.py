@@ -370,6 +370,24 @@ class TestRefusals:
             with pytest.raises(SendAmbiguous):
                 await adapter.send(request(telegram.direct_chat, "hello"))
 
+    async def test_nothing_is_sent_over_connections_that_are_about_to_end(
+        self, telegram: TelegramHarness, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        refused: list[PlatformUnavailable] = []
+
+        async def shut_down() -> None:
+            with pytest.raises(PlatformUnavailable) as caught:
+                await telegram.adapter.send(request(telegram.direct_chat, "hello"))
+            refused.append(caught.value)
+
+        async with running(telegram.adapter, intake):
+            assert telegram.adapter._client is not None
+            polling = telegram.adapter._client.polling
+            close = polling.shutdown
+            monkeypatch.setattr(polling, "shutdown", shut_down)
+        await close()
+        assert len(refused) == 1
+
     async def test_a_refused_connection_is_retryable(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
         async with Wire(telegram.server.port) as wire:
             adapter = telegram.another_adapter(base_url=wire.url)
@@ -391,10 +409,10 @@ async def test_a_slow_answer_delays_no_other_chat(telegram: TelegramHarness, int
     chats = [replace(telegram.direct_chat, chat_ref=str(5000 + number)) for number in range(300)]
     for chat in chats:
         await telegram.post("chat", {"chat_id": int(chat.chat_ref)})
-    await telegram.fault(match="sendMessage", kind="delay", seconds=0.3, times=256)
+    await telegram.fault(match="sendMessage", kind="delay", seconds=1, times=256)
     adapter = telegram.another_adapter(request_seconds=10)
     async with running(adapter, intake):
-        async with asyncio.timeout(8):  # 256 delays one after the other would be more than a minute
+        async with asyncio.timeout(8):  # which takes at least 32 of them at a time
             await asyncio.gather(*(adapter.send(request(chat, "hello")) for chat in chats))
 
 
