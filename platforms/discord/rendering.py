@@ -26,6 +26,8 @@ EMPTY_TEXT = "…"
 
 _PARSER = MarkdownIt("commonmark").enable("table")
 _LANGUAGE = re.compile(r"[A-Za-z0-9_+\-.#]{1,20}")
+_ATTRIBUTE = re.compile(r"[\w-]+=|\{")
+"""Beginning of what some write behind a language, such as `title="a.py"` or `{1,3-5}`."""
 _DEEP_HEADING = re.compile(r"#{4,6}(?=[ \t])")
 _INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2060-\u2064\ufeff\u00ad\x00-\x1f\x7f]")
 _THIRD_BACKTICK = re.compile(r"(?<=``)(?=`)")
@@ -80,15 +82,21 @@ def _code_tokens(tokens: Sequence[Token]) -> Iterator[tuple[Token, _Block, str]]
         if token.map is None:
             continue
         if token.type == "fence":
-            info = token.info.strip()
-            language = found[0] if (found := _LANGUAGE.match(info)) else ""
-            rest = info.removeprefix(language).lstrip()  # Discord shows nothing else of it
-            yield token, (language, [*([rest] if rest else []), *_content_lines(token)]), token.markup
+            language, rest = _language_and_rest(token.info.strip())
+            content = _content_lines(token)
+            yield token, (language, [rest, *content] if rest else content), token.markup
         elif token.type == "code_block":
             content = _content_lines(token)
             yield token, ("", content), content[0].strip()
         elif token.type == "table_open" and token.level == 0:
             yield token, ("", [*_table_lines(tokens[index:])]), ""
+
+
+def _language_and_rest(info: str) -> tuple[str, str]:
+    """The language behind an opening fence, and what else stands there: Discord would show nothing of it."""
+    first, _, rest = info.partition(" ")
+    is_language = _LANGUAGE.fullmatch(first) is not None and (not rest or _ATTRIBUTE.match(rest) is not None)
+    return (first, rest.strip()) if is_language else ("", info)
 
 
 def _content_lines(token: Token) -> list[str]:

@@ -37,7 +37,7 @@ def shown_words(text: str) -> list[str]:
     shown: list[str] = []
     for token in _PARSER.parse(text):
         if token.type == "fence":
-            shown.append(re.sub(r"^[A-Za-z0-9_+.#-]{1,20}", "", token.info.strip()))
+            shown.append(re.sub(r"^[A-Za-z0-9_+.#-]{1,20}($|(?= [\w-]+=| \{))", "", token.info.strip()))
         if token.type in ("fence", "code_block", "inline", "html_block"):
             shown.append(token.content)
     return re.findall(r"[^\W_]", "\n".join(shown).replace("\u200b", ""))
@@ -131,7 +131,8 @@ def test_long_code_is_closed_and_opened_again_at_each_cut() -> None:
     ("opening", "shown"),
     [
         ("```>a", "```\n>a"),
-        ("```Use this: it is short", "```Use\nthis: it is short"),
+        ("```Use this: it is short", "```\nUse this: it is short"),
+        ("```words-that-are-too-long-for-a-language", "```\nwords-that-are-too-long-for-a-language"),
         ('```py title="a.py"', '```py\ntitle="a.py"'),
     ],
 )
