@@ -12,7 +12,7 @@ from tests.databases import open_store
 from tests.e2e.protocols import pytest_addoption
 from tests.fakes.llm_http import FINDINGS
 from tests.fakes.llm_legality import untidy
-from tests.sampling import sample  # registers the profile of `make fuzz` before a test module asks for it
+from tests.sampling import sample  # registers the profiles of Hypothesis before a test module asks for one
 
 __all__ = [
     "every_message_list_is_legal",

@@ -1,10 +1,13 @@
-"""The gateway as a process of a test: forked from one that has imported everything, or started anew.
+"""The gateway as a process of a test: forked from one that has imported everything.
 
 Importing the SDKs takes two seconds of a processor, which a test that is about something else need not spend. The
-forked process has its own environment, output, signals and exit code, as one that was started.
+forked process has its own environment, output, signals and exit code, as one that was started. It shares the fork
+server's string hashes, and ends without `atexit` handlers: what depends on either is tested with a process that is
+started anew.
 """
 
 import asyncio
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -27,7 +30,7 @@ _context.set_forkserver_preload([__name__, "agent.model.protocols.anthropic"])  
 class ForkedProcess:
     """A process that runs `main` with the environment `environ` and writes to `log`. Belongs to a running event loop.
 
-    Its attributes and methods are those of `asyncio.subprocess.Process`.
+    Its attributes and methods are some of those of `asyncio.subprocess.Process`.
     """
 
     def __init__(self, main: Callable[[], object], environ: Mapping[str, str], log: Path) -> None:
@@ -57,8 +60,9 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         """Signal the process, if it still lives."""
-        if self.returncode is None:
-            os.kill(self.pid, number)
+        if self.returncode is None and self._process.is_alive():
+            with contextlib.suppress(ProcessLookupError):  # it has ended this moment
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -3,7 +3,9 @@
 import hypothesis
 
 # Without deadlines: how long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("default", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "default", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
 hypothesis.settings.register_profile("fuzz", hypothesis.settings.get_profile("default"), max_examples=20_000)
 hypothesis.settings.load_profile("default")
 

@@ -27,6 +27,7 @@ async def take_census(scenario: Scenario, protocol: ModelProtocol, folder: Path)
         async with World(folder / str(number), (), protocol, scenario.environ) as world:
             await _play_and_judge(scenario, world, f"{scenario.name} over {protocol}, no kill")
             found.append((world.commits(), world.requests))
+    assert all(commits and requests for commits, requests in found), f"{scenario.name}: nothing is counted"
     return Census(
         commits=min((commits for commits, _ in found), key=len),
         requests=min((requests for _, requests in found), key=len),

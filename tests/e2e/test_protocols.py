@@ -1,12 +1,13 @@
 """What a turn is made of arrives at the model and comes back, whatever protocol lies between."""
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.protocols import Said, conversation_of, prompt_of
-from tests.e2e.world import World
+from tests.e2e.protocols import ModelProtocol, Said, conversation_of, prompt_of
+from tests.e2e.world import World, world_in
 
 pytestmark = pytest.mark.each_protocol
 
@@ -93,22 +94,26 @@ async def test_a_stop_hangs_up_on_a_model_that_is_in_the_middle_of_its_answer(wo
     assert world.query("SELECT outcome, estimated FROM model_calls") == [("cancelled", 1)]
 
 
-async def test_a_kill_between_two_tools_leaves_each_run_once_and_the_turn_goes_on(world: World) -> None:
-    await world.gateway.start()
-    look = [{"name": "history_search", "arguments": {"query": "herons"}}]
-    await world.script(match="look", last_role="user", tool_calls=look)
-    await world.script(match="look", last_role="tool", hang=True, times=1)
-    await world.script(match="look", last_role="tool", text="There are none.")
-    await world.say("look for herons")
-    await world.asked(2)
-    await world.gateway.kill()
-    await world.gateway.start()
-    assert await world.replies(1, match="There are none")
-    before, after = (await world.asked(3))[1:]
-    assert prompt_of(before) == prompt_of(after)
-    assert world.query("SELECT state FROM tool_runs") == [("done",)]
-    assert world.query("SELECT state, restarts FROM turns") == [("finished", 1)]
-    assert await world.violations() == []
+async def test_a_kill_between_two_tools_leaves_each_run_once_and_the_turn_goes_on(
+    tmp_path: Path, protocol: ModelProtocol
+) -> None:
+    # Processes that are started anew: forked ones would share the order of their sets.
+    async with world_in(tmp_path, protocol, program=("-m", "gateway", "run")) as world:
+        await world.gateway.start()
+        look = [{"name": "history_search", "arguments": {"query": "herons"}}]
+        await world.script(match="look", last_role="user", tool_calls=look)
+        await world.script(match="look", last_role="tool", hang=True, times=1)
+        await world.script(match="look", last_role="tool", text="There are none.")
+        await world.say("look for herons")
+        await world.asked(2)
+        await world.gateway.kill()
+        await world.gateway.start()
+        assert await world.replies(1, match="There are none")
+        before, after = (await world.asked(3))[1:]
+        assert prompt_of(before) == prompt_of(after)
+        assert world.query("SELECT state FROM tool_runs") == [("done",)]
+        assert world.query("SELECT state, restarts FROM turns") == [("finished", 1)]
+        assert await world.violations() == []
 
 
 async def test_a_prompt_that_the_provider_finds_too_long_is_compressed_and_answered(world: World) -> None:

@@ -21,6 +21,7 @@ from hermes_state.store.connections import prepare_writer, register_functions
 from hermes_state.store.migrate import migrate, shipped_migrations
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, Tokens
+from tests.hermes_state.rows import migrated
 
 NOW = Millis(1_767_225_600_000)
 ROUTE, MODEL = "chat_completions api.example.com", "lab-128k"
@@ -134,4 +135,6 @@ async def test_a_calibration_that_cannot_be_right_is_learned_again(store: Store,
     )
 )
 def test_a_calibration_comes_back_exactly(calibration: Calibration) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(calibration), type=Calibration) == calibration
+    with migrated() as db:
+        profiles.save_calibration(db, ROUTE, MODEL, calibration, NOW)
+        assert profiles.load_profile(db, ROUTE, MODEL).calibration == calibration

@@ -46,8 +46,8 @@ def test_columns_fill_the_fields_of_their_names_whatever_their_order(db: sqlite3
 def test_null_is_none_and_a_part_whose_columns_are_all_null_is_none(db: sqlite3.Connection) -> None:
     query = """SELECT 'direct' AS kind, 0 AS is_open, NULL AS at, NULL AS button, NULL AS "chat.platform",
     NULL AS "chat.account", NULL AS "chat.chat_ref\""""
-    row = select_one(db, Sample, query, note="given")
-    assert row == Sample(kind=ChatKind.DIRECT, is_open=False, at=None, button=None, chat=None, note="given")
+    row = select_one(db, Sample, query)
+    assert row == Sample(kind=ChatKind.DIRECT, is_open=False, at=None, button=None, chat=None)
 
 
 @pytest.mark.parametrize("columns", ["1 AS unknown", "'x' AS platform, 'y' AS account"])
