@@ -64,13 +64,14 @@ def make_adapters(
 
 def telegram_settings(config: Config) -> TelegramSettings | None:
     """Settings of the Telegram adapter; None without a token."""
-    token, written, webhook = config.telegram.token, config.telegram.webhook, None
-    if token is None:
+    telegram = config.telegram
+    if telegram.token is None:
         return None
-    if written.url is not None:
-        secret = written.secret.get_secret_value() if written.secret is not None else secrets.token_urlsafe(32)
-        webhook = WebhookSettings(url=written.url, secret=secret, host=written.host, port=written.port)
-    return TelegramSettings(token=token.get_secret_value(), base_url=config.telegram.base_url, webhook=webhook)
+    webhook, configured = None, telegram.webhook
+    if configured.url is not None:
+        secret = configured.secret.get_secret_value() if configured.secret is not None else secrets.token_urlsafe(32)
+        webhook = WebhookSettings(url=configured.url, secret=secret, host=configured.host, port=configured.port)
+    return TelegramSettings(token=telegram.token.get_secret_value(), base_url=telegram.base_url, webhook=webhook)
 
 
 def discord_settings(config: Config) -> DiscordSettings | None:
@@ -199,7 +200,7 @@ def agent_inputs(config: Config) -> tuple[BaseConfig, ...]:
 
 
 def settings_mark(config: Config) -> str:
-    """Fingerprint of the agent's settings, six letters, its keys included: a change clears cooldowns.
+    """Fingerprint of the agent's settings, six hexadecimal digits, its keys included: a change clears cooldowns.
 
     It is stored with conversations, so it is too short to tell anything about a key.
     """

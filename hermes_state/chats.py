@@ -63,7 +63,7 @@ def find_chat(db: Connection, key: ChatKey) -> Chat | None:
 
 
 def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
-    """The chats of one chat or thread of a platform, whoever they belong to under `per_user`."""
+    """Our chats of one chat or thread of a platform: one a person under `per_user`."""
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ?"
     return select(db, Chat, query, (key.platform, key.account, key.chat_ref, key.thread_ref))
 

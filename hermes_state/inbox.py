@@ -165,7 +165,7 @@ def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) ->
 
 
 def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *parameters: object) -> int:
-    """Settle the open rows that a condition holds for; returns how many."""
+    """Settle the rows that a condition holds for; returns how many. It has to name the states: settled rows stay."""
     query = f"UPDATE inbox SET state = ?, settled_at = ?, payload = '' WHERE {where}"
     return db.execute(query, (state, now, *parameters)).rowcount
 

@@ -296,6 +296,7 @@ def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
 
 def finish_turn(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Millis) -> MessageId:
     """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnClosed`."""
+    assert not answer.calls, "what calls tools ends no turn"
     turn = _require_running(db, turn_id)
     message = _append_answer(db, turn, answer, answer.text, now)
     _enqueue_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message.id, now)

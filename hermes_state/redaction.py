@@ -112,9 +112,9 @@ def _without_named(text: str, lower: str) -> str:
         _, quoted, bare = value.groups()
         looked = value.end()
         if not (quoted or bare).startswith(MARK[:-1]) and _looks_secret(quoted or bare):
-            first, last = value.span(2 if quoted else 3)
-            kept += (text[done:first], MARK)
-            done = last
+            secret = value.span(2 if quoted else 3)
+            kept += (text[done : secret[0]], MARK)
+            done = secret[1]
     return "".join((*kept, text[done:]))
 
 

@@ -1,6 +1,7 @@
 """Small helpers for text that every layer needs."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 from hermes_state.values import MICROS, MicroUsd
@@ -19,6 +20,9 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return names[found[0]] if found else None
 
 
+_PLURAL_Y = re.compile(r"(?<![aeiou])y$")
+
+
 def shortened(text: str, limit: int = 60) -> str:
     """One line of `text`, at most `limit` characters.
 
@@ -30,9 +34,13 @@ def shortened(text: str, limit: int = 60) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 message`, `1,200 messages`, `2 summaries`."""
+    """A number with its noun.
+
+    >>> counted(1, "message"), counted(1_200, "message"), counted(2, "summary"), counted(2, "day"), counted(2, "push")
+    ('1 message', '1,200 messages', '2 summaries', '2 days', '2 pushes')
+    """
     if number != 1:
-        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("sh") else f"{noun}s"
+        noun = _PLURAL_Y.sub("ie", noun) + ("es" if noun.endswith("sh") else "s")
     return f"{number:,} {noun}"
 
 

@@ -26,11 +26,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    *(daemon.run, init.init, daemon.status, daemon.url, daemon.doctor),
-    *(lookups.lineage, lookups.search, lookups.history, lookups.sessions, usage.usage, usage.insights),
+# fmt: off
+for name, command in (
+    ("run", daemon.run), ("init", init.init), ("status", daemon.status), ("url", daemon.url), ("doctor", daemon.doctor),
+    ("lineage", lookups.lineage), ("search", lookups.search), ("history", lookups.history),
+    ("sessions", lookups.sessions), ("usage", usage.usage), ("insights", usage.insights),
 ):
-    app.command()(command)
+    app.command(name)(command)
+# fmt: on
 app.add_typer(config.app, name="config")
 app.add_typer(pair.app, name="pair")
 app.add_typer(plugins.app, name="plugins")

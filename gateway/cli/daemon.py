@@ -61,7 +61,7 @@ def doctor(
     Changes nothing and is safe beside a running gateway. A configured model's server is asked for its list of
     models. Exit code 1 when something failed, 78 when it is the configuration.
     """
-    from gateway.operator.doctor import CheckStatus, run_checks  # which take the agent with them
+    from gateway.operator.doctor import CheckStatus, run_checks  # imports the agent, which takes a second
 
     findings = []
     for finding in run_checks(process_environment(), is_online=is_online):

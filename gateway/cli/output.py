@@ -13,7 +13,7 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON do
 
 
 def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print `value` as JSON, or else `lines`, which tell people the same and are made only then."""
+    """Print `value` as JSON, or else `lines`, which tell people the same."""
     if as_json:
         print_json(value)
     else:

@@ -98,7 +98,7 @@ class CommandRequest:
 
     @property
     def reachable_chat(self) -> ChatId | None:
-        """The one chat that others may be shown here, where others can read; None: all chats."""
+        """The only chat whose contents may be shown here, because others read along; None: any chat."""
         return self.chat.id if self.chat.kind.is_shared else None
 
     def conversation(self, session: Session) -> ConversationRef:

@@ -55,13 +55,13 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
     if route.protocol == "offline":
         yield f"- Model: the built-in offline model, which does not think; for a real one, {MODEL_SETUP_HINT}"
         return
-    line = context.runtime.model_of(choice).client
+    client = context.runtime.model_of(choice).client
     name = name_of(settings, choice)
     called = f"{name} ({route.label})" if name != route.label else name
-    cache = cache_state(line.name, line.route, settings.cache_ttl)
+    cache = cache_state(client.name, client.route, settings.cache_ttl)
     chosen = ", chosen here" if choice is not None else ""
-    yield f"- Model: {called}, route {line.route}{chosen}; marks for prompt caching {cache.text}"
-    circuit = line.breaker.open
+    yield f"- Model: {called}, route {client.route}{chosen}; marks for prompt caching {cache.text}"
+    circuit = client.breaker.open
     if circuit is not None:
         seconds = max(1, round(circuit.seconds))
         yield f"- {route.label} {circuit.why}; it is left alone for {seconds} s"

@@ -30,7 +30,7 @@ class CompressionConfig(BaseConfig):
     threshold: float = setting(0.50, ge=0.001, le=1.0, unit="of the context window")
     """Size of the prompt from which on the agent compresses. At most 75 % of the input window, whatever is set."""
     target_ratio: float = setting(0.20, ge=0.10, le=0.80, unit="of the threshold")
-    """Share of the newest messages, which stay as they are."""
+    """Most that the newest messages, which stay as they are, may take."""
     tail_mode: Annotated[Literal["fraction", "lean"], AnyCase] = "fraction"
     """`fraction`: the kept end is `target_ratio` of the threshold. `lean`: 2.5 % of the window, 10,000 to 25,000
     tokens."""
@@ -98,7 +98,8 @@ class HygieneConfig(BaseConfig):
     hard_message_limit: int = setting(5_000, ge=50, le=1_000_000, unit="messages")
     """Compress from so many messages on, whatever their size."""
     hold_seconds: float = setting(10, ge=0, le=120, unit="seconds")
-    """Longest wait for it of a turn that could also begin; the summary is then taken in when it is there."""
+    """Longest time that a turn which could begin waits for this compression; its summary is then taken in when it is
+    there."""
 
 
 Mode: TypeAlias = Literal["auto", "same-as-main", "custom"]

@@ -62,7 +62,9 @@ def _field_docstrings(block: type[BaseModel]) -> dict[str, str]:
     From the source, read for the documentation alone: pydantic's own reading of it would slow down every start.
     """
     found: dict[str, str] = {}
-    for kind in (kind for kind in reversed(block.__mro__) if issubclass(kind, BaseConfig)):
+    for kind in reversed(block.__mro__):
+        if not issubclass(kind, BaseConfig):
+            continue
         [definition] = ast.parse(inspect.getsource(kind)).body
         assert isinstance(definition, ast.ClassDef), "it is the source of a class"
         for statements in itertools.pairwise(definition.body):

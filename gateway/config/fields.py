@@ -50,8 +50,10 @@ def _secrets_in(value: object) -> Iterator[str]:
         yield value.get_secret_value()
     elif isinstance(value, BaseModel):
         yield from secrets_of(value)
-    elif isinstance(value, (Mapping, tuple, list)):
-        for inner in value.values() if isinstance(value, Mapping) else value:
+    elif isinstance(value, Mapping):
+        yield from _secrets_in(list(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for inner in value:
             yield from _secrets_in(inner)
 
 

@@ -48,7 +48,7 @@ class AcceptedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEvent:
-    """Result of storing an event: its chat, its row if it waits, and if the chat is owed a reply."""
+    """Result of storing an event: its chat, its row if it waits, and whether the chat is owed a reply."""
 
     chat_id: ChatId
     inbox_id: InboxId | None

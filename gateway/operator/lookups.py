@@ -258,9 +258,10 @@ def _redacted(request: LookupRequest, rows: list[Row], redact: Redact) -> list[R
     return rows
 
 
+_NOT_FOUND = "No chat, session or message{scope} has the id “{name}”."
 _REFUSALS = {
     LookupReason.MALFORMED: "That is too long to be an id.",
-    LookupReason.NOT_FOUND: "No chat, session or message{scope} has the id “{name}”.",
+    LookupReason.NOT_FOUND: _NOT_FOUND,
     LookupReason.OTHER_CHAT: "Here only this chat can be looked at; ask me in a direct chat for another one.",
     LookupReason.MESSAGE_NOT_FOUND: "There is no message {name}{scope}.",
     LookupReason.AMBIGUOUS_CHAT: "More than one chat is called “{name}”: {candidates}.",
@@ -275,7 +276,7 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Looku
     except LookupFailed as error:
         candidates = ", ".join(f"`{candidate}`" for candidate in error.candidates)
         scope = " of this chat" if within is not None else ""
-        text = _REFUSALS[error.reason].format(name=error.name, candidates=candidates, scope=scope)
+        text = _REFUSALS.get(error.reason, _NOT_FOUND).format(name=error.name, candidates=candidates, scope=scope)
         raise CommandError(text) from error
 
 

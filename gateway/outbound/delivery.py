@@ -249,5 +249,6 @@ async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply) -> Seq
 
 
 def _plain_parts(text: str, characters: int) -> list[OutboundPart]:
-    pieces = [text[at : at + characters] for at in range(0, len(text), characters)]
-    return [OutboundPart(text=piece, plain=piece) for piece in [piece for piece in pieces if piece.strip()] or ["…"]]
+    pieces = (text[at : at + characters] for at in range(0, len(text), characters))
+    shown = [piece for piece in pieces if piece.strip()] or ["…"]
+    return [OutboundPart(text=piece, plain=piece) for piece in shown]

@@ -1,4 +1,4 @@
-"""Bursts: the waiting rows that become one turn. Pure: all that waits in, a decision out.
+"""Bursts: the waiting rows that become one turn. Pure functions of all that waits.
 
 No ordinary message waits. A burst is what already waits when the lane looks: consecutive messages of one
 sender within `sessions.merge_seconds`. Only a message that announces another piece (a paste cut at the
@@ -47,4 +47,6 @@ def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow], paste_ms: in
     """Time until which a burst of messages waits for its next piece; 0 where none is announced or others wait too."""
     last = burst[-1]
     is_newest = all(row.id <= last.id or row.kind is InboxKind.NOTICE for row in rows)
-    return Millis(last.received_at + paste_ms + ARRIVAL_SLACK_MS if last.expects_more and is_newest and paste_ms else 0)
+    if not (last.expects_more and is_newest and paste_ms):
+        return Millis(0)
+    return Millis(last.received_at + paste_ms + ARRIVAL_SLACK_MS)

@@ -176,8 +176,9 @@ class Lane:
         if first is not None:
             log.error("inbox.buried", chat_id=self._chat_id, inbox_id=first.id)
             dedupe_key = f"inbox:{first.id}:buried"
-            args = (first, InboxState.DEAD, DEAD_LETTER_SENTENCE, dedupe_key, self._lanes.clock.now())
-            await self._lanes.store.write(_refuse, *args)
+            await self._lanes.store.write(
+                _refuse, first, InboxState.DEAD, DEAD_LETTER_SENTENCE, dedupe_key, self._lanes.clock.now()
+            )
             self._lanes.turns.delivery.wake(self._chat_id)
 
     async def _resume(self, turn: RunningTurn) -> None:

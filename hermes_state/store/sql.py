@@ -33,11 +33,11 @@ def select(db: Connection, cls: type[T], query: str, parameters: Parameters = ()
     return list(map(_mapper_of(cls, cursor), cursor.fetchall()))
 
 
-def select_one(db: Connection, cls: type[T], query: str, parameters: Parameters = (), **given: object) -> T | None:
-    """The first row of a query as a `cls`, whose fields that are no column are `given`; None when there is no row."""
+def select_one(db: Connection, cls: type[T], query: str, parameters: Parameters = ()) -> T | None:
+    """The first row of a query as a `cls`; None when there is no row."""
     cursor = db.execute(query, parameters)
     row = cursor.fetchone()
-    return None if row is None else _mapper_of(cls, cursor)(row, **given)
+    return None if row is None else _mapper_of(cls, cursor)(row)
 
 
 def scalars(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> list[T]:
@@ -95,23 +95,23 @@ def _mapper_of(cls: Callable[..., T], cursor: Cursor) -> Callable[..., T]:
 
 
 @cache  # reading the types of fields takes longer than most queries
-def _mapper(cls: Any, columns: tuple[str, ...]) -> Callable[..., Any]:
+def _mapper(cls: Any, names: tuple[str, ...]) -> Callable[..., Any]:
     types = {name: _without_none(hint) for name, hint in get_type_hints(cls).items()}
-    converters = [(name, convert) for name in columns if (convert := _converter(types.get(name))) is not None]
+    converters = [(name, convert) for name in names if (convert := _converter(types.get(name))) is not None]
     parts = []
     for name, kind in types.items():
-        if part := [column for column in columns if column.startswith(f"{name}.")]:
+        if part := [column for column in names if column.startswith(f"{name}.")]:
             parts.append((name, part, _mapper(kind, tuple(column.removeprefix(f"{name}.") for column in part))))
 
-    def make(row: _Row, **given: object) -> Any:
-        values = dict(zip(columns, row, strict=True))
+    def make(row: _Row) -> Any:
+        values = dict(zip(names, row, strict=True))
         for name, convert in converters:
             if (value := values[name]) is not None:
                 values[name] = convert(value)
         for name, part, make_part in parts:
             inner = [values.pop(column) for column in part]
             values[name] = make_part(inner) if inner.count(None) < len(inner) else None
-        return cls(**values, **given)
+        return cls(**values)
 
     return make
 

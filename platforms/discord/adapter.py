@@ -134,6 +134,7 @@ class DiscordAdapter:
         self._state, self._detail = AdapterState.STARTING, "Connecting."
         events = EventQueue(intake, account=settings.account, clock=self._clock, queue_size=settings.queue_size)
         client = GatewayClient(events, settings, clock=self._clock)
+        # The SDK takes a handler by its name: `on_interaction`.
         client.event(InteractionHandler(client, events, self._tickets, self._buttons).on_interaction)
         sender = DiscordSender(
             client, self._tickets, self._buttons, clock=self._clock, salt=salt, request_seconds=settings.request_seconds

@@ -50,7 +50,7 @@ class ReplyRejected(PlatformError):
 
 
 class TicketRejected(PlatformError):
-    """The interaction can no longer be answered in its own place; stays inside this package."""
+    """Discord takes no answer in the interaction's own place any more; stays inside this package."""
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from platforms.local.chats import ChatRegistry, LiveChat, load_recent, save_rece
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import load_tool_lines
 from platforms.local.markdown import split_parts, to_html
-from platforms.local.pages import PageWriter
+from platforms.local.pages import PageRenderer
 from platforms.local.routes import RouteHandler
 from platforms.local.uploads import UploadStore
 
@@ -78,7 +78,7 @@ class LocalAdapter:
         self._clock = clock
         self._on_ready = on_ready
         self._access = BrowserAccessControl(store, clock)
-        self._pages = PageWriter(menu=menu, max_file_bytes=settings.max_file_bytes)
+        self._pages = PageRenderer(menu=menu, max_file_bytes=settings.max_file_bytes)
         self._chats = ChatRegistry(self._pages)
         self._uploads = UploadStore(settings.state_dir / "spool" / "local", max_file_bytes=settings.max_file_bytes)
         self._port: int | None = None

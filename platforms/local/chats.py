@@ -14,7 +14,7 @@ import msgspec
 from hermes_state.store.meta import load_note, save_note
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import chat_key, load_known_refs
-from platforms.local.pages import PageWriter
+from platforms.local.pages import PageRenderer
 from platforms.local.stream import ChatStream
 
 MAX_RECENT_ENTRIES = 50
@@ -29,7 +29,7 @@ _PREVIEW = "preview"
 class LiveChat:
     """One chat as its open pages show it: each change is published to them."""
 
-    def __init__(self, name: str, pages: PageWriter) -> None:
+    def __init__(self, name: str, pages: PageRenderer) -> None:
         self.name = name
         self.stream = ChatStream()
         self._pages = pages
@@ -97,7 +97,7 @@ class LiveChat:
 class ChatRegistry:
     """Chats that were looked at or written to since the start, by name."""
 
-    def __init__(self, pages: PageWriter) -> None:
+    def __init__(self, pages: PageRenderer) -> None:
         self._pages = pages
         self._chats: dict[str, LiveChat] = {}
 

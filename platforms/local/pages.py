@@ -27,7 +27,7 @@ class ChatView:
     """Event id that the stream continues after."""
 
 
-class PageWriter:
+class PageRenderer:
     """Writer of pages from templates; knows no request and no store."""
 
     def __init__(self, *, menu: Sequence[CommandMenuItem], max_file_bytes: int) -> None:

@@ -20,7 +20,7 @@ from platforms.local.access import COOKIE_SECONDS, HEADERS, BrowserAccessControl
 from platforms.local.chats import ChatRegistry, LiveChat
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import chat_key, load_history
-from platforms.local.pages import ChatView, PageWriter
+from platforms.local.pages import ChatView, PageRenderer
 from platforms.local.stream import encode
 from platforms.local.uploads import FormError, SubmittedMessage, UploadStore, read_form
 
@@ -32,6 +32,7 @@ PAGE_ROWS = 120
 """Rows of the transcript that a page shows at first, and adds at a time."""
 
 MAX_LISTED_CHATS = 50
+"""Most chats beside a page, the newest ones."""
 
 PING_SECONDS = 15.0
 """Seconds after which a silent stream says that it is alive, and learns whether the page still is."""
@@ -54,18 +55,19 @@ class RouteHandler:
     clock: Clock
     access: BrowserAccessControl
     chats: ChatRegistry
-    pages: PageWriter
+    pages: PageRenderer
     uploads: UploadStore
     max_characters: int
     hosts: tuple[str, ...] = field(default=(), init=False)
     """`Host` headers that mean us; known once the port is bound."""
     cookie_name: str = field(default="hermes_local", init=False)
-    _static: dict[str, bytes] = field(init=False)
+    _static: dict[str, tuple[bytes, str]] = field(init=False)
+    """Content and entity tag by name."""
     """Files of the page itself, by name: there are few, and no path from outside reaches the disk."""
 
     def __post_init__(self) -> None:
         folder = Path(__file__).parent / "static"
-        self._static = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in _TYPES}
+        self._static = {path.name: _tagged(path.read_bytes()) for path in folder.iterdir() if path.suffix in _TYPES}
 
     def application(self) -> web.Application:
         """Application of aiohttp with every route, guarded."""
@@ -247,14 +249,17 @@ class RouteHandler:
 
     async def _static_file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["file"]
-        content = self._static.get(name)
-        if content is None:
+        if name not in self._static:
             raise web.HTTPNotFound
-        etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+        content, etag = self._static[name]
         headers = {"ETag": etag, "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == etag:
             return web.Response(status=304, headers=headers)
         return web.Response(body=content, content_type=_TYPES[Path(name).suffix], charset="utf-8", headers=headers)
+
+
+def _tagged(content: bytes) -> tuple[bytes, str]:
+    return content, f'"{hashlib.sha256(content).hexdigest()[:16]}"'
 
 
 def _chat_name(request: web.Request) -> str:

@@ -36,10 +36,10 @@ ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReader:
-    """Reader of one bot's updates. What a message is called stays the same in every redelivery.
+    """Reader of one bot's updates. The `event_ref` of a message is the same in every redelivery.
 
-    Its name is not the update's number: Telegram starts those anew at random after a quiet week, and a number that was
-    used before would make a new message look like an old one.
+    It is not made of the update's number: Telegram starts those anew at random after a quiet week, and a number that
+    was used before would make a new message look like an old one.
     """
 
     bot_id: int
