@@ -184,8 +184,8 @@ class ListTranscript:
     def compressed(self, cut: Cut, summary: str) -> list[ListMessage]:
         """Head, handoff, what is open, tail: in the order and with the roles that the wire gives them."""
         handoff = msgspec.structs.replace(asking_row(summary, Millis(0)), origin=Origin.SUMMARY)
-        kept = (self.rows[: cut.head_end], [*(self.rows[index] for index in cut.kept), *self.rows[cut.tail_start :]])
-        head, tail = ([row for row in rows if row.origin is not Origin.SUMMARY] for rows in kept)
+        head = _without_handoffs(self.rows[: cut.head_end])
+        tail = _without_handoffs([*(self.rows[index] for index in cut.kept), *self.rows[cut.tail_start :]])
         traced = traced_messages("", (*head, handoff, *tail), WireSettings())
         messages = list(self.instructions)
         for message, sources in zip(traced.messages, traced.sources, strict=True):
@@ -214,6 +214,10 @@ class ListTranscript:
         return given if given and _ids(given[-1]) == _ids(message) else [message]
 
 
+def _without_handoffs(rows: Sequence[Message]) -> list[Message]:
+    return [row for row in rows if row.origin is not Origin.SUMMARY]
+
+
 def rows_of(messages: Sequence[ListMessage]) -> ListTranscript:
     """A list of any provenance as rows; what is no message is left out. Lists know no times: all is of now."""
     rows, now = ListTranscript(), SystemClock().now()
@@ -234,9 +238,9 @@ def _rows(message: ListMessage, now: Millis) -> Iterator[tuple[Message, ListMess
     role = message["role"]
     if role in ("user", "assistant") and not call_ids(message):
         handoff, rest = _split(message.get("content"))
-        record = unframed(handoff)
-        if record is not None:
-            yield _row(record, now, origin=Origin.SUMMARY), {**message, "content": handoff}
+        text = unframed(handoff)
+        if text is not None:
+            yield _row(text, now, origin=Origin.SUMMARY), {**message, "content": handoff}
             if not rest:
                 return
             message = {**message, "content": rest}

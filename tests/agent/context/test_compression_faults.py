@@ -87,6 +87,12 @@ FAULTS = {
     ),
     "401": Fault(reply={"error": {"kind": "401"}}, calls=("auth",), told="API key", seconds=NO_MODEL_SECONDS),
     "402": Fault(reply={"error": {"kind": "402"}}, calls=("quota",), told="no credit", seconds=NO_MODEL_SECONDS),
+    "404": Fault(
+        reply={"error": {"kind": "404"}},
+        calls=("not_offered",),
+        told="does not have this model",
+        seconds=NO_MODEL_SECONDS,
+    ),
     "429": Fault(reply={"error": {"kind": "429"}}, calls=("rate_limited",) * 4, told="how often"),
     "500": Fault(reply={"error": {"kind": "500"}}, calls=("unavailable",) * 4, told="cannot be reached"),
     "overflow": Fault(

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.context.state import ContextState, state_of, stored_form
+from agent.context.compressor import PASSING_OUTCOMES
+from agent.context.state import LASTING_FAILURES, ContextState, state_of, stored_form
+from agent.model.errors import REMEDIES
 from hermes_state.values import Millis
 
 NOW = Millis(1_767_225_600_000)
@@ -101,3 +103,7 @@ def test_a_state_survives_being_stored(state: ContextState) -> None:
 @pytest.mark.parametrize("stored", [None, "", "{", "[]", '{"strikes": "many"}', '{"engine": "other"}'])
 def test_a_state_that_cannot_be_read_counts_as_none(stored: str | None) -> None:
     assert state_of(stored) == ContextState()
+
+
+def test_failures_that_wait_and_failures_that_last_are_named_as_in_the_ledger() -> None:
+    assert {remedy.outcome for remedy in REMEDIES.values()} >= PASSING_OUTCOMES | LASTING_FAILURES

@@ -204,6 +204,16 @@ def test_the_built_in_engine_has_its_own_defaults() -> None:
     assert (built_in.name, built_in.threshold_tokens) == ("compressor", 100_000)
 
 
+def test_a_subclass_of_the_built_in_engine_says_its_sizes_as_attributes() -> None:
+    class Early(ContextCompressor):
+        threshold_percent = 0.25
+        protect_last_n = 6
+
+    early = Early("model", 100_000)
+    assert (early.threshold_percent, early.protect_first_n, early.protect_last_n) == (0.25, 3, 6)
+    assert early.threshold_tokens == 25_000
+
+
 def test_a_model_writes_the_summary_with_the_focus_and_without_ids_that_lead_nowhere() -> None:
     asked: list[str] = []
 
