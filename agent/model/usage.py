@@ -35,8 +35,8 @@ def normalize_usage(usage: object, format: UsageFormat | None = None) -> Canonic
 
     `format`: the API's, where it is known; by default recognised by the names in it. The totals of chat completions
     and responses include what was read from and written to the cache, so both are taken out of `input`; those of
-    Anthropic do not. `reasoning` is a part of `output`. What is no count (text, a truth value, less than nothing) is
-    taken as not said.
+    Anthropic do not, nor those of proxies that only rename them. `reasoning` is a part of `output`. What is no count
+    (text, a truth value, less than nothing) is taken as not said.
 
     >>> normalize_usage(
     ...     {"prompt_tokens": 900, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 800}}
@@ -70,7 +70,7 @@ def _format_of(usage: object) -> UsageFormat | None:
 def _anthropic_usage(usage: object) -> CanonicalUsage | None:
     fresh = _count(usage, "input_tokens")
     read = _count(usage, "cache_read_input_tokens") or 0
-    written = _count(usage, "cache_creation_input_tokens") or 0
+    written = _count(usage, "cache_creation_input_tokens") or _written_by_ttl(usage)
     if fresh is None or fresh + read + written > MAX_TOKENS:
         return None
     return CanonicalUsage(
@@ -82,22 +82,50 @@ def _anthropic_usage(usage: object) -> CanonicalUsage | None:
     )
 
 
+_READ = ("cached_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens", "cacheReadInputTokens")
+_WRITTEN = (
+    *("cache_creation_tokens", "cache_write_tokens", "cache_creation_input_tokens", "cache_write_input_tokens"),
+    "cacheWriteInputTokens",
+)
+_APART = ("cache_read_input_tokens", *_WRITTEN[2:], "cacheReadInputTokens")
+"""Names that stand for more than the prompt count where a proxy takes them over from Anthropic's API."""
+
+
 def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
-    """Usage by a prompt count that includes the cached parts, which `<prompt>_details` names."""
+    """Usage by a prompt count that includes the cached parts, wherever a server names these."""
     total = _count(usage, prompt)
     if total is None or total > MAX_TOKENS:
         return None
-    details = _field(usage, f"{prompt}_details")
-    read = min(_count(details, "cached_tokens") or 0, total)
-    stated = (_count(details, name) for name in ("cache_creation_tokens", "cache_write_tokens"))
-    written = min(max(count or 0 for count in stated), total - read)
+    holders = (usage, _field(usage, "prompt_tokens_details"), _field(usage, "input_tokens_details"))
+    read, written = (
+        max(min(_count(holder, name) or 0, MAX_TOKENS) for holder in holders for name in names)
+        for names in (_READ, _WRITTEN)
+    )
+    written = written or _written_by_ttl(usage)
+    done = _bounded(usage, output)
+    if _is_apart(usage, total, done):
+        total = min(total + read + written, MAX_TOKENS)
+    read = min(read, total)
+    written = min(written, total - read)
     return CanonicalUsage(
         input=total - read - written,
-        output=_bounded(usage, output),
+        output=done,
         cache_read=read,
         cache_write=written,
         reasoning=_bounded(_field(usage, f"{output}_details"), "reasoning_tokens"),
     )
+
+
+def _is_apart(usage: object, prompt: int, output: int) -> bool:
+    """True if the prompt count leaves the cached parts out: they are more than it, or the total says so."""
+    cached = sum(_bounded(usage, name) for name in _APART)
+    return cached > prompt or (cached > 0 and _count(usage, "total_tokens") == prompt + output + cached)
+
+
+def _written_by_ttl(usage: object) -> int:
+    """Tokens written to the cache where they are told only by how long they stay."""
+    written = _field(usage, "cache_creation")
+    return sum(_bounded(written, f"ephemeral_{ttl}_input_tokens") for ttl in ("5m", "1h"))
 
 
 def reported_cost(usage: object) -> MicroUsd | None:

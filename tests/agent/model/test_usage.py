@@ -63,6 +63,67 @@ def test_anthropic_counts_the_cached_parts_apart_from_its_input(shape: UsageForm
     assert found.prompt == 81_000
 
 
+CHAT = {"prompt_tokens": 81_000, "completion_tokens": 500}
+INCLUSIVE = [
+    {"prompt_tokens_details": {"cached_tokens": 60_000, "cache_write_tokens": 1_000}},  # OpenRouter
+    {"prompt_tokens_details": {"cached_tokens": 60_000, "cache_creation_tokens": 1_000}},  # LiteLLM
+    {"prompt_tokens_details": {"cached_tokens": 60_000, "cache_creation_input_tokens": 1_000}},  # DashScope
+    {"prompt_tokens_details": {"cached_tokens": 60_000}, "cache_creation_input_tokens": 1_000},
+    {
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "cache_read_input_tokens": 60_000,
+        "cache_creation_input_tokens": 1_000,
+    },
+    {"prompt_tokens_details": None, "cache_read_input_tokens": 60_000, "cache_creation_input_tokens": 1_000},
+    {"cache_read_input_tokens": 60_000, "cache_write_input_tokens": 1_000},
+    {"cached_tokens": 60_000, "cache_write_tokens": 1_000},  # Moonshot
+    {"prompt_cache_hit_tokens": 60_000, "cache_creation_input_tokens": 1_000},
+    {"input_tokens_details": {"cached_tokens": 60_000}, "cache_creation_input_tokens": 1_000},
+    {
+        "cache_read_input_tokens": 60_000,
+        "cache_creation": {"ephemeral_5m_input_tokens": 400, "ephemeral_1h_input_tokens": 600},
+    },
+    {"cacheReadInputTokens": 60_000, "cacheWriteInputTokens": 1_000},  # Bedrock
+]
+
+
+@pytest.mark.parametrize("shape", [None, "chat_completions"])
+@pytest.mark.parametrize("cached", INCLUSIVE, ids=str)
+def test_cached_tokens_are_found_under_every_servers_name(cached: Any, shape: UsageFormat | None) -> None:
+    expected = CanonicalUsage(input=20_000, output=500, cache_read=60_000, cache_write=1_000)
+    assert normalize_usage(CHAT | cached, shape) == expected
+    assert normalize_usage(CHAT | {"total_tokens": 81_500} | cached, shape) == expected
+
+
+def test_what_deepseek_read_from_its_cache_is_not_fresh() -> None:
+    usage = CHAT | {"prompt_cache_hit_tokens": 60_032, "prompt_cache_miss_tokens": 20_968}
+    expected = CanonicalUsage(input=20_968, output=500, cache_read=60_032)
+    assert normalize_usage(usage) == expected
+    details = {"prompt_tokens_details": {"cached_tokens": 60_032}}
+    assert normalize_usage(usage | details) == expected, "what is said twice counts once"
+
+
+@pytest.mark.parametrize("shape", [None, "chat_completions"])
+@pytest.mark.parametrize("total", [{}, {"total_tokens": 81_500}, {"total_tokens": 20_500}])
+def test_cached_tokens_beside_a_smaller_prompt_count_are_not_in_it(shape: UsageFormat | None, total: Any) -> None:
+    """Proxies that rename Anthropic's fields, and add nothing up."""
+    usage = {"prompt_tokens": 20_000, "completion_tokens": 500, **total}
+    usage |= {"cache_read_input_tokens": 60_000, "cache_creation_input_tokens": 1_000}
+    expected = CanonicalUsage(input=20_000, output=500, cache_read=60_000, cache_write=1_000)
+    assert normalize_usage(usage, shape) == expected
+
+
+def test_a_total_tells_whether_cached_tokens_are_in_the_prompt() -> None:
+    usage = {"prompt_tokens": 5_000, "completion_tokens": 100, "cache_read_input_tokens": 3_000}
+    assert normalize_usage(usage | {"total_tokens": 5_100}) == CanonicalUsage(input=2_000, output=100, cache_read=3_000)
+    assert normalize_usage(usage | {"total_tokens": 8_100}) == CanonicalUsage(input=5_000, output=100, cache_read=3_000)
+
+
+def test_a_writing_that_is_told_by_its_life_only_counts() -> None:
+    usage = {"input_tokens": 10, "output_tokens": 2, "cache_creation": {"ephemeral_1h_input_tokens": 7}}
+    assert normalize_usage(usage) == CanonicalUsage(input=10, output=2, cache_write=7)
+
+
 def test_an_object_of_an_sdk_is_read_like_a_mapping() -> None:
     details = SimpleNamespace(cached_tokens=4)
     found = normalize_usage(SimpleNamespace(input_tokens=10, output_tokens=2, input_tokens_details=details))
@@ -71,7 +132,7 @@ def test_an_object_of_an_sdk_is_read_like_a_mapping() -> None:
 
 def test_a_reply_with_the_names_of_two_apis_is_counted_once() -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 2, "input_tokens": 10, "cache_read_input_tokens": 5}
-    assert normalize_usage(usage) == CanonicalUsage(input=10, output=2)
+    assert normalize_usage(usage) == CanonicalUsage(input=5, output=2, cache_read=5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -106,7 +167,7 @@ _details = st.one_of(
 )
 _names = (
     *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"),
-    *("cache_read_input_tokens", "cache_creation_input_tokens"),
+    *("cache_read_input_tokens", "cache_creation_input_tokens", "prompt_cache_hit_tokens", "cached_tokens"),
 )
 _detail_names = tuple(f"{name}_details" for name in _names[:4])
 _usages = st.fixed_dictionaries(
