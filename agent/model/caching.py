@@ -24,40 +24,35 @@ def apply_anthropic_cache_control(
     """The list with its breakpoints: behind a system prompt at its beginning, and behind the newest other messages.
 
     The given list and what is in it stay as they are; messages that get no mark are shared with it. Text becomes one
-    part, which carries the mark; of a list the last part does; a message without content does itself.
+    part, which carries the mark; of a list the last part does.
 
-    `native`: for Anthropic's own API. Others that pass the marks on take none at a tool's result, so the three
-    before it count, and may overlook one at a message without content: where all three are without, the newest
-    that has content takes the place of the oldest of them.
+    `native`: for Anthropic's own API, where tools' results and messages without content carry it themselves. Others
+    pass marks on from content parts only, also those of results, so that a message without content gets none; and they
+    join adjacent results, of which the last counts.
     """
     marked = [dict(message) for message in messages]
     has_system = bool(marked) and marked[0].get("role") == "system"
-    breakpoints = _breakpoints(marked, MAX_BREAKPOINTS - has_system, native=native)
+    candidates = [
+        index
+        for index, message in enumerate(marked)
+        if message.get("role") != "system" and (native or _ends_message(marked[index : index + 2]))
+    ]
+    breakpoints = candidates[has_system - MAX_BREAKPOINTS :]
     mark: dict[str, str] = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
     for index in [0, *breakpoints] if has_system else breakpoints:
         message, content = marked[index], marked[index].get("content")
-        if not content or message.get("role") == "tool":
+        if native and (not content or message.get("role") == "tool"):
             message["cache_control"] = dict(mark)
-        elif isinstance(content, str):
+        elif isinstance(content, str) and content:
             message["content"] = [{"type": "text", "text": content, "cache_control": dict(mark)}]
-        else:
+        elif content:
             message["content"] = [*content[:-1], {**content[-1], "cache_control": dict(mark)}]
     return marked
 
 
-def _breakpoints(messages: Sequence[_Message], limit: int, *, native: bool) -> list[int]:
-    """Indexes of the newest messages that get a mark."""
-    candidates = [
-        index
-        for index, message in enumerate(messages)
-        if message.get("role") != "system" and (native or message.get("role") != "tool")
-    ]
-    newest = candidates[-limit:]
-    if not native and len(newest) == limit and not any(messages[index].get("content") for index in newest):
-        full = next((index for index in reversed(candidates[:-limit]) if messages[index].get("content")), None)
-        if full is not None:
-            newest[0] = full
-    return newest
+def _ends_message(pair: Sequence[_Message]) -> bool:
+    """True if the first of two messages has content that is not joined to the second one's."""
+    return bool(pair[0].get("content")) and [message.get("role") for message in pair] != ["tool", "tool"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

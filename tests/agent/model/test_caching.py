@@ -66,25 +66,40 @@ def test_of_parts_the_last_one_carries_the_mark() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", []])
-def test_a_message_without_content_carries_the_mark_itself(content: object) -> None:
+def test_a_message_without_content_carries_a_mark_on_the_native_api_only(content: object) -> None:
     chat = [said("user", "x"), said("assistant", content, tool_calls=[{"id": "a"}])]
-    marked = apply_anthropic_cache_control(chat)
-    assert marked[1] == {**chat[1], "cache_control": MARK}
+    assert apply_anthropic_cache_control(chat, native=True)[1] == {**chat[1], "cache_control": MARK}
+    elsewhere = apply_anthropic_cache_control(chat)
+    assert elsewhere[1] == chat[1]
+    assert marked_places(elsewhere) == [0]
 
 
-def test_a_tools_result_is_marked_on_the_native_api_only() -> None:
+def test_a_tools_result_is_marked_itself_on_the_native_api_and_elsewhere_at_its_content() -> None:
     chat = [said("user", "x"), said("assistant", "y", tool_calls=[{"id": "a"}]), said("tool", "z", tool_call_id="a")]
     assert apply_anthropic_cache_control(chat, native=True)[2] == {**chat[2], "cache_control": MARK}
     elsewhere = apply_anthropic_cache_control(chat, native=False)
-    assert elsewhere[2] == chat[2]
-    assert marked_places(elsewhere) == [0, 1]
+    assert elsewhere[2] == chat[2] | {"content": [{"type": "text", "text": "z", "cache_control": MARK}]}
+    assert marked_places(elsewhere) == [0, 1, 2]
 
 
-def test_a_long_row_of_silent_calls_does_not_push_every_mark_off_what_people_said() -> None:
+def test_in_a_loop_of_silent_calls_the_marks_go_along_with_the_results() -> None:
     loop = [said("assistant", None, tool_calls=[{"id": "a"}]), said("tool", "z", tool_call_id="a")]
     chat = [said("system", "Be."), said("user", "x"), *loop * 5]
-    assert marked_places(apply_anthropic_cache_control(chat)) == [0, 1, 8, 10]
+    assert marked_places(apply_anthropic_cache_control(chat)) == [0, 7, 9, 11]
+    assert marked_places(apply_anthropic_cache_control(chat[:3])) == [0, 1]
     assert marked_places(apply_anthropic_cache_control(chat, native=True)) == [0, 9, 10, 11]
+
+
+def test_behind_openrouter_each_step_of_a_loop_ends_what_the_next_one_reads() -> None:
+    """The newest mark of a request stands where the longest one of the next request can find it again."""
+    newest = []
+    for rows in long_chat(4):
+        body = orjson.loads(encoded_request("anthropic/claude-sonnet-5", request(*rows), cache_ttl="5m"))
+        places = marked_places(body["messages"])
+        assert places[-1] == len(body["messages"]) - 1, "all of the prompt is kept"
+        assert not newest or newest[-1] in places, "and found again"
+        assert not any("cache_control" in message for message in body["messages"])
+        newest.append(places[-1])
 
 
 @given(rows=histories(), native=st.booleans(), ttl=st.sampled_from(["5m", "1h"]))
