@@ -5,13 +5,14 @@ Bounds what one reply may hold, and lets only text through that can be stored an
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 
 from agent.model.base import FinishReason, ModelReply
+from agent.think_tags import ThinkTagParser
 from hermes_state.errors import ReplyMalformed
 from hermes_state.text import ends_in_half, well_formed
 from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning, ToolCall
@@ -26,11 +27,50 @@ _EAGER_CHARACTERS = 65_536
 """Length up to which every piece is shown at once. Copying a longer text for every piece would be quadratic."""
 
 
+_MAX_LOOKS = 64
+"""Most times that the arguments of one call are read to see if they are whole; each time costs their length."""
+
+
 @dataclass(slots=True)
 class _PartialCall:
-    id: str = ""
+    index: int
+    """Index of the call in its reply, whatever the server says."""
+    id: str
     name: str = ""
     arguments: list[str] = field(default_factory=list)
+    length: int = 0
+    """Characters of the arguments."""
+    looks: int = 0
+
+    def add(self, name: str, arguments: str) -> None:
+        """Take in a piece. Its name may be the next part of the call's, the whole so far, or the same once more."""
+        self.name = name if name.startswith(self.name) else self.name + name
+        if not self._is_repeated(arguments):
+            self.arguments.append(arguments)
+            self.length += len(arguments)
+
+    def is_followed(self, call_id: str, name: str, arguments: str) -> bool:
+        """True if a piece at the same index begins another call: some servers give all of them the same, or none."""
+        if not name:  # some give every piece another id
+            return False
+        if call_id and self.id and call_id != self.id:
+            return name != self.name or not self.length or self._is_whole()
+        return bool(arguments.strip()) and self._is_whole() and not (call_id and self._is_repeated(arguments))
+
+    def _is_repeated(self, arguments: str) -> bool:
+        """True for arguments that came before, all of them: some servers end with the whole call."""
+        return 2 < len(arguments) == self.length and arguments == "".join(self.arguments) and self._is_whole()
+
+    def _is_whole(self) -> bool:
+        """True if the arguments can have no further piece."""
+        if not self.arguments or not self.arguments[-1].rstrip().endswith("}") or self.looks >= _MAX_LOOKS:
+            return False
+        self.looks += 1
+        try:
+            orjson.loads("".join(self.arguments))
+        except orjson.JSONDecodeError:
+            return False
+        return True
 
 
 class ReplyBuilder(ABC):
@@ -48,8 +88,11 @@ class ReplyBuilder(ABC):
         self._shown = ""
         self._unshown: list[str] = []
         self._unshown_length = 0
-        self._length = 0
-        self._calls: dict[Hashable, _PartialCall] = {}
+        self.length = 0
+        """Characters of all that has come, reasoning and calls included."""
+        self._tags = ThinkTagParser()
+        self._calls: list[_PartialCall] = []
+        self._calls_at: dict[Hashable, list[_PartialCall]] = {}
 
     def add(self, event: object) -> None:
         """Take in one event of a stream, or the whole reply of a server that does not stream.
@@ -72,49 +115,65 @@ class ReplyBuilder(ABC):
 
     def add_text(self, text: object) -> None:
         """Add a piece of the answer. Raises `TypeError` for what is not text, `ReplyMalformed` when it is too much."""
-        self._unshown.append(added := self.counted(text))
+        self._add_shown(self._tags.feed(self.counted(text)))
+
+    def _add_shown(self, added: str) -> None:
+        if not added:
+            return
+        self._unshown.append(added)
         self._unshown_length += len(added)
         if self._unshown_length * 64 >= len(self._shown) - _EAGER_CHARACTERS and not ends_in_half(added):
             self._show()
 
-    def add_call(
-        self, index: Hashable | None, *, call_id: object = "", name: object = "", arguments: object = ""
-    ) -> None:
-        """Add a piece of a tool call: pieces with the same `index` belong together, None begins another call.
+    def add_call(self, index: Hashable, *, call_id: object = "", name: object = "", arguments: object = "") -> int:
+        """Add a piece of a tool call; pieces with the same `index` belong together, unless they tell otherwise.
 
-        Ids are replaced, names and arguments go on. Raises as `add_text` does.
+        Returns the call's own index in the reply. Raises as `add_text` does.
         """
-        call = self._calls.setdefault(("no index", len(self._calls)) if index is None else index, _PartialCall())
-        if len(self._calls) > MAX_CALLS:
-            raise ReplyMalformed(f"a reply with more than {MAX_CALLS} tool calls")
-        call.id = self.counted(call_id) or call.id
-        call.name += self.counted(name)
-        call.arguments.append(self.counted(arguments))
+        if isinstance(arguments, Mapping):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        call_id, name, arguments = (self.counted(part) for part in (call_id, name, arguments))
+        calls = self._calls_at.setdefault(index, [])
+        call = next((call for call in calls if call_id and call.id == call_id), calls[-1] if calls else None)
+        if call is None or call.is_followed(call_id, name, arguments):
+            if len(self._calls) >= MAX_CALLS:
+                raise ReplyMalformed(f"a reply with more than {MAX_CALLS} tool calls")
+            self._add_shown(self._tags.restart())
+            call = _PartialCall(len(self._calls), call_id)
+            calls.append(call)
+            self._calls.append(call)
+        call.id = call.id or call_id
+        call.add(name, arguments)
+        return call.index
 
     def counted(self, text: object) -> str:
         """A piece of the reply: what is not text would be stored, and could not be read again."""
         if not isinstance(text, str):
             raise TypeError("text is expected here")
-        self._length += len(text)
-        if self._length > MAX_CHARACTERS:
+        self.length += len(text)
+        if self.length > MAX_CHARACTERS:
             raise ReplyMalformed(f"a reply with more than {MAX_CHARACTERS:,} characters")
         return text
 
-    def built(self, *, is_cut_off: bool, reasoning: Callable[[], Reasoning | None]) -> ModelReply:
+    def built(self, *, is_cut_off: bool, reasoning: Callable[[str], Reasoning | None]) -> ModelReply:
         """The reply, its calls in the order in which they began. `is_cut_off`: the output limit ended it.
 
-        `reasoning` is asked for only where there are calls: else nobody wants it back. Raises `ReplyMalformed` for a
-        call without a name.
+        `reasoning` is asked for only where there are calls, else nobody wants it back, and is given what the model
+        wrote between tags. Raises `ReplyMalformed` for a call without a name.
         """
         self._show()
-        calls = _whole_calls(list(self._calls.values()))
+        text, thought = self._tags.finish(self._shown)
+        if text != self._shown:
+            self._shown = well_formed(text)
+            self._on_text(self._shown)
+        calls = _whole_calls(self._calls)
         finish = FinishReason.LENGTH if is_cut_off else FinishReason.TOOL_CALLS if calls else FinishReason.STOP
         return ModelReply(
             text=self._shown,
             calls=calls,
             finish=finish,
             usage=self.usage,
-            reasoning=reasoning() if calls else None,
+            reasoning=reasoning(thought) if calls else None,
             cost=self.cost,
         )
 
@@ -143,10 +202,12 @@ def _whole_calls(partial: list[_PartialCall]) -> tuple[ToolCall, ...]:
     """The calls with ids that are there and differ: some servers send none, or the same for all."""
     calls: list[ToolCall] = []
     for index, call in enumerate(partial):
-        if not (name := well_formed(call.name)):
+        if not (name := well_formed(call.name.partition("<|")[0])):  # what gpt-oss writes behind it may be left there
             raise ReplyMalformed("a tool call without a name")
         call_id = well_formed(call.id) or f"call_{index}"
         while any(earlier.id == call_id for earlier in calls):
             call_id = f"{call_id}_{index}"
-        calls.append(ToolCall(id=call_id, name=name, arguments=well_formed("".join(call.arguments))))
+        arguments = well_formed("".join(call.arguments))
+        more = arguments.removeprefix("{}")  # some servers begin with empty ones
+        calls.append(ToolCall(id=call_id, name=name, arguments=more if more.strip() else arguments))
     return tuple(calls)

@@ -26,6 +26,8 @@ from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcri
 WireMessage: TypeAlias = dict[str, Any]  # the provider's JSON: it leaves this module only to be serialised
 _Part: TypeAlias = dict[str, Any]  # one content part of such a message
 
+NOTHING_RETURNED = "(the tool returned nothing)"
+"""Result without text: providers refuse an empty one."""
 LOST_RESULT = "[no result: nothing is recorded of how this call ended]"
 INTERRUPTED = "[this answer was interrupted here]"
 UNNAMED_TOOL = "unnamed"
@@ -156,7 +158,7 @@ def _results_by_call(transcript: Transcript) -> dict[tuple[int, str], Message]:
 def _bounded(row: Message, limit: int) -> str:
     text = row.text or ""
     if len(text) <= limit:
-        return text
+        return text if text.strip() else NOTHING_RETURNED
     call = f'history_open(id="{recall_id(row.id)}", offset={limit})'
     return f"{text[:limit]}\n{NOTICE} Cut here: the result has {len(text):,} characters. {call} reads on."
 

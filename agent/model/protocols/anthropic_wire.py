@@ -30,7 +30,6 @@ _Block: TypeAlias = dict[str, Any]
 
 GO_ON = f"{NOTICE} Nobody has written since. Go on from here."
 """Message behind an answer that nothing follows: an answer is not begun for these models."""
-NOTHING_RETURNED = "(the tool returned nothing)"
 UNSEEN_IMAGE = f"{NOTICE} An image was sent here that you cannot see."
 
 _SEEN_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
@@ -141,8 +140,7 @@ def _calls(message: WireMessage, ids: Mapping[str, str]) -> list[_Block]:
 
 
 def _result(message: WireMessage, ids: Mapping[str, str]) -> _Block:
-    content = message["content"] if message["content"].strip() else NOTHING_RETURNED
-    return {"type": "tool_result", "tool_use_id": ids[message["tool_call_id"]], "content": content}
+    return {"type": "tool_result", "tool_use_id": ids[message["tool_call_id"]], "content": message["content"]}
 
 
 def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
@@ -178,7 +176,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
         self._is_interleaved = False
 
     def read_event(self, event: Any) -> None:
-        match event["type"]:
+        match event.get("type", "error" if event.get("error") else None):
             case "error":
                 raise response_error(200, {}, event)
             case "message":
@@ -259,7 +257,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
             raise ContextOverflow("the prompt leaves no room for a reply")
         for index, given in self._inputs.items():
             self.add_call(index, arguments=json.dumps(given or {}, ensure_ascii=False))
-        return self.built(is_cut_off=self._stop in _CUT_OFF, reasoning=self._stored_reasoning)
+        return self.built(is_cut_off=self._stop in _CUT_OFF, reasoning=lambda _thought: self._stored_reasoning())
 
     def _stored_reasoning(self) -> Reasoning | None:
         """Reasoning that can go back in front of the calls.

@@ -62,7 +62,11 @@ def encoded_request(
     """The body of the HTTP request, without `faults`. `cache_ttl`: None marks nothing for caching."""
     reasoning_of = made_by("chat_completions", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=reasoning_of))
-    restore_reasoning(messages, always=RequestFault.MISSING_REASONING in faults)
+    restore_reasoning(
+        messages,
+        always=RequestFault.MISSING_REASONING in faults,
+        signed=RequestFault.MISSING_SIGNATURE in faults,
+    )
     if cache_ttl is not None:
         messages = apply_anthropic_cache_control(messages, cache_ttl)
     body: dict[str, Any] = {"model": model, "messages": messages}
@@ -88,33 +92,51 @@ class ChatReplyBuilder(ReplyBuilder):
     def __init__(self, on_text: Callable[[str], None], made_by: str) -> None:
         super().__init__(on_text, made_by)
         self._reasoning = ReasoningBuilder(self.counted)
+        self._extras: dict[str, dict[str, Any]] = {}
         self._finish: str | None = None
 
     def read_event(self, event: Any) -> None:
         if error := event.get("error"):
             raise stream_error(error)
-        if usage := event.get("usage"):
+        choice: Mapping[str, Any] = (event.get("choices") or ({},))[0]
+        # Groq and Moonshot have their own places for it.
+        if usage := event.get("usage") or choice.get("usage") or (event.get("x_groq") or {}).get("usage"):
             self.usage = normalize_usage(usage, "chat_completions")
             self.cost = reported_cost(usage)
-        if not (choices := event.get("choices")):
-            return
-        choice = choices[0]
+        is_piece = "delta" in choice
         delta: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
-        self._reasoning.add(delta, is_piece="delta" in choice)
-        for text in (delta.get("content"), delta.get("refusal")):
-            if text:
-                self.add_text(text)
-        for piece in delta.get("tool_calls") or ():
-            self._add_call_piece(piece)
+        self._reasoning.add(delta, is_piece=is_piece)
+        self._add_content(delta.get("content"))
+        if refusal := delta.get("refusal"):
+            self.add_text(refusal)
+        for number, piece in enumerate(delta.get("tool_calls") or ()):
+            self._add_call_piece(piece, number, is_piece=is_piece)
         self._finish = choice.get("finish_reason") or self._finish
 
-    def _add_call_piece(self, piece: Mapping[str, Any]) -> None:
-        index = piece.get("index")
+    def _add_content(self, content: Any) -> None:
+        """Add text, or content parts, of which some are what the model thought."""
+        for part in content if isinstance(content, list) else [content] if content else ():
+            match part:
+                case {"type": "thinking"}:
+                    self._reasoning.add_thinking(part)
+                case {"type": "text" | "output_text", "text": text} | str(text):
+                    self.add_text(text)
+                case {"type": "image_url" | "reference"}:
+                    pass
+                case _:
+                    raise TypeError("text is expected here")
+
+    def _add_call_piece(self, piece: Mapping[str, Any], number: int, *, is_piece: bool) -> None:
+        """Add a piece of a call, or the whole call with this number."""
+        index = piece.get("index") if is_piece else number
         if index is not None and not isinstance(index, int):
             raise TypeError("a call's index is a number")
         function: Mapping[str, Any] = piece.get("function") or {}
         name, arguments = function.get("name") or "", function.get("arguments") or ""
-        self.add_call(index, call_id=piece.get("id") or "", name=name, arguments=arguments)
+        place = self.add_call(index, call_id=piece.get("id") or "", name=name, arguments=arguments)
+        if extras := {key: piece[key] for key in _CALL_EXTRAS if piece.get(key)}:
+            self.counted(json.dumps(extras))
+            self._extras.setdefault(str(place), {}).update(extras)
 
     def finished(self) -> ModelReply:
         if self._finish is None:
@@ -124,13 +146,22 @@ class ChatReplyBuilder(ReplyBuilder):
         if self._finish == "error":
             raise ModelUnavailable("the provider broke its reply off")
         return self.built(
-            is_cut_off=self._finish == "length", reasoning=lambda: self._reasoning.serialized(self._made_by)
+            is_cut_off=self._finish == "length",
+            reasoning=lambda thought: self._reasoning.serialized(self._made_by, thought, self._extras),
         )
 
 
 _DETAILS: Final = "reasoning_details"
 _CONTENT: Final = "reasoning_content"
 _TEXTS: Final = (_CONTENT, "reasoning")
+_THINKING: Final = "thinking"
+"""Name of a block whose parts stand in a message's content, in front of its text."""
+_EXTRAS: Final = "tool_calls"
+"""Name of a block that has what goes back with a call, by the call's index."""
+_CALL_EXTRAS: Final = ("extra_content", "provider_specific_fields")
+"""Fields of a call that Google's API, and proxies in front of it, want back with it."""
+_NO_SIGNATURE: Final = {"google": {"thought_signature": "skip_thought_signature_validator"}}
+"""Stands for the signature of a call that another model made; the value is Google's own for that."""
 _IN_PIECES: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}
 """Field that goes on in later pieces of a stream, by the type of the detail."""
 
@@ -144,6 +175,7 @@ class ReasoningBuilder:
         self._details: list[dict[str, Any]] = []
         self._further: list[list[str]] = []
         """Further pieces of the text of each detail."""
+        self._thinking: list[str] = []
 
     def add(self, message: Mapping[str, Any], *, is_piece: bool) -> None:
         """Take in what a message, or a piece of one, holds."""
@@ -172,13 +204,31 @@ class ReasoningBuilder:
             before |= changed
         return True
 
-    def serialized(self, made_by: str) -> Reasoning | None:
-        """Reasoning to be stored beside the calls. Details say everything that the text beside them says."""
+    def add_thinking(self, part: Mapping[str, Any]) -> None:
+        """Take in a content part of Mistral's, whose text may come in parts again."""
+        texts = part["thinking"]
+        for text in [texts] if isinstance(texts, str) else texts:
+            self._thinking.append(self._counted(text if isinstance(text, str) else text.get("text") or ""))
+
+    def serialized(
+        self, made_by: str, thought: str = "", extras: Mapping[str, object] | None = None
+    ) -> Reasoning | None:
+        """Reasoning to be stored beside the calls. Details say everything that the text beside them says.
+
+        `thought`: what the model wrote between tags, for servers that tell nothing apart. `extras`: fields of calls.
+        """
         if self._details:
-            details = [_joined(*one) for one in zip(self._details, self._further, strict=True)]
-            return serialized_reasoning(made_by, [{_DETAILS: details}])
-        texts = [{key: "".join(pieces)} for key, pieces in self._texts.items()]
-        return serialized_reasoning(made_by, texts[:1]) if texts else None
+            blocks: list[dict[str, Any]] = [
+                {_DETAILS: [_joined(*one) for one in zip(self._details, self._further, strict=True)]}
+            ]
+        elif self._thinking:
+            blocks = [{_THINKING: [{"type": "text", "text": "".join(self._thinking)}]}]
+        else:
+            texts = self._texts or ({_CONTENT: [thought]} if thought else {})
+            blocks = [{key: "".join(pieces)} for key, pieces in texts.items()][:1]
+        if extras:
+            blocks.append({_EXTRAS: extras})
+        return serialized_reasoning(made_by, blocks) if blocks else None
 
 
 def _joined(detail: Mapping[str, Any], further: Sequence[str]) -> Mapping[str, Any]:
@@ -188,13 +238,28 @@ def _joined(detail: Mapping[str, Any], further: Sequence[str]) -> Mapping[str, A
     return {**detail, field: (detail.get(field) or "") + "".join(further)}
 
 
-def restore_reasoning(messages: Sequence[WireMessage], *, always: bool) -> None:
+def restore_reasoning(messages: Sequence[WireMessage], *, always: bool, signed: bool = False) -> None:
     """Give each message of the list its reasoning in the server's own form.
 
     `always`: every answer gets some, empty where there is none. DeepSeek insists, also for the answers of other models.
+    `signed`: so do calls with their signature. Google insists on it for the first call of an answer.
     """
     for message in messages:
+        calls = message.get("tool_calls", ())
         for fields in message.pop(REASONING, ()):
-            message |= fields
+            _restore(message, fields)
         if always and message["role"] == "assistant" and not any(key in message for key in (_DETAILS, *_TEXTS)):
             message[_CONTENT] = ""
+        if signed and calls and not any(key in call for call in calls for key in _CALL_EXTRAS):
+            calls[0]["extra_content"] = _NO_SIGNATURE
+
+
+def _restore(message: WireMessage, fields: Mapping[str, Any]) -> None:
+    if _THINKING in fields:
+        text = [{"type": "text", "text": message["content"]}] if message["content"] else []
+        message["content"] = [{"type": "thinking", "thinking": fields[_THINKING]}, *text]
+    elif _EXTRAS in fields:
+        for index, extras in fields[_EXTRAS].items():
+            message["tool_calls"][int(index)] |= extras
+    else:
+        message |= fields

@@ -38,6 +38,8 @@ class RequestFault(StrEnum):
     """The model has no reasoning that could be sent along."""
     MISSING_REASONING = "missing_reasoning"
     """Every answer has to say what was thought before it, if only that nothing was."""
+    MISSING_SIGNATURE = "missing_signature"
+    """Every call has to have its signature, if only one that stands for none: another model made it, say."""
     REPLAYED_REASONING = "replayed_reasoning"
     """Reasoning that came from there is not taken back: it was made for another account, say."""
 
@@ -134,7 +136,8 @@ _NEWER_LIMIT = re.compile(r"max_tokens\b.{0,80}\buse\b.{0,10}max_completion_toke
 """Wording for servers that pass on what OpenAI said and leave its codes out."""
 _UNSUPPORTED_ENCRYPTION = re.compile(r"encrypted[ _]content is not supported", re.IGNORECASE)
 _MISSING_REASONING = re.compile(r"reasoning_content.{0,60}must be passed back", re.IGNORECASE | re.DOTALL)
-_REASONING = re.compile(r"\b(?:reasoning|thinking|encrypted[ _]content)", re.IGNORECASE)
+_MISSING_SIGNATURE = re.compile(r"missing.{0,40}\bthought_signature", re.IGNORECASE)
+_REASONING = re.compile(r"\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)", re.IGNORECASE)
 
 
 def fault_of(error: ModelError) -> RequestFault | None:
@@ -151,6 +154,8 @@ def fault_of(error: ModelError) -> RequestFault | None:
         return RequestFault.ENCRYPTED_REASONING
     if _MISSING_REASONING.search(text):
         return RequestFault.MISSING_REASONING
+    if _MISSING_SIGNATURE.search(text):
+        return RequestFault.MISSING_SIGNATURE
     if cause.code == "invalid_encrypted_content" or _REASONING.search(text):
         return RequestFault.REPLAYED_REASONING
     return None

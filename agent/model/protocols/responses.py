@@ -140,13 +140,13 @@ class ResponsesReplyBuilder(ReplyBuilder):
         match kind := event.get("type", ""):
             case "response.output_text.delta" | "response.refusal.delta":
                 self._add_message_text(event.get("output_index"), event["delta"])
-            case "response.function_call_arguments.delta":
-                self.counted(event["delta"])  # they come again with the whole call
+            case _ if kind.endswith(".delta"):
+                self.counted(event["delta"])  # of calls and reasoning, which come again with the whole item
             case "response.output_item.done":
                 self._add_item(event.get("output_index", len(self._done)), event["item"])
             case "response.completed" | "response.incomplete" | "response.failed":
                 self._end(event["response"], kind.removeprefix("response."))
-            case "" if error := event.get("error"):
+            case "" | "error" if error := event.get("error"):
                 raise stream_error(error)
             case "":
                 self._end(event, event["status"])
@@ -198,7 +198,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
             raise ReplyMalformed("the reply ended before it was complete")
         return self.built(
             is_cut_off=self._is_cut_off,
-            reasoning=lambda: stored_reasoning(self._reasoning, self._outputs, self._made_by),
+            reasoning=lambda _thought: stored_reasoning(self._reasoning, self._outputs, self._made_by),
         )
 
 

@@ -13,12 +13,11 @@ from agent.model import wire
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.protocols.anthropic_wire import (
     GO_ON,
-    NOTHING_RETURNED,
     UNSEEN_IMAGE,
     body_parts,
     stored_reasoning,
 )
-from agent.model.wire import WireSettings
+from agent.model.wire import NOTHING_RETURNED, WireSettings
 from hermes_state.values import Image, Message, MessageBody, ToolCall
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result, row

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from agent.model.base import FinishReason
 from agent.model.errors import sentence_for, status_error
 from agent.model.http import MAX_BODY_BYTES
-from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from hermes_state.errors import (
     AuthRejected,
@@ -28,24 +28,7 @@ from hermes_state.errors import (
 from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
 from tests.agent.context.rows import answer, human, result
 from tests.agent.model.asking import TOOL, ask, cancel_where_it_hangs, request, script
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
-
-
-@pytest.fixture
-async def dial(server: labkit.Server) -> AsyncIterator[Callable[..., ChatCompletionsModel]]:
-    """Makes models on the fake server with settings of the test's own."""
-    made: list[ChatCompletionsModel] = []
-
-    def make(**changes: Any) -> ChatCompletionsModel:
-        values = {"model": "lab-128k", "api_key": "lab-key", "base_url": f"{server.url}/v1"} | changes
-        made.append(ChatCompletionsModel(ChatCompletionsSettings(**values)))
-        return made[-1]
-
-    yield make
-    for model in made:
-        await model.close()
-
 
 # ---- replies
 
@@ -66,6 +49,27 @@ async def test_cached_and_reasoning_tokens_are_told_apart(model: ChatCompletions
     reply, _ = await ask(model)
     assert reply.usage == CanonicalUsage(input=16, output=1, cache_read=60, cache_write=5)
     assert reply.usage.prompt == 81
+
+
+USAGE = {"prompt_tokens": 81, "completion_tokens": 2, "cached_tokens": 60}
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"choices": [{"delta": {}, "finish_reason": "stop", "usage": USAGE}]},  # Moonshot
+        {"choices": [{"delta": {}, "finish_reason": "stop"}], "x_groq": {"id": "r", "usage": USAGE}},
+        {"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": USAGE},
+        {"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": None, "x_groq": {"usage": USAGE}},
+    ],
+    ids=str,
+)
+async def test_usage_is_found_wherever_a_server_puts_it(
+    model: ChatCompletionsModel, llm: LLM, last: dict[str, Any]
+) -> None:
+    chunks = [{"choices": [{"delta": {"content": "ok"}}], "usage": None}, last]
+    script(llm, raw="".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks))
+    assert (await ask(model))[0].usage == CanonicalUsage(input=21, output=2, cache_read=60)
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -453,7 +457,7 @@ async def test_what_no_database_can_hold_never_leaves_a_reply(model: ChatComplet
         {"content": [{"type": "text"}]},
         {"tool_calls": [{"id": 123, "function": {"name": "look"}}]},
         {"tool_calls": [{"id": "a", "function": {"name": ["look"]}}]},
-        {"tool_calls": [{"id": "a", "function": {"name": "look", "arguments": {"a": 1}}}]},
+        {"tool_calls": [{"id": "a", "function": {"name": "look", "arguments": ["a"]}}]},
         {"tool_calls": [{"index": "0", "id": "a", "function": {"name": "look"}}]},
         {"tool_calls": [{"index": n, "id": f"c{n}", "function": {"name": "look"}} for n in range(MAX_CALLS + 1)]},
         {"content": "x" * (MAX_CHARACTERS + 1)},

@@ -443,7 +443,7 @@ async def test_what_no_database_can_hold_never_leaves_a_reply(model: ResponsesMo
 @pytest.mark.parametrize(
     "events",
     [
-        [item(0, **call("a", {"a": 1}))],
+        [item(0, **call("a", ["a"]))],
         [item(0, **(call("a") | {"name": ""}))],
         [item(0, **(call("a") | {"name": None}))],
         [item(0, **(call("a") | {"call_id": 7}))],

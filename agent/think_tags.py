@@ -1,0 +1,172 @@
+"""Reasoning that models write into their text, between tags such as `<think>`.
+
+Servers that know a model put its reasoning into a field of its own; others leave it in front of the answer as the model
+wrote it. It is reasoning only where an answer begins: who asks about the tags gets them.
+"""
+
+import re
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Final
+
+_NAMES: Final = (
+    *("think", "thinking", "thought", "thoughts", "reasoning", "antthinking", "reasoning_scratchpad"),
+    *("seed:think", "mm:think", "longcat_think"),
+)
+_HARMONY_END: Final = re.compile(r"<\|end\|>|(?=<\|(?:start|channel|return|call)\|>)")
+_MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
+    **{f"<{name}>": re.compile(rf"</{name}\s{{0,8}}>", re.IGNORECASE) for name in _NAMES},
+    **{f"</{name}>": None for name in _NAMES},
+    "[THINK]": re.compile(r"\[/THINK\]"),  # Mistral
+    "[/THINK]": None,
+    "◁think▷": re.compile("◁/think▷"),  # Kimi
+    "◁/think▷": None,
+    "<|think|>": re.compile(r"<\|/think\|>"),
+    "<|START_THINKING|>": re.compile(r"<\|END_THINKING\|>"),  # Cohere
+    "<|START_RESPONSE|>": None,
+    "<|begin_of_thought|>": re.compile(r"<\|end_of_thought\|>"),
+    "<|begin_of_solution|>": None,
+    "<|channel>thought\n": re.compile("<channel\\|>"),  # Gemma
+    "<unused94>thought\n": re.compile("<unused95>"),
+    "<|start|>assistant": None,  # gpt-oss, and so on to its end
+    "<|channel|>analysis<|message|>": _HARMONY_END,
+    "<|channel|>commentary<|message|>": None,
+    "<|channel|>final<|message|>": None,
+}
+"""Pattern that ends the reasoning, by the text that opens it; None where the text is only left out."""
+
+_ATTRIBUTES: Final = re.compile(rf"<({'|'.join(_NAMES)})\s[^<>]{{0,200}}(>?)", re.IGNORECASE)
+_LAST_MARKERS: Final = re.compile(r"(?:\s*<\|(?:end|return|call|END_RESPONSE|end_of_solution)\|>)+\s*\Z")
+_LONGEST_END: Final = 64
+"""Characters in which the end of reasoning fits: as many of an earlier piece are looked at again."""
+
+_UNOPENED: Final = re.compile(rf"</({'|'.join(_NAMES)})>", re.IGNORECASE)
+_WITHOUT_MARKERS: Final = re.compile(r"analysis(?=[A-Z\"'])(.*?)assistantfinal(?=\S)(.*)", re.DOTALL)
+"""What is left of gpt-oss's channels where a server has dropped the markers around their names."""
+
+
+class _State(Enum):
+    BEGINNING = auto()
+    """Nothing of the answer has come but blanks, or what may become a marker."""
+    THINKING = auto()
+    ANSWERING = auto()
+
+
+class ThinkTagParser:
+    """Splits one answer into what is shown and what was thought, while it comes in.
+
+    >>> parser = ThinkTagParser()
+    >>> shown = parser.feed("<thi") + parser.feed("nk>hm</think>It") + parser.feed(" is.")
+    >>> parser.finish(shown)
+    ('It is.', 'hm')
+    """
+
+    def __init__(self) -> None:
+        self._state = _State.BEGINNING
+        self._held = ""
+        """Text of the beginning that is not decided yet."""
+        self._end = _HARMONY_END
+        self._thought: list[str] = []
+        """Pieces of the reasoning that goes on."""
+        self._tail = ""
+        """Its last characters, in which its end may have begun."""
+        self._thoughts: list[str] = []
+        """Reasoning that has ended."""
+        self._is_cut = self._has_shown = False
+
+    def feed(self, piece: str) -> str:
+        """The part of a further piece, and of what was held back, that belongs to the answer."""
+        if self._state is _State.ANSWERING:
+            return piece
+        if self._state is _State.BEGINNING:
+            self._held += piece
+        elif not self._think(piece):
+            return ""
+        while self._state is _State.BEGINNING:
+            text = self._held.lstrip()
+            found = _marker(text)
+            if found is None:
+                return "" if _may_be_marker(text) else self._answer(text)
+            length, end = found
+            self._is_cut, self._held = True, text[length:]
+            if end is not None:
+                rest, self._held = self._held, ""
+                self._state, self._end = _State.THINKING, end
+                self._think(rest)
+        return ""
+
+    def restart(self) -> str:
+        """What was held back, as a call begins: behind it stands another beginning, though no reasoning has ended."""
+        held, self._held = self._held, ""
+        self._end_thought("".join(self._thought))
+        self._state = _State.BEGINNING
+        return "" if self._is_cut and not held.strip() else held
+
+    def finish(self, shown: str) -> tuple[str, str]:
+        """The whole answer and the reasoning before it; `shown` is all that `feed` and `restart` gave."""
+        shown += self.restart()
+        if self._is_cut:
+            shown = _LAST_MARKERS.sub("", shown)
+        elif (unopened := _without_opening(shown)) is not None:
+            thought, shown = unopened
+            self._end_thought(thought)
+        return shown, "\n\n".join(self._thoughts)
+
+    def _answer(self, text: str) -> str:
+        """The beginning of an answer: blanks in front of it stay, unless reasoning stood there."""
+        held, self._held = self._held, ""
+        self._state = _State.ANSWERING
+        if self._is_cut:
+            held = f"\n\n{text}" if self._has_shown else text
+        self._has_shown = True
+        return held
+
+    def _think(self, piece: str) -> bool:
+        """Add to the reasoning; True if it has ended, and what follows it is held."""
+        self._thought.append(piece)
+        window = self._tail + piece
+        found = self._end.search(window)
+        if found is None:
+            self._tail = window[-_LONGEST_END:]
+            return False
+        thought = "".join(self._thought)
+        self._held = window[found.end() :]
+        self._end_thought(thought[: len(thought) - len(window) + found.start()])
+        self._state = _State.BEGINNING
+        return True
+
+    def _end_thought(self, thought: str) -> None:
+        self._thought.clear()
+        self._tail = ""
+        if thought.strip():
+            self._thoughts.append(thought.strip())
+
+
+def _marker(text: str) -> tuple[int, re.Pattern[str] | None] | None:
+    """Length of the marker that a text begins with, and the pattern that ends its reasoning."""
+    for marker, end in _MARKERS.items():
+        head = text[: len(marker)]
+        if marker in (head, head.lower()):
+            return len(marker), end
+    tag = _ATTRIBUTES.match(text)
+    return (tag.end(), _MARKERS[f"<{tag[1].lower()}>"]) if tag is not None and tag[2] else None
+
+
+def _may_be_marker(text: str) -> bool:
+    """Tells if a marker may become of a text, which may be empty yet."""
+    if any(marker.startswith((text, text.lower())) for marker in _MARKERS):
+        return True
+    tag = _ATTRIBUTES.fullmatch(text)
+    return tag is not None and not tag[2]
+
+
+def _without_opening(text: str) -> tuple[str, str] | None:
+    """Reasoning and answer where the tag that opens it stood in the prompt; None for a text that speaks of tags."""
+    if (found := _WITHOUT_MARKERS.fullmatch(text)) is not None:
+        return found[1], found[2]
+    closing = _UNOPENED.search(text)
+    if closing is None or f"<{closing[1].lower()}" in text.lower() or _UNOPENED.search(text, closing.end()):
+        return None
+    before = text[: closing.start()]
+    is_code = before.count("```") % 2 or before.rpartition("\n")[2].count("`") % 2
+    return None if is_code else (before, text[closing.end() :].lstrip())

@@ -1,0 +1,24 @@
+"""Models on the fake server, made by tests with settings of their own."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from tests.fakes import labkit
+
+
+@pytest.fixture
+async def dial(server: labkit.Server) -> AsyncIterator[Callable[..., ChatCompletionsModel]]:
+    """Makes models on the fake server with settings of the test's own."""
+    made: list[ChatCompletionsModel] = []
+
+    def make(**changes: Any) -> ChatCompletionsModel:
+        values = {"model": "lab-128k", "api_key": "lab-key", "base_url": f"{server.url}/v1"} | changes
+        made.append(ChatCompletionsModel(ChatCompletionsSettings(**values)))
+        return made[-1]
+
+    yield make
+    for model in made:
+        await model.close()
