@@ -13,8 +13,9 @@ HermesError
 │   ├── ChatMigrated          the chat has a new id: move it and go on
 │   └── TokenRejected         fatal for this adapter, not for the daemon
 ├── ModelError         the turn fails or is tried again; `agent/model/errors.py` has the remedies
-│   ├── ModelUnavailable · ModelTimeout · ModelRateLimited · AuthRejected · QuotaExceeded · ContentFiltered
-│   └── ModelNotFound · ContextOverflow · OutputCapTooLarge · ReplyMalformed · SpendingCapExceeded · PriceNotFound
+│   ├── ModelUnavailable · ModelTimeout (ModelStalled) · ModelRateLimited · AuthRejected · QuotaExceeded
+│   ├── ContentFiltered · ModelNotFound · ContextOverflow · OutputCapTooLarge · ReplyMalformed
+│   └── SpendingCapExceeded · PriceNotFound
 ├── ToolError          goes back to the model as a tool result; the turn goes on
 ├── StateError
 │   ├── StoreUnavailable      nothing was written; the caller's keys make the retry safe
@@ -113,6 +114,10 @@ class ModelUnavailable(ModelError):
 
 class ModelTimeout(ModelError):
     """The provider did not answer, or stopped answering, in time."""
+
+
+class ModelStalled(ModelTimeout):
+    """The provider keeps the line open, and the reply does not go on."""
 
 
 class ModelRateLimited(ModelError):

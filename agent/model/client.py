@@ -19,7 +19,7 @@ from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, with_u
 from agent.model.prices import cost_of
 from agent.model.usage import estimated_reply_usage
 from hermes_state.aio import Backoff
-from hermes_state.errors import ModelError, ModelTimeout, ReplyMalformed, StateError
+from hermes_state.errors import ModelError, ModelStalled, ModelTimeout, ReplyMalformed, StateError
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCall
 
 T = TypeVar("T")
@@ -160,8 +160,9 @@ class BaseClient(Generic[M]):
         """Seconds until the next attempt; None when there should be none."""
         remedy, policy, retry_after = remedy_for(error), self._policy, error.retry_after
         is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.max_attempts
-        has_stalled = isinstance(error, ModelTimeout) and has_text  # it takes as long again
-        if is_hopeless or has_stalled or (retry_after or 0.0) > policy.max_retry_after:
+        # Silence takes as long again. Where the line is kept open the server lives, and only this reply is stuck.
+        fell_silent = isinstance(error, ModelTimeout) and not isinstance(error, ModelStalled) and has_text
+        if is_hopeless or fell_silent or (retry_after or 0.0) > policy.max_retry_after:
             return None
         return policy.pause(failures.total(), retry_after)
 

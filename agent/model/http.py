@@ -1,8 +1,9 @@
 """HTTP calls to model providers: where a model is, pooled connections, and bounded, fair reading of answers.
 
-The providers' SDKs bring the connection, the event stream and the error classes. Their typed request transform and
-typed chunks are avoided: they cost 0.1 ms a message and 0.06 ms a chunk on the event loop, a hundred times what the
-plain JSON costs. Their own retries are off.
+The providers' SDKs bring the connection and the error classes. Their typed request transform and typed chunks are
+avoided: they cost 0.1 ms a message and 0.06 ms a chunk on the event loop, a hundred times what the plain JSON costs.
+Their own retries are off. Answers are read here: servers send one body where a stream was asked for, or a stream that
+only keeps the line open.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
@@ -20,7 +21,7 @@ import httpx2
 from agent.model.base import ModelReply, made_by
 from agent.model.errors import with_usage
 from agent.model.replies import ReplyBuilder
-from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, ReplyMalformed
+from hermes_state.errors import ModelError, ModelStalled, ModelTimeout, ModelUnavailable, ReplyMalformed
 
 CALLS_PER_POOL: Final = 32
 """Calls that share one connection pool.
@@ -33,6 +34,10 @@ CONNECTION_LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_con
 
 MAX_FETCH_BYTES: Final = 4_000_000
 """Largest description of models, in bytes. The longest lists have a few hundred with a kilobyte or two for each."""
+DRAIN_SECONDS: Final = 1.0
+"""Longest wait for the end of a stream whose reply is whole, in seconds."""
+_SILENCE_FIRST_SECONDS = 0.1
+"""Seconds by which a reply that does not go on is waited for longer than silence, which has to be told apart."""
 MAX_BODY_BYTES: Final = 32_000_000
 """Largest reply that comes as a whole, in bytes: several times the longest reply, with what stands around it."""
 
@@ -47,7 +52,12 @@ class EndpointSettings:
     """Root of the API; None: that of the protocol's inventor."""
     connect_seconds: float = 5.0
     read_seconds: float = 120.0
-    """Longest silence, before the first byte and between two chunks; without streaming, until the reply is whole."""
+    """Longest silence, before the first byte and between two chunks; without streaming, until the reply is whole.
+
+    Once the reply has begun, what brings nothing of it (comments, empty chunks) is silence, too.
+    """
+    first_piece_seconds: float = 300.0
+    """Longest wait for the first piece of text, reasoning or call, while something else comes: models think."""
     streams: bool = True
     """Streaming; False for servers that cannot: a reply then comes as a whole."""
 
@@ -60,11 +70,9 @@ S = TypeVar("S", bound="SdkStream")
 
 
 class SdkStream(Protocol):
-    """Answer of a provider as its SDK reads it: an event stream, and below it the HTTP response."""
+    """Answer of a provider in its SDK's form, of which the HTTP response below it is read."""
 
     response: httpx2.Response
-
-    def __aiter__(self) -> AsyncIterator[object]: ...
 
     async def __aenter__(self) -> Self: ...
 
@@ -116,6 +124,7 @@ class Transport(Generic[C]):
                 http_client=http_client(timeout=endpoint.timeout, limits=CONNECTION_LIMITS, verify=ssl_context()),
             )
 
+        self._first_piece_seconds, self._read_seconds = endpoint.first_piece_seconds, endpoint.read_seconds
         self._make_client = make_client
         self._stream_class = stream_class
         self._errors_translated = errors_translated
@@ -163,28 +172,46 @@ class Transport(Generic[C]):
             async with stream:
                 return await read_json(stream.response, MAX_FETCH_BYTES)
 
-    async def complete(self, path: str, payload: bytes, reply: ReplyBuilder, *, streams: bool) -> ModelReply:
+    async def complete(self, path: str, payload: bytes, reply: ReplyBuilder) -> ModelReply:
         """Send a request and read its reply, whatever the protocol. Cancelling it closes the connection.
 
         Raises the kinds of `ModelError`, with the usage that was reported before.
         """
         try:
-            with self.client() as client:
-                stream = await client.post(
-                    path, cast_to=object, content=payload, stream=True, stream_cls=self._stream_class
-                )
-                async with stream:
-                    slice_end = time.perf_counter() + SLICE_SECONDS
-                    if not streams:
-                        reply.add(await read_json(stream.response))
-                    else:
-                        async for event in stream:
-                            reply.add(event)
-                            slice_end = await checkpoint(slice_end)
+            try:
+                async with asyncio.timeout(self._first_piece_seconds) as bound:
+                    await self._read(path, payload, reply, bound)
+            except TimeoutError as error:
+                with suppress(ReplyMalformed):
+                    return reply.finished()  # nothing but the end of the stream is missing
+                raise ModelStalled("the provider keeps the line open and does not go on") from error
             return reply.finished()
         except ModelError as error:
             with_usage(error, reply.usage, reply.cost)
             raise
+
+    async def _read(self, path: str, payload: bytes, reply: ReplyBuilder, bound: asyncio.Timeout) -> None:
+        """Read a reply to its end; every piece of it moves the bound on."""
+        loop = asyncio.get_running_loop()
+
+        def advance() -> None:
+            bound.reschedule(loop.time() + self._read_seconds + _SILENCE_FIRST_SECONDS)
+
+        with self.client() as client:
+            stream = await client.post(
+                path, cast_to=object, content=payload, stream=True, stream_cls=self._stream_class
+            )
+            async with stream:
+                pieces = stream.response.aiter_bytes()
+                slice_end = time.perf_counter() + SLICE_SECONDS
+                async for event in read_events(pieces, advance):
+                    before = reply.length
+                    reply.add(event)
+                    if reply.length > before:
+                        advance()
+                    slice_end = await checkpoint(slice_end)
+                bound.reschedule(None)
+                await _drain(pieces)
 
     async def close(self) -> None:
         for client in self._clients:
@@ -211,15 +238,80 @@ async def read_json(response: httpx2.Response, max_bytes: int = MAX_BODY_BYTES) 
     Raises `ReplyMalformed` for one that is too long, `ValueError` for what is no JSON.
     """
     try:
-        body = bytearray()
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) > max_bytes:
-                raise ReplyMalformed(f"a reply with more than {max_bytes:,} bytes")
-        whole: object = json.loads(body)
-        return whole
+        return json.loads(await _rest_of(response.aiter_bytes(), bytearray(), max_bytes))
     finally:
         await response.aclose()
+
+
+async def _rest_of(
+    pieces: AsyncIterator[bytes], body: bytearray, max_bytes: int, advance: Callable[[], None] | None = None
+) -> bytearray:
+    """The body with everything that is still to come; blanks, which keep the line open, do not call `advance`."""
+    async for piece in pieces:
+        body += piece
+        if len(body) > max_bytes:
+            raise ReplyMalformed(f"a reply with more than {max_bytes:,} bytes")
+        if advance is not None and piece.strip():
+            advance()
+    return body
+
+
+async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None]) -> AsyncIterator[object]:
+    """The events of a reply: those of a stream, or the one JSON value that comes as a body, whatever was asked for.
+
+    `advance` is called while a body comes in. Raises `ReplyMalformed` for what is too long, `ValueError` for what is no
+    JSON.
+    """
+    body = bytearray()
+    while not body:
+        if (piece := await anext(pieces, None)) is None:
+            return
+        body += piece.lstrip(_BLANKS)
+    if body.startswith((b"{", b"[")):
+        advance()
+        yield json.loads(await _rest_of(pieces, body, MAX_BODY_BYTES, advance))
+        return
+    data: list[bytes] = []
+    async for line in _lines(pieces, body):
+        if line.startswith(b"data:"):
+            data += filter(None, (line[5:].strip(),))
+        elif not line and (event := b"\n".join(data)):
+            if event.startswith(b"[DONE]"):
+                return
+            yield json.loads(event)
+            data.clear()
+    if event := b"\n".join(data):
+        yield json.loads(event)
+
+
+_BLANKS: Final = b" \t\r\n\xef\xbb\xbf"
+"""Bytes before a reply that are nothing of it: blanks that keep the line open, and a byte order mark."""
+
+
+async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterator[bytes]:
+    """The lines of an event stream, whose beginning is in the buffer."""
+    piece: bytes | None = bytes(buffer)
+    while piece is not None:
+        if b"\n" in piece or b"\r" in piece:
+            lines = buffer.splitlines(keepends=True)
+            # What ends in a carriage return may go on with the line feed that belongs to it.
+            buffer = bytearray() if lines[-1].endswith(b"\n") else lines.pop()
+            for line in lines:
+                yield bytes(line).rstrip(b"\r\n")
+        elif len(buffer) > MAX_BODY_BYTES:
+            raise ReplyMalformed(f"an event with more than {MAX_BODY_BYTES:,} bytes")
+        if (piece := await anext(pieces, None)) is not None:
+            buffer += piece
+    for line in buffer.splitlines():
+        yield bytes(line)
+
+
+async def _drain(pieces: AsyncIterator[bytes]) -> None:
+    """Read what follows the end of a stream, so that the connection can be used again."""
+    with suppress(TimeoutError, httpx2.HTTPError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for _ in pieces:
+                pass
 
 
 @functools.cache

@@ -110,7 +110,11 @@ class ModelConfig(RouteConfig):
     connect_seconds: float = setting(5, ge=0.1, le=120, unit="seconds")
     """Longest wait for a connection to the provider."""
     read_seconds: float = setting(120, ge=0.1, le=3_600, unit="seconds")
-    """Longest silence of the provider before a call counts as timed out."""
+    """Longest silence of the provider before a call counts as timed out. Once a reply has begun, what brings nothing of
+    it, such as comments that keep the line open, is silence, too."""
+    first_piece_seconds: float = setting(300, ge=0.1, le=86_400, unit="seconds")
+    """Longest wait for a reply to begin, with text, reasoning or a call, while the provider keeps the line open: models
+    that think take their time."""
 
     @cached_property
     def fallback_routes(self) -> tuple[RouteConfig, ...]:

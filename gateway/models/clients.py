@@ -60,6 +60,7 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
         "base_url": route.base_url,
         "connect_seconds": settings.connect_seconds,
         "read_seconds": settings.read_seconds,
+        "first_piece_seconds": settings.first_piece_seconds,
         "streams": route.streaming,
     }
     match route.protocol:

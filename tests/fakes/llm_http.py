@@ -150,6 +150,25 @@ async def _hang(call: Call, seconds: float) -> NoReturn:
     raise labkit.Hangups
 
 
+_FILLERS = {"/messages": {"type": "ping"}, "/responses": {"type": "response.in_progress", "sequence_number": 1}}
+_EMPTY_DELTA = {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": ""}}]}
+
+
+async def _keep_open(call: Call, reply: Json, response: web.StreamResponse) -> None:
+    """Send what is nothing of a reply, for so many seconds."""
+    filler = b" \n"
+    if call.is_stream and reply.get("keep_open_with") == "event":
+        protocol = next((path for path in _FILLERS if call.request.path.endswith(path)), "")
+        event = _FILLERS.get(protocol, _EMPTY_DELTA)
+        filler = sse(event, str(event["type"]) if protocol else None)
+    elif call.is_stream:
+        filler = b": keep-alive\n\n"
+    until = time.monotonic() + float(reply.get("keep_open_seconds", labkit.FOREVER_SECONDS))
+    while time.monotonic() < until:
+        await response.write(filler)
+        await hold(call, _LOOK_SECONDS)
+
+
 async def send_whole(call: Call, reply: Json, whole: Json, headers: Mapping[str, str]) -> web.StreamResponse:
     """Send a reply that is one body. What would break a stream somewhere breaks this one half way."""
     if reply.get("error_mid") is not None:
@@ -159,9 +178,16 @@ async def send_whole(call: Call, reply: Json, whole: Json, headers: Mapping[str,
     half = body[: len(body) // 2]
     if reply.get("malformed"):
         return web.Response(body=half, headers=headers, content_type="application/json")
-    if reply.get("truncate") is None and reply.get("hang_after") is None:
+    if reply.get("truncate") is None and reply.get("hang_after") is None and reply.get("keep_open") is None:
         return j(whole, headers=headers)
     response = web.StreamResponse(headers={**headers, "Content-Type": "application/json"})
+    if reply.get("keep_open") is not None:
+        await response.prepare(call.request)
+        with contextlib.suppress(ConnectionError):
+            await _keep_open(call, reply, response)
+            await response.write(body)
+            await response.write_eof()
+        return response
     response.content_length = len(body)
     response.force_close()
     await response.prepare(call.request)
@@ -201,6 +227,8 @@ async def _send_frames(call: Call, reply: Json, frames: Sequence[bytes], respons
             if reply.get("truncate_how") == "reset":
                 raise labkit.Hangups
             return
+        if n == reply.get("keep_open"):
+            await _keep_open(call, reply, response)
         if reply.get("hang_after") is not None and n >= int(reply["hang_after"]):
             await _hang(call, float(reply.get("hang_seconds", labkit.FOREVER_SECONDS)))
         while n == reply.get("pause_after") and not call.llm.resumed.is_set():
@@ -217,3 +245,5 @@ async def _send_frames(call: Call, reply: Json, frames: Sequence[bytes], respons
         await response.write(frame)
         if pause:
             await hold(call, pause)
+    if reply.get("keep_open", -1) >= len(frames):
+        await _keep_open(call, reply, response)

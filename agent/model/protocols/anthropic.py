@@ -93,7 +93,7 @@ class AnthropicModel(HttpModel[AsyncAnthropic]):
             "stream": self._streams,
         }
         reply = AnthropicReplyBuilder(on_text, self._made_by, parts=parts)
-        return await self._transport.complete("/v1/messages", orjson.dumps(body), reply, streams=self._streams)
+        return await self._transport.complete("/v1/messages", orjson.dumps(body), reply)
 
 
 def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any]:

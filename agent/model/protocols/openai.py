@@ -74,7 +74,7 @@ class OpenAIModel(HttpModel[AsyncOpenAI], ABC):
         while True:
             builder = self._new_reply(on_text, self._made_by)
             try:
-                reply = await self._transport.complete(self._path, payload, builder, streams=self._streams)
+                reply = await self._transport.complete(self._path, payload, builder)
             except ModelError as error:
                 fault = fault_of(error)
                 if fault is None:

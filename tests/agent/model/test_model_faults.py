@@ -197,6 +197,30 @@ FAULTS: Mapping[str, Fault] = {
     "hangs in a call": Fault(
         does=in_call("hang_after"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
     ),
+    "keeps the line open before anything": Fault(
+        does={"text": HALF, "keep_open": 0}, says=SILENT, calls=("timeout",) * 2, falls_silent=True
+    ),
+    "keeps the line open before text": Fault(
+        does=at_once("keep_open"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
+    ),
+    "keeps the line open with events that say nothing": Fault(
+        does=at_once("keep_open", keep_open_with="event"),
+        says=SILENT,
+        calls=("timeout",) * 2,
+        begins=True,
+        falls_silent=True,
+    ),
+    "keeps the line open after text": Fault(
+        does=in_text("keep_open", keep_open_with="event"),
+        says=SILENT,
+        calls=("timeout",) * 2,
+        begins=True,
+        shows=True,
+        falls_silent=True,
+    ),
+    "keeps the line open in a call": Fault(
+        does=in_call("keep_open"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
+    ),
 }
 
 CELLS = [pytest.param(fault, way, id=f"{name}, {way}") for name, fault in FAULTS.items() for way in WAYS]
@@ -208,7 +232,8 @@ PASSING = [cell for cell in CELLS if len(cell.values[0].expected(cell.values[1])
 async def faulty(fault: Fault, way: Way, chat: Chat, server: labkit.Server, times: int) -> AsyncIterator[Talk]:
     """A chat whose provider fails so many times, -1 for ever."""
     server.app[fake_llm.LLM_KEY].scripts.append({"times": times, "reply": fault.script(way)})
-    async with way.dialled(server.url, read_seconds=PATIENCE_SECONDS if fault.falls_silent else 20.0) as model:
+    patience = {"read_seconds": PATIENCE_SECONDS, "first_piece_seconds": PATIENCE_SECONDS} if fault.falls_silent else {}
+    async with way.dialled(server.url, **patience) as model:
         yield Talk(chat, model)
 
 

@@ -1,0 +1,352 @@
+"""Replies as compatible servers shape them, over the real SDK: tool calls, content parts, whole bodies."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.model.base import ModelReply
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from hermes_state.errors import ModelError, ReplyMalformed
+from hermes_state.values import Message, MessageBody
+from tests.agent.context.rows import answer, human, result
+from tests.agent.model.asking import TOOL, ask, request, script
+from tests.agent.model.ways import WAYS, Way
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+Json = dict[str, Any]
+
+
+def sse(*chunks: Json) -> str:
+    """The events of a stream, byte for byte."""
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def streamed(*deltas: Json, finish: str = "tool_calls") -> str:
+    chunks: list[Json] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    return sse(*chunks, {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+
+
+def whole(message: Json, finish: str = "tool_calls") -> str:
+    return json.dumps({"object": "chat.completion", "choices": [{"message": message, "finish_reason": finish}]})
+
+
+def piece(name: str | None = None, arguments: object = "", call_id: str | None = None, index: int | None = 0) -> Json:
+    """A delta with a piece of one call; what is None is not in it."""
+    function = {"arguments": arguments} | ({} if name is None else {"name": name})
+    call: Json = {"type": "function", "function": function}
+    call |= {} if call_id is None else {"id": call_id}
+    call |= {} if index is None else {"index": index}
+    return {"tool_calls": [call]}
+
+
+def called(reply: ModelReply) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in reply.calls]
+
+
+# ---- streamed calls
+
+TWO = [("look", '{"at": 1}'), ("look", '{"at": 2}')]
+SHAPES: dict[str, tuple[Sequence[Json], Sequence[tuple[str, str]]]] = {
+    "index 0 for all, each call in one piece": (
+        [piece("look", '{"at": 1}', "a"), piece("look", '{"at": 2}', "b")],
+        TWO,
+    ),
+    "index 0 for all, in one event": (
+        [{"tool_calls": piece("look", '{"at": 1}', "a")["tool_calls"] + piece("note", "{}", "b")["tool_calls"]}],
+        [("look", '{"at": 1}'), ("note", "{}")],
+    ),
+    "index 0 for all, later pieces with an empty id": (
+        [
+            *(piece("look", "", "a"), piece(None, '{"at"', ""), piece(None, ": 1}", "")),
+            *(piece("look", "", "b"), piece(None, '{"at"', ""), piece(None, ": 2}", "")),
+        ],
+        TWO,
+    ),
+    "index 0 for all, the id in every piece": (
+        [
+            *(piece("look", "", "0"), piece(None, '{"at": 1}', "0")),
+            *(piece("look", "", "1"), piece(None, '{"at": 2}', "1")),
+        ],
+        TWO,
+    ),
+    "index 0 for all, pieces of two calls in turn": (
+        [
+            *(piece("look", "", "a"), piece("look", "", "b")),
+            *(piece(None, '{"at"', "a"), piece(None, '{"at"', "b"), piece(None, ": 1}", "a"), piece(None, ": 2}", "b")),
+        ],
+        TWO,
+    ),
+    "index 0 for all and no id": ([piece("look", '{"at": 1}'), piece("look", '{"at": 2}')], TWO),
+    "index 0 for all and one id": ([piece("look", '{"at": 1}', "x"), piece("look", '{"at": 2}', "x")], TWO),
+    "no index at all": (
+        [piece("look", '{"at": 1}', "a", index=None), piece("look", '{"at": 2}', "b", index=None)],
+        TWO,
+    ),
+    "no index, in pieces": (
+        [piece("look", "", "a", index=None), piece(None, '{"at"', index=None), piece(None, ": 1}", index=None)],
+        TWO[:1],
+    ),
+    "the name in every piece": (
+        [piece("look", "", "a"), piece("look", '{"at"', "a"), piece("look", ": 1}", "a"), piece("look", "", "a")],
+        TWO[:1],
+    ),
+    "the name in every piece, without the id": (
+        [piece("look", "", "a"), piece("look", '{"at"'), piece("look", ": 1}")],
+        TWO[:1],
+    ),
+    "the name in pieces": ([piece("lo", "", "a"), piece("ok", ""), piece(None, '{"at": 1}')], TWO[:1]),
+    "the name growing": ([piece("lo", "", "a"), piece("look", ""), piece("look", '{"at": 1}')], TWO[:1]),
+    "another id in every piece": (
+        [piece("look", "", "a"), piece(None, '{"at"', "b"), piece(None, ": 1}", "c")],
+        TWO[:1],
+    ),
+    "another id in every piece, with the name": (
+        [piece("look", '{"at"', "a"), piece("look", ": ", "b"), piece("look", "1}", "c")],
+        TWO[:1],
+    ),
+    "the whole call once more in the end": (
+        [piece("look", "", "a"), piece(None, '{"at": 1}'), piece("look", '{"at": 1}', "a")],
+        TWO[:1],
+    ),
+    "empty arguments before the real ones": ([piece("look", "{}", "a"), piece(None, '{"at": 1}')], TWO[:1]),
+    "arguments as an object": ([piece("look", {"at": 1}, "a")], TWO[:1]),
+    "arguments as nothing": ([piece("look", None, "a")], [("look", "")]),
+    "a name that runs on into the next channel": ([piece("look<|channel|>commentary", '{"at": 1}', "a")], TWO[:1]),
+    "a signature apart from its call": (
+        [piece("look", '{"at": 1}', "a"), {"tool_calls": [{"index": 0, "id": "a", "extra_content": {"x": {}}}]}],
+        TWO[:1],
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_calls_are_told_apart_and_put_together(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, shape: str
+) -> None:
+    deltas, expected = SHAPES[shape]
+    script(llm, raw=streamed(*deltas))
+    reply, _ = await ask(dial(), request(tools=(TOOL,)))
+    assert called(reply) == list(expected)
+    assert len({call.id for call in reply.calls}) == len(expected)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_arguments_as_an_object_come_whole_too(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool
+) -> None:
+    calls = piece("look", {"at": 1}, None, index=None)["tool_calls"] + piece("look", {"at": 2}, "", None)["tool_calls"]
+    script(llm, raw=whole({"content": None, "tool_calls": calls}))
+    reply, _ = await ask(dial(streams=streams), request(tools=(TOOL,)))
+    assert [(name, json.loads(arguments)) for name, arguments in called(reply)] == [
+        ("look", {"at": 1}),
+        ("look", {"at": 2}),
+    ]
+
+
+@pytest.mark.parametrize("arguments", [7, [1], True])
+async def test_arguments_that_are_no_object_are_no_reply(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, arguments: object
+) -> None:
+    script(llm, raw=streamed(piece("look", arguments, "a")))
+    with pytest.raises(ReplyMalformed):
+        await ask(dial(), request(tools=(TOOL,)))
+
+
+# ---- content parts
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_content_in_parts_is_text(dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool) -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "SECRETLY"}]}
+    parts: list[Any] = [thought, {"type": "text", "text": "Hel"}, {"type": "image_url", "image_url": {}}]
+    script(
+        llm,
+        raw=streamed({"content": parts}, {"content": ["l"]}, {"content": {"type": "text", "text": "o"}}, finish="stop")
+        if streams
+        else whole({"content": [*parts, "l", {"type": "output_text", "text": "o"}]}, "stop"),
+    )
+    reply, shown = await ask(dial(streams=streams))
+    assert reply.text == shown[-1] == "Hello"
+    assert "SECRETLY" not in "".join(shown)
+
+
+async def test_thinking_parts_go_back_in_front_of_the_text(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    model = dial()
+    script(
+        llm,
+        raw=streamed(
+            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "let me "}]}]},
+            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "see"}]}]},
+            {"content": "Looking."},
+            piece("look", "{}", "a"),
+        ),
+    )
+    reply, _ = await ask(model, request(tools=(TOOL,)))
+    assert (reply.text, len(reply.calls)) == ("Looking.", 1)
+    script(llm, text="done")
+    await ask(model, request(transcript=steps(reply), tools=(TOOL,)))
+    assert sent_answer(llm)["content"] == [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "let me see"}]},
+        {"type": "text", "text": "Looking."},
+    ]
+
+
+def steps(reply: ModelReply, *more: Message) -> tuple[Message, ...]:
+    """A question, the reply with its calls, and their results."""
+    row = answer(reply.text or None, body=MessageBody(calls=reply.calls, reasoning=reply.reasoning))
+    return (human("go"), row, *(result(call.id) for call in reply.calls), *more)
+
+
+def sent_answer(llm: LLM) -> Json:
+    """The only answer in the newest request."""
+    (sent,) = [one for one in llm.requests.rows[-1]["body"]["messages"] if one["role"] == "assistant"]
+    assert isinstance(sent, dict)
+    return sent
+
+
+# ---- one body where a stream was asked for, and the other way round
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream", "text/plain"])
+@pytest.mark.parametrize("before", ["", "\n\n  \n", "\ufeff"])
+async def test_a_body_where_a_stream_was_asked_for_is_the_reply(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, content_type: str, before: str
+) -> None:
+    usage = {"usage": {"prompt_tokens": 7, "completion_tokens": 1}}
+    body = before + json.dumps(json.loads(whole({"content": "hello"}, "stop")) | usage, indent=1)
+    script(llm, raw=body, content_type=content_type)
+    reply, shown = await ask(dial())
+    assert reply.text == shown[-1] == "hello"
+    assert reply.usage is not None
+    assert reply.usage.prompt == 7
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.streams], ids=str)
+async def test_every_protocol_takes_a_body_for_a_stream(server: labkit.Server, llm: LLM, way: Way) -> None:
+    body = {
+        "chat_completions": json.loads(whole({"content": "hello"}, "stop")),
+        "responses": {
+            "object": "response",
+            "status": "completed",
+            "output": [{"type": "message", "content": [{"type": "output_text", "text": "hello"}]}],
+        },
+        "anthropic": {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "text", "text": "hello"}],
+            "stop_reason": "end_turn",
+        },
+    }[way.protocol]
+    script(llm, raw=json.dumps(body))
+    async with way.dialled(server.url) as model:
+        assert (await ask(model))[0].text == "hello"
+
+
+async def test_a_stream_where_a_body_was_asked_for_is_the_reply(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM
+) -> None:
+    script(llm, raw=streamed({"content": "hel"}, {"content": "lo"}, finish="stop"), content_type="text/event-stream")
+    assert (await ask(dial(streams=False)))[0].text == "hello"
+
+
+async def test_an_error_in_a_body_that_should_be_a_stream_is_that_error(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM
+) -> None:
+    script(llm, raw=json.dumps({"error": {"message": "slow down", "code": 429}}))
+    with pytest.raises(ModelError) as raised:
+        await ask(dial())
+    assert type(raised.value).__name__ == "ModelRateLimited"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+async def test_events_end_in_any_line_break_and_may_span_lines(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, end: str
+) -> None:
+    lines = [
+        *(": a comment", "", "event: message", "id: 7", "retry: 10", ""),
+        *('data: {"choices": [{"delta":', 'data: {"content": "hello"}}]}', ""),
+        *("data:", "", "data: ", ""),
+        *('data:{"choices": [{"delta": {}, "finish_reason": "stop"}]}', "", "data: [DONE]", "", "data: {broken", ""),
+    ]
+    script(llm, raw=end.join(lines) + end, content_type="text/event-stream")
+    assert (await ask(dial()))[0].text == "hello"
+
+
+async def test_a_last_event_needs_no_line_break(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+    raw = streamed({"content": "hello"}, finish="stop").removesuffix("data: [DONE]\n\n").rstrip("\n")
+    script(llm, raw=raw, content_type="text/event-stream")
+    assert (await ask(dial()))[0].text == "hello"
+
+
+# ---- what goes back with a call
+
+SIGNATURES = [
+    {"extra_content": {"google": {"thought_signature": "c2ln"}}},
+    {"extra_content": {"vertex": {"thought_signature": "c2ln"}}},
+    {"provider_specific_fields": {"thought_signature": "c2ln"}},
+]
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=str)
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_calls_signature_goes_back_with_it(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool, signature: Json
+) -> None:
+    model = dial(streams=streams)
+    calls = piece("look", "{}", "a")["tool_calls"] + piece("look", "{}", "b", 1)["tool_calls"]
+    calls[1] |= signature
+    message = {"content": None, "tool_calls": calls, "reasoning_content": "hm"}
+    script(llm, raw=streamed(message) if streams else whole(message))
+    reply, _ = await ask(model, request(tools=(TOOL,)))
+    script(llm, text="done")
+    await ask(model, request(transcript=steps(reply), tools=(TOOL,)))
+    sent = sent_answer(llm)
+    (key,) = signature
+    assert [call.get(key) for call in sent["tool_calls"]] == [None, signature[key]]
+    assert sent["reasoning_content"] == "hm"
+    assert llm.requests.rows[-1]["violations"] == []
+
+
+async def test_a_signature_that_comes_by_itself_belongs_to_its_call(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM
+) -> None:
+    model = dial()
+    extra = {"tool_calls": [{"index": 0, "extra_content": {"google": {"thought_signature": "c2ln"}}}]}
+    script(llm, raw=streamed(piece("look", "{}", "a"), extra))
+    reply, _ = await ask(model, request(tools=(TOOL,)))
+    script(llm, text="done")
+    await ask(model, request(transcript=steps(reply), tools=(TOOL,)))
+    (sent,) = sent_answer(llm)["tool_calls"]
+    assert sent["extra_content"] == {"google": {"thought_signature": "c2ln"}}
+
+
+async def test_calls_of_another_model_get_the_signature_that_stands_for_none(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM
+) -> None:
+    refusal = "Function call is missing a thought_signature in functionCall parts. See thought-signatures for details."
+    body = [{"error": {"code": 400, "message": refusal, "status": "INVALID_ARGUMENT"}}]
+    llm.scripts.append({"times": 1, "reply": {"error": {"status": 400, "body": body}}})
+    model = dial()
+    asked = request(transcript=(human("go"), answer(None, "a", "b"), result("a"), result("b")), tools=(TOOL,))
+    await ask(model, asked)
+    await ask(model, asked)
+    stand_in = {"google": {"thought_signature": "skip_thought_signature_validator"}}
+    for row, expected in zip(llm.requests.rows, ([None, None], [stand_in, None], [stand_in, None]), strict=True):
+        (sent,) = [one for one in row["body"]["messages"] if one["role"] == "assistant"]
+        assert [call.get("extra_content") for call in sent["tool_calls"]] == expected
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("text", ["", " \n", None])
+async def test_an_empty_result_is_never_sent_as_an_empty_text(
+    server: labkit.Server, llm: LLM, way: Way, text: str | None
+) -> None:
+    rows = (human("go"), answer(None, "a"), msgspec.structs.replace(result("a"), text=text))
+    async with way.dialled(server.url) as model:
+        await ask(model, request(transcript=rows, tools=(TOOL,)))
+    sent = json.dumps(llm.requests.rows[-1]["body"])
+    assert "(the tool returned nothing)" in sent
