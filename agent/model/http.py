@@ -210,8 +210,10 @@ class Transport(Generic[C]):
                     if reply.length > before:
                         advance()
                     slice_end = await checkpoint(slice_end)
-                bound.reschedule(None)
-                await _drain(pieces)
+                bound.reschedule(loop.time() + DRAIN_SECONDS)
+                with suppress(httpx2.HTTPError):  # read to the end, so that the connection can be used again
+                    async for _ in pieces:
+                        pass
 
     async def close(self) -> None:
         for client in self._clients:
@@ -243,23 +245,19 @@ async def read_json(response: httpx2.Response, max_bytes: int = MAX_BODY_BYTES) 
         await response.aclose()
 
 
-async def _rest_of(
-    pieces: AsyncIterator[bytes], body: bytearray, max_bytes: int, advance: Callable[[], None] | None = None
-) -> bytearray:
-    """The body with everything that is still to come; blanks, which keep the line open, do not call `advance`."""
+async def _rest_of(pieces: AsyncIterator[bytes], body: bytearray, max_bytes: int) -> bytearray:
+    """The body with everything that is still to come."""
     async for piece in pieces:
         body += piece
         if len(body) > max_bytes:
             raise ReplyMalformed(f"a reply with more than {max_bytes:,} bytes")
-        if advance is not None and piece.strip():
-            advance()
     return body
 
 
 async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None]) -> AsyncIterator[object]:
     """The events of a reply: those of a stream, or the one JSON value that comes as a body, whatever was asked for.
 
-    `advance` is called while a body comes in. Raises `ReplyMalformed` for what is too long, `ValueError` for what is no
+    `advance` is called when a body begins. Raises `ReplyMalformed` for what is too long, `ValueError` for what is no
     JSON.
     """
     body = bytearray()
@@ -269,7 +267,7 @@ async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None])
         body += piece.lstrip(_BLANKS)
     if body.startswith((b"{", b"[")):
         advance()
-        yield json.loads(await _rest_of(pieces, body, MAX_BODY_BYTES, advance))
+        yield json.loads(await _rest_of(pieces, body, MAX_BODY_BYTES))
         return
     data: list[bytes] = []
     async for line in _lines(pieces, body):
@@ -304,14 +302,6 @@ async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterat
             buffer += piece
     for line in buffer.splitlines():
         yield bytes(line)
-
-
-async def _drain(pieces: AsyncIterator[bytes]) -> None:
-    """Read what follows the end of a stream, so that the connection can be used again."""
-    with suppress(TimeoutError, httpx2.HTTPError):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            async for _ in pieces:
-                pass
 
 
 @functools.cache

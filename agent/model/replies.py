@@ -134,7 +134,7 @@ class ReplyBuilder(ABC):
             arguments = json.dumps(arguments, ensure_ascii=False)
         call_id, name, arguments = (self.counted(part) for part in (call_id, name, arguments))
         calls = self._calls_at.setdefault(index, [])
-        call = next((call for call in calls if call_id and call.id == call_id), calls[-1] if calls else None)
+        call = next((call for call in reversed(calls) if call_id and call.id == call_id), calls[-1] if calls else None)
         if call is None or call.is_followed(call_id, name, arguments):
             if len(self._calls) >= MAX_CALLS:
                 raise ReplyMalformed(f"a reply with more than {MAX_CALLS} tool calls")

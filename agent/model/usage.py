@@ -70,7 +70,7 @@ def _format_of(usage: object) -> UsageFormat | None:
 def _anthropic_usage(usage: object) -> CanonicalUsage | None:
     fresh = _count(usage, "input_tokens")
     read = _count(usage, "cache_read_input_tokens") or 0
-    written = _count(usage, "cache_creation_input_tokens") or _written_by_ttl(usage)
+    written = _count(usage, "cache_creation_input_tokens") or 0
     if fresh is None or fresh + read + written > MAX_TOKENS:
         return None
     return CanonicalUsage(
@@ -82,13 +82,10 @@ def _anthropic_usage(usage: object) -> CanonicalUsage | None:
     )
 
 
-_READ = ("cached_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens", "cacheReadInputTokens")
-_WRITTEN = (
-    *("cache_creation_tokens", "cache_write_tokens", "cache_creation_input_tokens", "cache_write_input_tokens"),
-    "cacheWriteInputTokens",
-)
-_APART = ("cache_read_input_tokens", *_WRITTEN[2:], "cacheReadInputTokens")
-"""Names that stand for more than the prompt count where a proxy takes them over from Anthropic's API."""
+_APART = ("cache_creation_input_tokens", "cache_write_input_tokens", "cache_read_input_tokens")
+"""Anthropic's names: what proxies pass on by them may come on top of the prompt count."""
+_WRITTEN = ("cache_creation_tokens", "cache_write_tokens", *_APART[:2])
+_READ = ("cached_tokens", "prompt_cache_hit_tokens", _APART[2])
 
 
 def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
@@ -101,7 +98,6 @@ def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage 
         max(min(_count(holder, name) or 0, MAX_TOKENS) for holder in holders for name in names)
         for names in (_READ, _WRITTEN)
     )
-    written = written or _written_by_ttl(usage)
     done = _bounded(usage, output)
     if _is_apart(usage, total, done):
         total = min(total + read + written, MAX_TOKENS)
@@ -120,12 +116,6 @@ def _is_apart(usage: object, prompt: int, output: int) -> bool:
     """True if the prompt count leaves the cached parts out: they are more than it, or the total says so."""
     cached = sum(_bounded(usage, name) for name in _APART)
     return cached > prompt or (cached > 0 and _count(usage, "total_tokens") == prompt + output + cached)
-
-
-def _written_by_ttl(usage: object) -> int:
-    """Tokens written to the cache where they are told only by how long they stay."""
-    written = _field(usage, "cache_creation")
-    return sum(_bounded(written, f"ephemeral_{ttl}_input_tokens") for ttl in ("5m", "1h"))
 
 
 def reported_cost(usage: object) -> MicroUsd | None:

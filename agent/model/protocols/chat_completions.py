@@ -119,10 +119,10 @@ class ChatReplyBuilder(ReplyBuilder):
             match part:
                 case {"type": "thinking"}:
                     self._reasoning.add_thinking(part)
-                case {"type": "text" | "output_text", "text": text} | str(text):
+                case {"type": "text" | "output_text", "text": text} | {"type": "refusal", "refusal": text} | str(text):
                     self.add_text(text)
-                case {"type": "image_url" | "reference"}:
-                    pass
+                case {"type": str(kind)} if kind != "text":
+                    pass  # an image, a reference
                 case _:
                     raise TypeError("text is expected here")
 
@@ -206,7 +206,7 @@ class ReasoningBuilder:
 
     def add_thinking(self, part: Mapping[str, Any]) -> None:
         """Take in a content part of Mistral's, whose text may come in parts again."""
-        texts = part["thinking"]
+        texts = part.get("thinking") or ()
         for text in [texts] if isinstance(texts, str) else texts:
             self._thinking.append(self._counted(text if isinstance(text, str) else text.get("text") or ""))
 

@@ -81,6 +81,13 @@ SHAPES: dict[str, tuple[Sequence[Json], Sequence[tuple[str, str]]]] = {
         TWO,
     ),
     "index 0 for all and no id": ([piece("look", '{"at": 1}'), piece("look", '{"at": 2}')], TWO),
+    "index 0 for all and one id, in pieces": (
+        [
+            *(piece("look", "", "x"), piece(None, '{"at": 1}', "x")),
+            *(piece("look", '{"at"', "x"), piece(None, ": 2}", "x")),
+        ],
+        TWO,
+    ),
     "index 0 for all and one id": ([piece("look", '{"at": 1}', "x"), piece("look", '{"at": 2}', "x")], TWO),
     "no index at all": (
         [piece("look", '{"at": 1}', "a", index=None), piece("look", '{"at": 2}', "b", index=None)],
@@ -162,7 +169,7 @@ async def test_arguments_that_are_no_object_are_no_reply(
 @pytest.mark.parametrize("streams", [True, False])
 async def test_content_in_parts_is_text(dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool) -> None:
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "SECRETLY"}]}
-    parts: list[Any] = [thought, {"type": "text", "text": "Hel"}, {"type": "image_url", "image_url": {}}]
+    parts: list[Any] = [thought, {"type": "text", "text": "Hel"}, {"type": "reference", "ids": [1]}]
     script(
         llm,
         raw=streamed({"content": parts}, {"content": ["l"]}, {"content": {"type": "text", "text": "o"}}, finish="stop")

@@ -79,11 +79,6 @@ INCLUSIVE = [
     {"cached_tokens": 60_000, "cache_write_tokens": 1_000},  # Moonshot
     {"prompt_cache_hit_tokens": 60_000, "cache_creation_input_tokens": 1_000},
     {"input_tokens_details": {"cached_tokens": 60_000}, "cache_creation_input_tokens": 1_000},
-    {
-        "cache_read_input_tokens": 60_000,
-        "cache_creation": {"ephemeral_5m_input_tokens": 400, "ephemeral_1h_input_tokens": 600},
-    },
-    {"cacheReadInputTokens": 60_000, "cacheWriteInputTokens": 1_000},  # Bedrock
 ]
 
 
@@ -117,11 +112,6 @@ def test_a_total_tells_whether_cached_tokens_are_in_the_prompt() -> None:
     usage = {"prompt_tokens": 5_000, "completion_tokens": 100, "cache_read_input_tokens": 3_000}
     assert normalize_usage(usage | {"total_tokens": 5_100}) == CanonicalUsage(input=2_000, output=100, cache_read=3_000)
     assert normalize_usage(usage | {"total_tokens": 8_100}) == CanonicalUsage(input=5_000, output=100, cache_read=3_000)
-
-
-def test_a_writing_that_is_told_by_its_life_only_counts() -> None:
-    usage = {"input_tokens": 10, "output_tokens": 2, "cache_creation": {"ephemeral_1h_input_tokens": 7}}
-    assert normalize_usage(usage) == CanonicalUsage(input=10, output=2, cache_write=7)
 
 
 def test_an_object_of_an_sdk_is_read_like_a_mapping() -> None:
