@@ -62,11 +62,7 @@ def encoded_request(
     """The body of the HTTP request, without `faults`. `cache_ttl`: None marks nothing for caching."""
     reasoning_of = made_by("chat_completions", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=reasoning_of))
-    restore_reasoning(
-        messages,
-        always=RequestFault.MISSING_REASONING in faults,
-        signed=RequestFault.MISSING_SIGNATURE in faults,
-    )
+    restore_reasoning(messages, faults)
     if cache_ttl is not None:
         messages = apply_anthropic_cache_control(messages, cache_ttl)
     body: dict[str, Any] = {"model": model, "messages": messages}
@@ -217,15 +213,12 @@ class ReasoningBuilder:
 
         `thought`: what the model wrote between tags, for servers that tell nothing apart. `extras`: fields of calls.
         """
+        texts = self._texts or ({_CONTENT: [thought]} if thought else {})
+        blocks: list[dict[str, Any]] = [{key: "".join(pieces)} for key, pieces in texts.items()][:1]
         if self._details:
-            blocks: list[dict[str, Any]] = [
-                {_DETAILS: [_joined(*one) for one in zip(self._details, self._further, strict=True)]}
-            ]
+            blocks = [{_DETAILS: [_joined(*one) for one in zip(self._details, self._further, strict=True)]}]
         elif self._thinking:
             blocks = [{_THINKING: [{"type": "text", "text": "".join(self._thinking)}]}]
-        else:
-            texts = self._texts or ({_CONTENT: [thought]} if thought else {})
-            blocks = [{key: "".join(pieces)} for key, pieces in texts.items()][:1]
         if extras:
             blocks.append({_EXTRAS: extras})
         return serialized_reasoning(made_by, blocks) if blocks else None
@@ -238,19 +231,21 @@ def _joined(detail: Mapping[str, Any], further: Sequence[str]) -> Mapping[str, A
     return {**detail, field: (detail.get(field) or "") + "".join(further)}
 
 
-def restore_reasoning(messages: Sequence[WireMessage], *, always: bool, signed: bool = False) -> None:
+def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[RequestFault]) -> None:
     """Give each message of the list its reasoning in the server's own form.
 
-    `always`: every answer gets some, empty where there is none. DeepSeek insists, also for the answers of other models.
-    `signed`: so do calls with their signature. Google insists on it for the first call of an answer.
+    DeepSeek insists on some for every answer, also for those of other models, Google on a signature of the first call
+    of each: `faults` tells whether the server at hand does.
     """
     for message in messages:
-        calls = message.get("tool_calls", ())
+        calls, is_answer = message.get("tool_calls", ()), message["role"] == "assistant"
         for fields in message.pop(REASONING, ()):
             _restore(message, fields)
-        if always and message["role"] == "assistant" and not any(key in message for key in (_DETAILS, *_TEXTS)):
+        has_reasoning = any(key in message for key in (_DETAILS, *_TEXTS))
+        if RequestFault.MISSING_REASONING in faults and is_answer and not has_reasoning:
             message[_CONTENT] = ""
-        if signed and calls and not any(key in call for call in calls for key in _CALL_EXTRAS):
+        is_signed = any(key in call for call in calls for key in _CALL_EXTRAS)
+        if RequestFault.MISSING_SIGNATURE in faults and calls and not is_signed:
             calls[0]["extra_content"] = _NO_SIGNATURE
 
 
