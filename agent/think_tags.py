@@ -24,6 +24,7 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
     "<|think|>": re.compile(r"<\|/think\|>"),
     "<|START_THINKING|>": re.compile(r"<\|END_THINKING\|>"),  # Cohere
     "<|START_RESPONSE|>": None,
+    "<|inner_prefix|>": re.compile(r"<\|inner_suffix\|>"),  # Apertus
     "<|begin_of_thought|>": re.compile(r"<\|end_of_thought\|>"),
     "<|begin_of_solution|>": None,
     "<|channel>thought\n": re.compile("<channel\\|>"),  # Gemma
@@ -37,6 +38,8 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
 
 _ATTRIBUTES: Final = re.compile(rf"<({'|'.join(_NAMES)})\s[^<>]{{0,200}}(>?)", re.IGNORECASE)
 _LAST_MARKERS: Final = re.compile(r"(?:\s*<\|(?:end|return|call|END_RESPONSE|end_of_solution)\|>)+\s*\Z")
+_WRAPPED: Final = re.compile(r"\s*<(answer|response)>\s*(.*?)\s*</\1>\s*", re.DOTALL)
+"""Answer of models that mark it, too, behind their reasoning."""
 _LONGEST_END: Final = 64
 """Characters in which the end of reasoning fits: as many of an earlier piece are looked at again."""
 
@@ -107,6 +110,7 @@ class ThinkTagParser:
         shown += self.restart()
         if self._is_cut:
             shown = _LAST_MARKERS.sub("", shown)
+            shown = found[2] if (found := _WRAPPED.fullmatch(shown)) is not None else shown
         elif (unopened := _without_opening(shown)) is not None:
             thought, shown = unopened
             self._end_thought(thought)

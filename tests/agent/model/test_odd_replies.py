@@ -11,9 +11,10 @@ from agent.model.base import ModelReply
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state.errors import ModelError, ReplyMalformed
 from hermes_state.values import Message, MessageBody
+from tests.agent.conftest import Chat
 from tests.agent.context.rows import answer, human, result
 from tests.agent.model.asking import TOOL, ask, request, script
-from tests.agent.model.ways import WAYS, Way
+from tests.agent.model.ways import ASKED, WAYS, Talk, Way
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 
@@ -329,6 +330,30 @@ async def test_a_signature_that_comes_by_itself_belongs_to_its_call(
     await ask(model, request(transcript=steps(reply), tools=(TOOL,)))
     (sent,) = sent_answer(llm)["tool_calls"]
     assert sent["extra_content"] == {"google": {"thought_signature": "c2ln"}}
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.protocol == "chat_completions"], ids=str)
+async def test_a_turn_takes_signature_and_thoughts_along_from_step_to_step(
+    server: labkit.Server, llm: LLM, chat: Chat, way: Way
+) -> None:
+    signature = {"extra_content": {"google": {"thought_signature": "c2ln"}}}
+    first = {"content": "<think>SECRETLY</think>Noting.", "tool_calls": piece("note", {"text": "a"}, "a")["tool_calls"]}
+    first["tool_calls"][0] |= signature
+    for message, finish in ((first, "tool_calls"), ({"content": "Done."}, "stop")):
+        raw = streamed(message, finish=finish) if way.streams else whole(message, finish)
+        llm.scripts.append({"times": 1, "reply": {"raw": raw}})
+    async with way.dialled(server.url) as model:
+        talk = Talk(chat, model)
+        left = await talk.say("go")
+        assert talk.noted == ["a"]
+        assert left.rows == [ASKED, ("assistant", "Noting."), ("tool", "noted"), ("assistant", "Done.")]
+        assert left.told == [("final", "Done.")]
+        await talk.say("and now?")
+    for row in llm.requests.rows[1:]:
+        sent, *_ = [one for one in row["body"]["messages"] if one["role"] == "assistant"]
+        (call,) = sent["tool_calls"]
+        assert call["extra_content"] == signature["extra_content"]
+        assert (sent["content"], sent["reasoning_content"]) == ("Noting.", "SECRETLY")
 
 
 async def test_calls_of_another_model_get_the_signature_that_stands_for_none(

@@ -34,6 +34,7 @@ PAIRS = [
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<|think|>", "<|/think|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
     ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
     ("<|start|>assistant<|channel|>analysis<|message|>", "<|end|>\n<|start|>assistant<|channel|>final<|message|>"),
     ("<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>final<|message|>"),
@@ -99,6 +100,10 @@ def test_who_asks_about_tags_gets_them(written: str, size: int) -> None:
     ("written", "text", "thought"),
     [
         ("<think></think>\n\nhi", "hi", ""),
+        ("<think>\nhm\n</think>\n<answer>\nhi\n</answer>", "hi", "hm"),
+        ("<think>hm</think><response>hi</response>\n", "hi", "hm"),
+        ("<think>hm</think><answer>a</answer> and <answer>b", "<answer>a</answer> and <answer>b", "hm"),
+        ("<answer>hi</answer>", "<answer>hi</answer>", ""),
         ("<think>one</think>\n<think>two</think>hi", "hi", "one\n\ntwo"),
         ("</think>\n\nhi", "hi", ""),
         ("hm\n</think>\n\nhi", "hi", "hm"),
