@@ -37,9 +37,11 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
 """Pattern that ends the reasoning, by the text that opens it; None where the text is only left out."""
 
 _ATTRIBUTES: Final = re.compile(rf"<({'|'.join(_NAMES)})\s[^<>]{{0,200}}(>?)", re.IGNORECASE)
-_LAST_MARKERS: Final = re.compile(r"(?:\s*<\|(?:end|return|call|END_RESPONSE|end_of_solution)\|>)+\s*\Z")
-_WRAPPED: Final = re.compile(r"\s*<(answer|response)>\s*(.*?)\s*</\1>\s*", re.DOTALL)
-"""Answer of models that mark it, too, behind their reasoning."""
+_LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
+_WRAPPERS: Final = ("answer", "response")
+"""Tags in which some models put what follows their reasoning."""
+_MAX_HELD: Final = 4_096
+"""Longest beginning that is not decided, in characters; blanks have no end of their own."""
 _LONGEST_END: Final = 64
 """Characters in which the end of reasoning fits: as many of an earlier piece are looked at again."""
 
@@ -89,7 +91,7 @@ class ThinkTagParser:
             text = self._held.lstrip()
             found = _marker(text)
             if found is None:
-                return "" if _may_be_marker(text) else self._answer(text)
+                return "" if len(self._held) < _MAX_HELD and _may_be_marker(text) else self._answer(text)
             length, end = found
             self._is_cut, self._held = True, text[length:]
             if end is not None:
@@ -109,8 +111,7 @@ class ThinkTagParser:
         """The whole answer and the reasoning before it; `shown` is all that `feed` and `restart` gave."""
         shown += self.restart()
         if self._is_cut:
-            shown = _LAST_MARKERS.sub("", shown)
-            shown = found[2] if (found := _WRAPPED.fullmatch(shown)) is not None else shown
+            shown = _unwrapped(shown)
         elif (unopened := _without_opening(shown)) is not None:
             thought, shown = unopened
             self._end_thought(thought)
@@ -162,6 +163,17 @@ def _may_be_marker(text: str) -> bool:
         return True
     tag = _ATTRIBUTES.fullmatch(text)
     return tag is not None and not tag[2]
+
+
+def _unwrapped(text: str) -> str:
+    """An answer that follows reasoning, without what marks it or its end."""
+    while (marker := next(filter(text.rstrip().endswith, _LAST_MARKERS), None)) is not None:
+        text = text.rstrip().removesuffix(marker).rstrip()
+    inner = text.strip()
+    for name in _WRAPPERS:
+        if inner.startswith(f"<{name}>") and inner.endswith(f"</{name}>") and inner.count(f"</{name}>") == 1:
+            return inner[len(name) + 2 : -len(name) - 3].strip()
+    return text
 
 
 def _without_opening(text: str) -> tuple[str, str] | None:

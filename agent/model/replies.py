@@ -55,7 +55,8 @@ class _PartialCall:
             return False
         if call_id and self.id and call_id != self.id:
             return name != self.name or not self.length or self._is_whole()
-        return bool(arguments.strip()) and self._is_whole() and not (call_id and self._is_repeated(arguments))
+        is_more = bool(arguments.strip()) and not (call_id and self._is_repeated(arguments))
+        return (is_more or name != self.name) and self._is_whole()
 
     def _is_repeated(self, arguments: str) -> bool:
         """True for arguments that came before, all of them: some servers end with the whole call."""

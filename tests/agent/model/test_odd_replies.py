@@ -82,6 +82,10 @@ SHAPES: dict[str, tuple[Sequence[Json], Sequence[tuple[str, str]]]] = {
         TWO,
     ),
     "index 0 for all and no id": ([piece("look", '{"at": 1}'), piece("look", '{"at": 2}')], TWO),
+    "index 0 for all and no id, in pieces": (
+        [piece("look", '{"at": 1}'), piece("note", ""), piece(None, '{"text": 2}')],
+        [("look", '{"at": 1}'), ("note", '{"text": 2}')],
+    ),
     "index 0 for all and one id, in pieces": (
         [
             *(piece("look", "", "x"), piece(None, '{"at": 1}', "x")),

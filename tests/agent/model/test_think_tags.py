@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from typing import Any
 
 import pytest
@@ -169,10 +170,18 @@ def test_between_calls_an_answer_begins_anew() -> None:
     assert parser.finish(shown) == ("Looking.\n\nFound it.", "it is there")
 
 
-def test_a_long_answer_of_single_characters_takes_no_time_by_its_length() -> None:
+@pytest.mark.parametrize("first", ["", "<think>", "<think>hm</think>x", "<think "])
+@pytest.mark.parametrize("rest", ["x", " ", "<", "</think", "<|end|> ", "`</think>"])
+def test_no_text_takes_time_by_the_square_of_its_length(first: str, rest: str) -> None:
+    began = time.process_time()
     parser = ThinkTagParser()
-    for _ in range(200_000):
-        parser.feed("x")
+    pieces = [parser.feed(one) for one in (first, *[rest] * 50_000, "x")]
+    parser.finish("".join(pieces))
+    parsed(first + rest * 50_000 + "x")
+    assert time.process_time() - began < 5, "it takes some tenths of a second"
+
+
+def test_long_reasoning_is_kept_whole() -> None:
     thinking = ThinkTagParser()
     thinking.feed("<think>")
     for _ in range(200_000):
