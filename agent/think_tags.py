@@ -36,10 +36,7 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
 }
 """Pattern that ends the reasoning, by the text that opens it; None where the text is only left out."""
 
-_ATTRIBUTES: Final = re.compile(rf"<({'|'.join(_NAMES)})\s[^<>]{{0,200}}(>?)", re.IGNORECASE)
 _LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
-_WRAPPERS: Final = ("answer", "response")
-"""Tags in which some models put what follows their reasoning."""
 _MAX_HELD: Final = 4_096
 """Longest beginning that is not decided, in characters; blanks have no end of their own."""
 _LONGEST_END: Final = 64
@@ -111,7 +108,8 @@ class ThinkTagParser:
         """The whole answer and the reasoning before it; `shown` is all that `feed` and `restart` gave."""
         shown += self.restart()
         if self._is_cut:
-            shown = _unwrapped(shown)
+            while (marker := next(filter(shown.rstrip().endswith, _LAST_MARKERS), None)) is not None:
+                shown = shown.rstrip().removesuffix(marker).rstrip()
         elif (unopened := _without_opening(shown)) is not None:
             thought, shown = unopened
             self._end_thought(thought)
@@ -153,27 +151,12 @@ def _marker(text: str) -> tuple[int, re.Pattern[str] | None] | None:
         head = text[: len(marker)]
         if marker in (head, head.lower()):
             return len(marker), end
-    tag = _ATTRIBUTES.match(text)
-    return (tag.end(), _MARKERS[f"<{tag[1].lower()}>"]) if tag is not None and tag[2] else None
+    return None
 
 
 def _may_be_marker(text: str) -> bool:
     """Tells if a marker may become of a text, which may be empty yet."""
-    if any(marker.startswith((text, text.lower())) for marker in _MARKERS):
-        return True
-    tag = _ATTRIBUTES.fullmatch(text)
-    return tag is not None and not tag[2]
-
-
-def _unwrapped(text: str) -> str:
-    """An answer that follows reasoning, without what marks it or its end."""
-    while (marker := next(filter(text.rstrip().endswith, _LAST_MARKERS), None)) is not None:
-        text = text.rstrip().removesuffix(marker).rstrip()
-    inner = text.strip()
-    for name in _WRAPPERS:
-        if inner.startswith(f"<{name}>") and inner.endswith(f"</{name}>") and inner.count(f"</{name}>") == 1:
-            return inner[len(name) + 2 : -len(name) - 3].strip()
-    return text
+    return any(marker.startswith((text, text.lower())) for marker in _MARKERS)
 
 
 def _without_opening(text: str) -> tuple[str, str] | None:
