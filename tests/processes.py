@@ -19,12 +19,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from gateway import cli
-from gateway import daemon as preloaded  # for the fork server: the command imports it late
-
-__all__ = ["ForkedProcess", "preloaded", "run_gateway"]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__, "agent.model.protocols.anthropic"])  # the latter is imported late, too
+_context.set_forkserver_preload([__name__, "tests.preload"])
 
 
 class ForkedProcess:

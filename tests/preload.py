@@ -1,0 +1,35 @@
+"""Everything that a gateway loads while it starts, and what it makes once: for the fork server, before it forks any.
+
+A start then takes a tenth of the processor time that it takes where each gateway does all of it again.
+"""
+
+import gc
+import importlib
+
+IMPORTED_LATE = (
+    "agent.model.protocols.anthropic",
+    "anyio._backends._asyncio",
+    "apscheduler.executors.asyncio",
+    "gateway.daemon",
+    "gateway.process",
+    "httpcore2",
+)
+"""Modules that nothing imports before a gateway starts, or a client is made."""
+
+
+def load() -> None:
+    """Import, read and make all of it."""
+    gc.disable()  # nothing of it is garbage
+    for name in IMPORTED_LATE:
+        importlib.import_module(name)
+    from agent.model.catalog import known_model
+    from agent.model.http import ssl_context
+    from agent.model.prices import price_of
+
+    ssl_context()
+    known_model("lab-128k")
+    price_of("lab-128k", {})
+    gc.enable()
+
+
+load()
