@@ -67,7 +67,12 @@ class ForkedProcess:
 
 def run_gateway() -> None:
     """The command `hermes-gateway run`."""
-    sys.argv = ["hermes-gateway", "run"]
+    run_command("run")
+
+
+def run_command(*words: str) -> None:
+    """The command `hermes-gateway` with these words."""
+    sys.argv = ["hermes-gateway", *words]
     cli.main()
 
 

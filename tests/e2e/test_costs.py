@@ -3,31 +3,18 @@
 import asyncio
 import json
 import signal
-import sys
 from typing import Any
 
-from tests.e2e.world import ROOT, World
+from tests.e2e.world import World
 
 PRICES = '{"lab-*": {"input": 3, "output": 15}}'
 ADMIN = 1
 
 
-async def command_line(world: World, *words: str) -> str:
-    """What `hermes-gateway` prints."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", *words),
-        env=world.gateway.environ,
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    return out.decode()
-
-
 async def as_json(world: World, *words: str) -> Any:
-    return json.loads(await command_line(world, *words, "--json"))
+    code, output = await world.command_line(*words, "--json")
+    assert code == 0, output
+    return json.loads(output)
 
 
 async def test_what_was_used_is_told_alike_in_the_chat_and_on_the_command_line(world: World) -> None:

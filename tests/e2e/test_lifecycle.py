@@ -4,14 +4,13 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.protocols import ModelProtocol
-from tests.e2e.world import ROOT, World, world_in
+from tests.e2e.world import World, world_in
 from tests.hermes_state.helpers import locked_by_another_process
 
 
@@ -20,20 +19,6 @@ async def executed(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[Wor
     """Telegram and a model; the gateway is started as the unit starts it, by a Python of its own."""
     async with world_in(tmp_path, protocol, program=("-m", "gateway", "run")) as made:
         yield made
-
-
-async def command_line(world: World, *words: str) -> tuple[int, str]:
-    """Run `hermes-gateway` with the world's environment; returns exit code and output."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", *words),
-        env=world.environ,
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), 30)
-    assert process.returncode is not None
-    return process.returncode, output.decode()
 
 
 async def test_a_stop_lets_the_running_turn_finish(executed: World) -> None:
@@ -119,12 +104,12 @@ async def test_a_crash_is_logged_and_ends_with_1(executed: World) -> None:
 
 async def test_a_second_daemon_ends_with_75_and_names_the_first(world: World) -> None:
     await world.gateway.start()
-    code, output = await command_line(world, "run")
+    code, output = await world.command_line("run")
     assert code == 75
     assert world.gateway.process is not None
     assert str(world.gateway.process.pid) in output
-    world.environ["HERMES_HOME"] = str(world.home) + "-other"
-    code, output = await command_line(world, "run")
+    world.gateway.environ["HERMES_HOME"] = str(world.home) + "-other"
+    code, output = await world.command_line("run")
     assert code == 75, "another state directory does not make the same token free"
     assert "Telegram token" in output
 
@@ -134,7 +119,7 @@ async def test_a_database_that_is_not_ours_ends_with_78_and_stays_as_it_was(worl
     foreign = world.home / "state.db"
     foreign.write_bytes(b"not a database of ours" * 100)
     before = (foreign.read_bytes(), foreign.stat().st_mtime_ns)
-    code, output = await command_line(world, "run")
+    code, output = await world.command_line("run")
     assert code == 78
     assert "state.db" in output
     assert (foreign.read_bytes(), foreign.stat().st_mtime_ns) == before
@@ -144,7 +129,7 @@ async def test_a_database_that_is_not_ours_ends_with_78_and_stays_as_it_was(worl
 async def test_an_unknown_key_ends_with_78_and_names_the_nearest(world: World) -> None:
     world.home.mkdir(mode=0o700)
     (world.home / "config.yaml").write_text("sessions:\n  busy_mod: steer\n")
-    code, output = await command_line(world, "run")
+    code, output = await world.command_line("run")
     assert code == 78
     assert "config.yaml" in output
     assert "busy_mode" in output
@@ -155,17 +140,17 @@ async def test_the_command_line_asks_the_running_daemon(world: World) -> None:
     await world.say("let me in", chat_id=77)
     [reply] = await world.replies(1, chat_id=77)
     code_word = reply.split("pair approve ")[1].split()[0].rstrip(",")
-    code, output = await command_line(world, "status", "--json")
+    code, output = await world.command_line("status", "--json")
     assert code == 0
     status = json.loads(output)
     assert status["platforms"]["telegram"]["state"] == "running"
-    code, output = await command_line(world, "pair", "list", "--json")
+    code, output = await world.command_line("pair", "list", "--json")
     assert [row["user"] for row in json.loads(output)] == ["telegram:77"]
-    code, output = await command_line(world, "pair", "approve", code_word)
+    code, output = await world.command_line("pair", "approve", code_word)
     assert code == 0, output
     await world.say("thank you", chat_id=77)
     assert await world.replies(1, chat_id=77, match="thank you")
-    code, output = await command_line(world, "pair", "revoke", "telegram:77")
+    code, output = await world.command_line("pair", "revoke", "telegram:77")
     assert code == 0, output
     await world.say("still there?", chat_id=77)
     assert await world.replies(2, chat_id=77, match="pairing code")

@@ -1,6 +1,7 @@
 """The outside world of an end-to-end test: fake services on loopback and the gateway as a real process."""
 
 import asyncio
+import itertools
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,13 @@ from aiohttp import web
 from tests.e2e.protocols import ANTHROPIC, ModelProtocol
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Control, Server
-from tests.processes import ForkedProcess, run_gateway
+from tests.processes import ForkedProcess, run_command, run_gateway
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "123456:LABTOKEN"
 START_SECONDS = 30.0
 STOP_SECONDS = 40.0
+COMMAND_SECONDS = 30.0
 
 
 def environ_of(folder: Path, model_url: str, protocol: ModelProtocol) -> dict[str, str]:
@@ -46,6 +49,10 @@ def environ_of(folder: Path, model_url: str, protocol: ModelProtocol) -> dict[st
         "HERMES_LOGGING__LEVEL": "debug",
         "HERMES_LOGGING__FILE": "false",
     }
+
+
+def text_of(output: Path) -> str:
+    return output.read_text(errors="replace")
 
 
 Program = Callable[[], object] | Sequence[str]
@@ -113,7 +120,7 @@ class Gateway:
         return self._log.read_bytes() if self._log.exists() else b""
 
     def log_text(self) -> str:
-        return self.log_bytes().decode(errors="replace")
+        return text_of(self._log) if self._log.exists() else ""
 
     async def printed_url(self) -> str:
         """Address of the web chat that the process of now printed; the one before printed another."""
@@ -130,6 +137,7 @@ class World:
         self.home = folder / "home"
         self._folder = folder
         self._stack = AsyncExitStack()
+        self._commands = itertools.count(1)
         self.environ: dict[str, str] = {}
 
     async def open(self, *, telegram: bool = True, discord: bool = False, program: Program = run_gateway) -> None:
@@ -226,6 +234,12 @@ class World:
         """What was illegal or untidy in the requests that have reached the model."""
         found: list[dict[str, Any]] = await self.llm.get("violations")
         return found
+
+    async def command_line(self, *words: str) -> tuple[int, str]:
+        """Run `hermes-gateway` with the gateway's environment; returns exit code and output."""
+        output = self._folder / f"command-{next(self._commands)}.txt"
+        process = ForkedProcess(partial(run_command, *words), self.gateway.environ, output)
+        return await asyncio.wait_for(process.wait(), COMMAND_SECONDS), text_of(output)
 
     @staticmethod
     def free_port() -> int:
