@@ -48,6 +48,9 @@ anthropic: $(VENV)/.installed-anthropic ## add the SDK that `model.protocol: ant
 run: $(VENV)/.installed $(EXTRAS) ## start the gateway; ARGS="--help" shows its options
 	@exec $(BIN)/hermes-gateway run $(ARGS)
 
+# Bytecode is written whatever the environment says: three workers read each other's, and the next run reads this one's.
+test test-browser crash months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
+
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
 	@echo "Not in this run: browser tests (make test-browser), every kill point (make crash), whole months of a chat"
 	@echo "(make months), everything over each of the three protocols (make protocols); samples of the last three are in"

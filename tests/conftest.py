@@ -1,5 +1,6 @@
 """Fixtures that more than one package's tests use."""
 
+import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -31,6 +32,16 @@ structlog.configure(
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
     ]
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    gc.disable()  # next to nothing of what is imported and collected is garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()  # it stays to the end: no collection walks over it again
 
 
 @pytest.fixture
