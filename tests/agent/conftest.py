@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from sqlite3 import Connection
 
 import pytest
 
@@ -70,12 +71,22 @@ class Chat:
         self, text: str, *, mode: InboxMode = InboxMode.QUEUE, sender: str = "42", name: str = "Ann"
     ) -> InboxId:
         """Store an inbound message."""
-        number = next(self._events)
+        return await self.store.write(self._receive, next(self._events), text, mode, sender, name)
+
+    def _receive(
+        self,
+        db: Connection,
+        number: int,
+        text: str,
+        mode: InboxMode = InboxMode.QUEUE,
+        sender: str = "42",
+        name: str = "Ann",
+    ) -> InboxId:
         row = NewInboxRow(
             platform=self.key.platform,
             account=self.key.account,
             event_ref=f"1:{self.key.chat_ref}:{number}",
-            chat_id=await self.id(),
+            chat_id=chats.ensure_chat(db, self.key, self.kind, None, SENT_AT),
             kind=InboxKind.MESSAGE,
             mode=mode,
             sender_ref=UserRef(f"telegram:{sender}"),
@@ -85,18 +96,32 @@ class Chat:
             expects_more=False,
             sent_at=SENT_AT,
         )
-        stored = await self.store.write(inbox.insert, row, SENT_AT)
+        stored = inbox.insert(db, row, SENT_AT)
         assert stored is not None
         return stored
 
     async def start(self, *texts: str) -> RunningTurn:
         """Start a turn of messages that arrive now."""
-        ids = [await self.receive(text) for text in texts]
-        return await self.store.write(journal.start_turn, await self.id(), ids, {}, self.clock.now())
+        arrived = [(next(self._events), text) for text in texts]
+        return await self.store.write(self._start, arrived, self.clock.now())
+
+    def _start(self, db: Connection, arrived: Sequence[tuple[int, str]], now: Millis) -> RunningTurn:
+        ids = [self._receive(db, number, text) for number, text in arrived]
+        return journal.start_turn(db, chats.ensure_chat(db, self.key, self.kind, None, SENT_AT), ids, {}, now)
 
     async def finish(self, turn: RunningTurn, answer: Answer) -> None:
-        final = ModelAnswer(text=answer.text, call=answer.call, reported_prompt_tokens=answer.reported_prompt_tokens)
-        await self.store.write(journal.finish_turn, turn.id, final, self.clock.now())
+        await self.store.write(_finish, turn, answer, self.clock.now())
+
+    async def talk(self, exchanges: Sequence[tuple[str, Answer]]) -> RunningTurn:
+        """Turns that end before now, all at once: what arrives in each, and its answer. Returns the last."""
+        timed = [(next(self._events), text, self.clock.now(), answer, self.clock.now()) for text, answer in exchanges]
+        return await self.store.write(self._talk, timed)
+
+    def _talk(self, db: Connection, timed: Sequence[tuple[int, str, Millis, Answer, Millis]]) -> RunningTurn:
+        for number, text, started, answer, finished in timed:
+            turn = self._start(db, [(number, text)], started)
+            _finish(db, turn, answer, finished)
+        return turn
 
     async def said(self, turn: RunningTurn) -> Transcript:
         """Every original row of the conversation."""
@@ -109,6 +134,11 @@ class Chat:
         """Purpose and outcome of every recorded model call."""
         query = "SELECT purpose, outcome FROM model_calls ORDER BY id"
         return await self.store.read(lambda db: db.execute(query).fetchall())
+
+
+def _finish(db: Connection, turn: RunningTurn, answer: Answer, now: Millis) -> None:
+    final = ModelAnswer(text=answer.text, call=answer.call, reported_prompt_tokens=answer.reported_prompt_tokens)
+    journal.finish_turn(db, turn.id, final, now)
 
 
 def settings(**changes: object) -> TurnSettings:

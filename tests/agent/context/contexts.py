@@ -152,15 +152,22 @@ def clock_of(chat: Chat) -> SetClock:
 
 async def fill(chat: Chat, agent: SingleModelAgent, tokens: int, *, words: str = WORDS) -> ConversationRef:
     """Let people and the assistant talk, without a model, until the next prompt takes about so many tokens."""
-    number = 0
+    number, filled, step = 0, 0, tokens
     while True:
-        turn = await chat.start(f"Question {number}: TICKET-{number} {words}")
-        await chat.finish(turn, Answer(text=f"Answer {number}. {words}", call=UNPAID, reported_prompt_tokens=None))
-        number += 1
-        conversation = turn.conversation
-        status = await agent.context.status(conversation)
-        if status.prompt >= tokens:
+        # As many turns at once as surely fit: each takes about as much as the one before it.
+        count = max(1, (tokens - filled) // (step + 10) - 1)
+        exchanges = [_exchange(one, words) for one in range(number, number + count)]
+        number += count
+        conversation = (await chat.talk(exchanges)).conversation
+        prompt = (await agent.context.status(conversation)).prompt
+        if prompt >= tokens:
             return conversation
+        filled, step = prompt, (prompt - filled) // count
+
+
+def _exchange(number: int, words: str) -> tuple[str, Answer]:
+    answer = Answer(text=f"Answer {number}. {words}", call=UNPAID, reported_prompt_tokens=None)
+    return f"Question {number}: TICKET-{number} {words}", answer
 
 
 async def fill_and_ask(chat: Chat, agent: SingleModelAgent, tokens: int, question: str = "and now?") -> RunningTurn:
