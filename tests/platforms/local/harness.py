@@ -6,12 +6,16 @@ import io
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+import jinja2
+import pytest
+from jinja2.bccache import Bucket
 
 from hermes_state.errors import StoreUnavailable
 from hermes_state.values import ChatKey, Clock, SystemClock
@@ -129,6 +133,23 @@ class Listener:
         return seen
 
 
+class CompiledTemplates(jinja2.BytecodeCache):
+    """Templates as code, for all pages of a test process: compiling them takes longer than most tests."""
+
+    def __init__(self) -> None:
+        self._code: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        if bucket.key in self._code:
+            bucket.bytecode_from_string(self._code[bucket.key])
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._code[bucket.key] = bucket.bytecode_to_string()
+
+
+COMPILED = CompiledTemplates()
+
+
 class LocalHarness(AdapterHarness):
     """An adapter on a free port of this machine, its store, and a person's browser."""
 
@@ -142,7 +163,7 @@ class LocalHarness(AdapterHarness):
         self._signed_in_at = 0
 
     async def __aenter__(self) -> Self:
-        self.store = await open_store(self._path / "state.db", synchronous="NORMAL")
+        self.store = await open_store(self._path / "state.db")
         self.adapter: LocalAdapter = self.another_adapter()
         self.browser = aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True))
         return self
@@ -156,7 +177,9 @@ class LocalHarness(AdapterHarness):
     def another_adapter(self, menu: Sequence[CommandMenuItem] = MENU, **changes: Any) -> LocalAdapter:
         settings = LocalSettings(state_dir=self._path, **{**self._changes, **changes})
         ready = self.ready_urls.append
-        return LocalAdapter(settings, store=self.store, menu=menu, clock=self.clock, on_ready=ready)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jinja2, "Environment", partial(jinja2.Environment, bytecode_cache=COMPILED))
+            return LocalAdapter(settings, store=self.store, menu=menu, clock=self.clock, on_ready=ready)
 
     @property
     def has_outage_memory(self) -> bool:
