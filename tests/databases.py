@@ -5,14 +5,16 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from hermes_state.store.connections import Synchronous
 from hermes_state.store.writer import Store
 
 
-async def open_store(path: Path, *, synchronous: Synchronous = "FULL") -> Store:
-    """Open the database at `path`, an empty one of the newest schema where there is none."""
+async def open_store(path: Path) -> Store:
+    """Open the database at `path`, an empty one of the newest schema where there is none.
+
+    No commit waits for the disk: nothing that a test kills takes the system's memory of its files with it.
+    """
     await asyncio.to_thread(_ensure_database, path)
-    return await Store.open(path, synchronous=synchronous)
+    return await Store.open(path, synchronous="NORMAL")
 
 
 def _ensure_database(path: Path) -> None:

@@ -58,9 +58,11 @@ class TestOpening:
         assert await store.read(pragma, "application_id") == APPLICATION_ID
         assert await store.read(pragma, "user_version") == newest_schema()
 
-    async def test_commits_reach_the_disk_unless_configured_otherwise(self, store: Store, tmp_path: Path) -> None:
+    async def test_commits_reach_the_disk_unless_configured_otherwise(self, tmp_path: Path) -> None:
+        store = await Store.open(tmp_path / "safe.db")
         assert await store.write(pragma, "synchronous") == 2
         assert await store.write(pragma, "journal_mode") == "wal"
+        await store.close()
         other = await Store.open(tmp_path / "fast.db", synchronous="NORMAL")
         assert await other.write(pragma, "synchronous") == 1
         await other.close()

@@ -50,7 +50,7 @@ class DiscordHarness(AdapterHarness):
     async def __aenter__(self) -> Self:
         await self.server.start()
         self.control = aiohttp.ClientSession(base_url=self.server.url)
-        self.store = await open_store(self._path / "state.db", synchronous="NORMAL")
+        self.store = await open_store(self._path / "state.db")
         self.adapter = self.another_adapter()
         self.discord = self.app[fake_discord.DISCORD]
         self.direct_chat = chat(self.discord.dm_with(ALICE)["id"])

@@ -78,7 +78,7 @@ class TelegramHarness(AdapterHarness):
     async def __aenter__(self) -> Self:
         await self.server.start()
         self.control = aiohttp.ClientSession(base_url=self.server.url)
-        self.store = await open_store(self._path / "state.db", synchronous="NORMAL")
+        self.store = await open_store(self._path / "state.db")
         self.adapter = self.another_adapter()
         await self.post("chat", {"chat_id": PERSON, "first_name": "Ada"})
         await self.post("chat", {"chat_id": GROUP, "title": "Friends"})
