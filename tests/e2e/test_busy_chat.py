@@ -38,11 +38,13 @@ async def test_three_pieces_of_one_long_paste_become_one_turn(world: World) -> N
 @pytest.mark.each_protocol
 async def test_five_messages_sent_during_a_turn_become_one_next_turn(world: World) -> None:
     await world.gateway.start()
-    await world.script(match="first", text="done with the first", delay=2.5)
+    await world.hold(match="first", text="done with the first")
     await world.say("first")
     await world.turn_runs()
     for number in range(5):
         await world.say(f"part {number}")
+    await world.stored(6)
+    await world.release()
     replies = await world.replies(2)
     assert "done with the first" in replies[0]
     assert world.query("SELECT count(*) FROM turns") == [(2,)]
@@ -87,13 +89,12 @@ async def test_stop_all_drops_what_waits_and_says_so(world: World) -> None:
 @pytest.mark.each_protocol
 async def test_steer_joins_the_running_turn(world: World) -> None:
     await world.gateway.start()
-    await world.script(
-        match="look it up", tool_calls=[{"name": "history_search", "arguments": {"query": "x"}}], delay=1.5
-    )
+    await world.hold(match="look it up", tool_calls=[{"name": "history_search", "arguments": {"query": "x"}}])
     await world.say("look it up")
     await world.turn_runs()
     await world.say("/steer use metric units")
     assert await world.replies(1, match="take it into account")
+    await world.release()
     requests = await world.asked(2)
     assert "use metric units" in conversation_of(requests[1])
     await world.replies(2)
@@ -113,7 +114,7 @@ async def test_interrupt_keeps_what_was_done_and_answers_the_newer_message(world
 
 async def test_new_waits_for_its_place_and_is_acknowledged_at_once(world: World) -> None:
     await world.gateway.start()
-    await world.script(match="first", text="done with the first", delay=2)
+    await world.hold(match="first", text="done with the first")
     await world.say("first")
     await world.turn_runs()
     began = time.monotonic()
@@ -121,6 +122,8 @@ async def test_new_waits_for_its_place_and_is_acknowledged_at_once(world: World)
     assert await world.replies(1, match="After this answer")
     assert time.monotonic() - began < 1.0
     await world.say("second")
+    await world.stored(2)
+    await world.release()
     replies = await world.replies(4)
     assert [("first" in reply, "Started a new" in reply, "second" in reply) for reply in replies[1:]] == [
         (True, False, False),

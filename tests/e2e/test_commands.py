@@ -47,11 +47,12 @@ async def test_an_edit_of_an_answered_message_is_told_with_the_next_turn(world: 
 
 async def test_queue_makes_a_message_wait_even_when_others_would_interrupt(world: World) -> None:
     await world.gateway.start(HERMES_SESSIONS__BUSY_MODE="interrupt")
-    await world.script(match="slow", text="done slowly", delay=2)
+    await world.hold(match="slow", text="done slowly")
     await world.say("slow")
     await world.turn_runs()
     await world.say("/queue later please")
     await world.say("/queue")
     assert await world.replies(1, match="1. later please")
+    await world.release()
     assert await world.replies(1, match="done slowly")
     assert await world.replies(1, match="^echo: .*later please")

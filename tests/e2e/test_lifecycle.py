@@ -23,10 +23,13 @@ async def executed(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[Wor
 
 async def test_a_stop_lets_the_running_turn_finish(executed: World) -> None:
     await executed.gateway.start()
-    await executed.script(match="slow", text="here you are", delay=3)
+    await executed.hold(match="slow", text="here you are")
     await executed.say("slow")
     await executed.turn_runs()
-    assert await executed.gateway.stop() == 0
+    stopping = asyncio.create_task(executed.gateway.stop())
+    await executed.gateway.wait_for_log("daemon.draining")
+    await executed.release()
+    assert await stopping == 0
     assert await executed.replies(1, wait=0) == ["here you are"]
     assert executed.query("SELECT state, restarts FROM turns") == [("finished", 0)]
 

@@ -210,6 +210,20 @@ class World:
         """Put a rule into the fake model's script."""
         await self.llm.post("script", [rule])
 
+    async def hold(self, **rule: object) -> None:
+        """Put a rule into the script whose answer begins when it is released."""
+        await self.script(pause_after=0, **rule)
+
+    async def release(self) -> None:
+        """Let held answers go on, those that still come among them."""
+        await self.llm.post("resume")
+
+    async def stored(self, count: int) -> None:
+        """Wait until the gateway has taken in so many messages in all."""
+        async with asyncio.timeout(15):
+            while self.query("SELECT count(*) FROM inbox WHERE kind = 'message'")[0][0] < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # a database of another process has no event to wait for
+
     async def asked(self, count: int, *, wait: float = 15, since: int = 0, **filters: object) -> list[dict[str, Any]]:
         """The requests that have reached the model, with their bodies; waits for `count` of them.
 
