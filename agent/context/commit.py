@@ -196,12 +196,15 @@ class CompressionTasks:
         return lineage_id in self._tasks
 
     async def begin(
-        self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult], seconds: float
-    ) -> bool:
-        """Start to prepare one and wait for it so long; whether it is done. It is kept either way."""
-        task = self._tasks[lineage_id] = asyncio.create_task(prepare, name=f"compression-{lineage_id}")
-        await asyncio.wait({task}, timeout=seconds)
-        return task.done()
+        self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult], seconds: float | None
+    ) -> None:
+        """Start to prepare one and wait for it so long, for None until it is done. It is kept either way."""
+        self._tasks[lineage_id] = asyncio.create_task(prepare, name=f"compression-{lineage_id}")
+        await self.wait(lineage_id, seconds)
+
+    async def wait(self, lineage_id: LineageId, seconds: float | None = None) -> None:
+        """Wait until what is prepared for the conversation is done, for so long at most."""
+        await asyncio.wait({self._tasks[lineage_id]}, timeout=seconds)
 
     async def take_finished(self, lineage_id: LineageId) -> CompressionResult | None:
         """The prepared compression of a conversation, if it is done by now; it is kept no longer."""

@@ -50,8 +50,6 @@ PASSING_OUTCOMES = frozenset(
 MAX_LENGTH_PERCENT = 150
 """Longest summary, in percent of the length that was asked for; what is beyond it is left out."""
 
-TOOK_TOO_LONG = "The summary took too long."
-
 TINY_FACTOR = 2
 """A middle of less than so many times the handoff's own words is not worth a model call."""
 
@@ -223,8 +221,6 @@ class Compressor:
     ) -> tuple[_SummaryResult | Aborted, ContextState]:
         """A model's summary; without one the conversation is left alone while that is possible, else one by rule."""
         failure: ModelError | None = None
-        if job.is_out_of_time:
-            state, job = self._timed_out(job, state), replace(job, routes=())
         for route in job.routes:
             key = route.cooldown_key(job.layer)
             if state.is_cooling(key, self._clock.now()):
@@ -237,13 +233,6 @@ class Compressor:
                 state = state.failed(key, outcome, self._clock.now())
                 log.warning("compression.summary_failed", layer=job.layer, route=route.name, outcome=outcome)
         return await self._without_model(job, plan, state, failure), state
-
-    def _timed_out(self, job: CompressionJob, state: ContextState) -> ContextState:
-        """State after a summary that nobody waits for any more: who was asked for it cools down."""
-        now = self._clock.now()
-        keys = (route.cooldown_key(job.layer) for route in job.routes)
-        key = next((key for key in keys if not state.is_cooling(key, now)), None)
-        return state if key is None else state.failed(key, "timeout", now)
 
     async def _ask(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> _SummaryResult:
         wanted = SummaryJob(
@@ -275,7 +264,7 @@ class Compressor:
     async def _without_model(
         self, job: CompressionJob, plan: _Plan, state: ContextState, failure: ModelError | None
     ) -> _SummaryResult | Aborted:
-        reason = TOOK_TOO_LONG if job.is_out_of_time else _reason(failure, job.routes)
+        reason = _reason(failure, job.routes)
         kind = "cooling_down" if failure is None else _outcome_of(failure)
         is_passing = kind in PASSING_OUTCOMES or (failure is None and bool(job.routes))
         if (is_passing or job.settings.abort_on_summary_failure) and not job.must_shrink:

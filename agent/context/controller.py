@@ -124,7 +124,9 @@ class ContextController:
         return await self._measure.load(conversation, model)
 
     async def compress_before_turn(self, prompt: MeasuredPrompt, *, message_limit: int | None) -> None:
-        """Compress for hygiene, unless something holds the automatic layers back. Keeps the turn waiting only so long.
+        """Compress for hygiene, unless something holds the automatic layers back.
+
+        A turn with room to begin waits for `hold_seconds` at most, one without until the summary is there.
 
         `message_limit`: set where it is the number of messages, not their size, that makes hygiene act.
         """
@@ -134,15 +136,10 @@ class ContextController:
         if message_limit is not None:
             log.info("hygiene.message_limit", messages=len(ready.view.transcript), limit=message_limit)
         job = replace(self._job(ready, "hygiene"), message_limit=message_limit)
-        lineage_id, hold_seconds = prompt.conversation.lineage_id, prompt.model.context.hold_seconds
+        hold_seconds = None if job.must_shrink else prompt.model.context.hold_seconds
         async with self._waited_for(ready):
-            is_done = await self._pending.begin(lineage_id, self._prepare(job), hold_seconds)
-        if is_done:
-            await self._take_finished(prompt.conversation)
-        elif job.must_shrink:
-            log.warning("hygiene.hold_ended", lineage_id=lineage_id, seconds=hold_seconds)
-            await self._pending.drop(lineage_id)
-            await self._compress(ready, replace(job, is_out_of_time=True))
+            await self._pending.begin(prompt.conversation.lineage_id, self._prepare(job), hold_seconds)
+        await self._take_finished(prompt.conversation)
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         """True while a compression of the conversation is prepared beside its turns."""
@@ -175,7 +172,11 @@ class ContextController:
             if self._pending.is_pending(conversation.lineage_id):
                 if not prompt.limits.is_urgent(prompt.estimated):
                     break  # hygiene's summary is on its way, and there is room until it is here
-                await self._pending.drop(conversation.lineage_id)
+                async with self._waited_for(prompt):
+                    await self._pending.wait(conversation.lineage_id)
+                await self._take_finished(conversation)
+                prompt = await self._measure.load(conversation, model)
+                continue
             outcome = await self._compress(prompt, self._job(prompt, layer, focus=wanted.focus))
             # Loaded anew also when nothing was compressed: what is remembered of the attempt belongs to what follows.
             before, prompt = prompt.estimated, await self._measure.load(conversation, model)

@@ -86,8 +86,6 @@ class CompressionJob:
     """Set when it is their number, not their size, that makes hygiene act."""
     on_begin: Callable[[], Awaitable[None]] | None = None
     """Called once it is clear that there is something to compress, before a model is asked."""
-    is_out_of_time: bool = False
-    """It was prepared before, and waited for as long as people are kept waiting: no model is asked again."""
     model: ModelInfo
     """The model that answers the conversation, for engines of plugins."""
     estimator: Estimator

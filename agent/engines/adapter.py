@@ -114,8 +114,6 @@ class PluginEngine:
         if has_open_calls(job.view.transcript):
             return job.not_needed(SkipReason.TOOL_RUNS), state
         key, now = self._cooldown_key(job.layer), self._clock.now()
-        if job.is_out_of_time:
-            return await self._fall_back(replace(job, routes=()), state.failed(key, "timeout", now))
         handle, session = self._handles.get(job.view.session.lineage_id), job.view.session
         was_lost = handle is not None and handle.lost_in == session.id
         if job.must_shrink and (was_lost or state.is_cooling(key, now)):

@@ -50,6 +50,8 @@ class CompressionConfig(BaseConfig):
     """Length of a summary: a fifth of what it stands for, or a share that falls with its size."""
     summary_max_tokens: int = setting(12_000, ge=256, le=200_000, unit="tokens")
     """A summary is not asked to be longer."""
+    summary_seconds: float = setting(180, ge=5, le=3_600, unit="seconds")
+    """Longest wait for one summary, however steadily it comes in; at most a quarter of `model.turn_seconds`."""
     summary_template: str | None = setting(None, default_text="thirteen headings")
     """Headings and explanations that a summary has to follow instead."""
     prune_style: Annotated[Literal["stub", "placeholder", "excerpt"], AnyCase] = "stub"

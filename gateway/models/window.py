@@ -5,7 +5,7 @@ from sqlite3 import Connection
 
 from agent.context.cuts import CutSettings
 from agent.context.limits import Limits, LimitSettings, limits_of
-from agent.context.model_handle import SUMMARY_SECONDS, CompressorSettings, ContextSettings
+from agent.context.model_handle import CompressorSettings, ContextSettings
 from agent.model.sizes import SizeSource
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tokens import estimated_schema_tokens, estimated_text_tokens
@@ -40,7 +40,7 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
             prune_style=compression.prune_style,
             summary_template=compression.summary_template,
             abort_on_summary_failure=compression.abort_on_summary_failure,
-            summary_seconds=min(SUMMARY_SECONDS, config.model.turn_seconds / 4),
+            summary_seconds=min(compression.summary_seconds, config.model.turn_seconds / 4),
             zone=zone,
             note_in_system=compression.note_in_system,
         ),

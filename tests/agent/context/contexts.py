@@ -8,7 +8,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from agent.context.commit import CompressionTasks
-from agent.context.job import ContextEvent, Listener
+from agent.context.job import ContextEvent, Listener, OnWait
 from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.context.state import ContextState, state_of
 from agent.context.summary import HEADINGS
@@ -101,6 +101,7 @@ def agent_of(
     persona: str = DEFAULT_PERSONA,
     attachments: Path | None = None,
     pending: CompressionTasks | None = None,
+    on_wait: OnWait | None = None,
 ) -> SingleModelAgent:
     """An agent on a small window, whose chats are told what the gateway's are told. It has one long-winded tool.
 
@@ -123,6 +124,7 @@ def agent_of(
         summary_routes=routes,
         listeners=[notices.write, *listeners],
         pending=pending,
+        on_wait=on_wait,
     )
 
 

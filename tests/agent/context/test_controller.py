@@ -11,7 +11,7 @@ import pytest
 
 from agent.context.cuts import SkipReason
 from agent.context.job import Compressed, NotNeeded
-from agent.context.model_handle import ContextSettings, LearnedProfile
+from agent.context.model_handle import CompressorSettings, ContextSettings, LearnedProfile
 from agent.context.state import ContextState, UnverifiedCompression, stored_form
 from agent.context.summary import HEADINGS
 from agent.model.base import ModelLimits
@@ -23,6 +23,7 @@ from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
 from hermes_state.journal import PreparedMessage, RunningTurn
 from hermes_state.models.profiles import save_calibration
 from hermes_state.values import (
+    ConversationRef,
     EstimatedTokens,
     Image,
     LineageId,
@@ -543,25 +544,73 @@ async def test_what_was_noted_beside_a_slow_summary_is_not_forgotten_with_it(
     await agent.close()
 
 
-async def test_hygiene_without_room_waits_so_long_and_then_shortens_by_rule(
+async def test_hygiene_without_room_waits_for_the_summary_beyond_its_hold_and_says_so(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "delay": 0.6}])
+    waits: list[LineageId] = []
+    told = asyncio.Event()
+
+    async def tell(conversation: ConversationRef, view: object) -> None:
+        waits.append(conversation.lineage_id)
+        told.set()
+
+    agent = agent_of(chat, small, context=ContextSettings(hold_seconds=0.05, quiet_seconds=0.1), on_wait=tell)
+    turn = await fill_and_ask(chat, agent, 5_700)
+    await agent.check(turn)
+    assert told.is_set()
+    assert waits == [turn.lineage_id]
+    assert (await look(chat, turn.lineage_id)).compressions == [("hygiene", "compressed", "model")]
+    assert asked_for_summaries(llm) == 1
+    await answer(chat, agent, turn)
+    await agent.close()
+
+
+async def test_hygiene_without_room_waits_as_long_as_a_summary_may_take_and_then_shortens_by_rule(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "hang": 30}])
     own = chat_at(chat, 1)
-    agent = agent_of(own, small, context=ContextSettings(hold_seconds=0.3))
+    context = ContextSettings(hold_seconds=0, compressor=CompressorSettings(summary_seconds=0.3))
+    agent = agent_of(own, small, context=context)
     turn = await fill_and_ask(own, agent, 5_700)
     began = time.monotonic()
     await agent.check(turn)
     assert 0.3 <= time.monotonic() - began < 5
     found = await look(own, turn.lineage_id)
     assert found.compressions == [("hygiene", "compressed", "deterministic")]
-    assert "took too long" in found.told[0]
+    assert "did not answer in time" in found.told[0]
     await answer(own, agent, turn)
     asked = asked_for_summaries(llm)
     turn = await fill_and_ask(own, agent, 5_700)
     await agent.check(turn)
     assert asked_for_summaries(llm) == asked, "who was silent is not waited for again so soon"
     assert (await look(own, turn.lineage_id)).kinds == ["deterministic", "deterministic"]
+    await agent.close()
+
+
+async def test_a_turn_that_has_lost_its_room_waits_for_the_summary_that_is_on_its_way(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """It was begun with room, and a tool's result has taken that since: nothing is asked for twice."""
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
+
+    async def dump_much(arguments: dict[str, Any], context: ToolContext) -> str:
+        asyncio.get_running_loop().call_later(0.3, llm.resumed.set)
+        return MUCH * 2
+
+    much = Tool(
+        name="much", description="Much.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, run=dump_much
+    )
+    context = ContextSettings(hard_message_limit=8, hold_seconds=0.05)
+    agent = agent_of(chat, small, context=context, tools=[much])
+    llm.add_scripts([{"has_tools": True, "tool_calls": [{"name": "much", "arguments": {}}] * 2}])
+    turn = await fill_and_ask(chat, agent, 4_300)
+    await agent.check(turn)
+    assert agent.agent.context.is_pending(turn.lineage_id)
+    await answer(chat, agent, turn)
+    assert ("hygiene", "compressed", "model") in (await look(chat, turn.lineage_id)).compressions
+    assert asked_for_summaries(llm) == 1
     await agent.close()
 
 

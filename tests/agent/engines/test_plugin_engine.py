@@ -25,7 +25,7 @@ from agent.context.job import (
     ReplyEvent,
 )
 from agent.context.limits import LimitSettings, limits_of
-from agent.context.model_handle import ModelInfo, SummaryRoute
+from agent.context.model_handle import ModelInfo
 from agent.context.state import ContextState, stored_form
 from agent.engines.adapter import MAX_HANDLES, PluginEngine
 from agent.engines.compressor import ContextCompressor
@@ -33,8 +33,6 @@ from agent.engines.contract import ContextEngine
 from agent.engines.handle import MAX_HUNG_CALLS
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.client import ModelClient
-from agent.model.protocols.offline import OfflineModel
 from agent.tools.registry import ToolContext, ToolRegistry
 from hermes_state import sessions
 from hermes_state.compressions import Layer
@@ -61,7 +59,6 @@ from tests.agent.conftest import Chat, FixedClock
 from tests.agent.context.contexts import SetClock
 from tests.agent.context.rows import answer, human
 from tests.agent.engines.examples import KeepNewest, conversation
-from tests.clients import RecordedCalls
 
 LIMITS = limits_of(8_192, 2_048, LimitSettings())
 ROWS = conversation(8)
@@ -421,18 +418,6 @@ async def test_an_engine_that_was_cut_off_is_not_asked_again_in_that_session_whe
     finally:
         leave.set()
     await engine.close()
-
-
-async def test_an_engine_that_nobody_waited_for_any_more_rests_and_nobody_else_does() -> None:
-    recorder = KeepNewest()
-    engine = plugin(made_once(recorder))
-    late = job(layer="hygiene", must_shrink=True, is_out_of_time=True)
-    offline = SummaryRoute(client=ModelClient(OfflineModel(), RecordedCalls()), context_length=Tokens(8_192))
-    result, state = await engine.prepare(replace(late, routes=(offline,)), ContextState())
-    assert isinstance(result, PreparedCompression)
-    assert (result.summary_kind, result.failure) == ("deterministic", "The summary took too long.")
-    assert list(state.cooldowns) == ["hygiene:engine:theirs:"]
-    assert recorder.calls == []
 
 
 async def test_a_busy_engine_keeps_nobody_waiting() -> None:
