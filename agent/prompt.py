@@ -69,9 +69,8 @@ class PromptBuilder:
         maker: str,
         images: Path | None,
         input_window: Tokens,
-        max_output_tokens: Tokens,
     ) -> ModelRequest:
-        """The next model call for a view, in a model with room for so many tokens of prompt and of answer.
+        """The next model call for a view, in a model with room for so many tokens of prompt; without an output limit.
 
         `maker`: the model by `agent.model.base.made_by`; its own reasoning goes back to it. `images`: folder in which
         the paths of stored images start; None for a model that sees none.
@@ -81,7 +80,7 @@ class PromptBuilder:
             system=view.session.system_prompt or self.system_for(conversation),
             transcript=view.transcript,
             tools=tuple(tool.schema for tool in self.tools.available()),
-            max_output_tokens=max_output_tokens,
+            max_output_tokens=None,
             style=WireSettings(
                 is_shared=conversation.chat_kind.is_shared,
                 zone=self.zone,

@@ -57,7 +57,10 @@ MAX_TOOL_ROUNDS = 50
 OUTCOME_UNKNOWN = (
     "Outcome unknown: the gateway restarted while this call ran. It was not run again; check whether it took effect."
 )
-CUT_OFF = "*(This answer reached the output limit and ends here.)*"
+CUT_OFF = (
+    "*(This answer reached the output limit and ends here; “go on” continues it. A higher `max_output_tokens` of this "
+    "model, or /compress where the conversation is long, makes room for longer answers.)*"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +339,7 @@ def _ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
 
 def _too_large(prompt: MeasuredPrompt) -> ContextOverflow | None:
     """Error of a prompt that cannot fit and is not sent. Nothing is ever left out to make it fit."""
-    tokens, window = prompt.estimated, prompt.model_limits.context_length
+    tokens, window = prompt.estimated, prompt.model_limits.longest_prompt
     if tokens <= window:
         return None
     return ContextOverflow(f"about {tokens} of {window} tokens", prompt_tokens=tokens, window=window)

@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
 
@@ -173,12 +174,11 @@ def _measure_nothing(agent: Agent) -> None:
             maker=model.maker,
             images=None,
             input_window=limits.input_window,
-            max_output_tokens=Tokens(limits.context_length - limits.input_window),
         )
         return MeasuredPrompt(
             conversation=conversation,
             view=view,
-            request=request,
+            request=replace(request, max_output_tokens=model.output_limit(EstimatedTokens(0), conversation.lineage_id)),
             size=Size(0, 0),
             estimated=EstimatedTokens(0),
             limits=limits,

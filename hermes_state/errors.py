@@ -143,16 +143,24 @@ class ModelNotFound(ModelError):
 class ContextOverflow(ModelError):
     """The prompt does not fit; `window` is the model's size in tokens where known.
 
-    `is_of_account`: the model would hold it, but what the account may send at once is less, for now.
+    `is_of_account`: the model would hold it, but what the account may send at once is less, for now. `is_of_input`:
+    `window` bounds the prompt alone, however short the answer is; the model's window may be larger.
     """
 
     def __init__(
-        self, message: str, *, prompt_tokens: int | None = None, window: int | None = None, is_of_account: bool = False
+        self,
+        message: str,
+        *,
+        prompt_tokens: int | None = None,
+        window: int | None = None,
+        is_of_account: bool = False,
+        is_of_input: bool = False,
     ) -> None:
         super().__init__(message)
         self.prompt_tokens = prompt_tokens
         self.window = window
         self.is_of_account = is_of_account
+        self.is_of_input = is_of_input
 
 
 class OutputCapTooLarge(ModelError):

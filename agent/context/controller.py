@@ -201,7 +201,7 @@ class ContextController:
             if error.window is not None and error.is_of_account:
                 profile.assume_stated(conversation.lineage_id, error.window)
             elif error.window is not None:
-                await profile.learn_window(conversation.lineage_id, error.window)
+                await profile.learn_window(conversation.lineage_id, error.window, is_of_input=error.is_of_input)
             elif not (prompt.size.images or prompt.model_limits.is_urgent(prompt.estimated)):
                 # Images may be too many bytes; near the end of the window it was our estimate that was off.
                 refused = prompt.estimated if counted is None else counted

@@ -63,7 +63,9 @@ class Limits:
 
     context_length: Tokens
     input_window: Tokens
-    """The context less what is reserved for the output."""
+    """The context less what is reserved for the output, or the provider's own bound of prompts if that is less."""
+    longest_prompt: Tokens
+    """A longer one is not sent: it cannot fit, however short the answer is."""
     threshold: Tokens
     hygiene: Tokens
     urgent: Tokens
@@ -89,9 +91,15 @@ class Limits:
 
 
 @lru_cache(maxsize=1_024)  # asked for several times in every turn, for a few windows
-def limits_of(context_length: int, reserved_output: int, settings: LimitSettings) -> Limits:
-    """Every limit of a window of `context_length` tokens, `reserved_output` of them kept for the answer."""
-    window = context_length - reserved_output
+def limits_of(
+    context_length: int, reserved_output: int, settings: LimitSettings, max_input: int | None = None
+) -> Limits:
+    """Every limit of a window of `context_length` tokens, `reserved_output` of them kept for the answer.
+
+    `max_input`: longest prompt, where the provider bounds it below that.
+    """
+    longest_prompt = context_length if max_input is None else min(context_length, max_input)
+    window = min(context_length - reserved_output, longest_prompt)
     hygiene = min(
         _at_least(context_length, settings.hygiene_threshold), _at_least(window, Fraction(HYGIENE_INPUT_PERCENT, 100))
     )
@@ -104,6 +112,7 @@ def limits_of(context_length: int, reserved_output: int, settings: LimitSettings
     return Limits(
         context_length=Tokens(context_length),
         input_window=Tokens(window),
+        longest_prompt=Tokens(longest_prompt),
         threshold=threshold,
         hygiene=Tokens(hygiene),
         urgent=Tokens(_at_least(window, Fraction(URGENT_PERCENT, 100))),

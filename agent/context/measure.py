@@ -105,15 +105,15 @@ class MeasuredPromptBuilder:
             maker=model.maker,
             images=model.images,
             input_window=limits.input_window,
-            max_output_tokens=Tokens(limits.context_length - limits.input_window),
         )
         size = Size(fixed_tokens(request), 0) + await self._rows_size(conversation, view, request, estimator)
+        estimated = estimator.prompt(view, request, size)
         return MeasuredPrompt(
             conversation=conversation,
             view=view,
-            request=request,
+            request=replace(request, max_output_tokens=model.output_limit(estimated, conversation.lineage_id)),
             size=size,
-            estimated=estimator.prompt(view, request, size),
+            estimated=estimated,
             limits=model.limits_for(conversation.lineage_id),
             model_limits=limits,
             model=model,

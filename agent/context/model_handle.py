@@ -30,6 +30,7 @@ from hermes_state.models.profiles import (
     ModelProfile,
     OfferedSize,
     learn_context,
+    learn_input,
     load_profile,
     save_calibration,
     save_offer,
@@ -151,6 +152,11 @@ class LearnedProfile:
         """The model's context: what is in force, or what was learned beside that if it is smaller."""
         return self._known.window(self.capacity.context_length)
 
+    @property
+    def max_input(self) -> Tokens | None:
+        """Longest prompt, where the provider bounds it below the window; by the list, or by a refusal."""
+        return self._known.max_input(self.capacity.context_length, self.capacity.max_input_tokens)
+
     def window_for(self, lineage_id: LineageId) -> Tokens:
         """A conversation's context: the model's, or what is assumed for it; never below a prompt that was accepted."""
         assumed = self._assumed.get(lineage_id)
@@ -246,16 +252,19 @@ class LearnedProfile:
             await self._store.write(save_calibration, self._route, self.model, known, self._clock.now())
             self._known = replace(self._known, calibration=known)
 
-    async def learn_window(self, lineage_id: LineageId, stated: int) -> None:
-        """Keep a window that the provider stated, if it is smaller; one above what is known is no news."""
+    async def learn_window(self, lineage_id: LineageId, stated: int, *, is_of_input: bool = False) -> None:
+        """Keep a window that the provider stated, or a bound of prompts alone (`is_of_input`), if it is smaller.
+
+        One above what is known is no news.
+        """
         self._assumed.pop(lineage_id, None)
-        if not MIN_INPUT_WINDOW <= stated < self.window:
+        if not MIN_INPUT_WINDOW <= stated < min(self.window, self.max_input or self.window):
             return
-        in_force = self.capacity.context_length
-        log.warning("model.window_learned", model=self.model, window=stated, beside=in_force)
-        learned = Tokens(stated)
-        self._known = replace(self._known, learned_context=learned, learned_beside=in_force)
-        await self._store.write(learn_context, self._route, self.model, learned, in_force, self._clock.now())
+        in_force, bound = self.capacity.context_length, Tokens(stated)
+        log.warning("model.window_learned", model=self.model, window=stated, is_of_input=is_of_input, beside=in_force)
+        self._known = self._known.learned(bound, beside=in_force, is_of_input=is_of_input)
+        learn = learn_input if is_of_input else learn_context
+        await self._store.write(learn, self._route, self.model, bound, in_force, self._clock.now())
 
     def assume_window(
         self, lineage_id: LineageId, refused: EstimatedTokens | ReportedTokens, accepted: int | None
@@ -315,6 +324,10 @@ class ModelHandle:
         """Limits of a conversation: the model's, unless a smaller window is assumed for it."""
         return self._limits_of(self.profile.window_for(lineage_id))
 
+    def output_limit(self, prompt: EstimatedTokens, lineage_id: LineageId) -> Tokens:
+        """Output limit of a conversation's next call, behind a prompt of so many tokens."""
+        return self.profile.capacity.output_beside(prompt, self.profile.window_for(lineage_id))
+
     async def load_limits(self) -> Limits:
         """Limits of the model, with what was learned before this process."""
         await self.profile.load()
@@ -334,7 +347,8 @@ class ModelHandle:
         return tuple(bounded)
 
     def _limits_of(self, window: Tokens) -> Limits:
-        return limits_of(window, self.profile.capacity.output_in(window), self.context.limits)
+        profile = self.profile
+        return limits_of(window, profile.capacity.reserved_in(window), self.context.limits, profile.max_input)
 
 
 def _differs(known: float, saved: float) -> bool:

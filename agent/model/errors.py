@@ -268,7 +268,7 @@ _COUNT = r"(\d{1,9})(?!\d)"
 _WINDOW = re.compile(
     rf"(?:context|prompt) length (?:is|of)(?: only)? {_COUNT}|> {_COUNT} maximum|allowed \({_COUNT}\)"
     rf"|context limit: \d{{1,9}} \+ \d{{1,9}} > {_COUNT}"
-    rf"|token limit: {_COUNT}|model with {_COUNT} maximum",
+    rf"|token limit: {_COUNT}|configured limit of {_COUNT}|model with {_COUNT} maximum",
     re.IGNORECASE,
 )
 _PROMPT = re.compile(
@@ -276,6 +276,8 @@ _PROMPT = re.compile(
     rf"|\({_COUNT} (?:in the messages|in your prompt|of text input)|(?:request has|contains) {_COUNT}",
     re.IGNORECASE,
 )
+_OF_INPUT = re.compile(r"input tokens exceed", re.IGNORECASE)
+"""Wording of bounds that hold for the prompt alone."""
 _PROMPT_TOOLS = re.compile(rf", {_COUNT} of tool input", re.IGNORECASE)
 """Tokens that are named beside those of the text and belong to the prompt, too."""
 _ABOVE_ALLOWANCE = re.compile(
@@ -328,7 +330,9 @@ def _too_long(what: str, fields: Mapping[str, Any], text: str) -> errors.Context
         room = window - prompt - (16 + prompt // 100)
         if room >= MIN_OUTPUT_ROOM:
             return errors.OutputCapTooLarge(what, cap=room)
-    return errors.ContextOverflow(what, prompt_tokens=prompt, window=window)
+    return errors.ContextOverflow(
+        what, prompt_tokens=prompt, window=window, is_of_input=window is not None and _OF_INPUT.search(text) is not None
+    )
 
 
 def _matched_number(pattern: re.Pattern[str], text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Sizes of models: context window and output limit, from the configuration, the provider or the built-in list.
+"""Sizes of models: window, longest prompt and answer, from the configuration, the provider or the built-in list.
 
 For each figure the configuration wins, then what the provider says, then the built-in list, then a figure that nearly
 every model has. Whatever the sources say, a prompt has room in what comes of it.
@@ -6,16 +6,24 @@ every model has. Whatever the sources say, a prompt has room in what comes of it
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
 from agent.model.base import ModelLimits
 from agent.model.catalog import KnownModel, known_model
-from hermes_state.values import Tokens
+from hermes_state.values import EstimatedTokens, Tokens
 
 ASSUMED_CONTEXT: Final = 32_768
 """Context window of a model that nobody knows anything about, in tokens."""
-DEFAULT_OUTPUT: Final = 8_192
-"""Tokens reserved for an answer of unknown length, unless a quarter of a small context is less."""
+DEFAULT_RESERVE: Final = 8_192
+"""Tokens of a context that are kept for an answer, unless a quarter of a small one is less. No more, however long a
+model may write: what is kept for answers is lost to conversations."""
+DEFAULT_OUTPUT: Final = 32_000
+"""Longest answer that is asked for unless configured, in tokens: providers hold it against the account's credit and its
+tokens a minute."""
+MIN_OUTPUT: Final = 1_024
+"""Shortest answer that is asked for where a prompt leaves next to nothing of its window by our estimate, in tokens."""
+ESTIMATE_PERCENT: Final = 5
+"""Share of a prompt, in percent, by which our estimate of it may fall short."""
 MIN_INPUT: Final = 2_048
 """Tokens that are left to prompts, as far as the context allows: below, a system prompt and one exchange do not fit."""
 
@@ -46,14 +54,33 @@ class ModelSize:
 
     context_length: Tokens
     context_from: SizeSource
-    max_output_tokens: Tokens
-    """Reserved out of `context_length`."""
+    max_input_tokens: Tokens | None
+    """Longest prompt, where the provider bounds it below the context, however short the answer is."""
+    max_output_tokens: Tokens | None
+    """Longest answer; None where nobody knows a limit."""
     output_from: SizeSource
+    reserved_output: Tokens
+    """Tokens of `context_length` that are kept for the answer."""
 
-    def output_in(self, window: Tokens) -> Tokens:
-        """Tokens reserved for the answer in a smaller window: it gives way first, down to a quarter."""
+    @property
+    def usual_output(self) -> Tokens:
+        """Output limit of a call whose prompt leaves room for it."""
+        if self.output_from is SizeSource.CONFIGURED:
+            return self.reserved_output
+        return Tokens(min(DEFAULT_OUTPUT, self.max_output_tokens or DEFAULT_OUTPUT))
+
+    def reserved_in(self, window: Tokens) -> Tokens:
+        """Tokens kept for the answer in a smaller window: they give way first, down to a quarter."""
         lost = self.context_length - window
-        return Tokens(min(self.max_output_tokens, max(window // 4, self.max_output_tokens - lost)))
+        return Tokens(min(self.reserved_output, max(window // 4, self.reserved_output - lost)))
+
+    def output_beside(self, prompt: EstimatedTokens, window: Tokens) -> Tokens:
+        """Output limit of a call with such a prompt: what is configured, else what the prompt leaves of the window."""
+        reserved = self.reserved_in(window)
+        if self.output_from is SizeSource.CONFIGURED:
+            return reserved
+        left = window - prompt - prompt * ESTIMATE_PERCENT // 100
+        return Tokens(min(self.usual_output, max(left, min(MIN_OUTPUT, reserved))))
 
 
 UNKNOWN_LIMITS: Final = ModelLimits()
@@ -62,41 +89,45 @@ UNKNOWN_LIMITS: Final = ModelLimits()
 def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNOWN_LIMITS) -> ModelSize:
     """Size of a model of this name. Both figures being configured, they are taken as they are.
 
-    >>> size = model_size("gpt-4o", ModelLimits(max_output_tokens=Tokens(4_000)))
+    >>> size = model_size("gpt-4o", ModelLimits(context_length=Tokens(100_000)))
     >>> size.context_length, size.context_from.value, size.max_output_tokens, size.output_from.value
-    (128000, 'catalogue', 4000, 'configured')
+    (100000, 'configured', 16384, 'catalogue')
+    >>> size.reserved_output, size.output_beside(EstimatedTokens(90_000), size.context_length)
+    (8192, 5500)
     """
     known, offered = known_model(model) or KnownModel(), plausible(offered)
     context, context_from = _first(
+        Tokens(ASSUMED_CONTEXT),
         (configured.context_length, SizeSource.CONFIGURED),
         (offered.context_length, SizeSource.OFFERED),
         (known.context_length, SizeSource.CATALOGUE),
-        (Tokens(ASSUMED_CONTEXT), SizeSource.ASSUMED),
     )
-    usual = Tokens(max(1, min(DEFAULT_OUTPUT, context // 4)))
     output, output_from = _first(
+        None,
         (configured.max_output_tokens, SizeSource.CONFIGURED),
         (offered.max_output_tokens, SizeSource.OFFERED),
         (known.max_output_tokens, SizeSource.CATALOGUE),
-        (usual, SizeSource.ASSUMED),
     )
-    if (context_from, output_from) != (SizeSource.CONFIGURED, SizeSource.CONFIGURED):
-        output = min(output, _max_output(context, is_configured=output_from is SizeSource.CONFIGURED))
-    if known.max_input_tokens is not None and context_from is not SizeSource.CONFIGURED:
-        # A longer prompt is refused, however little is reserved for the answer.
-        context = Tokens(min(context, known.max_input_tokens + output))
+    reserved = Tokens(max(1, min(DEFAULT_RESERVE, context // 4)))
+    if output is not None and output_from is SizeSource.CONFIGURED:
+        is_whole = context_from is SizeSource.CONFIGURED
+        output = reserved = output if is_whole else min(output, _max_reserve(context))
+    bound = known.max_input_tokens
+    if bound is not None and not bound < context <= (known.context_length or 0):
+        bound = None  # it is none, or the window that is configured is not the one that the list knows
     return ModelSize(
-        context_length=context, context_from=context_from, max_output_tokens=output, output_from=output_from
+        context_length=context,
+        context_from=context_from,
+        max_input_tokens=bound,
+        max_output_tokens=output,
+        output_from=output_from,
+        reserved_output=reserved,
     )
 
 
-def _max_output(context: Tokens, *, is_configured: bool) -> Tokens:
-    """Most tokens of a context for the answer. Many models may write to the end of it, which leaves prompts nothing.
-
-    Of a third, the threshold can still be half of the context; who has configured an output may take half.
-    """
-    share = context // (2 if is_configured else 3)
-    return Tokens(max(1, context // 4, min(share, context - MIN_INPUT)))
+def _max_reserve(context: Tokens) -> Tokens:
+    """Most tokens of a context for the answer, where only that is configured: half of it, and prompts have room."""
+    return Tokens(max(1, context // 4, min(context // 2, context - MIN_INPUT)))
 
 
 def plausible(offered: ModelLimits) -> ModelLimits:
@@ -111,5 +142,9 @@ def _within(bounds: tuple[int, int], tokens: Tokens | None) -> Tokens | None:
     return tokens if tokens is not None and bounds[0] <= tokens <= bounds[1] else None
 
 
-def _first(*figures: tuple[Tokens | None, SizeSource]) -> tuple[Tokens, SizeSource]:
-    return next((figure, source) for figure, source in figures if figure is not None)
+_Figure = TypeVar("_Figure", Tokens, Tokens | None)
+
+
+def _first(unknown: _Figure, *figures: tuple[Tokens | None, SizeSource]) -> tuple[_Figure | Tokens, SizeSource]:
+    known = ((figure, source) for figure, source in figures if figure is not None)
+    return next(known, (unknown, SizeSource.ASSUMED))

@@ -86,7 +86,7 @@ def _sizes(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:
     model, capacity = loaded.config.model, capacity_in(loaded.config.model)
     known = {
         "model.context_length": (model.context_length, capacity.context_length, capacity.context_from),
-        "model.max_output_tokens": (model.max_output_tokens, capacity.max_output_tokens, capacity.output_from),
+        "model.max_output_tokens": (model.max_output_tokens, capacity.usual_output, capacity.output_from),
     }
     rows: dict[str, tuple[Any, str]] = {}
     for name, (configured, tokens, source) in known.items():

@@ -101,9 +101,11 @@ async def context_lines(request: CommandRequest, session: Session) -> list[str]:
         acts = "compressed only by /compress"
     done = f"compressed {counted(times, 'time')} so far" if times else "not compressed so far"
     used = f"about {status.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate)"
+    bound = f"; a prompt may take {limits.longest_prompt:,} of them"
+    bound = bound if limits.longest_prompt < limits.context_length else ""
     lines = [
         f"- Context: {used}, {acts}, {done}",
-        f"- Window: {limits.context_length:,} tokens, {window_from(status.window_from)}",
+        f"- Window: {limits.context_length:,} tokens, {window_from(status.window_from)}{bound}",
     ]
     if status.is_crowded:
         lines.append(

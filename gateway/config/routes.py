@@ -76,10 +76,10 @@ class RouteConfig(BaseConfig):
         ge=1,
         le=10_000_000,
         unit="tokens",
-        default_text="as the provider says, else from the built-in list, at most a third of the context; else the "
-        "smaller of 8192 and 25 % of it",
+        default_text="what the prompt leaves of the context, at most what the model can write and 32000",
     )
-    """Room reserved for the answer. The rest of the context is the input window, at least 2048 tokens."""
+    """Longest answer. It is kept free of the context, at least 2048 of which are left to prompts; where it is not set,
+    the smaller of 8192 and 25 % of the context is."""
     images: bool | Literal["auto"] = "auto"
     """The model sees images. `auto` decides by the name; images for one that does not get a friendly refusal."""
     streaming: bool = True

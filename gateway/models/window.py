@@ -58,7 +58,8 @@ def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limi
     profile = profile or ModelProfile()
     capacity = capacity_in(config.model, profile.offer)
     window = profile.window(capacity.context_length)
-    limits = limits_of(window, capacity.output_in(window), context_settings(config, UTC).limits)
+    max_input = profile.max_input(capacity.context_length, capacity.max_input_tokens)
+    limits = limits_of(window, capacity.reserved_in(window), context_settings(config, UTC).limits, max_input)
     return limits, SizeSource.LEARNED if window < capacity.context_length else capacity.context_from
 
 

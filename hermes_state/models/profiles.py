@@ -1,6 +1,6 @@
 """Model profiles: what is learned of a model on a route while it is used, its counting of tokens and its window."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sqlite3 import Connection
 from typing import Annotated
 
@@ -46,6 +46,8 @@ class ModelProfile:
     calibration: Calibration = _DEFAULT_CALIBRATION
     learned_context: Tokens | None = None
     """The smallest context window that the provider has stated when it refused prompts."""
+    learned_input: Tokens | None = None
+    """The smallest bound of a prompt alone that it has stated so."""
     learned_beside: Tokens | None = None
     """The context length that was in force then: beside another one what was learned does not apply."""
     offer: OfferedSize | None = None
@@ -56,10 +58,22 @@ class ModelProfile:
             return in_force
         return min(in_force, self.learned_context)
 
+    def max_input(self, in_force: Tokens, known: Tokens | None) -> Tokens | None:
+        """The longest prompt that is `known`, or learned beside the context length in force if that is smaller."""
+        learned = self.learned_input if self.learned_beside == in_force else None
+        return min((bound for bound in (known, learned) if bound is not None), default=None)
+
+    def learned(self, stated: Tokens, *, beside: Tokens, is_of_input: bool) -> "ModelProfile":
+        """The profile with a stated window, or a bound of prompts alone; what was learned beside another one goes."""
+        known = self if self.learned_beside == beside else replace(self, learned_context=None, learned_input=None)
+        if is_of_input:
+            return replace(known, learned_input=stated, learned_beside=beside)
+        return replace(known, learned_context=stated, learned_beside=beside)
+
 
 # Purpose: the profile of one model, `{}`: with its calibration or without.
 _LOAD = """
-SELECT {} learned_context, learned_beside, offered_context AS "offer.context_length",
+SELECT {} learned_context, learned_input, learned_beside, offered_context AS "offer.context_length",
   offered_output AS "offer.max_output_tokens", offered_at AS "offer.at"
 FROM model_profiles WHERE route = ? AND model = ?
 """
@@ -68,13 +82,15 @@ _SAVE_CALIBRATION = """
 INSERT INTO model_profiles (route, model, calibration, updated_at) VALUES (?, ?, ?, ?)
 ON CONFLICT (route, model) DO UPDATE SET calibration = excluded.calibration, updated_at = excluded.updated_at
 """
-# Purpose: keep a stated window if it is smaller than the one that is known, or if that one no longer applies.
-_LEARN_CONTEXT = """
-INSERT INTO model_profiles (route, model, calibration, learned_context, learned_beside, updated_at)
-VALUES (?, ?, '{}', ?, ?, ?)
+# Purpose: keep a stated window or bound of prompts if it is smaller than what is known, or if that no longer applies.
+_LEARN = """
+INSERT INTO model_profiles (route, model, calibration, learned_context, learned_input, learned_beside, updated_at)
+VALUES (?, ?, '{}', ?, ?, ?, ?)
 ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, learned_beside = excluded.learned_beside,
-  learned_context = CASE WHEN learned_beside = excluded.learned_beside
-    THEN min(learned_context, excluded.learned_context) ELSE excluded.learned_context END
+  learned_context = CASE WHEN learned_beside IS NOT excluded.learned_beside THEN excluded.learned_context
+    ELSE min(ifnull(learned_context, excluded.learned_context), ifnull(excluded.learned_context, learned_context)) END,
+  learned_input = CASE WHEN learned_beside IS NOT excluded.learned_beside THEN excluded.learned_input
+    ELSE min(ifnull(learned_input, excluded.learned_input), ifnull(excluded.learned_input, learned_input)) END
 """
 # Purpose: sizes that a provider states, in place of the ones before.
 _SAVE_OFFER = """
@@ -106,4 +122,9 @@ def save_calibration(db: Connection, route: str, model: str, calibration: Calibr
 
 def learn_context(db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis) -> None:
     """Store a window that the provider stated, unless a smaller one is known beside the same context length."""
-    db.execute(_LEARN_CONTEXT, (route, model, stated, beside, now))
+    db.execute(_LEARN, (route, model, stated, None, beside, now))
+
+
+def learn_input(db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis) -> None:
+    """Store a bound of prompts alone that the provider stated, as `learn_context` stores a window."""
+    db.execute(_LEARN, (route, model, None, stated, beside, now))

@@ -68,6 +68,15 @@ def test_a_large_reserve_moves_the_threshold_down_so_that_it_can_be_reached() ->
     assert limits.threshold == 37_500
 
 
+def test_a_bound_of_the_prompt_is_the_input_window_and_the_context_keeps_its_shares() -> None:
+    limits = limits_of(400_000, 8_192, DEFAULT, 272_000)
+    assert (limits.context_length, limits.input_window, limits.longest_prompt) == (400_000, 272_000, 272_000)
+    assert (limits.threshold, limits.hygiene) == (200_000, 244_800)
+    beyond = limits_of(200_000, 8_192, DEFAULT, 272_000)
+    assert beyond == limits_of(200_000, 8_192, DEFAULT)
+    assert beyond.longest_prompt == 200_000
+
+
 def test_a_prompt_counts_with_its_cached_part_and_without_reasoning() -> None:
     of_81k, of_100k = limits_of(160_000, 8_192, DEFAULT), limits_of(100_000, 8_192, DEFAULT)
     assert of_81k.is_over_threshold(ReportedTokens(10_000 + 50_000 + 20_000 + 1_000))
@@ -135,9 +144,15 @@ _settings = st.builds(
 
 
 @st.composite
-def _windows(draw: st.DrawFn) -> tuple[int, int]:
+def _windows(draw: st.DrawFn) -> tuple[int, int, int | None]:
     context = draw(_contexts)
-    return context, draw(st.integers(0, context - MIN_INPUT_WINDOW))
+    reserved = draw(st.integers(0, context - MIN_INPUT_WINDOW))
+    return context, reserved, draw(st.one_of(st.none(), st.integers(MIN_INPUT_WINDOW, context)))
+
+
+def _limits(window: tuple[int, int, int | None], configured: LimitSettings) -> Limits:
+    context, reserved, max_input = window
+    return limits_of(context, reserved, configured, max_input)
 
 
 def _check(limits: Limits) -> None:
@@ -168,17 +183,17 @@ def _is_allowed(threshold: int, limits: Limits, configured: LimitSettings) -> bo
 @settings(max_examples=2_000)
 @given(window=_windows(), configured=_settings)
 def test_on_every_window_the_loop_acts_ten_points_before_hygiene_and_both_can_be_reached(
-    window: tuple[int, int], configured: LimitSettings
+    window: tuple[int, int, int | None], configured: LimitSettings
 ) -> None:
-    _check(limits_of(*window, configured))
+    _check(_limits(window, configured))
 
 
 @settings(max_examples=1_000)
 @given(window=_windows(), configured=_settings)
 def test_hygiene_acts_from_the_first_token_that_reaches_its_line(
-    window: tuple[int, int], configured: LimitSettings
+    window: tuple[int, int, int | None], configured: LimitSettings
 ) -> None:
-    limits = limits_of(*window, configured)
+    limits = _limits(window, configured)
     assert _is_hygienes(limits.hygiene, limits, configured)
     assert not _is_hygienes(limits.hygiene - 1, limits, configured)
 
@@ -186,9 +201,9 @@ def test_hygiene_acts_from_the_first_token_that_reaches_its_line(
 @settings(max_examples=1_000)
 @given(window=_windows(), configured=_settings)
 def test_the_threshold_is_what_is_configured_or_the_highest_that_is_allowed(
-    window: tuple[int, int], configured: LimitSettings
+    window: tuple[int, int, int | None], configured: LimitSettings
 ) -> None:
-    limits, context = limits_of(*window, configured), window[0]
+    limits, context = _limits(window, configured), window[0]
     floor = configured.minimum_context_length if configured.minimum_context_length * 2 <= context else 0
     wanted = max(1, floor, int(Fraction(repr(configured.threshold)) * context))
     assert limits.threshold <= wanted
@@ -199,9 +214,9 @@ def test_the_threshold_is_what_is_configured_or_the_highest_that_is_allowed(
 @settings(max_examples=500)
 @given(window=_windows(), configured=_settings, content=st.integers(0, 2_000_000))
 def test_a_summary_is_never_longer_than_its_ceiling(
-    window: tuple[int, int], configured: LimitSettings, content: int
+    window: tuple[int, int, int | None], configured: LimitSettings, content: int
 ) -> None:
-    limits = limits_of(*window, configured)
+    limits = _limits(window, configured)
     assert 1 <= limits.summary_tokens(content) <= limits.summary_ceiling
     assert limits.summary_ceiling <= max(MIN_SUMMARY_CEILING, window[0] * Fraction(5, 100))
     assert limits.summary_ceiling <= max(MIN_SUMMARY_CEILING, configured.summary_max_tokens)

@@ -96,6 +96,26 @@ async def test_a_stated_window_above_the_known_one_is_not_believed(
 
 
 @every_way
+async def test_a_bound_of_prompts_in_a_refusal_is_kept_beside_the_window_and_leaves_it_whole(
+    way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    message = "Input tokens exceed the configured limit of 8000 tokens. Your messages resulted in 9512 tokens."
+    refusal = {"error": {"message": message, "type": "invalid_request_error", "code": "context_length_exceeded"}}
+    async with way.dialled(server.url) as model:
+        talk = Talk(chat_at(chat, 7), model, **BELIEVED)
+        turn = await fill_and_ask(talk.chat, talk.agent, 9_500)
+        llm.scripts.append({"times": 1, "has_tools": True, "reply": {"error": {"status": 400, "body": refusal}}})
+        assert (await talk.bring_to_an_end(turn)).outcomes == ["overflow", "ok"]
+        assert asked_for_turns(llm)[-1]["prompt_tokens"] < 8_000
+        limits = talk.agent.context.limits
+        assert (limits.context_length, limits.input_window, limits.longest_prompt) == (32_768, 8_000, 8_000)
+        assert await learned_window(talk) is None
+        again = Talk(talk.chat, model, **BELIEVED)
+        assert (await again.agent.context.status(turn.conversation)).limits == limits, "it survives a restart"
+        await check_that_it_goes_on(talk, turn, llm)
+
+
+@every_way
 @pytest.mark.parametrize("status", [429, 413])
 async def test_a_prompt_above_what_the_account_may_send_in_a_minute_is_not_waited_for_but_made_to_fit(
     status: int, way: Way, chat: Chat, server: labkit.Server, llm: LLM

@@ -1,5 +1,6 @@
 """How large a model is: whoever says so, prompts have room in what comes of it."""
 
+import re
 from fnmatch import fnmatchcase
 
 import pytest
@@ -10,7 +11,7 @@ from agent.context.limits import LimitSettings, limits_of
 from agent.model.base import ModelLimits
 from agent.model.catalog import known_model, load_catalog, sees_images
 from agent.model.sizes import ASSUMED_CONTEXT, MIN_INPUT, UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
-from hermes_state.values import Tokens
+from hermes_state.values import EstimatedTokens, Tokens
 
 UNKNOWN = "a-model-of-my-own"
 CATALOG = load_catalog()
@@ -24,7 +25,7 @@ def said(context: int | None = None, output: int | None = None) -> ModelLimits:
     )
 
 
-def figures(capacity: ModelSize) -> tuple[int, SizeSource, int, SizeSource]:
+def figures(capacity: ModelSize) -> tuple[int, SizeSource, int | None, SizeSource]:
     return capacity.context_length, capacity.context_from, capacity.max_output_tokens, capacity.output_from
 
 
@@ -49,13 +50,13 @@ CONFIGURED, OFFERED, CATALOGUE, ASSUMED = (
         ("gpt-4.1-mini", UNKNOWN_LIMITS, said(50_000, 7_000), (50_000, OFFERED, 7_000, OFFERED)),
         ("gpt-4.1-mini", UNKNOWN_LIMITS, said(None, 7_000), (1_047_576, CATALOGUE, 7_000, OFFERED)),
         ("gpt-4.1-mini", UNKNOWN_LIMITS, UNKNOWN_LIMITS, (1_047_576, CATALOGUE, 32_768, CATALOGUE)),
-        (UNKNOWN, said(100_000), UNKNOWN_LIMITS, (100_000, CONFIGURED, 8_192, ASSUMED)),
-        (UNKNOWN, UNKNOWN_LIMITS, said(16_384), (16_384, OFFERED, 4_096, ASSUMED)),
-        (UNKNOWN, UNKNOWN_LIMITS, UNKNOWN_LIMITS, (32_768, ASSUMED, 8_192, ASSUMED)),
+        (UNKNOWN, said(100_000), UNKNOWN_LIMITS, (100_000, CONFIGURED, None, ASSUMED)),
+        (UNKNOWN, UNKNOWN_LIMITS, said(16_384), (16_384, OFFERED, None, ASSUMED)),
+        (UNKNOWN, UNKNOWN_LIMITS, UNKNOWN_LIMITS, (32_768, ASSUMED, None, ASSUMED)),
     ],
 )
 def test_configuration_comes_before_the_provider_and_that_before_the_catalogue(
-    model: str, configured: ModelLimits, offered: ModelLimits, expected: tuple[int, SizeSource, int, SizeSource]
+    model: str, configured: ModelLimits, offered: ModelLimits, expected: tuple[int, SizeSource, int | None, SizeSource]
 ) -> None:
     assert figures(model_size(model, configured, offered)) == expected
 
@@ -68,36 +69,72 @@ def test_a_context_that_cannot_be_is_taken_as_not_said(nonsense: int) -> None:
 
 @pytest.mark.parametrize("nonsense", [0, -1, 1, 255, 10**30])
 def test_an_output_that_cannot_be_is_taken_as_not_said(nonsense: int) -> None:
-    assert model_size(UNKNOWN, UNKNOWN_LIMITS, said(100_000, nonsense)).max_output_tokens == 8_192
+    assert model_size(UNKNOWN, UNKNOWN_LIMITS, said(100_000, nonsense)).max_output_tokens is None
 
 
-def test_an_answer_that_may_fill_the_context_leaves_prompts_two_thirds_of_it() -> None:
-    capacity = model_size(UNKNOWN, UNKNOWN_LIMITS, said(131_072, 131_072))
-    assert capacity.max_output_tokens == 131_072 // 3
-    limits = limits_of(capacity.context_length, capacity.max_output_tokens, LimitSettings())
-    assert limits.threshold == 131_072 // 2, "half of the context, as configured"
-
-
-def test_only_what_is_configured_as_a_whole_is_taken_as_it_is() -> None:
-    assert model_size(UNKNOWN, said(100_000, 95_000)).max_output_tokens == 95_000
-    assert model_size(UNKNOWN, said(None, 95_000), said(100_000)).max_output_tokens == 50_000
+# ---- what is kept for an answer, and what one is allowed
 
 
 @pytest.mark.parametrize(
-    ("configured", "offered", "context", "output"),
+    ("model", "configured", "offered", "reserved"),
     [
-        (UNKNOWN_LIMITS, UNKNOWN_LIMITS, 400_000, 128_000),
-        (said(None, 8_192), UNKNOWN_LIMITS, 272_000 + 8_192, 8_192),
-        (said(None, 8_192), said(400_000, 128_000), 272_000 + 8_192, 8_192),
-        (UNKNOWN_LIMITS, said(200_000, 8_192), 200_000, 8_192),
-        (said(400_000, 8_192), UNKNOWN_LIMITS, 400_000, 8_192),
+        (UNKNOWN, UNKNOWN_LIMITS, said(131_072, 131_072), 8_192),
+        (UNKNOWN, UNKNOWN_LIMITS, said(16_384, 131_072), 4_096),
+        (UNKNOWN, UNKNOWN_LIMITS, UNKNOWN_LIMITS, 8_192),
+        ("claude-sonnet-4-5", UNKNOWN_LIMITS, UNKNOWN_LIMITS, 8_192),
+        ("claude-sonnet-4-5", said(200_000), UNKNOWN_LIMITS, 8_192),
+        ("claude-sonnet-4-5", said(200_000, 64_000), UNKNOWN_LIMITS, 64_000),
+        ("claude-sonnet-4-5", said(None, 4_000), UNKNOWN_LIMITS, 4_000),
+        (UNKNOWN, said(100_000, 95_000), UNKNOWN_LIMITS, 95_000),
+        (UNKNOWN, said(None, 95_000), said(100_000), 50_000),
     ],
 )
-def test_a_prompt_is_not_longer_than_its_provider_takes_whatever_is_reserved(
-    configured: ModelLimits, offered: ModelLimits, context: int, output: int
+def test_however_long_a_model_may_write_no_more_is_kept_for_it_than_is_configured(
+    model: str, configured: ModelLimits, offered: ModelLimits, reserved: int
+) -> None:
+    assert model_size(model, configured, offered).reserved_output == reserved
+
+
+@pytest.mark.parametrize(
+    ("model", "configured", "prompt", "limit"),
+    [
+        ("claude-sonnet-4-5", UNKNOWN_LIMITS, 1_000, 32_000),
+        ("claude-sonnet-4-5", UNKNOWN_LIMITS, 170_000, 21_500),
+        ("claude-sonnet-4-5", UNKNOWN_LIMITS, 199_000, 1_024),
+        ("claude-sonnet-4-5", said(200_000, 64_000), 120_000, 64_000),
+        ("claude-sonnet-4-5", said(None, 500), 1_000, 500),
+        ("gpt-4o", UNKNOWN_LIMITS, 1_000, 16_384),
+        ("o3", UNKNOWN_LIMITS, 1_000, 32_000),
+        (UNKNOWN, UNKNOWN_LIMITS, 1_000, 31_718),
+        (UNKNOWN, said(8_192), 6_000, 1_892),
+        (UNKNOWN, said(4_096), 3_900, 1_024),
+        (UNKNOWN, said(2_731), 2_700, 682),
+    ],
+)
+def test_an_answer_is_allowed_what_the_prompt_leaves_unless_another_limit_is_configured(
+    model: str, configured: ModelLimits, prompt: int, limit: int
+) -> None:
+    size = model_size(model, configured)
+    assert size.output_beside(EstimatedTokens(prompt), size.context_length) == limit
+
+
+@pytest.mark.parametrize(
+    ("configured", "offered", "context", "bound"),
+    [
+        (UNKNOWN_LIMITS, UNKNOWN_LIMITS, 400_000, 272_000),
+        (said(None, 8_192), UNKNOWN_LIMITS, 400_000, 272_000),
+        (said(None, 8_192), said(400_000, 128_000), 400_000, 272_000),
+        (said(400_000), UNKNOWN_LIMITS, 400_000, 272_000),
+        (UNKNOWN_LIMITS, said(200_000, 8_192), 200_000, None),
+        (said(100_000, 8_192), UNKNOWN_LIMITS, 100_000, None),
+        (said(500_000, 8_192), UNKNOWN_LIMITS, 500_000, None),
+    ],
+)
+def test_a_prompt_is_not_longer_than_its_provider_takes_unless_a_larger_window_is_configured_than_is_known(
+    configured: ModelLimits, offered: ModelLimits, context: int, bound: int | None
 ) -> None:
     size = model_size("gpt-5-mini", configured, offered)
-    assert (size.context_length, size.max_output_tokens) == (context, output)
+    assert (size.context_length, size.max_input_tokens) == (context, bound)
 
 
 _any = st.one_of(st.none(), st.integers(-(10**12), 10**12), st.sampled_from([0, 1, 2_047, 2_048, 10**30]))
@@ -132,16 +169,58 @@ def test_whoever_says_what_all_lines_are_in_order_and_a_prompt_has_room(
         output = min(output, context - MIN_INPUT)  # the configuration refuses others
     capacity = model_size(model, said(context, output), said(offered_context, offered_output))
     assert (capacity.context_from is CONFIGURED) == (context is not None)
-    assert capacity.context_length - capacity.max_output_tokens >= min(MIN_INPUT, capacity.context_length * 3 // 4)
+    assert capacity.context_length - capacity.reserved_output >= min(MIN_INPUT, capacity.context_length * 3 // 4)
     smaller = Tokens(MIN_INPUT + int((capacity.context_length - MIN_INPUT) * share))
     for window in (capacity.context_length, smaller):
-        reserved = capacity.output_in(window)
-        limits = limits_of(window, reserved, settings)
-        assert 1 <= reserved <= capacity.max_output_tokens
+        reserved = capacity.reserved_in(window)
+        limits = limits_of(window, reserved, settings, capacity.max_input_tokens)
+        assert 1 <= reserved <= capacity.reserved_output
         assert 1 <= limits.threshold <= limits.hygiene <= limits.urgent <= limits.input_window < window
+        assert limits.input_window <= limits.longest_prompt <= window
+        prompt = EstimatedTokens(int(limits.input_window * share))
+        output = capacity.output_beside(prompt, window)
+        assert 1 <= output <= max(capacity.usual_output, reserved)
+        assert prompt + output <= window or output in (1_024, reserved)
 
 
 # ---- the catalogue
+
+
+@pytest.mark.parametrize("pattern", SIZES)
+def test_models_of_the_list_are_compressed_at_the_documented_lines(pattern: str) -> None:
+    """At 50 and 85 % of the context, unless a small window or a bound of the prompt leaves less room for that."""
+    name = pattern.replace("[-.]", "-").replace("[1-3]", "2").replace("[1-9]", "5").replace("*", "")
+    name = re.sub(r"\[(\d)-9\]", r"\1", name)
+    known = known_model(name)
+    assert known is not None
+    context = known.context_length
+    assert context is not None
+    size = model_size(name, UNKNOWN_LIMITS)
+    limits = limits_of(size.context_length, size.reserved_output, LimitSettings(), size.max_input_tokens)
+    assert limits.context_length == context
+    if known.max_input_tokens is not None:
+        assert limits.input_window == known.max_input_tokens
+        assert limits.hygiene == min(-(-context * 85 // 100), -(-known.max_input_tokens * 90 // 100))
+    elif context >= 128_000:
+        assert abs(limits.hygiene * 100 / context - 85) <= 1
+    else:
+        assert limits.hygiene == -(-(context - min(8_192, context // 4)) * 90 // 100)
+    assert limits.threshold == context // 2
+    assert (limits.hygiene - limits.threshold) * 100 >= 10 * limits.input_window
+
+
+@pytest.mark.parametrize(
+    ("name", "percent"),
+    [
+        *[(name, 85.0) for name in ("claude-sonnet-4-5", "o3", "deepseek-chat", "gpt-4.1", "gemini-2.5-pro")],
+        *[("gpt-4o", 84.2), ("gpt-5", 61.2), ("gpt-5-mini", 61.2), ("gpt-5-nano", 61.2), ("qwen2.5-7b", 67.5)],
+    ],
+)
+def test_hygiene_acts_at_the_share_of_the_context_that_people_expect(name: str, percent: float) -> None:
+    for configured in (UNKNOWN_LIMITS, said(model_size(name, UNKNOWN_LIMITS).context_length)):
+        size = model_size(name, configured)
+        limits = limits_of(size.context_length, size.reserved_output, LimitSettings(), size.max_input_tokens)
+        assert round(limits.hygiene * 100 / size.context_length, 1) == percent
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ def test_reserved_output_is_a_quarter_of_the_context_at_most_8192(context: int) 
             load_config(values)
     else:
         capacity = capacity_in(load_config(values).config.model)
-        assert (capacity.context_length, capacity.max_output_tokens) == (context, expected)
+        assert (capacity.context_length, capacity.reserved_output) == (context, expected)
 
 
 def test_sizes_need_not_be_configured(load: Load) -> None:
@@ -361,7 +361,7 @@ def test_sizes_need_not_be_configured(load: Load) -> None:
         assert model.context_length is None
         capacity = capacity_in(model)
         assert (capacity.context_length, capacity.context_from) == (1_047_576, SizeSource.CATALOGUE)
-        assert capacity.max_output_tokens == min(model.max_output_tokens or 32_768, 1_047_576 // 2)
+        assert capacity.reserved_output == min(model.max_output_tokens or 8_192, 1_047_576 // 2)
 
 
 def test_an_input_window_too_small_is_refused_with_the_figures(load: Load) -> None:
