@@ -190,6 +190,7 @@ def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Cal
         clock=clock,
         mark=mark,
         schemas=engine.schemas,
+        home=str(loaded.home),
     )
 
 

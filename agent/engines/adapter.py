@@ -31,15 +31,15 @@ from agent.context.limits import Limits
 from agent.context.model_handle import ModelInfo, SummaryRoute
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.engines.contract import ContextEngine
-from agent.engines.handle import EngineHandle, session_of
+from agent.engines.handle import EngineHandle, messages_of, session_of
 from agent.engines.mapping import MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
 from agent.engines.timeouts import EngineError
 from agent.handoff import framed
 from agent.model.base import ToolSchema
 from agent.tools.registry import Tool, ToolContext
-from hermes_state import sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ToolError
+from hermes_state.transcripts import load_view
 from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, Origin, Tokens, ToolEffect
 
 log = structlog.get_logger()
@@ -72,12 +72,13 @@ class PluginEngine:
         clock: Clock,
         mark: str = "",
         schemas: Sequence[ToolSchema] = (),
+        home: str = "",
         compress_seconds: float = COMPRESS_SECONDS,
         quick_seconds: float = QUICK_SECONDS,
     ) -> None:
         """`make` gives a new engine object; `fallback` compresses where the engine failed and there is no room.
 
-        `mark` changes with the settings behind the engine and the model.
+        `mark` changes with the settings behind the engine and the model. `home`: the state directory.
         """
         self.name = name
         self._fallback = fallback
@@ -89,7 +90,7 @@ class PluginEngine:
         self._hung: set[asyncio.Future[Any]] = set()
         self._handles: OrderedDict[LineageId, EngineHandle] = OrderedDict()
         self._new_handle = partial(
-            EngineHandle, name=name, make=make, model=model, quick_seconds=quick_seconds, hung=self._hung
+            EngineHandle, name=name, make=make, model=model, home=home, quick_seconds=quick_seconds, hung=self._hung
         )
 
     # ---- the seam
@@ -167,11 +168,12 @@ class PluginEngine:
         ]
 
     async def _run_tool(self, name: str, arguments: dict[str, Any], context: ToolContext) -> str:
-        session = await context.store.read(sessions.load_tip, context.lineage_id)
+        view = await context.store.read(load_view, context.lineage_id)
+        session, facts = view.session, {"session_id": view.session.key, "messages": await messages_of(view)}
         seconds = self._compress_seconds
         try:
             async with self._handle(session.lineage_id).acquire(session, waits=True) as handle:
-                result = await handle.call("handle_tool_call", name, arguments, seconds=seconds, session_id=session.key)
+                result = await handle.call("handle_tool_call", name, arguments, seconds=seconds, **facts)
         except EngineError as error:
             raise ToolError(f"the context engine {self.name} {error}") from error
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
@@ -205,6 +207,7 @@ class PluginEngine:
                 seconds=self._compress_seconds,
                 current_tokens=int(job.tokens_before),
                 focus_topic=job.focus,
+                force=job.layer == "manual",
             )
             try:
                 return await asyncio.to_thread(mapped_messages, sent, returned, self._redact)
@@ -217,7 +220,9 @@ class PluginEngine:
 
     def _acquire(self, job: CompressionJob) -> AbstractAsyncContextManager[EngineHandle]:
         session = job.view.session
-        return self._handle(session.lineage_id).acquire(session, job.model, job.limits.context_length)
+        handle = self._handle(session.lineage_id)
+        handle.platform = job.conversation.chat.platform
+        return handle.acquire(session, job.model, job.limits.context_length)
 
     async def _sent(self, job: CompressionJob) -> SentMessages:
         """A list of its own for every call: an engine may do with it what it likes."""

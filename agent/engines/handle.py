@@ -5,6 +5,7 @@ that nobody knows: it is lost, and the conversation's next caller gets another.
 """
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,11 +18,12 @@ import structlog
 from agent.context.job import ContinuedEvent, EndedEvent, EngineEvent, ReplyEvent
 from agent.context.model_handle import ModelInfo
 from agent.context.state import state_of
-from agent.engines.contract import ContextEngine
+from agent.engines.contract import ContextEngine, ListMessage
 from agent.engines.mapping import sent_messages
 from agent.engines.timeouts import CallTimeout, EngineError, call_with_timeout
 from agent.model.wire import WireSettings
 from hermes_state.sessions import Session
+from hermes_state.transcripts import View
 from hermes_state.values import CanonicalUsage, SessionId
 
 log = structlog.get_logger()
@@ -41,6 +43,10 @@ class EngineHandle:
     make: Callable[[], ContextEngine]
     model: ModelInfo
     """The model that it was told last, or is told where a caller names none."""
+    home: str = ""
+    """The state directory."""
+    platform: str = ""
+    """Platform of the conversation's chat; empty before a compression was thought of here."""
     quick_seconds: float
     """Longest wait for a call that makes no model call."""
     hung: set[asyncio.Future[Any]]
@@ -76,9 +82,13 @@ class EngineHandle:
             await self._deliver()
 
     async def call(self, method: str, *args: Any, seconds: float | None = None, **kwargs: Any) -> Any:
-        """Calls a method of the engine while the handle is acquired. Raises `EngineError`."""
+        """Calls a method of the engine while the handle is acquired, with the keywords that it takes.
+
+        Raises `EngineError`.
+        """
+        function = getattr(self.engine, method)
         try:
-            return await self._call(seconds, getattr(self.engine, method), *args, **kwargs)
+            return await self._call(seconds, function, *args, **_accepted(function, kwargs))
         except (CallTimeout, asyncio.CancelledError):  # it may go on in a thread
             self.engine = None
             self.lost_in = self.session.id if self.session is not None else self.lost_in
@@ -107,8 +117,12 @@ class EngineHandle:
         model = model or self.model
         window = window or self.window or int(model.context_length)
         if (self.model, self.window) != (model, window):
-            arguments = (model.name, window, model.base_url, model.api_key, model.provider)
-            await self.call("update_model", *arguments)
+            endpoint: dict[str, Any] = {
+                "base_url": model.base_url,
+                "api_key": model.api_key,
+                "provider": model.provider,
+            }
+            await self.call("update_model", model.name, window, **endpoint)
             self.model, self.window = model, window
             await self._ask_threshold()
         if self.session is None or self.session.depth < session.depth:
@@ -123,7 +137,10 @@ class EngineHandle:
         else:
             was_undone = state_of(session.context_state).held_at > 0
             reason, parent = "undo" if was_undone else "compression", before.key
-        await self.call("on_session_start", session.key, reason=reason, parent=parent)
+        facts: dict[str, Any] = {"hermes_home": self.home, "platform": self.platform, "model": self.model.name}
+        if reason == "compression":
+            facts |= {"boundary_reason": reason, "old_session_id": parent}
+        await self.call("on_session_start", session.key, reason=reason, parent=parent, **facts)
 
     async def _ask_threshold(self) -> None:
         """From the engine's status, for people: one that has none to show is no worse at compressing."""
@@ -156,10 +173,7 @@ class EngineHandle:
                 await self._ask_threshold()
             case EndedEvent(view=view, was_reset=was_reset):
                 try:
-                    sent = await asyncio.to_thread(
-                        sent_messages, view.session.system_prompt or "", view.transcript, WireSettings()
-                    )
-                    await self.call("on_session_end", view.session.key, list(sent.messages))
+                    await self.call("on_session_end", view.session.key, await messages_of(view))
                     if was_reset:
                         await self.call("on_session_reset")
                 finally:
@@ -186,6 +200,24 @@ def session_of(event: EngineEvent) -> Session:
             return session
         case EndedEvent(view=view):
             return view.session
+
+
+async def messages_of(view: View) -> list[ListMessage]:
+    """A view as engines are shown it, in a list of its own."""
+    system = view.session.system_prompt or ""
+    return list((await asyncio.to_thread(sent_messages, system, view.transcript, WireSettings())).messages)
+
+
+def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Keywords that a plugin's function takes: it may have been written when there were fewer."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of something that is callable and tells no more
+        return keywords
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return keywords
+    names = {one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY}
+    return {name: value for name, value in keywords.items() if name in names}
 
 
 def _usage(usage: CanonicalUsage) -> dict[str, Any]:

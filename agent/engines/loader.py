@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias
 
 from agent.engines.contract import ContextEngine
@@ -188,7 +188,7 @@ def _maker(offered: object) -> MakeEngine:
     if isinstance(offered, ModuleType):
         return _maker(_offered_by(offered))
     if isinstance(offered, ContextEngine):
-        return lambda: copy.deepcopy(offered)  # one object for all conversations would mix them up
+        return partial(_copied, offered)  # one object for all conversations would mix them up
     if inspect.isclass(offered) and inspect.isabstract(offered):
         missing = ", ".join(sorted(getattr(offered, "__abstractmethods__", ())))
         raise PluginError(f"{offered.__name__} does not define {missing}")
@@ -197,12 +197,32 @@ def _maker(offered: object) -> MakeEngine:
     raise PluginError(f"it offers {type(offered).__name__}, which is no ContextEngine")
 
 
+def _copied(engine: ContextEngine) -> ContextEngine:
+    """A new engine like this one. What cannot be copied, such as one with a lock, is made anew."""
+    try:
+        return copy.deepcopy(engine)
+    except TypeError:
+        return type(engine)()
+
+
+class _Registry:
+    """Registry that a plugin's `register` is given. Only engines are taken; commands, hooks and the rest are not."""
+
+    def __init__(self, offered: list[object]) -> None:
+        self.register_context_engine = offered.append
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if not name.startswith("register_"):
+            raise AttributeError(f"the registry has no {name}")
+        return lambda *_args, **_options: None
+
+
 def _offered_by(module: ModuleType) -> object:
     """The engine that its `register` registers, else the one engine class that is defined in it."""
     offered: list[object] = []
     register = getattr(module, "register", None)
     if callable(register):
-        register(SimpleNamespace(register_context_engine=offered.append))
+        register(_Registry(offered))
     else:
         offered += [
             value

@@ -1,13 +1,19 @@
 """Whole turns with a plugin's engine: real store, real SDK, a fake model server that judges every list."""
 
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from agent.context.engine import Engine
 from agent.context.job import Aborted, BlockedEvent, Compressed
 from agent.context.model_handle import ModelInfo
 from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
+from agent.engines.loader import FOLDER, load_engine
 from agent.model.base import ToolSchema
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
@@ -29,13 +35,17 @@ WINDOW = 8_192
 
 
 def agent_with(
-    make: Callable[[], ContextEngine], chat: Chat, model: ChatCompletionsModel, listening: Listening
+    make: Callable[[], ContextEngine],
+    chat: Chat,
+    model: ChatCompletionsModel,
+    listening: Listening,
+    home: str = "",
 ) -> SingleModelAgent:
     def make_engine(built_in: Engine) -> Engine:
         facts = ModelInfo(name=model.name, context_length=Tokens(WINDOW))
         schemas = [ToolSchema(**schema) for schema in make().get_tool_schemas()]
         return PluginEngine(
-            "theirs", make, model=facts, fallback=built_in, redact=redact, clock=chat.clock, schemas=schemas
+            "theirs", make, model=facts, fallback=built_in, redact=redact, clock=chat.clock, schemas=schemas, home=home
         )
 
     return SingleModelAgent(
@@ -143,4 +153,33 @@ async def test_the_model_can_use_a_plugins_tool_and_the_plugin_gets_the_compress
     assert (event.job.layer, event.job.focus) == ("in_loop", "foxes")
     tip = await chat.store.read(sessions.load_tip, conversation.lineage_id)
     assert tip.id == event.child.id
+    await agent.close()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_plugin_written_for_hermes_agent_runs_unchanged(
+    is_async: bool, chat: Chat, model: ChatCompletionsModel, llm: LLM, tmp_path: Path
+) -> None:
+    """It imports that project's modules, registers a command too, cannot be copied, and takes fewer keywords."""
+    folder = tmp_path / FOLDER / "pages"
+    shutil.copytree(Path(__file__).parents[2] / "fixtures/plugins/pages", folder)
+    if is_async:
+        code = (folder / "__init__.py").read_text()
+        for method in ("compress", "should_compress", "on_session_start", "handle_tool_call", "update_model"):
+            code = code.replace(f"    def {method}(", f"    async def {method}(")
+        (folder / "__init__.py").write_text(code)
+    loaded = load_engine("pages", tmp_path)
+    assert loaded is not None
+    listening = Listening()
+    agent = agent_with(loaded.make, chat, model, listening, home="/state")
+    await converse(chat, agent, texts(20))
+    assert {event.prepared.model for event in listening.compressions} == {"theirs"}
+    llm.scripts.append({"times": 1, "reply": {"tool_calls": [{"name": "pages_open", "arguments": {"n": 1}}]}})
+    conversation = await converse(chat, agent, ["What was on the first page?"])
+    view = await chat.store.read(load_view, conversation.lineage_id)
+    [result] = [row for row in view.transcript if row.role is MessageRole.TOOL]
+    told = json.loads(result.text or "")
+    assert told["pages"] == len(listening.compressions) >= 1
+    assert told["live"] > 2
+    assert told["told"] == ["/state", "telegram", model.name]
     await agent.close()
