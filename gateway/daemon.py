@@ -50,6 +50,7 @@ from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
+from hermes_state.admin.pairings import UserRole
 from hermes_state.aio import run_until
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
@@ -128,7 +129,11 @@ class _Daemon:
         gates = GateRegistry()
         self._delivery = Delivery(store=store, adapters=self._adapters, gates=gates, clock=clock, group=self._group)
         self._notices = NoticeWriter(
-            store=store, settings=lambda: self._loaded.config.notices, deliver=self._delivery.wake, clock=clock
+            store=store,
+            settings=lambda: self._loaded.config.notices,
+            deliver=self._delivery.wake,
+            clock=clock,
+            is_admin=lambda ref: self._access.role_of(ref) is UserRole.ADMIN,
         )
         agent, models = self._assemble(loaded)
         self._runtime = Runtime(config=loaded.config, agent=agent, models=models)

@@ -91,6 +91,8 @@ class _SummaryResult:
     client: ModelClient | None = None
     call: ModelCall | None = None
     failure: str | None = None
+    passed_over: str | None = None
+    """The route that was asked before and failed."""
 
 
 class Compressor:
@@ -142,6 +144,7 @@ class Compressor:
             summary_kind="deterministic" if written.client is None else "model",
             model=None if written.client is None else written.client.name,
             failure=written.failure,
+            passed_over=written.passed_over,
             call=written.call,
             summarised=len(plan.rows),
             tokens_after=after,
@@ -156,8 +159,8 @@ class Compressor:
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         plan = self._plan(job)
-        if isinstance(plan, SkipReason):
-            return job.not_needed(plan)
+        if isinstance(plan, SkipReason) or not _is_worth_a_call(job, plan):
+            return job.not_needed(plan if isinstance(plan, SkipReason) else SkipReason.NOT_SMALLER)
         target = job.limits.summary_tokens(plan.content_tokens)
         handoff = target + _FRAME_TOKENS
         return CompressionPreview(
@@ -221,14 +224,15 @@ class Compressor:
     ) -> tuple[_SummaryResult | Aborted, ContextState]:
         """A model's summary; without one the conversation is left alone while that is possible, else one by rule."""
         failure: ModelError | None = None
+        passed_over: str | None = None
         for route in job.routes:
             key = route.cooldown_key(job.layer)
             if state.is_cooling(key, self._clock.now()):
                 continue
             try:
-                return await self._ask(job, plan, route), state.answered(key)
+                return replace(await self._ask(job, plan, route), passed_over=passed_over), state.answered(key)
             except ModelError as error:
-                failure = error
+                failure, passed_over = error, route.client.name
                 outcome = _outcome_of(error)
                 state = state.failed(key, outcome, self._clock.now())
                 log.warning("compression.summary_failed", layer=job.layer, route=route.name, outcome=outcome)
@@ -283,9 +287,16 @@ class Compressor:
 
 
 def _is_worth_a_call(job: CompressionJob, plan: _Plan) -> bool:
-    """True when enough was said since the last handoff: else one compression would follow the other."""
-    if job.must_shrink or job.layer == "manual" or job.message_limit is not None:
+    """True when enough was said since the last handoff: else one compression would follow the other.
+
+    By hand, when a summary can make the conversation shorter: one that is brought up to date keeps its length.
+    """
+    if job.must_shrink or job.message_limit is not None:
         return True
+    if job.layer == "manual":
+        earlier = plan.content_tokens - plan.fresh_tokens
+        kept = min(earlier, job.limits.summary_tokens(plan.content_tokens) + _FRAME_TOKENS)
+        return plan.content_tokens - kept >= _MIN_CONTENT
     return plan.fresh_tokens * 100 >= job.limits.threshold * MIN_FRESH_PERCENT
 
 

@@ -16,16 +16,18 @@ from agent.context.estimate import Estimator
 from agent.context.limits import Limits
 from agent.context.model_handle import CompressorSettings, ModelInfo, SummaryRoute
 from agent.context.state import ContextState
+from agent.handoff import parse_handoff
 from agent.model.base import ModelRequest
 from hermes_state.compressions import ContextItem, Layer
 from hermes_state.sessions import Session
-from hermes_state.transcripts import View
+from hermes_state.transcripts import NewMessage, View
 from hermes_state.values import (
     CanonicalUsage,
     ConversationRef,
     EstimatedTokens,
     Millis,
     ModelCall,
+    Origin,
     ReportedTokens,
     SessionId,
     Tokens,
@@ -121,11 +123,19 @@ class PreparedCompression:
     """Model that wrote the summary; None for the deterministic one."""
     failure: str | None = None
     """Reason why no model's summary could be had, in words for people; None when there is one."""
+    passed_over: str | None = None
+    """Summary route of its own that has failed, so that another model wrote it."""
     call: ModelCall | None = None
     """Successful call that is not in the ledger yet."""
     summarised: int
     """Messages that the handoff stands for, earlier handoffs' messages not counted."""
     tokens_after: EstimatedTokens
+
+    @property
+    def stands_for(self) -> int:
+        """Messages that the handoff stands for, those of earlier handoffs included."""
+        rows = [item for item in self.context if isinstance(item, NewMessage) and item.origin is Origin.SUMMARY]
+        return sum(parse_handoff(row.text or "").messages for row in rows)
 
     @property
     def messages_after(self) -> int:
@@ -286,16 +296,11 @@ def summarize_manual_compression(outcome: CompressionOutcome) -> CompressionRepo
     match outcome:
         case Compressed():
             before, after = outcome.job.tokens_before, outcome.prepared.tokens_after
-            has_risen = after >= before and outcome.prepared.messages_after < outcome.job.messages_before
             return CompressionReport(
                 noop=False,
                 headline=f"Compressed: {outcome.job.messages_before:,} → {outcome.prepared.messages_after:,} messages",
                 token_line=f"Next prompt (estimate): about {before:,} → {after:,} tokens",
-                note=(
-                    "There are fewer messages, but they take more tokens: the summary is longer than what it replaced."
-                    if has_risen
-                    else None
-                ),
+                note=None,
             )
         case NotNeeded():
             return CompressionReport(

@@ -49,7 +49,7 @@ class LimitSettings:
     """Share of the threshold that the kept tail may take."""
     tail_mode: TailMode = "fraction"
     minimum_context_length: int = 64_000
-    """The threshold is not below it where it is at most half of the context."""
+    """The threshold is not below it where it is at most half of the context, or where no share of that is set."""
     maximum_threshold_tokens: int | None = None
     summary_budget: SummaryBudget = "proportional"
     summary_max_tokens: int = 12_000
@@ -130,7 +130,7 @@ def summary_input_tokens(summary_window: int) -> Tokens:
 
 def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tokens:
     threshold = _at_most(context_length, settings.threshold)
-    if settings.minimum_context_length * 2 <= context_length:
+    if settings.minimum_context_length * 2 <= context_length or not settings.threshold:
         threshold = max(threshold, settings.minimum_context_length)
     threshold = min(threshold, window * THRESHOLD_CAP_PERCENT // 100)
     if settings.maximum_threshold_tokens is not None:

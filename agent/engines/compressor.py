@@ -254,7 +254,8 @@ def _rows(message: ListMessage, now: Millis) -> Iterator[tuple[Message, ListMess
         call_id = str(message.get("tool_call_id") or "")
         yield _row(text, now, body=body, role=MessageRole.TOOL, origin=Origin.TOOL, tool_call_id=call_id), message
     else:
-        yield _row(text, now, body=body, origin=Origin.HUMAN if role == "user" else Origin.SYSTEM), message
+        is_said = role == "user" and bool(text.strip() or images)  # a blank message asks for nothing
+        yield _row(text, now, body=body, origin=Origin.HUMAN if is_said else Origin.SYSTEM), message
 
 
 def _split(content: object) -> tuple[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from sqlite3 import Connection
 
-from agent.context.commit import UndoPreview, settle_undo
+from agent.context.commit import UndoPreview, log_outcome, settle_undo
 from agent.context.controller import ContextController
 from agent.context.job import (
     Compressed,
@@ -16,7 +16,7 @@ from agent.context.job import (
     summarize_manual_compression,
 )
 from agent.context.model_handle import ModelHandle
-from gateway.commands.registry import CommandRequest, CommandResult, say
+from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, say
 from gateway.config.context_settings import NoticeConfig
 from gateway.config.fields import secrets_of
 from gateway.outbound.notices import accuracy_sentence
@@ -73,10 +73,11 @@ def _settle(
     result: CompressionResult,
     db: Connection,
     now: Millis,
-) -> str:
+) -> CommandReply:
     outcome = context.settle(db, result, now)
     accuracy = accuracy_sentence(outcome, notices) if isinstance(outcome, Compressed) else None
-    return _outcome_text(outcome) + (f"\n{accuracy}" if accuracy is not None else "")
+    text = _outcome_text(outcome) + (f"\n{accuracy}" if accuracy is not None else "")
+    return CommandReply(markdown=text, on_commit=partial(log_outcome, result, outcome))
 
 
 def _outcome_text(outcome: CompressionOutcome) -> str:
@@ -91,9 +92,11 @@ def _details(outcome: Compressed) -> list[str]:
     if prepared.failure is not None:
         written = f"No model could write a summary ({prepared.failure.rstrip('.')}), so it was made by rule"
     focus = f" with the focus “{topic}”" if topic else ""
+    stands_for = counted(prepared.summarised, "message")
+    if prepared.stands_for > prepared.summarised:
+        stands_for += f" and what the one before it stood for, {prepared.stands_for:,} in all"
     return [
-        f"{written}{focus}; it stands for {counted(prepared.summarised, 'message')}. "
-        "Nothing that was said is lost: /history shows it.",
+        f"{written}{focus}; it stands for {stands_for}. Nothing that was said is lost: /history shows it.",
         f"The conversation goes on as `{outcome.child.short_key}`. `/compress undo` takes it back.",
     ]
 

@@ -46,6 +46,8 @@ class CommandReply:
     buttons: tuple[Button, ...] = ()
     other_chat: ChatId | None = None
     """Another chat that the command's transaction owes something to."""
+    on_commit: Callable[[], None] | None = None
+    """Step behind the transaction that has stored the reply."""
 
 
 Apply: TypeAlias = Callable[[Connection, Millis], "CommandReply | str | RunningTurn"]

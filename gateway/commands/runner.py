@@ -94,8 +94,11 @@ class CommandRunner:
             finally:
                 if effect.after is not None:
                     await effect.after()
-            if isinstance(outcome, CommandReply) and outcome.other_chat is not None:
-                self._delivery.wake(outcome.other_chat)  # after `after`: who was let in may answer at once
+            if isinstance(outcome, CommandReply):
+                if outcome.other_chat is not None:
+                    self._delivery.wake(outcome.other_chat)  # after `after`: who was let in may answer at once
+                if outcome.on_commit is not None:
+                    outcome.on_commit()
             log.info("command.done", command=_name_of(row))
         return outcome if isinstance(outcome, RunningTurn) else None
 

@@ -27,8 +27,9 @@ class CompressionConfig(BaseConfig):
     """Compress by itself. Off: only `/compress` does."""
     mode: Annotated[Literal["blocking"], AnyCase, BeforeValidator(_existing_mode)] = "blocking"
     """`blocking`: a compression that is due is finished before the next model call."""
-    threshold: float = setting(0.50, ge=0.001, le=1.0, unit="of the context window")
-    """Size of the prompt from which on the agent compresses. At most 75 % of the input window, whatever is set."""
+    threshold: float = setting(0.50, ge=0.0, le=1.0, unit="of the context window")
+    """Size of the prompt from which on the agent compresses. At most 75 % of the input window, whatever is set; `0`
+    leaves it to `minimum_context_length`."""
     target_ratio: float = setting(0.20, ge=0.10, le=0.80, unit="of the threshold")
     """Most that the newest messages, which stay as they are, may take."""
     tail_mode: Annotated[Literal["fraction", "lean"], AnyCase] = "fraction"

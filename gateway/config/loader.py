@@ -46,7 +46,7 @@ from gateway.config.files import (
     read_yaml,
 )
 from gateway.config.settings import Config
-from gateway.config.types import is_secret
+from gateway.config.types import field_choices, is_secret
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import redact
 
@@ -260,6 +260,9 @@ def _unknown_keys(file: YamlFile, values: Mapping[str, Any], above: KeyPath = ()
 def _suggestion(key: KeyPath) -> str:
     """The most similar key, with a preference for the same block; failing that, what the block may hold."""
     known = (*FIELDS, *sorted(BLOCKS))
+    for other, field in FIELDS.items():
+        if other[:-1] == key[:-1] and key[-1] in field_choices(field):
+            return f"; {key[-1]} is a value: did you mean {dotted(other)}: {key[-1]}?"
 
     def likeness(other: KeyPath) -> float:
         same_name = other[-1] == key[-1]

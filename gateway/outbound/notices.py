@@ -15,7 +15,7 @@ from hermes_state import outbox
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
-from hermes_state.values import ChatId, Clock, ConversationRef, Millis
+from hermes_state.values import ChatId, Clock, ConversationRef, Millis, UserRef
 
 WAITING = "This conversation has grown long: I am compressing it before I go on, which takes a moment."
 
@@ -40,13 +40,30 @@ class NoticeWriter:
     settings: Callable[[], NoticeConfig]
     deliver: Callable[[ChatId], None]
     clock: Clock
+    is_admin: Callable[[UserRef], bool] = lambda _: False
 
     def write(self, db: Connection, conversation: ConversationRef, event: ContextEvent, now: Millis) -> None:
         """Owe the chat a sentence about what has just come true; a listener to context events."""
+        if isinstance(event, Compressed) and event.prepared.passed_over is not None:
+            self._tell_admin(db, conversation, event, event.prepared.passed_over, now)
         sentence = self._sentence(event)
         if sentence is not None:
             part = _dedupe_part(event, conversation, now)
             outbox.enqueue(db, _reply(conversation, sentence, _DEDUPE_WORDS[type(event)], part), now)
+
+    def _tell_admin(
+        self, db: Connection, conversation: ConversationRef, event: Compressed, model: str, now: Millis
+    ) -> None:
+        """Tell an admin in their own chat, once, that the model which should write summaries does not."""
+        writers = [row.sender_ref for row in event.job.view.transcript if row.sender_ref is not None]
+        if conversation.chat_kind.is_shared or not writers or not self.is_admin(UserRef(writers[-1])):
+            return
+        sentence = (
+            f"{model}, which is to write summaries, failed, so {event.prepared.model} wrote this one. The log says why "
+            "(`compression.summary_failed`); I do not mention it again."
+        )
+        key, chat_id = f"summary-route:{conversation.chat_id}:{model}", conversation.chat_id
+        outbox.enqueue(db, Reply(chat_id=chat_id, kind=OutboxKind.STATUS, markdown=sentence, dedupe_key=key), now)
 
     async def write_waiting(self, conversation: ConversationRef, view: View) -> None:
         """Tell a chat that its answer waits for a compression.

@@ -29,6 +29,18 @@ async def test_a_model_of_its_own_writes_summaries_over_any_protocol(world: Worl
     assert not await world.violations()
 
 
+async def test_an_admin_is_told_once_that_the_model_for_summaries_writes_none(world: World) -> None:
+    await world.llm.post("script", [{"model": "lab-32k", "times": -1, "error": {"kind": "401"}}])
+    await world.gateway.start(HERMES_AUXILIARY__COMPRESSION__MODEL="lab-32k")
+    for number in (1, 2):
+        await world.converse(*TALK)
+        await world.say("/compress here 1")
+        assert await world.replies(number, match="Compressed")
+    assert [row[1:3] for row in world.query(SUMMARIES)] == [("lab-32k", "auth"), ("lab-128k", "ok")] * 2
+    [mention] = await world.replies(1, match="lab-32k, which is to write summaries, failed")
+    assert "lab-128k wrote this one" in mention
+
+
 @pytest.mark.parametrize(("mode", "summariser"), [("auto", "lab-64k"), ("same-as-main", "lab-128k")])
 async def test_the_mode_says_whether_the_chosen_model_summarises(world: World, mode: str, summariser: str) -> None:
     await world.gateway.start(HERMES_AUXILIARY__MODE=mode, HERMES_MODEL__ALIASES='{"other": "lab-64k"}')

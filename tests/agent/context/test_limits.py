@@ -57,6 +57,14 @@ def test_the_floor_acts_only_where_it_is_at_most_half_of_the_context() -> None:
     assert limits_of(127_999, 8_192, low).threshold == 25_599
 
 
+def test_without_a_share_the_floor_alone_decides_and_a_small_window_has_the_highest_threshold() -> None:
+    floor_alone = LimitSettings(threshold=0.0)
+    assert limits_of(200_000, 8_192, floor_alone).threshold == 64_000
+    assert limits_of(1_000_000, 8_192, floor_alone).threshold == 64_000
+    assert limits_of(32_768, 8_192, floor_alone).threshold == 24_576 * 75 // 100
+    assert limits_of(200_000, 8_192, LimitSettings(threshold=0.0, minimum_context_length=20_000)).threshold == 20_000
+
+
 def test_a_threshold_is_capped_by_the_input_window_and_by_what_people_set() -> None:
     assert limits_of(100_000, 20_000, LimitSettings(threshold=1.0)).threshold == 60_000
     assert limits_of(200_000, 8_192, LimitSettings(maximum_threshold_tokens=40_000)).threshold == 40_000

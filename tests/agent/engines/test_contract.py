@@ -292,6 +292,15 @@ def test_what_a_person_said_behind_a_handoff_in_one_message_is_not_taken_for_a_s
     assert (said in earlier, said in conversation) == (False, True)
 
 
+@pytest.mark.parametrize("blank", ["", " \n", None, [], [{"type": "text", "text": ""}]])
+def test_a_blank_message_is_not_the_newest_request(blank: object) -> None:
+    request, looking = {"role": "user", "content": "which boat?"}, {"role": "assistant", "content": "looking " * 100}
+    given_messages = [*messages(30), request, *[dict(looking) for _ in range(40)]]
+    shorter = compressor().compress([*given_messages, {"role": "user", "content": blank}])
+    assert len(shorter) < 40
+    assert request in shorter
+
+
 def test_content_parts_of_whatever_kind_do_not_break_a_compression() -> None:
     odd = [{"role": "user", "content": ["a bare string", {"type": "text", "text": None}, {"type": "image_url"}, 7]}]
     compressed = compressor().compress([*messages(30)[:1], *odd, *messages(30)[1:]])

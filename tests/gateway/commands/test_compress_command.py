@@ -3,21 +3,20 @@
 import asyncio
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from agent.context.job import Compressed, summarize_manual_compression
 from agent.context.model_handle import ContextSettings
 from agent.model.base import FinishReason, ModelReply
 from gateway.commands.compression import STARTED, STOPPED
 from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view
-from hermes_state.values import ChatKind, ConversationRef, EstimatedTokens, LineageId, Message, Origin, Transcript
-from tests.gateway.helpers import BOB, BOSS, DIRECT, GROUP, Hang, Step, TestGateway, answer, eventually, human_texts
-from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, talking
+from hermes_state.values import LineageId, Message, Origin, Transcript
+from tests.gateway.helpers import BOB, BOSS, GROUP, Hang, Step, TestGateway, answer, eventually, human_texts
+from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, say_much, talking
 
 COUNT = 24
 EVENTS = "SELECT layer, outcome, focus, summary_kind FROM compressions ORDER BY id"
@@ -84,21 +83,54 @@ async def test_it_is_never_a_message_to_the_model(store: Store, tmp_path: Path) 
         assert count == 0
 
 
-async def test_more_tokens_in_fewer_messages_are_explained(store: Store, tmp_path: Path) -> None:
+async def test_a_second_one_says_how_many_messages_its_record_stands_for_in_all(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        [(chat_id, lineage_id)] = await gateway.rows("SELECT chat_id, lineage_id FROM sessions")
-        conversation = ConversationRef(chat_id=chat_id, lineage_id=lineage_id, chat=DIRECT, chat_kind=ChatKind.DIRECT)
-        context = gateway.live.agent.context
-        prepared = await context.prepare_by_hand(conversation, gateway.live.models.configured)
-        outcome = await gateway.store.write(context.settle, prepared, gateway.clock.now())
-        assert isinstance(outcome, Compressed)
-        assert summarize_manual_compression(outcome).note is None
-        tokens = EstimatedTokens(outcome.job.tokens_before + 1)
-        risen = replace(outcome, prepared=replace(outcome.prepared, tokens_after=tokens))
-        feedback = summarize_manual_compression(risen)
-        assert (feedback.noop, feedback.headline) == (False, summarize_manual_compression(outcome).headline)
-        assert "fewer messages, but they take more tokens" in (feedback.note or "")
+        first = re.search(r"it stands for (\d+) messages\.", await compress(gateway))
+        assert first is not None
+        await say_much(gateway, range(COUNT, 2 * COUNT))
+        told = await compress(gateway)
+        second = re.search(r"it stands for (\d+) messages and what the one before it stood for, (\d+) in all\.", told)
+        assert second is not None, told
+        assert int(second[2]) == int(first[1]) + int(second[1])
+        [summary] = [row for row in await view_of(gateway) if row.origin is Origin.SUMMARY]
+        assert f"Stands for {second[2]} messages" in (summary.text or "")
+
+
+async def test_one_that_cannot_help_is_not_paid_for(store: Store, tmp_path: Path) -> None:
+    """A record that is brought up to date by a few words is as long as before."""
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        assert "Compressed: " in await compress(gateway)
+        await gateway.ask("and now?")
+        before = await dump(gateway)
+        for argument in ("preview", "", "here 1", "the boats"):
+            told = await compress(gateway, argument)
+            assert "Nothing could be compressed: " in told, argument
+        assert STARTED not in gateway.adapter.texts()[-3:]
+        assert len(model.summaries) == 1
+        assert await dump(gateway) == before
+
+
+async def test_it_logs_what_every_layer_logs(store: Store, tmp_path: Path) -> None:
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT) as gateway:
+        with capture_logs() as said_in_log:
+            model.summary = AuthRejected("401")
+            await compress(gateway)
+            model.summary = answer(SUMMARY)
+            await compress(gateway)
+            await compress(gateway)
+        lines = [line for line in said_in_log if line.get("layer") == "manual"]
+        names = [line["event"] for line in lines if line["event"] != "compression.planned"]
+        assert names == [
+            "compression.summary_failed",
+            "compression.aborted",
+            "session.compressed",
+            "compression.not_needed",
+        ]
+        compressed = next(line for line in lines if line["event"] == "session.compressed")
+        assert compressed["tokens_after"] < compressed["tokens_before"]
 
 
 # ---- the argument

@@ -209,6 +209,8 @@ def test_an_unknown_key_names_the_file_the_key_and_the_nearest_one(
 
 
 def test_an_unknown_key_is_found_in_its_line(load: Load) -> None:
+    said = refusal(load, "auxiliary:\n  custom: {model: x}")
+    assert "line 2: unknown key auxiliary.custom; custom is a value: did you mean auxiliary.mode: custom?" in said
     assert "line 3: unknown key telegram.tokn; did you mean telegram.token?" in refusal(load, "\ntelegram:\n  tokn: x")
 
 
@@ -588,7 +590,7 @@ FIXED = {
     "notices.waiting": True,
 }
 RANGES = {
-    "compression.threshold": (0.001, 1),
+    "compression.threshold": (0, 1),
     "compression.target_ratio": (0.10, 0.80),
     "compression.protect_last_n": (1, 1_000),
     "compression.summary_seconds": (5, 3_600),
@@ -609,7 +611,7 @@ def test_the_settings_of_compression_have_their_fixed_defaults_and_ranges(load: 
 @pytest.mark.parametrize(
     ("yaml", "complaint"),
     [
-        ("compression: {threshold: 1.5}", "compression.threshold: must be between 0.001 and 1.0 (is 1.5)"),
+        ("compression: {threshold: 1.5}", "compression.threshold: must be between 0.0 and 1.0 (is 1.5)"),
         ("compression: {target_ratio: 0.9}", "compression.target_ratio: must be between 0.1 and 0.8"),
         ("hygiene: {threshold: 0.5}", "hygiene.threshold: must be between 0.85 and 0.95 (is 0.5)"),
         ("hygiene: {hold_seconds: 121}", "hygiene.hold_seconds: must be between 0 and 120"),
@@ -619,7 +621,7 @@ def test_the_settings_of_compression_have_their_fixed_defaults_and_ranges(load: 
         ("compression: {pressure_levels: [0.5, 65]}", "compression.pressure_levels: must be shares of the window"),
         (
             "compression: {models: {'g*': {threshold: 2}}}",
-            "compression.models: g*.threshold: must be between 0.001 and",
+            "compression.models: g*.threshold: must be between 0.0 and",
         ),
         ("compression: {models: {'g*': {treshold: 1}}}", "compression.models: g*: there is no key treshold; did you"),
         ("compression: {models: {'g*': {enabled: no}}}", "compression.models: g*.enabled cannot be set for one model"),
