@@ -31,7 +31,7 @@ async def test_a_model_of_its_own_writes_summaries_over_any_protocol(world: Worl
 
 async def test_an_admin_is_told_once_that_the_model_for_summaries_writes_none(world: World) -> None:
     await world.llm.post("script", [{"model": "lab-32k", "times": -1, "error": {"kind": "401"}}])
-    await world.gateway.start(HERMES_AUXILIARY__COMPRESSION__MODEL="lab-32k")
+    await world.gateway.start(HERMES_AUXILIARY__COMPRESSION__MODEL="lab-32k", HERMES_ACCESS__ADMINS="telegram:42")
     for number in (1, 2):
         await world.converse(*TALK)
         await world.say("/compress here 1")
