@@ -17,6 +17,7 @@ from gateway.commands.table import REGISTRY
 from gateway.config import CUSTOMARY
 from gateway.config.docs import settings_markdown
 from gateway.config.fields import FIELDS, variable_name
+from hermes_state.store.writer import Store
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -133,6 +134,17 @@ def test_the_tables_of_the_database_are_documented() -> None:
     text = read("docs/storage.md")
     for table in re.findall(r"^CREATE (?:VIRTUAL )?TABLE (\w+)", schema, re.MULTILINE):
         assert f"`{table}`" in text, table
+
+
+def test_every_migration_is_documented() -> None:
+    text = read("docs/storage.md")
+    for path in ROOT.glob("hermes_state/migrations/*.sql"):
+        assert f"| `{path.name}` |" in text, path.name
+
+
+async def test_the_queries_of_the_documentation_find_a_conversation(store: Store) -> None:
+    for query in re.findall(r"```sql\n(.*?)```", read("docs/storage.md"), re.DOTALL):
+        await store.read(lambda db, query=query: db.execute(query).fetchall())
 
 
 def test_requirements_hold_what_the_project_names() -> None:
