@@ -67,6 +67,17 @@ async def test_where_the_provider_says_nothing_the_list_knows_the_family(unsized
     assert await questions(world) == asked
 
 
+async def test_a_bound_of_the_prompt_below_the_window_is_told(unsized: World) -> None:
+    world = unsized
+    await world.llm.post("config", {"tells_sizes": False})
+    await world.llm.post("models", {"gpt-5-mini": {"context": 400_000, "max_output": 128_000}})
+    await world.gateway.start(HERMES_MODEL__NAME="gpt-5-mini")
+    await world.converse("hello")
+    line = await window_line(world)
+    assert "Window: 400,000 tokens, by the built-in list" in line
+    assert line.endswith("; a prompt may take 272,000 of them")
+
+
 @pytest.mark.parametrize("status", [401, 404, 500])
 async def test_a_model_that_nobody_knows_is_taken_for_one_of_32768_tokens(unsized: World, status: int) -> None:
     world = unsized
