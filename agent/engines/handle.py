@@ -138,8 +138,6 @@ class EngineHandle:
             was_undone = state_of(session.context_state).held_at > 0
             reason, parent = "undo" if was_undone else "compression", before.key
         facts: dict[str, Any] = {"hermes_home": self.home, "platform": self.platform, "model": self.model.name}
-        if reason == "compression":
-            facts |= {"boundary_reason": reason, "old_session_id": parent}
         await self.call("on_session_start", session.key, reason=reason, parent=parent, **facts)
 
     async def _ask_threshold(self) -> None:
